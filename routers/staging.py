@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from routers.types import FlowWork, Report
+from routers.api.requests import FlowWork, Report
 
 REPORT_EVERY_S = 0.05  # what waits elsewhere is told this often at most, however short batches are
 DEMAND_HOLDS_S = 1.0  # what a gateway said of its queue holds, and while it has a batch here

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from routers.settings import DispatcherSettings, GenerationParameters, GroupSettings
+from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings
 from runtimes.types import TensorSpec
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.replica_directory import RunningReplica
 from deployments.settings.groups import POOL_GROUP
-from routers.settings import DispatcherSettings, GroupSettings
+from routers.api.settings import DispatcherSettings, GroupSettings
 
 
 @dataclass(frozen=True, slots=True)

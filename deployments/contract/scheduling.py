@@ -14,7 +14,7 @@ from deployments.contract.description import CrashTerms, Scheduling
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.scheduling import OutlierSettings
-from routers.settings import (
+from routers.api.settings import (
     AdmissionParameters,
     BucketSettings,
     CodelParameters,

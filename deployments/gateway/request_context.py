@@ -34,7 +34,7 @@ from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
 from deployments.settings.gateway import GatewaySettings
-from routers.types import Tokens
+from routers.api.requests import Tokens
 
 T = TypeVar("T")
 ENGINE_REFUSED = "engine_refused"

@@ -25,8 +25,8 @@ from typing import Any
 from deployments.contract.channel.messages import RowError
 from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
 from deployments.settings.model import ModelSettings
+from routers.api.requests import FlowWork, Report
 from routers.staging import Staged, Staging, Turn
-from routers.types import FlowWork, Report
 from runtimes.types import Batch, Prefetching, Runtime
 
 Key = tuple[str, int]

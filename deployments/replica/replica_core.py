@@ -24,8 +24,8 @@ from deployments.contract.channel.messages import (
 )
 from deployments.replica.channel_server import GatewayLink
 from deployments.replica.device import DeviceWorker, Job
+from routers.api.requests import FlowWork, Report
 from routers.staging import Staged
-from routers.types import FlowWork, Report
 
 logger = logging.getLogger("headrace.replica")
 

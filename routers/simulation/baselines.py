@@ -12,24 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from routers.settings import DispatcherSettings
-from routers.types import (
-    Abort,
-    Action,
-    Arrive,
-    Cancel,
-    Closed,
-    Dispatch,
-    Event,
-    Evict,
-    LeaseEnd,
-    Reason,
-    Reject,
-    Replica,
-    Replicas,
-    Request,
-    Snapshot,
-)
+from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
+from routers.api.events import Arrive, Cancel, Closed, Event, Replicas
+from routers.api.requests import LeaseEnd, Reason, Replica, Request
+from routers.api.settings import DispatcherSettings
+from routers.api.snapshot import Snapshot
 
 RETRY_AFTER_S = 1.0  # what a refused caller is told, whatever waits
 

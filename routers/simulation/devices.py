@@ -16,9 +16,9 @@ from math import inf
 from random import Random
 from typing import Any, Protocol
 
+from routers.api.requests import LeaseEnd, Report, Tokens
 from routers.simulation.traffic import SimLease
 from routers.staging import Staged, Staging, Turn
-from routers.types import LeaseEnd, Report, Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from routers.api.requests import Replica, ReplicaKind
+from routers.api.snapshot import Snapshot
 from routers.simulation.devices import Environment, SimBatchReplica, SimDevice
 from routers.simulation.stream_replica import SimStreamReplica
-from routers.types import Replica, ReplicaKind, Snapshot
 
 AnyReplica = SimBatchReplica | SimStreamReplica
 

@@ -16,8 +16,12 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, Protocol
 
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
+from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
+from routers.api.events import Arrive, Cancel, Closed, Event, Opened, Progress, Replicas, Tick
+from routers.api.requests import LeaseEnd, Reason, Replica, Report, Request, Tokens
+from routers.api.settings import DispatcherSettings
+from routers.api.snapshot import Snapshot
+from routers.core.dispatcher import Dispatcher
 from routers.simulation.devices import SimDevice
 from routers.simulation.running_set import (
     AnyReplica,
@@ -38,29 +42,6 @@ from routers.simulation.traffic import (
     SimOutcome,
     SimRecorder,
     SimResult,
-)
-from routers.types import (
-    Abort,
-    Action,
-    Arrive,
-    Cancel,
-    Closed,
-    Dispatch,
-    Event,
-    Evict,
-    LeaseEnd,
-    Opened,
-    Progress,
-    Reason,
-    Reject,
-    Replica,
-    Replicas,
-    Report,
-    Request,
-    Snapshot,
-    Tick,
-    Tokens,
-    WakeAt,
 )
 
 __all__ = ["Arrival", "Core", "SimDevice", "SimOutcome", "SimResult", "World", "run", "simulate"]

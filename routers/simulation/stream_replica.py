@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from routers.api.requests import LeaseEnd, Report, Tokens
 from routers.simulation.devices import EngineSequence, Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
-from routers.types import LeaseEnd, Report, Tokens
 
 _TOLD_EVERY = 16  # output tokens between two messages to a gateway, the first one apart
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from routers.types import Dispatch, Generation, Reason, Snapshot, Tokens
+from routers.api.actions import Dispatch
+from routers.api.requests import NO_TOKENS, Generation, Reason, Tokens
+from routers.api.snapshot import Snapshot
 
 
 @dataclass(slots=True)
@@ -42,9 +44,6 @@ class Arrival:
     output: int = 0
 
 
-_NO_TOKENS = Tokens()
-
-
 @dataclass(slots=True, eq=False)
 class SimOutcome:
     """How one request ended: answered, refused for a reason, or its caller left.
@@ -64,7 +63,7 @@ class SimOutcome:
     left: bool = False
     answers: int = 0
     first_at: float | None = None
-    tokens: Tokens = _NO_TOKENS
+    tokens: Tokens = NO_TOKENS
 
     @property
     def in_slo(self) -> bool:

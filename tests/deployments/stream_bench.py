@@ -20,7 +20,7 @@ from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
-from routers.types import Generation
+from routers.api.requests import Generation
 
 SHAPE = Generating(context_tokens=1000, cache_tokens=1000, max_sequences=4)
 

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
-from routers import types
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
-from routers.types import Action, Event
+from routers.api import events
+from routers.api.actions import Action
+from routers.api.events import Event
+from routers.api.settings import DispatcherSettings
+from routers.core.dispatcher import Dispatcher
 from tests.oracles.simulations import SCENARIOS
 
 FOLDER = Path(__file__).parent / "stored" / "events"
@@ -105,5 +106,5 @@ def _tagged(told: Event | Action) -> list[Any]:
 
 def _event(tagged: list[Any]) -> Event:
     name, fields = tagged
-    event: Event = msgspec.convert(fields, getattr(types, name))
+    event: Event = msgspec.convert(fields, getattr(events, name))
     return event

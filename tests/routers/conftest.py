@@ -8,28 +8,11 @@ from typing import Any
 
 import pytest
 
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
-from routers.types import (
-    Action,
-    Arrive,
-    Cancel,
-    Closed,
-    Dispatch,
-    Event,
-    Generation,
-    LeaseEnd,
-    Opened,
-    Progress,
-    Replica,
-    ReplicaKind,
-    Replicas,
-    Report,
-    Request,
-    Tick,
-    Tokens,
-    WakeAt,
-)
+from routers.api.actions import Action, Dispatch, WakeAt
+from routers.api.events import Arrive, Cancel, Closed, Event, Opened, Progress, Replicas, Tick
+from routers.api.requests import Generation, LeaseEnd, Replica, ReplicaKind, Report, Request, Tokens
+from routers.api.settings import DispatcherSettings
+from routers.core.dispatcher import Dispatcher
 
 
 @dataclass

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from routers.admission.controllers import Admission
-from routers.admission.feasibility import QueueAhead
-from routers.settings import (
+from routers.api.settings import (
     AdmissionParameters,
     CodelParameters,
     DispatcherSettings,
     LimitParameters,
     Mode,
 )
+from routers.policies.admission.controllers import Admission
+from routers.policies.admission.feasibility import QueueAhead
 
 A = (0, "a")
 SETTINGS = DispatcherSettings(bucket_edges=(64,))

@@ -2,9 +2,10 @@
 
 import pytest
 
-from routers.admission.admission_pipeline import KEPT_S, CachedRejection, RejectionCache
-from routers.settings import AdmissionParameters
-from routers.types import Reason, Reject
+from routers.api.actions import Reject
+from routers.api.requests import Reason
+from routers.api.settings import AdmissionParameters
+from routers.policies.admission.admission_pipeline import KEPT_S, CachedRejection, RejectionCache
 
 FLOW = (0, "chat")
 TOLD = CachedRejection(edge=32, left_s=0.1, expires_s=1.0, late_by_s=0.05, retry_after_s=0.2)

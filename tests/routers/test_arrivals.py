@@ -4,12 +4,12 @@ from math import inf
 
 import pytest
 
-from routers.arrivals import Arrivals
-from routers.flows import Flows
-from routers.groups import ReplicaGroups
-from routers.request_queue import RequestQueue
-from routers.settings import BucketSettings, DispatcherSettings
-from routers.types import Request
+from routers.api.requests import Request
+from routers.api.settings import BucketSettings, DispatcherSettings
+from routers.core.arrivals import Arrivals
+from routers.estimates.groups import ReplicaGroups
+from routers.state.flows import Flows
+from routers.state.request_queue import RequestQueue
 
 EDGES = (16, 64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routers.averages import DecayingRate, TimeAverage, Utilisation
+from routers.estimates.averages import DecayingRate, TimeAverage, Utilisation
 
 
 def test_steady_lumps_average_to_their_rate():

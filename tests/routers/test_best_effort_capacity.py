@@ -2,9 +2,9 @@
 
 import pytest
 
-from routers.admission.controllers import BestEffortCapacity
-from routers.admission.verdicts import Verdicts
-from routers.settings import Mode
+from routers.api.settings import Mode
+from routers.policies.admission.controllers import BestEffortCapacity
+from routers.policies.admission.verdicts import Verdicts
 
 
 def busy(room, share, until, since=0.0, batch_s=0.02):

@@ -4,8 +4,14 @@ from math import inf
 
 import pytest
 
-from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares, padding_price, total
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
+from routers.policies.edges.prices import (
+    BatchBounds,
+    BatchPrices,
+    LengthShares,
+    padding_price,
+    total,
+)
 
 BOUNDS = BatchBounds(max_size=32, max_tokens=16384, longest_s=0.045, cycle_s=0.055)
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from routers.types import Abort, Dispatch, LeaseEnd
+from routers.api.actions import Abort, Dispatch
+from routers.api.requests import LeaseEnd
 
 
 def requests_of(*actions):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from routers.groups import ReplicaGroup
-from routers.lanes import Row
-from routers.leases import LeaseTable
-from routers.placement.choice import Affinity, ReadyReplicas, finish_in_s
-from routers.replica_state import FormedBatch, ReplicaState
-from routers.settings import DispatcherSettings
-from routers.types import Replica, ReplicaKind
+from routers.api.requests import Replica, ReplicaKind
+from routers.api.settings import DispatcherSettings
+from routers.estimates.groups import ReplicaGroup
+from routers.state.affinity import Affinity
+from routers.state.lanes import Row
+from routers.state.leases import LeaseTable
+from routers.state.ready_replicas import ReadyReplicas, finish_in_s
+from routers.state.replica_state import FormedBatch, ReplicaState
 
 NOW = 10.0
 GROUP = ReplicaGroup("", 0, DispatcherSettings((16,)))

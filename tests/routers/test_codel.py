@@ -1,7 +1,7 @@
 """Which queues stand, and what is shed of them."""
 
-from routers.admission.controllers import Codel
-from routers.settings import CodelParameters, Mode
+from routers.api.settings import CodelParameters, Mode
+from routers.policies.admission.controllers import Codel
 
 A, B = (0, "a"), (0, "b")
 ENFORCE = CodelParameters(Mode.ENFORCE, target_s=0.02, interval_s=0.5)

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from routers.cost.fit import CostFit, features
+from routers.estimates.cost.fit import CostFit, features
 
 
 def seconds(rows, width):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from routers.cost.model import Coefficients, CostModel, TypicalBatches
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
+from routers.estimates.cost.model import Coefficients, CostModel, TypicalBatches
 
 
 @pytest.mark.parametrize(("edge", "rows"), [(16, 16), (512, 8), (8192, 1), (100_000, 1), (0, 16)])

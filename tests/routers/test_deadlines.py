@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from routers.deadlines import Timers, Turnaround, has_place, is_over, is_refused, next_moment
-from routers.flows import Flow, Flows
-from routers.lanes import Row, TrackedRequest
-from routers.request_queue import RequestQueue
-from routers.settings import AdmissionParameters, DispatcherSettings
-from routers.tenant_shares import TenantShare
-from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
+from routers.api.actions import Abort, Dispatch, Evict, Reject
+from routers.api.requests import LeaseEnd, Reason, Request
+from routers.api.settings import AdmissionParameters, DispatcherSettings
+from routers.estimates.turnaround import Turnaround
+from routers.policies.admission.lateness import has_place, is_over, is_refused, next_moment
+from routers.state.flows import Flow, Flows
+from routers.state.lanes import Row, TrackedRequest
+from routers.state.request_queue import RequestQueue
+from routers.state.tenant_shares import TenantShare
+from routers.state.timers import Timers
 
 
 def requests_of(*actions):

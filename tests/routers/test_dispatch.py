@@ -2,18 +2,10 @@
 
 import pytest
 
-from routers.settings import DispatcherSettings
-from routers.types import (
-    Arrive,
-    Closed,
-    Dispatch,
-    LeaseEnd,
-    Opened,
-    Report,
-    Request,
-    Tick,
-    WakeAt,
-)
+from routers.api.actions import Dispatch, WakeAt
+from routers.api.events import Arrive, Closed, Opened, Tick
+from routers.api.requests import LeaseEnd, Report, Request
+from routers.api.settings import DispatcherSettings
 
 
 def requests_of(*actions):

@@ -13,8 +13,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from routers.dispatcher import Dispatcher
-from routers.settings import (
+from routers.api.actions import Abort, Dispatch, Evict, Reject, WakeAt
+from routers.api.events import Arrive, Cancel, Closed, Heard, Opened, Progress, Replicas, Tick
+from routers.api.requests import (
+    Generation,
+    LeaseEnd,
+    Reason,
+    Replica,
+    ReplicaKind,
+    Report,
+    Request,
+    Tokens,
+)
+from routers.api.settings import (
     AdmissionParameters,
     CodelParameters,
     DispatcherSettings,
@@ -25,29 +36,7 @@ from routers.settings import (
     Mode,
     SilenceParameters,
 )
-from routers.types import (
-    Abort,
-    Arrive,
-    Cancel,
-    Closed,
-    Dispatch,
-    Evict,
-    Generation,
-    Heard,
-    LeaseEnd,
-    Opened,
-    Progress,
-    Reason,
-    Reject,
-    Replica,
-    ReplicaKind,
-    Replicas,
-    Report,
-    Request,
-    Tick,
-    Tokens,
-    WakeAt,
-)
+from routers.core.dispatcher import Dispatcher
 
 pytestmark = pytest.mark.slow
 

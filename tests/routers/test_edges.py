@@ -9,9 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.buckets.edges import EdgeSolver, LengthHistogram, cheapest, lattice, least_seconds
-from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares, padding_price, total
-from routers.settings import BucketSettings, DispatcherSettings
+from routers.api.settings import BucketSettings, DispatcherSettings
+from routers.policies.edges.edges import (
+    EdgeSolver,
+    LengthHistogram,
+    cheapest,
+    lattice,
+    least_seconds,
+)
+from routers.policies.edges.prices import (
+    BatchBounds,
+    BatchPrices,
+    LengthShares,
+    padding_price,
+    total,
+)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 7, 63, 64])

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from routers.settings import GenerationParameters
-from routers.streams.engine_speed import EngineSpeed, LineFit
+from routers.api.settings import GenerationParameters
+from routers.estimates.engine_speed import EngineSpeed, LineFit
 
 PROFILE = (*tuple((n, n, 0.01 + 0.001 * n) for n in (1, 8, 64)), (1, 2048, 0.2048))
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from routers.admission.feasibility import PROBE_S, Feasibility, Forecast, ForecastError, QueueAhead
-from routers.admission.verdicts import Verdicts
-from routers.settings import Mode
+from routers.api.settings import Mode
+from routers.policies.admission.feasibility import PROBE_S, Feasibility, ForecastError, QueueAhead
+from routers.policies.admission.verdicts import Verdicts
+from routers.state.forecast import Forecast
 
 SLACK_S = 0.08
 

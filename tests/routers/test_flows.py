@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.flows import Flow, Flows, Mark, TagOrder
-from routers.types import Report
+from routers.api.requests import Report
+from routers.state.flows import Flow, Flows
+from routers.state.tag_order import Mark, TagOrder
 
 
 def waits(flows: Flows, flow: Flow, now: float = 0.0) -> Flow:

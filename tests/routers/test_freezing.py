@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from routers.settings import BucketSettings
+from routers.api.settings import BucketSettings
 
 BUCKETS = BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0, half_life_s=100.0)
 

@@ -8,19 +8,10 @@ from typing import Any
 
 import pytest
 
-from routers.errors import BadRequestEvent
-from routers.settings import GenerationParameters
-from routers.types import (
-    Abort,
-    Action,
-    Dispatch,
-    Evict,
-    Generation,
-    LeaseEnd,
-    Reason,
-    Reject,
-    Tokens,
-)
+from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
+from routers.api.errors import BadRequestEvent
+from routers.api.requests import Generation, LeaseEnd, Reason, Tokens
+from routers.api.settings import GenerationParameters
 from tests.routers.conftest import Driver
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)

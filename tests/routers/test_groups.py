@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from routers.errors import BadSettings
-from routers.groups import ReplicaGroups
-from routers.settings import DispatcherSettings, GenerationParameters, GroupSettings, validate
-from routers.types import Dispatch, LeaseEnd, Replica, ReplicaKind, Replicas
+from routers.api.actions import Dispatch
+from routers.api.errors import BadSettings
+from routers.api.events import Replicas
+from routers.api.requests import LeaseEnd, Replica, ReplicaKind
+from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings, validate
+from routers.estimates.groups import ReplicaGroups
 
 EDGES = (32, 128, 512)
 

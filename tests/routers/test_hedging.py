@@ -2,8 +2,10 @@
 
 import pytest
 
-from routers.settings import HedgeParameters
-from routers.types import Abort, Dispatch, Evict, LeaseEnd, Opened, Reason
+from routers.api.actions import Abort, Dispatch, Evict
+from routers.api.events import Opened
+from routers.api.requests import LeaseEnd, Reason
+from routers.api.settings import HedgeParameters
 
 
 def sent(actions):

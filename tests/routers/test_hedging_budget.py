@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from routers.placement.hedging import Budget, RatioHistogram
+from routers.estimates.ratio_histogram import RatioHistogram
+from routers.state.budget import Budget
 
 
 def earned(batches, share=0.05, cost_s=0.01):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.flows import Flow
-from routers.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
-from routers.types import Request
+from routers.api.requests import Request
+from routers.state.flows import Flow
+from routers.state.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
 
 FLOW = Flow("a", 0)
 

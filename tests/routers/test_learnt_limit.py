@@ -2,8 +2,8 @@
 
 import pytest
 
-from routers.admission.controllers import LearntLimit
-from routers.settings import LimitParameters, Mode
+from routers.api.settings import LimitParameters, Mode
+from routers.policies.admission.controllers import LearntLimit
 
 A, B = (0, "a"), (0, "b")
 ENFORCE = LimitParameters(Mode.ENFORCE, least=16, most=1000)

@@ -4,8 +4,8 @@ from math import inf, isfinite, nan
 
 import pytest
 
-from routers.lease_completion import believable
-from routers.types import Report
+from routers.api.requests import Report
+from routers.core.lease_completion import believable
 
 
 def test_what_is_possible_is_believed_as_it_is():

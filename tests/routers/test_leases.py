@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from routers.errors import BadRequestEvent, BadSettings
-from routers.settings import DispatcherSettings
-from routers.types import Close, Dispatch, Evict, LeaseEnd, Progress, Reason, Reject
+from routers.api.actions import Dispatch, Evict, Reject
+from routers.api.errors import BadRequestEvent, BadSettings
+from routers.api.events import Close, Progress
+from routers.api.requests import LeaseEnd, Reason
+from routers.api.settings import DispatcherSettings
 
 
 def requests_of(*actions):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from routers.settings import AdmissionParameters, Mode
-from routers.types import Reason, Reject
+from routers.api.actions import Reject
+from routers.api.requests import Reason
+from routers.api.settings import AdmissionParameters, Mode
 
 
 def asleep(start, in_s=12.0, **settings):

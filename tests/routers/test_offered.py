@@ -2,8 +2,8 @@
 
 import pytest
 
-from routers.offered import MeanWork, OfferedWork
-from routers.types import LeaseEnd, Reason
+from routers.api.requests import LeaseEnd, Reason
+from routers.state.offered import MeanWork, OfferedWork
 
 # 10 ms a batch and 10 ms a row, of any length: a full batch of 4 takes 50 ms, a row of it 12.5 ms.
 LINEAR = tuple((rows, edge, 0.01 + 0.01 * rows) for rows in (1, 2, 4) for edge in (32, 128, 512))
@@ -112,7 +112,7 @@ def test_lost_work_is_neither_served_nor_offered_twice(start):
 
 
 def test_a_generation_is_priced_at_a_full_replica(start):
-    from routers.settings import GenerationParameters
+    from routers.api.settings import GenerationParameters
 
     generation = GenerationParameters(output_tokens=100.0)
     driver = start(generation=generation, bucket_edges=(1000,), slo_s=10.0)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from routers.settings import HedgeParameters, OutlierParameters
-from routers.types import Dispatch, LeaseEnd
+from routers.api.actions import Dispatch
+from routers.api.requests import LeaseEnd
+from routers.api.settings import HedgeParameters, OutlierParameters
 
 IDS = ("a", "b", "c", "d")
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from routers.types import Dispatch, LeaseEnd
+from routers.api.actions import Dispatch
+from routers.api.requests import LeaseEnd
 
 
 def sent(actions):

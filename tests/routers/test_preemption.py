@@ -2,7 +2,9 @@
 
 import pytest
 
-from routers.types import Abort, Dispatch, LeaseEnd, Opened
+from routers.api.actions import Abort, Dispatch
+from routers.api.events import Opened
+from routers.api.requests import LeaseEnd
 
 
 def sent(actions):

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 
-from routers.streams.prefix_tree import PrefixTree, blocks_of
+from routers.estimates.prefix_tree import PrefixTree, blocks_of
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 0), (3, 0), (4, 1), (7, 1), (8, 2)])

@@ -2,10 +2,10 @@
 
 import pytest
 
-from routers.groups import ReplicaGroup
-from routers.replica_state import ReplicaState
-from routers.settings import DispatcherSettings
-from routers.types import Replica, Report
+from routers.api.requests import Replica, Report
+from routers.api.settings import DispatcherSettings
+from routers.estimates.groups import ReplicaGroup
+from routers.state.replica_state import ReplicaState
 
 
 def replica(*reports: Report) -> ReplicaState:

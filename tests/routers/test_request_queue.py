@@ -2,8 +2,8 @@
 
 import pytest
 
-from routers.flows import Flows
-from routers.request_queue import RequestQueue
+from routers.state.flows import Flows
+from routers.state.request_queue import RequestQueue
 
 
 class Counted(dict):

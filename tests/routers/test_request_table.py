@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from routers.lanes import Row
+from routers.state.lanes import Row
 
 
 @pytest.fixture

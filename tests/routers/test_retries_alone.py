@@ -3,7 +3,8 @@ one possible cause."""
 
 from __future__ import annotations
 
-from routers.types import Evict, LeaseEnd, Reason
+from routers.api.actions import Evict
+from routers.api.requests import LeaseEnd, Reason
 
 
 def requests_of(*leases):

@@ -1,6 +1,7 @@
 """A replica that is taken away finishes what it has, and nothing else waits for it."""
 
-from routers.types import Dispatch, LeaseEnd, Tokens
+from routers.api.actions import Dispatch
+from routers.api.requests import LeaseEnd, Tokens
 
 
 def sent(actions):
@@ -39,7 +40,7 @@ def test_what_a_victim_returns_unstarted_waits_no_longer_than_for_the_others(sta
 
 
 def test_a_stream_goes_on_to_its_end_at_a_victim(start):
-    from routers.settings import GenerationParameters
+    from routers.api.settings import GenerationParameters
 
     driver = start(generation=GenerationParameters(output_tokens=10.0), bucket_edges=(1000,))
     driver.streams("new", capacity=1000)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from routers.settings import GenerationParameters, HedgeParameters, SilenceParameters
-from routers.types import Abort, Close, Dispatch, Evict, Heard, LeaseEnd, Opened, Reason, Replicas
+from routers.api.actions import Abort, Dispatch, Evict
+from routers.api.events import Close, Heard, Opened, Replicas
+from routers.api.requests import LeaseEnd, Reason
+from routers.api.settings import GenerationParameters, HedgeParameters, SilenceParameters
 
 TAKES_S = 0.01
 OFF = HedgeParameters("off", budget=0.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from routers.settings import HedgeParameters
-from routers.suspects import MOST_RUNS
-from routers.types import Dispatch, Evict, LeaseEnd, Reason
+from routers.api.actions import Dispatch, Evict
+from routers.api.requests import LeaseEnd, Reason
+from routers.api.settings import HedgeParameters
+from routers.policies.suspects import MOST_RUNS
 
 HOLD_S = 20.0
 

@@ -5,8 +5,10 @@ import random
 
 import pytest
 
-from routers.settings import AdmissionParameters
-from routers.types import Arrive, Dispatch, Evict, Reason, Reject, Request
+from routers.api.actions import Dispatch, Evict, Reject
+from routers.api.events import Arrive
+from routers.api.requests import Reason, Request
+from routers.api.settings import AdmissionParameters
 
 SHORT = {"max_queue_rows": 8, "max_late_rows": 8}
 IDS = itertools.count(1)

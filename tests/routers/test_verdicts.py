@@ -1,7 +1,7 @@
 """Off, observe and enforce, in the words of every shedding policy."""
 
-from routers.admission.verdicts import Verdicts
-from routers.settings import Mode
+from routers.api.settings import Mode
+from routers.policies.admission.verdicts import Verdicts
 
 
 def test_enforced_no_holds_and_is_counted():

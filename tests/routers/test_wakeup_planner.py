@@ -6,10 +6,11 @@ from math import inf
 
 import pytest
 
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, HedgeParameters
+from routers.api.actions import Action
+from routers.api.events import Event
+from routers.api.settings import DispatcherSettings, HedgeParameters
+from routers.core.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, World, run
-from routers.types import Action, Event
 
 EDGES = (32, 128)
 

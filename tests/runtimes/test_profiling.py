@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from routers.cost.model import CostModel
+from routers.estimates.cost.model import CostModel
 from runtimes.errors import LoadError, RunError
 from runtimes.profiling import measure
 from runtimes.synthetic.runtime import LIMITS, SyntheticOptions, service_s

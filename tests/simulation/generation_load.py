@@ -9,13 +9,13 @@ from math import inf
 from random import Random
 from typing import Any
 
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, GenerationParameters
+from routers.api.requests import Generation
+from routers.api.settings import DispatcherSettings, GenerationParameters
+from routers.core.dispatcher import Dispatcher
 from routers.simulation.baselines import RoundRobin
 from routers.simulation.devices import SimDevice
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimOutcome, SimRecorder
-from routers.types import Generation
 from runtimes.synthetic.engine import EngineShape
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)

@@ -15,15 +15,16 @@ from heapq import heappop, heappush, merge
 
 import pytest
 
-from routers.admission.controllers import Admission
-from routers.admission.feasibility import Forecast, QueueAhead
-from routers.settings import (
+from routers.api.settings import (
     AdmissionParameters,
     CodelParameters,
     DispatcherSettings,
     LimitParameters,
     Mode,
 )
+from routers.policies.admission.controllers import Admission
+from routers.policies.admission.feasibility import QueueAhead
+from routers.state.forecast import Forecast
 
 CAPACITY = 1322
 SLO_S, TIMEOUT_S, TURNAROUND_S, ROWS = 0.1, 1.0, 0.03, 32

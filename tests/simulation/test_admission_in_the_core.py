@@ -11,9 +11,9 @@ from heapq import merge
 
 import pytest
 
-from routers.settings import AdmissionParameters, DispatcherSettings, Mode
+from routers.api.requests import Reason
+from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.simulation.simulator import Arrival, SimDevice, simulate
-from routers.types import Reason
 
 CAPACITY = 930
 

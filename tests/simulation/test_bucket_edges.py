@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from routers.settings import BucketSettings
+from routers.api.settings import BucketSettings
 from routers.simulation.simulator import SimDevice, simulate
 from tests.simulation.benches.edges import solved
 from tests.simulation.benches.in_time import Traffic, in_time, service_s, settings_of

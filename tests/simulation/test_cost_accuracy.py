@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from routers.cost.model import CostModel
+from routers.estimates.cost.model import CostModel
 
 NOISE = 0.1
 

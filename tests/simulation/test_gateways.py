@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 
 SETTINGS = DispatcherSettings(bucket_edges=(32,), max_size=16, slo_s=0.2)

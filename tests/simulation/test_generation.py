@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from routers.types import Reason
+from routers.api.requests import Reason
 from tests.simulation.generation_load import ENGINE, Kind, engines, jain, play, weighted
 
 CHAT = Kind("chat", 18, (30, 300), (20, 200), slo_s=1.0)

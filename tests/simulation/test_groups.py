@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from routers.settings import DispatcherSettings, GroupSettings
+from routers.api.settings import DispatcherSettings, GroupSettings
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 
 EDGES = (32, 128, 512)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from routers.settings import DispatcherSettings
+from routers.api.requests import Reason
+from routers.api.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, simulate
-from routers.types import Reason
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=32)
 

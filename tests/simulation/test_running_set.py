@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 from routers.simulation.running_set import Drain, Expect, Join, Kill
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, World, run
 from routers.simulation.traffic import SimRecorder

@@ -8,11 +8,13 @@ from math import inf
 
 import pytest
 
-from routers.settings import DispatcherSettings
+from routers.api.actions import Dispatch, WakeAt
+from routers.api.events import Arrive, Opened, Tick
+from routers.api.requests import Reason
+from routers.api.settings import DispatcherSettings
 from routers.simulation.baselines import Fifo
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, World, run, simulate
 from routers.simulation.traffic import SimRecorder
-from routers.types import Arrive, Dispatch, Opened, Reason, Tick, WakeAt
 from runtimes.synthetic.engine import EngineShape
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=8)

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from deployments.contract.channel.frames import HEAD, Buffer
-from routers.types import FlowWork
+from routers.api.requests import FlowWork
 from runtimes.datatypes import DTYPES
 from runtimes.types import Batch, EngineLoad, Ragged
 

@@ -18,8 +18,8 @@ from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import BadRequest, ContextTooLong, TooManyTokens
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.queues.pending_requests import Prompt
-from routers.streams.prefix_tree import blocks_of
-from routers.types import Generation
+from routers.api.requests import Generation
+from routers.estimates.prefix_tree import blocks_of
 
 _BYTES_PER_TOKEN = 4
 _SEQUENCES, _ROUNDS = 128, 4  # of one request: OpenAI's `n`, or so many times what runs at once

@@ -34,8 +34,9 @@ from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
+from routers.api.actions import Dispatch
+from routers.api.requests import FlowWork, LeaseEnd, Report
 from routers.staging import REPORT_EVERY_S
-from routers.types import Dispatch, FlowWork, LeaseEnd, Report
 from runtimes.datatypes import DTYPES
 
 

@@ -29,18 +29,10 @@ from deployments.gateway.queues.crash_records import CrashRecords, same_row
 from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
-from routers.settings import DispatcherSettings
-from routers.types import (
-    Abort,
-    Cancel,
-    Closed,
-    Dispatch,
-    LeaseEnd,
-    Opened,
-    Reason,
-    Replica,
-    Report,
-)
+from routers.api.actions import Abort, Dispatch
+from routers.api.events import Cancel, Closed, Opened
+from routers.api.requests import LeaseEnd, Reason, Replica, Report
+from routers.api.settings import DispatcherSettings
 from runtimes.types import EngineLoad
 
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy

@@ -18,29 +18,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
-from routers.cost.model import Coefficients, CostError
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
-from routers.suspects import MOST_RUNS
-from routers.types import (
-    Abort,
-    Action,
-    Arrive,
-    Cancel,
-    Close,
-    Dispatch,
-    Event,
-    Evict,
-    Heard,
-    Reason,
-    Reject,
-    Replica,
-    Replicas,
-    Request,
-    Snapshot,
-    Tick,
-    WakeAt,
-)
+from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
+from routers.api.events import Arrive, Cancel, Close, Event, Heard, Replicas, Tick
+from routers.api.requests import Reason, Replica, Request
+from routers.api.settings import DispatcherSettings
+from routers.api.snapshot import Snapshot
+from routers.core.dispatcher import Dispatcher
+from routers.estimates.cost.model import Coefficients, CostError
+from routers.policies.suspects import MOST_RUNS
 
 clock = time.monotonic
 INTERNAL_ERROR = "the request could not be answered because of an internal error"

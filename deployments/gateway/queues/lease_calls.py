@@ -23,7 +23,8 @@ from deployments.contract.channel.messages import MessageError
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd
 from deployments.gateway.queues.replica_channel import ReplicaChannel
-from routers.types import Dispatch, LeaseEnd, Report
+from routers.api.actions import Dispatch
+from routers.api.requests import LeaseEnd, Report
 
 UNREACHED_RETRY_S = 0.01  # an unstarted lease is placed again, elsewhere, after so long
 _LATE_EVERY_S = 1.0

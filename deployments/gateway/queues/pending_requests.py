@@ -18,7 +18,7 @@ from deployments.contract.channel.messages import BatchReply, Piece
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.tracing import TraceContext
-from routers.types import Generation, LeaseEnd, Request, Tokens
+from routers.api.requests import Generation, LeaseEnd, Request, Tokens
 
 MOST_UNREAD_BYTES = 1 << 20
 

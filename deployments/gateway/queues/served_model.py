@@ -33,7 +33,7 @@ from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse
 from deployments.settings.groups import POOL_GROUP
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
 logger = logging.getLogger("headrace.gateway")

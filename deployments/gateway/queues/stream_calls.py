@@ -26,7 +26,8 @@ from deployments.contract.channel.messages import (
 from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, PendingStreamRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
-from routers.types import Dispatch, LeaseEnd, Report, Tokens
+from routers.api.actions import Dispatch
+from routers.api.requests import LeaseEnd, Report, Tokens
 from runtimes.types import EngineLoad
 
 logger = logging.getLogger("headrace.queue")

@@ -30,19 +30,10 @@ from deployments.gateway.queues.pending_requests import (
 )
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
-from routers.settings import DispatcherSettings
-from routers.types import (
-    Abort,
-    Cancel,
-    Closed,
-    Dispatch,
-    LeaseEnd,
-    Opened,
-    Progress,
-    Replica,
-    ReplicaKind,
-    Report,
-)
+from routers.api.actions import Abort, Dispatch
+from routers.api.events import Cancel, Closed, Opened, Progress
+from routers.api.requests import LeaseEnd, Replica, ReplicaKind, Report
+from routers.api.settings import DispatcherSettings
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why

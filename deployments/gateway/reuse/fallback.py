@@ -22,7 +22,7 @@ from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.rollout.trial import Submitted, Trial
 from deployments.gateway.rows.types import Rows
 from deployments.gateway.tenancy.tenants import Tenant
-from routers.types import Reason
+from routers.api.requests import Reason
 from runtimes.types import TensorSpec
 
 _TURNED_AWAY = frozenset(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from deployments.contract import errors
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.rows.types import RowAnswer
-from routers.types import Reason
+from routers.api.requests import Reason
 
 Answers = tuple[RowAnswer, ...]
 clock = time.monotonic

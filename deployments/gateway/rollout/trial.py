@@ -21,7 +21,7 @@ from deployments.contract.rollout.observations import (
 )
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.served_model import ServedModel
-from routers.types import Reason
+from routers.api.requests import Reason
 
 _FAULT = 500  # statuses from here on are the server's own
 _NOBODYS = (errors.CallerLeft, errors.ReaderTooSlow, errors.Unauthorized)

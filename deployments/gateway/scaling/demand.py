@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autoscaling.types import DemandReading
 from deployments.contract.scaling.messages import GroupLoad, ModelLoad
-from routers.types import GroupSnapshot, Snapshot
+from routers.api.snapshot import GroupSnapshot, Snapshot
 
 _HALF = 0.5  # of the slack that the SLO leaves: a backlog that takes longer is told of at once
 _LEAST_SLACK = 0.1  # of the SLO

@@ -19,8 +19,8 @@ from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.reuse.answer_reuse import ReuseLevels
 from deployments.gateway.telemetry.key_uses import KeyLabels, KeyUse
-from routers.cost.model import Coefficients, CostError
-from routers.types import Snapshot
+from routers.api.snapshot import Snapshot
+from routers.estimates.cost.model import Coefficients, CostError
 from runtimes.types import EngineLoad
 
 _NO_ERROR = CostError(0.0, 0.0, 0)

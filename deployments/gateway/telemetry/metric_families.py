@@ -20,7 +20,7 @@ from deployments.gateway.telemetry.histograms import HistogramTable
 from deployments.gateway.telemetry.label_names import OTHER
 from deployments.gateway.telemetry.levels import GatewayLevels
 from deployments.gateway.telemetry.sample_tables import Recorded
-from routers.types import FlowSnapshot
+from routers.api.snapshot import FlowSnapshot
 
 T = TypeVar("T")
 Items = Iterable[tuple[tuple[str, ...], T]]  # each with its label values

@@ -18,8 +18,8 @@ from operator import attrgetter
 from deployments.contract import errors
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.key import RateSettings
-from routers.admission.rate_limit import Rate
-from routers.admission.rate_share import RateShare, RateUse
+from routers.policies.admission.rate_limit import Rate
+from routers.policies.admission.rate_share import RateShare, RateUse
 
 RateReport = dict[str, list[float]]
 """By tenant, or key that has rates: requests asked for a second, requests passed, tokens asked for

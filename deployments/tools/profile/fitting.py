@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from deployments.tools.profile.sweep import TimedBatch, TimedRun
-from routers.buckets.edges import lattice, least_padding, least_seconds
-from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares
-from routers.cost.model import Coefficients, CostError, CostModel
-from routers.cost.residuals import at_quantile
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
+from routers.estimates.cost.model import Coefficients, CostError, CostModel
+from routers.estimates.cost.residuals import at_quantile
+from routers.policies.edges.edges import lattice, least_padding, least_seconds
+from routers.policies.edges.prices import BatchBounds, BatchPrices, LengthShares
 
 GAIN = 0.05
 

@@ -35,7 +35,7 @@ from deployments.tools.profile.sweep import (
     rounds,
     shape_grid,
 )
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 from runtimes import peaks, warmup
 from runtimes.errors import RuntimeFault
 from runtimes.types import Runtime, RuntimeSettings

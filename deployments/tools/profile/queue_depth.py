@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from routers.cost.residuals import at_quantile
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
+from routers.estimates.cost.residuals import at_quantile
 from routers.simulation.simulator import Arrival, SimDevice, SimOutcome, World, run
 from routers.simulation.traffic import SimLease
 

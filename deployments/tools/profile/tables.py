@@ -13,7 +13,7 @@ from deployments.tools.profile.findings import Findings
 from deployments.tools.profile.fitting import Knee
 from deployments.tools.profile.sweep import TimedRun
 from loadtests.results.report_table import Cell, Table
-from routers.cost.model import CostError
+from routers.estimates.cost.model import CostError
 
 MIB = 1 << 20
 _STAGES = ("pad_s", "copy_in_s", "run_s", "copy_out_s", "post_s")

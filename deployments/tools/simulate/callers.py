@@ -18,8 +18,8 @@ from deployments.settings.key import RateSettings
 from deployments.tools.simulate.sim_setup import SimSetup
 from loadtests.results.summary import Ending, MeasuredBatch, Summary
 from loadtests.traffic.plan import Planned, TrafficPlan
+from routers.api.requests import Reason
 from routers.simulation.traffic import Arrival, SimLease, SimOutcome
-from routers.types import Reason
 
 _CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
 _REFUSED = {Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED}

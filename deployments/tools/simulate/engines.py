@@ -17,8 +17,8 @@ from deployments.settings.model import ModelSettings
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import EnginePart
-from routers.settings import GenerationParameters
-from routers.types import Generation
+from routers.api.requests import Generation
+from routers.api.settings import GenerationParameters
 from runtimes.synthetic.engine import EngineShape
 
 _SESSION_SHARE = 0.5  # of a prompt, what its session's earlier ones have in common with it

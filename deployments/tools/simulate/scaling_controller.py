@@ -20,8 +20,8 @@ from deployments.gateway.scaling.demand import model_load
 from deployments.tools.simulate.fleet import Fleet
 from deployments.tools.simulate.scaling_record import ScalingRecord
 from deployments.tools.simulate.sim_pool import SimPool
+from routers.api.snapshot import Snapshot
 from routers.simulation.running_set import Expect, Kill, Order
-from routers.types import Snapshot
 
 SAVES_EVERY_S = 10.0
 _UNKNOWN = GroupReading()

@@ -24,7 +24,7 @@ from deployments.tools.simulate.engines import Prompts, description_of, engine_o
 from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
 from loadtests.results.fairness import TenantShare
 from loadtests.traffic.scenario import Scenario
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 from runtimes import options
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure

@@ -25,11 +25,11 @@ from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
+from routers.api.snapshot import Snapshot
+from routers.core.dispatcher import Dispatcher
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
-from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."
 _COUNTS = (

@@ -11,7 +11,7 @@ import pytest
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.contract.scheduling import scheduling
 from deployments.settings.model import ModelSettings
-from routers.settings import DispatcherSettings, Mode, validate
+from routers.api.settings import DispatcherSettings, Mode, validate
 
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {

@@ -21,7 +21,7 @@ from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.core_loop import Demand, refusal
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
-from routers.types import Reason
+from routers.api.requests import Reason
 
 SMALL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}
 FULL = {**SMALL, "batch": {"max_size": 1}, "queue": {"max_rows": 1, "max_late_rows": 1}}

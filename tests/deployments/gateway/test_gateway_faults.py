@@ -19,7 +19,7 @@ from in_process import Answer, Stand, ask, standing
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import Column, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
-from routers.suspects import MOST_RUNS
+from routers.policies.suspects import MOST_RUNS
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import TensorSpec
 

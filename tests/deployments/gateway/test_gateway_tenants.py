@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
-from routers.types import Request
+from routers.api.requests import Request
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}
 INFER = "/v2/models/device/infer"

@@ -29,11 +29,12 @@ from math import log
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import poisson_times
-from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
+from routers.api.actions import Action, Reject
+from routers.api.events import Event
+from routers.api.settings import DispatcherSettings
+from routers.core.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, World
 from routers.simulation.simulator import run as simulate
-from routers.types import Action, Event, Reject
 from tests.simulation.benches.in_time import Tallied, service_s
 from tests.simulation.benches.lengths import MIX, mix
 

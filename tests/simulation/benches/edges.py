@@ -17,8 +17,8 @@ from statistics import mean, median
 
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most, number
-from routers.buckets.edges import EdgeSolver
-from routers.settings import BucketSettings
+from routers.api.settings import BucketSettings
+from routers.policies.edges.edges import EdgeSolver
 from tests.simulation.benches.in_time import (
     FIFO,
     InTime,

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 from routers.simulation.devices import Drag
 from routers.simulation.simulator import SimDevice, World
 from routers.simulation.simulator import run as simulate

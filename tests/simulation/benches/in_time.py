@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from loadtests.traffic.workload import poisson_times
-from routers.dispatcher import Dispatcher
-from routers.settings import BucketSettings, DispatcherSettings
+from routers.api.settings import BucketSettings, DispatcherSettings
+from routers.core.dispatcher import Dispatcher
 from routers.simulation.baselines import Fifo
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome

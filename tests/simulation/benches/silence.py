@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import mean
 
-from routers.settings import DispatcherSettings, HedgeParameters, SilenceParameters
+from routers.api.settings import DispatcherSettings, HedgeParameters, SilenceParameters
+from routers.api.snapshot import Snapshot
 from routers.simulation.devices import Drag, Slow
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome
-from routers.types import Snapshot
 from tests.simulation.benches.stragglers import HEALTHY, arrivals, service_s
 from tests.simulation.generation_load import ENGINE, Kind, engines
 from tests.simulation.generation_load import settings as generating

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import mean
 
-from routers.settings import DispatcherSettings, HedgeParameters, OutlierParameters
+from routers.api.settings import DispatcherSettings, HedgeParameters, OutlierParameters
+from routers.api.snapshot import Snapshot
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome
-from routers.types import Snapshot
 
 REPLICAS = 8
 WARM_UP_S = 2.0

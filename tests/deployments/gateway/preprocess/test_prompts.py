@@ -13,7 +13,7 @@ from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import ContextTooLong
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.preprocess.prompts import prompt_of, pseudo_ids
-from routers.types import Generation
+from routers.api.requests import Generation
 
 Describe = Callable[..., ModelDescription]
 CALL = GenerationCall("completions", "m", b"{}", True, None, [[1]], 1, 8)

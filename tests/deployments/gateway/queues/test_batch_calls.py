@@ -11,8 +11,8 @@ from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply, RowError, from_ragged, to_batch
 from deployments.gateway.queues.batch_calls import PeerDemand, build_call, deliver_rows
 from deployments.gateway.rows.types import RowColumn, Rows
+from routers.api.actions import Dispatch
 from routers.staging import REPORT_EVERY_S
-from routers.types import Dispatch
 from runtimes.types import Batch, Ragged
 
 SOME, OTHER = ((0, "x", 1.0),), ((0, "x", 2.0),)

@@ -17,8 +17,10 @@ from deployments.gateway.queues.batch_queue import BatchQueue, LeaseCopies, Pend
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.rows.types import RowColumn, Rows
-from routers.settings import DispatcherSettings
-from routers.types import Abort, Action, Arrive, Cancel, Closed, Dispatch, Event, LeaseEnd, Opened
+from routers.api.actions import Abort, Action, Dispatch
+from routers.api.events import Arrive, Cancel, Closed, Event, Opened
+from routers.api.requests import LeaseEnd
+from routers.api.settings import DispatcherSettings
 
 BOTH = ((1, 0), (1, 1))
 STUMBLED = (RowError(0, False, "stumbled"),)

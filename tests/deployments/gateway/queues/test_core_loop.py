@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.gateway.queues.core_loop import refusal
-from routers.types import Reason
+from routers.api.requests import Reason
 
 STATUSES = {
     Reason.QUEUE_FULL: 503,

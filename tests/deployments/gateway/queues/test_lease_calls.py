@@ -22,7 +22,8 @@ from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.lease_calls import UNREACHED_RETRY_S
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.rows.types import RowColumn, Rows
-from routers.types import Dispatch, LeaseEnd, Report, Request
+from routers.api.actions import Dispatch
+from routers.api.requests import LeaseEnd, Report, Request
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
 WAITING = ((0, "t", 1.0),)

@@ -20,9 +20,9 @@ from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import CoreLoop, Demand, VersionTerms, clock
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.rows.types import RowColumn, Rows
-from routers.settings import DispatcherSettings
-from routers.suspension import suspend
-from routers.types import Action
+from routers.api.actions import Action
+from routers.api.settings import DispatcherSettings
+from routers.core.suspension import suspend
 
 Describe = Callable[..., ModelDescription]
 STUMBLED = (RowError(0, False, "stumbled"),)

@@ -20,7 +20,7 @@ from deployments.gateway.queues.pending_requests import (
     BatchEnd,
     PendingStreamRequest,
 )
-from routers.types import Tokens
+from routers.api.requests import Tokens
 
 Describe = Callable[..., ModelDescription]
 

@@ -18,7 +18,7 @@ from deployments.gateway.queues.core_loop import VersionTerms, refusal
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.reuse.single_flight import Follower, SingleFlight
 from deployments.gateway.rows.types import RowAnswer, Rows
-from routers.types import Reason, Request
+from routers.api.requests import Reason, Request
 
 KEY = ("tenant", b"key")
 FAR_S = 60.0

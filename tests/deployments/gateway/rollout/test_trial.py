@@ -13,7 +13,7 @@ from deployments.contract.rollout.observations import Observations, VersionObser
 from deployments.gateway.queues.core_loop import Demand, refusal
 from deployments.gateway.rollout import trial as module
 from deployments.gateway.rollout.trial import Trial
-from routers.types import Reason
+from routers.api.requests import Reason
 
 LOST = errors.ReplicaLost("it was lost", reason="lost")
 BAD = errors.BadRequest("bad")

@@ -5,8 +5,7 @@ import pytest
 from autoscaling.types import DemandReading
 from deployments.contract.scaling.messages import GroupLoad
 from deployments.gateway.scaling.demand import crossing_s, model_load
-from routers.offered import OfferedSnapshot
-from routers.types import GroupSnapshot, Snapshot
+from routers.api.snapshot import GroupSnapshot, OfferedSnapshot, Snapshot
 
 
 def a_group(name: str = "", running: int = 2, speed: float = 1.0) -> GroupSnapshot:

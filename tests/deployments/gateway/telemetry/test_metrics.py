@@ -28,8 +28,14 @@ from deployments.gateway.telemetry.sample_tables import (
     RequestLabels,
     RequestTimes,
 )
-from routers.cost.model import Coefficients, CostError
-from routers.types import ControllerSnapshot, FlowSnapshot, GroupSnapshot, ReplicaSnapshot, Snapshot
+from routers.api.snapshot import (
+    ControllerSnapshot,
+    FlowSnapshot,
+    GroupSnapshot,
+    ReplicaSnapshot,
+    Snapshot,
+)
+from routers.estimates.cost.model import Coefficients, CostError
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
 BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005, 0.002)

@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels, model_status
 from deployments.gateway.telemetry.metrics import GatewayMetrics
-from routers.offered import OfferedSnapshot
-from routers.types import GroupSnapshot, Snapshot
+from routers.api.snapshot import GroupSnapshot, OfferedSnapshot, Snapshot
 
 CORE = Snapshot(
     0, 0, 0, 0.0, 0, 0, 0, (), 0.0, (),

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from deployments.tools.profile.queue_depth import Service, depth
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 
 # One batch of at most four rows takes 10 ms, whatever is in it.
 CORE = DispatcherSettings((64,), max_size=4, slo_s=1.0, profile=((1, 64, 0.01), (4, 64, 0.01)))

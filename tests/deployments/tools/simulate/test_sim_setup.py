@@ -12,8 +12,8 @@ from deployments.tools.simulate.devices import devices
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
+from routers.api.requests import Reason
 from routers.simulation.simulator import SimOutcome
-from routers.types import Reason
 
 SETTINGS = {
     "models": {

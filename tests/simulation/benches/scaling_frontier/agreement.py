@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from routers.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from tests.simulation.benches.in_time import Tallied
 from tests.simulation.benches.scaling_frontier.load import MOST_COST_S, SLO_S, Load, flat

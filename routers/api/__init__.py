@@ -1,0 +1,1 @@
+"""The core's vocabulary: events in, actions out, settings, snapshot."""

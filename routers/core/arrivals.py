@@ -1,0 +1,200 @@
+"""Arriving requests: their rows, their buckets, and how often they come.
+
+It makes of a request what the core keeps of it: each row in the bucket that its length belongs to
+now, and a latest start by what the longest row's bucket usually takes. It also watches what comes.
+Edges for arrivals follow the lengths, whatever becomes of their requests; what waits stays in its
+bucket. The mean gap between arrivals of a bucket tells whether more will come. What was asked for
+is counted whether or not it may wait, which is `admission`'s question.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import inf
+
+from routers.api.requests import Generation, Reason, Request
+from routers.api.settings import DispatcherSettings
+from routers.estimates.batch_size import Gaps
+from routers.estimates.generations import Generations
+from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.policies.edges.edges import EdgeSolver
+from routers.state.flows import Flow
+from routers.state.lanes import Row, TrackedRequest
+from routers.state.offered import OfferedWork
+from routers.state.request_queue import RequestQueue
+
+
+class Arrivals:
+    """`gaps`: between arrivals, by edge. `offered`: what was asked for. The one who moves
+    the edges of `waiting` unasked."""
+
+    def __init__(
+        self, settings: DispatcherSettings, waiting: RequestQueue, groups: ReplicaGroups
+    ) -> None:
+        self.edges = EdgeSolver(settings)
+        self.gaps: dict[int, Gaps] = {}
+        self._settings = settings
+        self._waiting = waiting
+        self._groups = groups
+        self.offered = OfferedWork()
+        self._rows_seen = 0
+        self.generations: Generations | None = None
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under these settings; what was seen is kept as far as edges stay."""
+        self._settings = settings
+        self.edges.adopt(settings)
+
+    def follow(self, lengths: tuple[int, ...], now: float) -> None:
+        """Count the lengths; move the edges where that is due and pays, by the costs of the group
+        that does most of the work."""
+        solver, waiting = self.edges, self._waiting
+        if not solver.watches:
+            return
+        longest = waiting.edges[-1]
+        for length in lengths:
+            if length <= longest:
+                solver.observe(length, now)
+        if solver.due(now):
+            groups, main = self._groups, self._groups.main
+            edges = solver.solve(
+                waiting.edges, main.cost.predict, now, groups.capacity / main.speed
+            )
+            if edges is not None:
+                waiting.edges = edges
+                groups.keep(edges)
+
+    def track(self, request: Request, now: float) -> TrackedRequest:
+        """The request as the core will keep it; its rows are made once it may wait."""
+        if request.generation is not None and self.generations is not None:
+            return self._generating(request, request.generation, self.generations, now)
+        lengths = request.lengths
+        edge = longest_edge = self._edge(lengths[0])
+        cost_s = self._cost_s(lengths[0], edge)
+        for length in lengths[1:]:
+            row_edge = self._edge(length)
+            longest_edge = max(longest_edge, row_edge)
+            cost_s += self._cost_s(length, row_edge)
+        due = min(request.deadline, request.expires)
+        alone = self._groups.alone
+        if alone is None:
+            latest = self._groups.latest_start(longest_edge, now, due)
+        else:
+            latest = alone.latest_start(longest_edge, now, due)
+        return TrackedRequest(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
+
+    # -- what is asked for
+
+    def offers(self, request: Request, tracked: TrackedRequest) -> None:
+        """As far as bounds go it may wait."""
+        work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
+        tracked.work_s = work_s
+        if request.is_first and not request.avoid:
+            self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
+
+    def turned_away(self, request: Request, reason: Reason) -> None:
+        """It was refused before anything was made of it. Of most such refusals no further replica
+        would have made a difference: then it was no demand."""
+        is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL
+        if not is_demand or not request.is_first or request.avoid:
+            return
+        if request.generation is not None:
+            self.turned_away_unread(request.tenant, request.priority)
+            return
+        flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
+        asks = None if flow is None else flow.asks
+        self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
+
+    def turned_away_unread(self, tenant: str, priority: int) -> None:
+        """It was refused by its headers alone, for want of replicas."""
+        flow = self._waiting.flows.by_key.get((priority, tenant))
+        self.offered.add_unread(None if flow is None else flow.asks)
+
+    def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
+        """It was asked for here, and others who stand in have answered it."""
+        flow, before_s = self._waiting.flows.by_key.get((priority, tenant)), self.offered.work_s
+        asks = None if flow is None else flow.asks
+        if lengths:
+            longest = self._waiting.edges[-1]
+            within = tuple([min(length, longest) for length in lengths])
+            self.offered.add(self._work_s(within), within[0], asks)
+        else:
+            self.offered.add_unread(asks)
+        self.offered.served_s += self.offered.work_s - before_s
+
+    def _work_s(self, lengths: tuple[int, ...]) -> float:
+        """Each row's part of a full batch."""
+        edges, sizes = self._waiting.edges, self._groups.reference.sizes
+        work_s, pads = 0.0, self._settings.pads
+        for length in lengths:
+            edge = edges[bisect_left(edges, length)]
+            row_s = sizes.planned(edge).row_s
+            work_s += row_s if pads else row_s * length / edge
+        return work_s
+
+    def _generating(
+        self, request: Request, generation: Generation, generations: Generations, now: float
+    ) -> TrackedRequest:
+        """Its bucket is that of all its tokens in the end, so that short generations are told from
+        long ones; its latest start leaves time to read what is not cached."""
+        plan = generations.plan(request, generation)
+        longest = self._waiting.edges[-1]
+        edge = self._edge(min(plan.size, longest))
+        reads = self._edge(max(1, plan.prompt - plan.cached))
+        due = min(request.deadline, request.expires)
+        latest = self._groups.latest_start(reads, now, due)
+        cost_s, flow = generations.cost_s(plan), self._flow(request)
+        tracked = TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
+        tracked.plan = plan
+        return tracked
+
+    def first_token(self, group: ReplicaGroup, read: float, seconds: float) -> None:
+        """It came so long after its lease was sent, which had so many tokens to be read."""
+        edge = self._edge(min(max(1, int(read)), self._waiting.edges[-1]))
+        group.turnaround.observe(edge, seconds)
+
+    def _flow(self, request: Request) -> Flow:
+        priority, priorities = request.priority, self._settings.priorities
+        if not 0 <= priority < priorities:
+            priority = 0 if priority < 0 else priorities - 1
+        return self._waiting.flows.of(request.tenant, priority, request.weight)
+
+    def add_rows(self, tracked: TrackedRequest) -> None:
+        """It may wait."""
+        request = tracked.request
+        lengths = request.lengths
+        if len(lengths) == 1:
+            self._rows_seen += 1
+            row = Row(tracked, 0, lengths[0], self._rows_seen, tracked.edge, tracked.cost_s)
+            tracked.rows = (row,)
+        else:
+            tracked.rows = tuple([self._row(tracked, i, each) for i, each in enumerate(lengths)])
+        if request.avoid or request.suspect:
+            for row in tracked.rows:
+                row.retried, row.avoid = True, request.avoid
+
+    def note(self, edge: int, now: float) -> None:
+        """A request that may wait has come to this bucket."""
+        gap = self.gaps.get(edge)
+        if gap is None:
+            self.gaps = {e: g for e, g in self.gaps.items() if e in self._waiting.edges}
+            gap = self.gaps[edge] = Gaps()
+        gap.arrived(now)
+
+    def gap_s(self, edge: int) -> float:
+        """Mean seconds between arrivals in a bucket, inf while that is not known."""
+        gap = self.gaps.get(edge)
+        return max(1e-9, gap.mean_s) if gap is not None else inf
+
+    def _row(self, tracked: TrackedRequest, index: int, length: int) -> Row:
+        edge = self._edge(length)
+        self._rows_seen += 1
+        return Row(tracked, index, length, self._rows_seen, edge, self._cost_s(length, edge))
+
+    def _edge(self, length: int) -> int:
+        edges = self._waiting.edges
+        return edges[bisect_left(edges, length)]
+
+    def _cost_s(self, length: int, edge: int) -> float:
+        cost_s = self._groups.reference.cost.unit_s(edge)
+        return cost_s if self._settings.pads else cost_s * length / edge

@@ -1,0 +1,206 @@
+"""Which replica is sent what, now that something has changed?
+
+While rows wait and a replica is ready, the one that will finish first is offered to the batcher; a
+session's own replica is taken instead where that costs next to nothing. What was staged behind a
+running batch may be tied to a copy, what is sent while an ejected replica is due is copied there.
+Rows that wait always come before copies of those that have been sent. Whose turn it is among rows
+is `batcher`'s question, who is ready `replicas`', who is copied `speculative_copies`'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from routers.api.actions import Action, Dispatch, LoneDispatch
+from routers.core.batcher import form_batch
+from routers.core.request_table import RequestTable
+from routers.core.speculative_copies import SpeculativeCopies, row_ids
+from routers.core.stream_leases import began
+from routers.policies.silence import Silence
+from routers.policies.stream_choice import preferred as preferred_stream
+from routers.state.affinity import Affinity
+from routers.state.lanes import Row
+from routers.state.leases import abort, stream_share
+from routers.state.preemptible import preemptible_lease
+from routers.state.ready_replicas import finish_in_s
+from routers.state.replica_state import FormedBatch, Lease, ReplicaState
+
+_MOST_URGENT = (0, 0, inf)
+
+
+@dataclass(slots=True)
+class Assignment:
+    """`copies` brings replicas, leases, budget and settings along."""
+
+    requests: RequestTable
+    copies: SpeculativeCopies
+    affinity: Affinity
+    silence: Silence
+
+    def fill(self, now: float, actions: list[Action]) -> None:
+        """Send what waits to whoever is ready, then tie what had to be staged."""
+        waiting, replicas = self.requests.waiting, self.copies.replicas
+        staged: list[tuple[int, Lease]] = []
+        while waiting.rows and replicas.has_ready:
+            if len(replicas.groups.by_name) > 1:
+                self._look_ahead(now)
+            lease = replicas.ready.first(
+                lambda replica: self._send(replica, now, actions), now, spare=not replicas.healthy
+            )
+            if lease is None:
+                break
+            if lease.staged:
+                staged.append((len(actions) - 1, lease))
+            self._probe(lease, now, actions)
+        if staged and self.copies.settings.hedge.mode == "tied":
+            self._tie(staged, now, actions)
+        if waiting.rows:
+            self._preempt_all(now, actions)
+
+    def _look_ahead(self, now: float) -> None:
+        """Of several groups: what each would take next, and whether it may."""
+        requests, groups = self.requests, self.copies.replicas.groups
+        lanes = [each for each in requests.waiting.lanes() if each.rows > each.solo.rows]
+        queue = lanes[0].order.first() if lanes else None
+        edge = requests.waiting.edges[0] if queue is None else queue.in_turn().edge
+        rows = 1 if queue is None else lanes[0].length_classes[edge].rows
+        groups.look_ahead(rows, edge, requests.waiting.seconds, now)
+
+    def _preempt_all(self, now: float, actions: list[Action]) -> None:
+        """Take places from less urgent work that has been sent."""
+        requests, copies = self.requests, self.copies
+        ageing_s = requests.settings.ageing_s
+        while (urgent := requests.most_urgent()) is not None:
+            replica = copies.replicas.preemptible.for_priority(urgent)
+            if replica is None or requests.waiting.passed_over(ageing_s, now) is not None:
+                break
+            if not self._preempt(replica, now, actions):
+                break
+        if urgent is not None and copies.settings.preempt_streams:
+            lease = copies.leases.streams.victim(urgent)
+            if lease is not None:
+                lease.recalled = True
+                copies.counts.preempted += 1
+                abort(lease, actions)
+
+    def _preempt(self, replica: ReplicaState, now: float, actions: list[Action]) -> bool:
+        """One lease more than the replica holds, which therefore gives its least urgent back."""
+        victim = preemptible_lease(replica)
+        assert victim is not None
+        capacity = self.copies.replicas.capacity_of(replica, now, trusted=replica.answers > 0)
+        starts_in_s = max(0.0, victim.starts_at - now)
+        capacity = replace(capacity, room=1.0, starts_in_s=starts_in_s)
+        batch = form_batch(self.requests, capacity, now, actions)
+        if batch is None:
+            return False
+        replica.finish_at = victim.starts_at
+        lease = self._sign(replica, batch, now, actions)
+        comes_back = victim if batch.rank < victim.batch.rank else lease
+        comes_back.recalled = True
+        self.copies.counts.evictions += 1
+        return True
+
+    def _send(self, replica: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
+        """A lease of what the batcher gives this replica, if anything."""
+        copies = self.copies
+        trusted = bool(replica.group.settings.profile)
+        capacity = copies.replicas.capacity_of(replica, now, trusted=trusted)
+        batch = form_batch(self.requests, capacity, now, actions)
+        if self.requests.wants_room is not None:
+            self._save_room(replica, self.requests.wants_room)
+        if batch is None:
+            return None
+        return self._sign(self._preferred(replica, batch, now), batch, now, actions)
+
+    def _save_room(self, replica: ReplicaState, row: Row) -> None:
+        """At the replica that was asked first, and at no other meanwhile."""
+        plan = row.tracked.plan
+        saves = None if plan is None else self.copies.replicas.by_id.get(plan.waits_at)
+        if plan is not None and (saves is None or saves.saves_for is not row):
+            replica.save(row)
+            plan.waits_at = replica.spec.replica_id
+
+    def _sign(
+        self, replica: ReplicaState, batch: FormedBatch, now: float, actions: list[Action]
+    ) -> Lease:
+        """The lease, sent, paid and watched."""
+        copies = self.copies
+        replica_id = replica.spec.replica_id
+        lease = copies.leases.sign(replica, batch, batch.predicted_s, now)
+        replica.group.took(batch.predicted_s, batch.edge)
+        if len(copies.replicas.groups.by_name) > 1:
+            copies.replicas.groups.weigh(batch.edge)
+        generations = self.requests.generations
+        if generations is not None and batch.rows[0].tracked.plan is not None:
+            began(generations, lease)
+        self._pay(lease)
+        urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
+        lease.non_preemptible = urgent is not None and batch.rank[:2] > (0, urgent)
+        if copies.replicas.running > 1:
+            copies.hedging.watch(lease)
+            if replica.streams:
+                self.silence.watch(replica, now)
+        copies.replicas.refresh(replica, now)
+        sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
+        if sessions:
+            self.affinity.served(sessions, replica_id)
+        dispatch = LoneDispatch if lease.is_retry else Dispatch
+        actions.append(
+            dispatch(
+                lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
+                batch.rank, batch.charges, self.requests.waiting_work(),
+            )
+        )  # fmt: skip
+        return lease
+
+    def _pay(self, lease: Lease) -> None:
+        budget = self.copies.budget
+        if lease.batch.rows[0].retried:
+            budget.pay(lease.predicted_s)
+            self.copies.counts.retries += 1
+        else:
+            budget.earn(lease.predicted_s)
+
+    def _preferred(self, best: ReplicaState, batch: FormedBatch, now: float) -> ReplicaState:
+        """The replica that served the leading row's session last, or else the best."""
+        row = batch.rows[0]
+        preferred = self.affinity.preferred(row.tracked.request.session)
+        generations = self.requests.generations
+        if generations is not None and best.streams and row.tracked.plan is not None:
+            replicas = self.copies.replicas
+            return preferred_stream(replicas, generations, row, best, preferred, now)
+        if preferred is None or row.retried:
+            return best
+        replicas = self.copies.replicas
+        replica = replicas.by_id.get(preferred)
+        if replica is None or replica.unhealthy or replica not in replicas.ready:
+            return best
+        if replica.group is not best.group or not _fits(replica, batch):
+            return best
+        seconds = best.group.cost.predict(len(batch.rows), batch.width)
+        later_s = finish_in_s(replica, now, seconds) - finish_in_s(best, now, seconds)
+        gives_way = self.affinity.gives_way(later_s, seconds, streams=best.streams)
+        return best if gives_way else replica
+
+    def _probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
+        if self.copies.outliers.ejected:
+            probe = self.copies.probe(lease, now)
+            if probe is not None:
+                actions.append(probe)
+
+    def _tie(self, staged: list[tuple[int, Lease]], now: float, actions: list[Action]) -> None:
+        for index, lease in staged:
+            copy = self.copies.tie(lease, now)
+            if copy is not None:
+                sent = actions[index]
+                assert isinstance(sent, Dispatch)
+                actions[index] = replace(sent, tied=True)
+                actions.append(copy)
+
+
+def _fits(replica: ReplicaState, batch: FormedBatch) -> bool:
+    if not replica.streams:
+        return replica.answers > 0 or len(batch.rows) == 1
+    room = replica.spec.capacity - replica.held
+    return not replica.leases or stream_share(batch.rows[0]) <= room

@@ -1,0 +1,296 @@
+"""Who is served next, where and when, for one model at one gateway: events in, actions out.
+
+`step(event, now)` is the only way in. It owns the queue and the leases and is their only writer; it
+does no I/O, knows no clock and no payload. A batch is formed only at the moment a replica can take
+it. Order of a step: the event, then what time has brought (late, refused, expired), then dispatch,
+so that nothing is dispatched at or past its expiry; copies come last. Batch and stream replicas
+differ in the share a lease takes and in nothing else. Work an event: O(log n), plus what the event
+itself names. It decides nothing itself: `requests` says what waits, `assignment` what goes where,
+`lease_completion` what becomes of it, `copies` what is copied.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from routers.api.actions import Action
+from routers.api.events import (
+    Arrive,
+    Cancel,
+    Close,
+    Closed,
+    Event,
+    Heard,
+    Opened,
+    Progress,
+    Replicas,
+    Tick,
+)
+from routers.api.requests import LeaseEnd, Reason
+from routers.api.settings import DispatcherSettings, validate
+from routers.api.snapshot import Snapshot
+from routers.core.assignment import Assignment
+from routers.core.core_state import State
+from routers.core.invariants import check
+from routers.core.lease_completion import close_lease, forget_replica
+from routers.core.request_table import RequestTable
+from routers.core.snapshots import take_snapshot
+from routers.core.speculative_copies import SpeculativeCopies
+from routers.core.stream_leases import moved
+from routers.core.suspension import heard, suspend
+from routers.core.wakeups import WakeupPlanner
+from routers.estimates.averages import Utilisation
+from routers.estimates.cost.model import Coefficients, CostError
+from routers.estimates.groups import ReplicaGroups
+from routers.policies.hedging import Hedging
+from routers.policies.outliers import Outliers
+from routers.policies.silence import Silence
+from routers.state.affinity import Affinity
+from routers.state.budget import Budget
+from routers.state.leases import DispatchCounts, LeaseTable, start_first
+from routers.state.replicas import ReplicaSet
+
+
+class Dispatcher:
+    """One model's scheduling core. Raises `BadSettings` and `BadRequestEvent`, nothing else."""
+
+    def __init__(self, settings: DispatcherSettings) -> None:
+        validate(settings)
+        self._groups = ReplicaGroups(settings)
+        self._replicas = ReplicaSet(self._groups)
+        self._leases = LeaseTable()
+        self._requests = RequestTable(settings, self._replicas)
+        self._copies = SpeculativeCopies(
+            settings,
+            self._replicas,
+            self._leases,
+            Hedging(settings.hedge),
+            Outliers(settings.outliers),
+            Budget(settings.hedge.budget),
+            Utilisation(),
+            DispatchCounts(),
+        )
+        self._silence = Silence(settings.silence, self._copies.hedging, self._replicas)
+        self._assignment = Assignment(self._requests, self._copies, Affinity(), self._silence)
+        self._state = State(
+            self._requests, self._replicas, self._leases, self._copies, self._silence
+        )
+        self._adopt(settings)
+        self._wakeups = WakeupPlanner()
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take in one event at `now`, which never goes back; returns what is to do, in order."""
+        actions: list[Action] = []
+        if self.take(event, now, actions):
+            self._settle(now, actions)
+        return actions
+
+    def take(self, event: Event, now: float, actions: list[Action]) -> bool:
+        """The first half of `step`: takes in the event and decides nothing that follows from it.
+        True: `decide` is to be called, soon. So of many events that come together all are known
+        before the first batch is formed."""
+        wakeups = self._wakeups
+        if now >= wakeups.wakes_at or isinstance(event, Tick):
+            wakeups.wakes_at = inf
+        if now < wakeups.quiet_until and isinstance(event, Arrive):
+            return self._join(event, now, actions)
+        self._advance(now)
+        if isinstance(event, Progress | Heard):
+            return self._has_moved(event, now) or not now < wakeups.wakes_at < inf
+        self._handle(event, now, actions)
+        return True
+
+    def decide(self, now: float) -> list[Action]:
+        """What follows from all that was taken in. Unlike a `Tick`, it uses up no timer that was
+        asked for and is not due."""
+        actions: list[Action] = []
+        if now >= self._wakeups.wakes_at:
+            self._wakeups.wakes_at = inf
+        self._advance(now)
+        self._settle(now, actions)
+        return actions
+
+    def reconfigure(self, settings: DispatcherSettings, now: float) -> list[Action]:
+        """Go on under new settings: what waits is bucketed anew and keeps its age; what is now too
+        long leaves; new bounds hold for new requests only. Reopens a closed model."""
+        actions: list[Action] = []
+        self._requests.reconfigure(settings, now, actions)
+        self._adopt(settings)
+        self._settle(now, actions)
+        return actions
+
+    def _adopt(self, settings: DispatcherSettings) -> None:
+        self._copies.adopt(settings)
+        self._silence.settings = settings.silence
+
+    def snapshot(self, now: float) -> Snapshot:
+        return take_snapshot(self._state, now)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait, late ones included; O(1)."""
+        return self._requests.waiting.rows
+
+    def waiting_rows_of(self, tenant: str) -> int:
+        """Of those, a tenant's; O(1)."""
+        return self._requests.waiting.rows_of(tenant)
+
+    def is_full(self, tenant: str, weight: float) -> bool:
+        """Whether not even one row of the tenant would find a place; O(1)."""
+        requests = self._requests
+        return requests.waiting.is_full(tenant, weight, 1, requests.settings.max_queue_rows)
+
+    @property
+    def backlog_s(self) -> float:
+        """Predicted work that waits, late or not, seconds of the reference group; O(1)."""
+        return self._requests.waiting.seconds
+
+    def expect_capacity(self, in_s: float) -> None:
+        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows. Told
+        again as time passes."""
+        self._requests.expect_capacity(in_s)
+
+    def retry_after_s(self) -> float:
+        """What a request that found the queue full would be told now."""
+        return self._requests.retry_after_s()
+
+    def refused_unread(self, tenant: str, priority: int, reason: Reason, *, first: bool) -> None:
+        """A request was refused by its headers alone; `first`: as in `Request.is_first`."""
+        arrivals = self._requests.arrivals
+        arrivals.offered.refuse(reason.value)
+        if first and reason is not Reason.TENANT_FULL:
+            arrivals.turned_away_unread(tenant, priority)
+
+    def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
+        """A request was offered here and answered by others who stand in; `lengths`: of its rows,
+        () where they do not say what it takes."""
+        self._requests.arrivals.served_elsewhere(tenant, priority, lengths)
+
+    def fast_reject(
+        self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
+    ) -> float | None:
+        """For whom the shortest row would be too late, as the like of it was a moment ago: after
+        how many seconds asking again may help. Counts as a rejection. Seconds are from now."""
+        if self._requests.is_closed:
+            return None
+        edge = self._requests.waiting.edges[0]
+        refused = self._requests.fast_reject(tenant, priority, edge, left_s, expires_s, now)
+        return None if refused is None else refused.retry_after_s
+
+    def cost_error(self) -> CostError:
+        """How far predictions of service time have lately been off, in the reference group."""
+        return self._groups.reference.cost.error()
+
+    def coefficients(self) -> Coefficients:
+        """What predictions of service time are made from, in the reference group."""
+        return self._groups.reference.cost.coefficients
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant is broken. Scans everything: for tests."""
+        check(self._state)
+
+    # -- events
+
+    def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
+        match event:
+            case Arrive():
+                self._requests.arrive(event.request, now, actions)
+            case Closed():
+                self._closed(event, now, actions)
+            case Opened():
+                self._opened(event.lease_id, now, actions)
+            case Cancel():
+                self._requests.cancel(event.request_id, actions)
+            case Replicas():
+                self._listed(event, now)
+            case Close():
+                self._requests.close(actions)
+            case Tick():
+                pass
+
+    def _listed(self, event: Replicas, now: float) -> None:
+        for replica in self._replicas.update(event.replicas, now):
+            forget_replica(self._state, replica)
+        if self._replicas.running > 1:
+            for lease in self._leases.open.values():
+                self._copies.hedging.watch(lease)
+
+    def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
+        lease = self._leases.open.get(lease_id)
+        if lease is not None and not lease.opened:
+            heard(self._state, lease.replica, now)
+            lease.opened, lease.starts_at = True, now
+            if lease.tied:
+                start_first(lease, actions)
+            lease.replica.reckon(now)
+            self._copies.hedging.watch(lease)
+            self._replicas.refresh(lease.replica, now)
+
+    def _closed(self, event: Closed, now: float, actions: list[Action]) -> None:
+        """What its replica says of itself tells that the replica has ended it, not the caller."""
+        lease = self._leases.open.get(event.lease_id)
+        if lease is not None and (event.report.seen or event.end is LeaseEnd.DONE):
+            heard(self._state, lease.replica, now)
+        close_lease(self._state, event, now, actions)
+
+    def _has_moved(self, event: Progress | Heard, now: float) -> bool:
+        """Whether it changes what is decided."""
+        if isinstance(event, Progress):
+            return self._progress(event, now)
+        replica = self._replicas.by_id.get(event.replica_id)
+        was_silent = replica is not None and replica.suspended
+        if replica is not None:
+            heard(self._state, replica, now)
+        return was_silent
+
+    def _progress(self, event: Progress, now: float) -> bool:
+        """Whether more may fit now, or something else has to be asked anew."""
+        lease = self._leases.open.get(event.lease_id)
+        if lease is None or not lease.replica.streams:
+            return True
+        was_silent = lease.replica.suspended
+        heard(self._state, lease.replica, now)
+        lease.begun = True
+        has_changed = moved(self._state, lease, event, now)
+        self._replicas.refresh(lease.replica, now)
+        return has_changed or was_silent
+
+    # -- what follows from an event
+
+    def _join(self, event: Arrive, now: float, actions: list[Action]) -> bool:
+        """A new request while nothing else happens: all that may follow is that less urgent work
+        that has been sent gives way to it."""
+        requests, wakeups = self._requests, self._wakeups
+        if requests.arrive(event.request, now, actions):
+            if requests.most_urgent() != wakeups.most_urgent:
+                self._advance(now)
+                return True
+            wakeups.joined(requests)
+        wakeups.ask(requests.waiting.rows > 0, actions)
+        return False
+
+    def _advance(self, now: float) -> None:
+        """Before anything changes about how busy the replicas are."""
+        copies = self._copies
+        copies.utilisation.advance(self._replicas.busy_share(copies.outliers.ejected), now)
+
+    def _settle(self, now: float, actions: list[Action]) -> None:
+        self._requests.run_timers(now, actions)
+        copies, replicas = self._copies, self._replicas
+        for lease in copies.hedging.due(now, self._leases.open):
+            lease.replica.overdue = True
+            replicas.refresh(lease.replica, now)
+            self._silence.watch(lease.replica, now)
+        for replica in self._silence.due(now):
+            suspend(self._state, replica, now, actions)
+        replicas.promote(now)
+        self._requests.held_until = None
+        self._requests.suspects.wakes_at = inf
+        self._assignment.fill(now, actions)
+        healthy = replicas.healthy
+        copies.hedge(now, actions)
+        if replicas.healthy < healthy and len(self._groups.by_name) > 1:
+            self._assignment.fill(now, actions)  # what was left to the one that is raced now
+        self._wakeups.look(self._requests, copies, self._silence)
+        waits = self._requests.waiting.rows > 0 or bool(copies.hedging.waiting)
+        self._wakeups.ask(waits, actions)

@@ -1,0 +1,238 @@
+"""What must hold after every step, checked by scanning everything: for tests only.
+
+Each row stands in one place, each count equals what it counts, shares add up, every live request
+has one timer, memory is bounded by what is live, and no replica stands ready while something waits
+that it may take. Raises AssertionError. Source for the habit: Dask's worker state machine, which
+validates itself after every event under test.
+"""
+
+from __future__ import annotations
+
+from math import inf, isclose
+
+from routers.core.core_state import State
+from routers.state.lanes import Bucket, Lane, Row, TrackedRequest
+from routers.state.replica_state import Lease, ReplicaState
+from routers.state.request_queue import RequestQueue
+
+_SLACK = 32
+
+
+def check(state: State) -> None:
+    for tracked in state.requests.live.values():
+        _check_ticket(tracked)
+    _check_waiting(state)
+    _check_leases(state)
+    _check_replicas(state)
+    _check_timers(state)
+    _check_no_idle_replica(state)
+
+
+def _check_ticket(tracked: TrackedRequest) -> None:
+    queued = [row for row in tracked.rows if row.queue is not None]
+    leased = [row for row in tracked.rows if row.lease is not None]
+    assert tracked.queued == len(queued)
+    assert tracked.open == len(queued) + len(leased) > 0
+    assert not any(row.lease for row in queued), "a row is queued and leased"
+    for row in queued:
+        assert row.queue is not None
+        assert row.queue.queue.lane.late == tracked.late, "a row waits in the wrong lane"
+        assert row.length <= row.edge, "a row waits in too short a bucket"
+        assert row.queue.edge in (0, row.edge)
+
+
+def _check_waiting(state: State) -> None:
+    waiting, live = state.requests.waiting, state.requests.live
+    buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
+    rows = [row for bucket in buckets for row in bucket.live()]
+    assert len(rows) == len(set(rows)) == waiting.rows, "a row is lost or stands twice"
+    assert all(live[row.tracked.request.request_id] is row.tracked for row in rows)
+    assert waiting.requests == sum(tracked.queued > 0 for tracked in live.values())
+    assert waiting.late_rows == sum(row.tracked.late for row in rows)
+    late_s = sum(row.cost_s for row in rows if row.tracked.late)
+    assert isclose(waiting.late_s, late_s, abs_tol=1e-6)
+    assert isclose(waiting.seconds, sum(row.cost_s for row in rows), abs_tol=1e-6)
+    for lane in waiting.lanes():
+        _check_lane(lane)
+    _check_flows(waiting, rows)
+    _check_shares(waiting, rows)
+
+
+def _check_shares(waiting: RequestQueue, rows: list[Row]) -> None:
+    shares = waiting.shares
+    assert shares.by_tenant.keys() == {row.tracked.flow.tenant for row in rows}
+    for share in shares.by_tenant.values():
+        own = [row for row in rows if row.tracked.flow.tenant == share.tenant]
+        assert share.rows == len(own)
+        assert share.late_rows == sum(row.tracked.late for row in own)
+        assert isclose(share.seconds, sum(row.cost_s for row in own), abs_tol=1e-6)
+    assert isclose(shares.weight, sum(each.weight for each in shares.by_tenant.values()))
+
+
+def _check_lane(lane: Lane) -> None:
+    assert lane.rows == sum(bucket.rows for bucket in lane.buckets())
+    for queue in lane.queues.values():
+        assert queue.rows == sum(bucket.rows for bucket in queue.buckets.values())
+        assert not queue.rows or queue.mark is not None, "a flow waits and is in no order"
+    for edge, length_class in lane.length_classes.items():
+        own = [bucket for bucket in lane.buckets() if bucket.edge == edge]
+        assert length_class.rows == sum(bucket.rows for bucket in own)
+        assert length_class.tokens == sum(bucket.tokens for bucket in own)
+        assert all(bucket.mark is not None for bucket in own), "a bucket is in no order"
+    for bucket in lane.buckets():
+        _check_bucket(bucket, lane)
+
+
+def _check_bucket(bucket: Bucket, lane: Lane) -> None:
+    rows = bucket.live()
+    assert bucket.rows == len(rows)
+    assert bucket.tokens == sum(row.length for row in rows)
+    places = len(bucket.line) + len(bucket.heap)
+    assert places <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
+    assert all(row.retried == (bucket is lane.solo) for row in rows)
+    assert all(row.tracked.flow.priority == lane.priority for row in rows)
+
+
+def _check_flows(waiting: RequestQueue, rows: list[Row]) -> None:
+    for flow in waiting.flows.by_key.values():
+        own = [row for row in rows if row.tracked.flow is flow]
+        late = sum(row.tracked.late for row in own)
+        assert (flow.rows, flow.late_rows) == (len(own) - late, late)
+        on_time_s = sum(row.cost_s for row in own if not row.tracked.late)
+        assert isclose(flow.waiting_s, on_time_s, abs_tol=1e-6)
+        assert flow.claims == (flow.rows > 0 or flow.peer_demand_s > 0.0)
+    for priority, weight in enumerate(waiting.flows.weights):
+        active = [
+            f.weight for f in waiting.flows.by_key.values() if f.claims and f.key[0] == priority
+        ]
+        assert isclose(weight, sum(active), rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _check_leases(state: State) -> None:
+    live = state.requests.live
+    for lease_id, lease in state.leases.open.items():
+        members = lease.members()
+        assert lease.lease_id == lease_id
+        assert lease.live == len(members)
+        assert all(live[row.tracked.request.request_id] is row.tracked for row in members)
+        assert lease.replica.leases[lease_id] is lease
+        assert lease.share >= 0
+        _check_copy(lease)
+    rows = [row for tracked in live.values() for row in tracked.rows]
+    assert sum(row.lease is not None for row in rows) == state.leases.rows()
+    assert not any(row.copy for row in rows if row.lease is None), "a copy of nothing"
+
+
+def _check_copy(lease: Lease) -> None:
+    """A copy runs elsewhere, and holds rows of the lease it copies and no others."""
+    copy = lease.copy
+    if copy is None:
+        assert not any(row.copy for row in lease.batch.rows if row.lease is lease)
+        return
+    assert copy.copy_of is lease
+    assert copy.replica is not lease.replica
+    assert copy.owes is None
+    assert all(row.lease is lease and row.copy is copy for row in copy.members())
+    assert all(row.copied and not row.retried for row in copy.batch.rows)
+
+
+def _check_replicas(state: State) -> None:
+    by_id = state.replicas.by_id
+    assert sum(len(replica.leases) for replica in by_id.values()) == len(state.leases.open)
+    assert state.replicas.running == sum(not replica.draining for replica in by_id.values())
+    assert len(state.replicas.timers) <= 2 * len(by_id) + _SLACK + 1
+    for replica_id, replica in by_id.items():
+        assert replica.spec.replica_id == replica_id
+        assert replica.held == sum(lease.share for lease in replica.leases.values()) >= 0
+        assert replica.leases or not replica.draining, "a drained replica was kept"
+        _check_reading(replica)
+        assert replica.unhealthy == replica.is_unwell
+        if replica in state.replicas.ready:
+            assert replica.has_room()
+            assert not replica.draining
+            assert not replica.suspended
+    well = [replica for replica in by_id.values() if not replica.draining and not replica.unhealthy]
+    assert state.replicas.healthy == len(well)
+    assert state.replicas.ready.count(spare=True) == len(_ready(state))
+    _check_groups(state)
+
+
+def _check_groups(state: State) -> None:
+    """Each replica is counted in its own group, and what its group is told of it is what it is."""
+    groups, replicas = state.replicas.groups, state.replicas.by_id.values()
+    names = list(groups.by_name)
+    assert groups.reference.name in names
+    for group in groups.all():
+        own = [each for each in replicas if each.group is group]
+        running = [each for each in own if not each.draining]
+        assert groups.by_name[group.name] is group
+        assert group.running == len(running)
+        assert group.healthy == sum(not each.unhealthy for each in running)
+        assert 0.0 < group.speed < inf
+        if len(names) > 1:
+            ends = [each.busy_until for each in own if each.busy_until]
+            assert group.held_s(0.0) == 0.0 or isclose(group.held_s(0.0), sum(ends), abs_tol=1e-6)
+    assert all(each.group is groups.by_name[each.group.name] for each in replicas)
+    assert isclose(groups.capacity, sum(each.running * each.speed for each in groups.all()))
+
+
+def _check_reading(replica: ReplicaState) -> None:
+    """Prompts that are being read are those of leases without a token."""
+    streams = [lease.running for lease in replica.leases.values() if lease.running is not None]
+    assert isclose(replica.reading, sum(each.reads for each in streams), abs_tol=1e-6)
+    long = sum(each.reads for each in streams if each.is_long)
+    assert isclose(replica.reading_long, long, abs_tol=1e-6)
+    assert all(not each.reads for each in streams if each.first_at is not None)
+    row = replica.saving()
+    assert replica.saved >= 0.0
+    if row is not None and row.tracked.plan is not None:
+        assert replica.saved <= row.tracked.plan.room
+
+
+def _ready(state: State) -> list[ReplicaState]:
+    return [each for each in state.replicas.by_id.values() if each in state.replicas.ready]
+
+
+def _check_timers(state: State) -> None:
+    timers, live = state.requests.timers.heap, state.requests.live
+    entries = [tracked for _, _, tracked in timers if tracked.open]
+    assert len(entries) == len(set(entries)) == len(live), "a live request has no timer, or two"
+    assert len(timers) <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
+
+
+def _check_no_idle_replica(state: State) -> None:
+    """One that is ready while rows wait empties for a retried row, may take none of them, waits
+    for a batch to grow, or is of a group that leaves them to another, which is not left to itself.
+    """
+    if state.requests.waiting.rows and state.requests.held_until is None:
+        for replica in _ready(state):
+            if not replica.streams and (not replica.unhealthy or not state.replicas.healthy):
+                if _leaves_to_others(state, replica):
+                    continue
+                _check_idle(state, replica)
+
+
+def _leaves_to_others(state: State, replica: ReplicaState) -> bool:
+    group, groups = replica.group, state.replicas.groups.all()
+    if group.is_open and not group.holds_back:
+        return False
+    others = [each for each in groups if each.healthy and each.is_open and not each.holds_back]
+    assert others, "every group leaves what waits to another"
+    return True
+
+
+def _check_idle(state: State, replica: ReplicaState) -> None:
+    """Whose turn it is hangs on the time, so any retried row may be the one it empties for."""
+    capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
+    lanes = list(state.requests.waiting.lanes())
+    heads = [lane.solo.head() for lane in lanes]
+    free = [head for head in heads if head is not None and not _is_held(state, head)]
+    if any(capacity.allows(head.avoid) for head in free):
+        assert replica.leases, "an empty replica is ready while a retried row waits"
+        return
+    assert all(lane.rows == lane.solo.rows for lane in lanes), "a replica is ready while rows wait"
+
+
+def _is_held(state: State, row: Row) -> bool:
+    """Whether it waits until the replica would not be the last one."""
+    return state.requests.suspects.wakes_at < inf and row.held_until > -inf

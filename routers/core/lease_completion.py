@@ -1,0 +1,219 @@
+"""The end of a lease: what becomes of its rows and replica, and what is learnt from it.
+
+Rows are answered, go on in the copy that races this lease, or go back to the queue: `busy` costs
+them nothing (nothing was started), `lost` their one retry. Only an answer is a sample of cost, and
+only the first one of a race a sample of how long rows are away. What was charged is settled once,
+when the rows' last lease has ended: with the seconds the device worked, or refunded where nothing
+was served. A number in the replica's report that cannot be true is replaced by one that says
+nothing, so that no account or average is spoilt by it for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from routers.api.actions import Action
+from routers.api.events import Closed
+from routers.api.requests import FlowWork, LeaseEnd, Report
+from routers.core.core_state import State
+from routers.core.speculative_copies import SpeculativeCopies
+from routers.core.stream_leases import ended as end_stream
+from routers.core.suspension import move_rows, probe_instead, take_late_answer
+from routers.state.budget import Budget
+from routers.state.leases import fail, win
+from routers.state.replica_state import Lease, ReplicaState
+from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S
+
+MOST_S = 1e6
+_MOST_VIRTUAL_S = 1e15
+
+
+def believable(report: Report, predicted_s: float) -> Report:
+    """The report, or one without what cannot be (not a number, negative, longer than a batch can
+    take): one NaN in a start tag, and a flow is never found again. What is possible is believed,
+    however odd; odd times are the cost model's and the outliers' business.
+    `predicted_s` stands in for its service time."""
+    scalars = (report.retry_in_s, report.transport_s, report.free_in_s)
+    if (
+        _is_time(report.service_s)
+        and all(map(_is_time, scalars))
+        and all(map(_is_virtual, report.virtual_time))
+        and all(map(_is_work, report.served))
+        and all(map(_is_work, report.waiting))
+    ):
+        return report
+    virtual = report.virtual_time
+    return replace(
+        report,
+        service_s=report.service_s if _is_time(report.service_s) else predicted_s,
+        retry_in_s=_or_none(report.retry_in_s),
+        transport_s=_or_none(report.transport_s),
+        free_in_s=_or_none(report.free_in_s),
+        virtual_time=tuple(each if _is_virtual(each) else 0.0 for each in virtual),
+        served=tuple(filter(_is_work, report.served)),
+        waiting=tuple(filter(_is_work, report.waiting)),
+    )
+
+
+def _is_time(seconds: float) -> bool:
+    return 0.0 <= seconds <= MOST_S  # of a NaN neither is true
+
+
+def _is_virtual(seconds: float) -> bool:
+    return 0.0 <= seconds <= _MOST_VIRTUAL_S
+
+
+def _is_work(work: FlowWork) -> bool:
+    return work[0] >= 0 and _is_time(work[2])
+
+
+def _or_none(seconds: float) -> float:
+    return seconds if _is_time(seconds) else 0.0
+
+
+def close_lease(state: State, event: Closed, now: float, actions: list[Action]) -> None:
+    lease = state.leases.close(event.lease_id, now)
+    if lease is None:
+        return
+    state.copies.hedging.forget(lease)
+    report = believable(event.report, lease.predicted_s)
+    if report is not event.report:
+        event = replace(event, report=report)
+    replica, end = lease.replica, event.end
+    state.requests.learn(report, replica.group.speed, now)
+    if lease.running is not None:
+        end_stream(state, lease, end, report.tokens, now)
+        engine = replica.group.engine
+        replica.group.most_streams = inf if engine is None else engine.most_leases
+    if end is LeaseEnd.DONE:
+        _answered(state, lease, report, now, actions)
+    else:
+        other = lease.copy or lease.copy_of
+        _failed(state, lease, event, now, actions)
+        if other is not None and other.is_suspended:
+            move_rows(state, other, now, actions, ran=True)
+    if report.served:
+        served_s = sum(seconds for _, _, seconds in report.served)
+        state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
+    replica.learn(report, now, answered=end is LeaseEnd.DONE)
+    for staged in replica.leases.values():
+        if not staged.opened:
+            state.copies.hedging.starts_now(staged)
+        break
+    alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
+    if state.replicas.closed(replica, now, alive=alive):
+        forget_replica(state, replica)
+
+
+def forget_replica(state: State, replica: ReplicaState) -> None:
+    replica.group.cost.forget(replica.spec.replica_id)
+    if replica.group.engine is not None:
+        replica.group.engine.idle(replica.spec.replica_id)
+    if state.requests.generations is not None:
+        state.requests.generations.forget(replica.spec.replica_id)
+    state.copies.outliers.gone(replica)
+
+
+def _answered(
+    state: State, lease: Lease, report: Report, now: float, actions: list[Action]
+) -> None:
+    copies, replica = state.copies, lease.replica
+    has_lost = lease.owes is None and lease.copy_of is None
+    copies.counts.hedges_won += lease.hedge and lease.live > 0
+    if lease.repeats and report.service_s > 0.0:
+        _true_up(copies.budget, lease, report.service_s)
+    copies.counts.answered(lease, report, now)
+    copies.hedging.observe(lease, now)
+    members = win(lease, actions)
+    if lease.running is None:
+        _sample(state, lease, report, now)
+    if lease.owes is not None:
+        state.requests.settle(lease.owes, report.service_s, now)
+    if not has_lost:
+        replica.group.turnaround.observe(lease.batch.edge, now - lease.since)
+    state.requests.answered(members)
+    take_late_answer(state, lease, actions)
+
+
+def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
+    replica, end, copies = lease.replica, event.end, state.copies
+    if end is LeaseEnd.ABORTED and lease.overdue:
+        copies.hedging.observe(lease, now)
+    if lease.probe:
+        copies.outliers.failed(replica, now)
+    other = lease.copy or lease.copy_of
+    stranded = fail(lease)
+    if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
+        _never_ran(copies, lease, other)
+    if lease.owes is not None:
+        state.requests.settle(lease.owes, _service_s(lease, event), now)
+    if end is LeaseEnd.BUSY:
+        if not lease.recalled:
+            left_s = event.report.retry_in_s
+            wait_s = left_s - replica.lead_s(left_s)
+            state.replicas.block(replica, now + max(MIN_BLOCK_S, wait_s))
+        state.requests.put_back(stranded, now, actions)
+        return
+    if end is LeaseEnd.ABORTED and lease.recalled:
+        for row in stranded:
+            row.stopped = True
+        state.requests.put_back(stranded, now, actions)
+        return
+    if end is LeaseEnd.LOST:
+        state.replicas.block(replica, now + SUSPECT_S, suspect=True)
+        probe_instead(state, replica, now)
+    state.requests.retry(stranded, lease, now, actions)
+
+
+def _service_s(lease: Lease, event: Closed) -> float | None:
+    """What a lease without an answer has cost: nothing, unless it was stopped on the way."""
+    if event.end is not LeaseEnd.ABORTED:
+        return None
+    if event.report.service_s > 0.0:
+        return event.report.service_s
+    return lease.predicted_s if lease.opened else None
+
+
+def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
+    """A copy costs what it took: where inputs are slow, few of them empty the budget."""
+    budget.pay(service_s - copy.paid_s)
+    for each in (copy, copy.copy_of):
+        if each is not None:
+            each.paid_s = service_s
+
+
+def _never_ran(copies: SpeculativeCopies, lease: Lease, other: Lease | None) -> None:
+    """If it raced, there was no extra work, and the rows may still be copied once."""
+    if lease.paid_s <= 0.0:
+        return
+    copies.budget.refund(lease.paid_s)
+    lease.paid_s = 0.0
+    if other is not None:
+        other.paid_s = 0.0
+    alone: dict[Lease, None] = {}
+    for row in lease.batch.rows:
+        if row.lease is not None and row.copy is None:
+            row.copied = False
+            alone[copies.leases.open[row.lease.lease_id]] = None
+    for left in alone:
+        copies.hedging.copy_again(left)
+
+
+def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
+    batch, replica = lease.batch, lease.replica
+    rows, replica_id = len(batch.rows), lease.replica_id
+    cost = replica.group.cost
+    expected_s = cost.predict(rows, batch.width)
+    cost.observe(
+        rows,
+        batch.width,
+        report.service_s,
+        predicted_s=lease.predicted_s,
+        replica_id=replica_id,
+        edge=batch.edge,
+    )
+    if report.service_s > 0.0 and expected_s > 0.0 and not replica.streams:
+        replica.slowdown = cost.slowdown(replica_id)
+        pool = state.replicas.by_id.values()
+        state.copies.outliers.judge(replica, report.service_s / expected_s, pool, now)

@@ -1,0 +1,398 @@
+"""The live requests, from coming in to leaving: answered, rejected, evicted or cancelled.
+
+It owns the live requests, queue and timers, and is the only place where a request comes in or goes
+out, so that each goes out once and whole. One that can no longer be expected to meet its deadline
+goes behind all that still can (`deadlines` says for how long). Expiry takes a request wherever its
+rows are. Rows that come back from a replica keep their age; the bounds are for new requests. Who is
+served is `batcher`'s question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from routers.api.actions import Action, Evict, Reject
+from routers.api.errors import BadRequestEvent
+from routers.api.requests import FlowWork, Reason, Report, Request
+from routers.api.settings import DispatcherSettings, validate
+from routers.core.arrivals import Arrivals
+from routers.estimates.generations import Generations
+from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection
+from routers.policies.admission.controllers import Admission
+from routers.policies.admission.lateness import is_over, is_refused, next_moment
+from routers.policies.suspects import Suspects, may_run_again
+from routers.state.flows import Flows
+from routers.state.lanes import Row, TrackedRequest
+from routers.state.leases import abandon
+from routers.state.replica_state import FormedBatch, Lease
+from routers.state.replicas import ReplicaSet
+from routers.state.request_queue import RequestQueue
+from routers.state.timers import Timers
+
+_LOAD = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})
+
+
+class RequestTable:
+    """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
+    `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
+    that generates."""
+
+    def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
+        self.live: dict[int, TrackedRequest] = {}
+        self.timers = Timers()
+        self.flows = Flows()
+        self.groups = replicas.groups
+        self.held_until: float | None = None
+        self.wants_room: Row | None = None
+        self.generations: Generations | None = None
+        self.is_closed = False
+        self.waiting = RequestQueue(settings.bucket_edges, self.flows)
+        self._replicas = replicas
+        self._pipeline = AdmissionPipeline(self.waiting, self.flows, replicas)
+        self.admission = Admission(settings)
+        self.arrivals = Arrivals(settings, self.waiting, self.groups)
+        self.suspects = Suspects(replicas)
+        self._adopt_generation(settings)
+        self._adopt(settings)
+
+    # -- coming in
+
+    def arrive(self, request: Request, now: float, actions: list[Action]) -> bool:
+        """Whether it waits now; else it was refused."""
+        if request.request_id in self.live or not request.lengths:
+            raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
+        if request.generation is not None and len(request.lengths) > 1:
+            raise BadRequestEvent(
+                f"request {request.request_id} generates, so it must have one row"
+            )
+        self.arrivals.follow(request.lengths, now)
+        refused = self._at_the_door(request, now)
+        if refused is None:
+            tracked = self.arrivals.track(request, now)
+            self.arrivals.offers(request, tracked)
+            refused = self._pipeline.judge(tracked, self.admission, self.settings, now)
+            if refused is None:
+                refused = self._make_room(tracked, actions)
+            if refused is None:
+                self._enqueue(tracked, now)
+                return True
+        else:
+            self.arrivals.turned_away(request, refused.reason)
+        self.arrivals.offered.refuse(refused.reason.value)
+        actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
+        return False
+
+    def _at_the_door(self, request: Request, now: float) -> Rejection | None:
+        """What is said before anything is made of the request."""
+        if self.is_closed:
+            return Rejection(Reason.CLOSED)
+        refused = self._pipeline.bounded(request, self.settings, now)
+        if refused is not None or not self._pipeline.rejections or len(request.lengths) > 1:
+            return refused
+        edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
+        left_s, expires_s = request.deadline - now, request.expires - now
+        return self.fast_reject(request.tenant, request.priority, edge, left_s, expires_s, now)
+
+    def fast_reject(
+        self, tenant: str, priority: int, edge: int, left_s: float, expires_s: float, now: float
+    ) -> Rejection | None:
+        """The rejection of a one-row request of this bucket, as far as an earlier one tells."""
+        priority = min(max(priority, 0), self.settings.priorities - 1)
+        flow, due_s = (priority, tenant), min(left_s, expires_s)
+        refused = self._pipeline.fast_reject(flow, edge, due_s, expires_s, now)
+        if refused is not None:
+            self.admission.refused_again(flow)
+        return refused
+
+    def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
+        """Takes places of a full queue, for one that has less than its share of them, from who is
+        furthest over its own."""
+        most = self.settings.max_queue_rows - tracked.open
+        while self.waiting.rows > most:
+            row = self.waiting.furthest_over()
+            if row is None or row.tracked.flow.tenant == tracked.flow.tenant:
+                return Rejection(Reason.QUEUE_FULL, self.retry_after_s())
+            self.evict(row.tracked, Reason.QUEUE_FULL, actions)
+        return None
+
+    def _enqueue(self, tracked: TrackedRequest, now: float) -> None:
+        self.live[tracked.request.request_id] = tracked
+        self.arrivals.add_rows(tracked)
+        if tracked.request.suspect:
+            for row in tracked.rows:
+                self.suspects.came(row, now)
+        if not tracked.flow.active:
+            self.flows.enter(tracked.flow, now)
+        tracked.flow.live += 1
+        for row in tracked.rows:
+            self.waiting.add(row, now)
+        self.arrivals.note(tracked.edge, now)
+        self.timers.push(next_moment(tracked, now), tracked)
+
+    # -- what the dispatcher tells and asks
+
+    def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
+        """The batch took so long; None: nothing was started, nobody pays."""
+        self._pipeline.rejections.clear()
+        if service_s is None:
+            self.flows.refund(batch.charges)
+            return
+        served = batch.split(service_s)
+        self.flows.settle(batch.charges, served)
+        if not batch.rank[0]:
+            self.admission.best_effort_capacity.worked(service_s * batch.speed, now)
+        self.admission.feasibility.served(served, now)
+
+    def charge(self, priority: int, tenant: str, seconds: float) -> None:
+        """A stream takes so much more than its flow has paid for."""
+        flow = self.flows.by_key.get((priority, tenant))
+        if flow is not None:
+            flow.charge(seconds)
+
+    def served(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
+        """A stream of this rank was given so much, of which its flow's account is settled later."""
+        self.admission.feasibility.served((work,), now)
+        if not rank[0]:
+            self.admission.best_effort_capacity.worked(work[2], now)
+
+    def settle_stream(
+        self, batch: FormedBatch, served_s: float, untold_s: float, now: float
+    ) -> None:
+        """The stream was given so much in all, of which so much is news to the controllers."""
+        self._pipeline.rejections.clear()
+        self.flows.settle(batch.charges, batch.split(served_s))
+        if untold_s > 0.0:
+            priority, tenant, _ = batch.charges[0]
+            self.served((priority, tenant, untold_s), batch.rank, now)
+
+    def learn(self, report: Report, speed: float, now: float) -> None:
+        """What a reply says of other gateways' work; `speed`: of its replica's group."""
+        if speed != 1.0 and report.served:
+            served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
+            report = replace(report, served=served)
+        self.flows.learn(report, now)
+        self.admission.feasibility.served(report.served, now)
+        for _, _, seconds in report.served:
+            self.admission.best_effort_capacity.worked(seconds, now)
+
+    def starts(self, tracked: TrackedRequest, now: float) -> None:
+        """The first of its rows goes to a replica, or it turns late instead: its forecast has
+        come true or not."""
+        forecast = tracked.forecast
+        if forecast is not None:
+            tracked.forecast = None
+            self.admission.waited(tracked.flow.key, forecast, now - tracked.queued_at, now)
+
+    def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
+        """Whether a row whose turn has come has waited too long, and leaves with its request."""
+        if tracked.forecast is None or tracked.queued < len(tracked.rows):
+            return False
+        if not self.admission.codel.sheds(tracked.flow.key, now - tracked.queued_at, now):
+            return False
+        self.evict(tracked, Reason.SHED, actions)
+        return True
+
+    def waiting_work(self) -> tuple[FlowWork, ...]:
+        return self.waiting.work()
+
+    def load_s(self) -> float:
+        """Predicted seconds of on-time work that waits, for each running replica."""
+        return self.waiting.on_time_s / (self.groups.capacity or 1.0)
+
+    @property
+    def largest(self) -> float:
+        """What the largest running replica holds, 0 where none runs."""
+        return self._replicas.largest
+
+    def most_urgent(self) -> int | None:
+        """The most urgent priority that has on-time rows waiting."""
+        for lane in self.waiting.on_time:
+            if lane.rows:
+                return lane.priority
+        return None
+
+    # -- coming back from a replica
+
+    def answered(self, members: list[Row]) -> None:
+        for row in members:
+            tracked = row.tracked
+            tracked.open -= 1
+            if not tracked.open:
+                self.arrivals.offered.served_s += tracked.work_s
+                self._gone(tracked)
+        self.timers.trim(len(self.live))
+
+    def answered_late(self, rows: list[Row], actions: list[Action]) -> None:
+        """Rows that wait or run elsewhere were answered by the replica they had been moved from."""
+        for row in rows:
+            if row.queue is not None:
+                self.waiting.remove(row)
+            else:
+                abandon(row, actions)
+        self.answered(rows)
+
+    def put_back(self, members: list[Row], now: float, actions: list[Action]) -> None:
+        """Rows that were not started take their old places, unless they may not wait any more."""
+        for row in members:
+            tracked = row.tracked
+            if not tracked.open:
+                continue  # evicted because of a row before this one
+            if self.is_closed:
+                self.evict(tracked, Reason.CLOSED, actions)
+            elif row.length > self.settings.bucket_edges[-1]:
+                self.evict(tracked, Reason.TOO_LONG, actions)
+            elif is_over(tracked.request, self.settings, now):
+                self.evict(tracked, Reason.LATE, actions)
+            else:
+                self.waiting.add(row, now)
+
+    def retry(self, members: list[Row], lease: Lease, now: float, actions: list[Action]) -> None:
+        """Rows of a lost lease go back, each to travel alone; else their request fails."""
+        for row in members:
+            if not row.tracked.open:
+                continue
+            row.losses += 1
+            if may_run_again(row, lease, now):
+                row.retried, row.avoid = True, lease.replica_id
+                self.suspects.lost(row, lease.replica, now)
+                self.put_back([row], now, actions)
+            else:
+                self.evict(row.tracked, Reason.LOST, actions)
+
+    # -- going out
+
+    def cancel(self, request_id: int, actions: list[Action]) -> None:
+        tracked = self.live.get(request_id)
+        if tracked is not None:
+            self._forget(tracked, actions)
+
+    def close(self, actions: list[Action]) -> None:
+        """Evict all that waits and refuse what comes; what is leased may finish."""
+        self.is_closed = True
+        for tracked in [tracked for tracked in self.live.values() if tracked.queued]:
+            self.evict(tracked, Reason.CLOSED, actions)
+
+    def run_timers(self, now: float, actions: list[Action]) -> None:
+        while (tracked := self.timers.due(now)) is not None:
+            request = tracked.request
+            if request.expires <= now:
+                self.evict(tracked, Reason.EXPIRED, actions)
+            elif tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
+                self.evict(tracked, Reason.LATE, actions)
+            elif self._waits_in_vain(tracked, now):
+                self.evict(tracked, Reason.EXPIRED, actions)
+            else:
+                self._demote(tracked, now)
+                self.timers.push(next_moment(tracked, now), tracked)
+
+    def evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
+        self.arrivals.offered.refuse(reason.value)
+        retry_after = self._retry_after_s(reason)
+        actions.append(Evict(tracked.request.request_id, reason, retry_after))
+        self._forget(tracked, actions)
+
+    def _forget(self, tracked: TrackedRequest, actions: list[Action]) -> None:
+        """The request leaves whole: queued rows at once, leased ones are ignored from now on."""
+        tracked.open = 0
+        for row in tracked.rows:
+            if row.queue is not None:
+                self.waiting.remove(row)
+            else:
+                abandon(row, actions)
+        self._gone(tracked)
+        self.timers.trim(len(self.live))
+
+    def _gone(self, tracked: TrackedRequest) -> None:
+        del self.live[tracked.request.request_id]
+        tracked.flow.live -= 1
+        tracked.rows = ()  # which know their request: a circle that would be left to the collector
+
+    # -- being late
+
+    def call_late(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> None:
+        """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
+        if is_refused(tracked, self.waiting, self.settings, now):
+            self.evict(tracked, Reason.LATE, actions)
+        else:
+            self._demote(tracked, now)  # its timer comes too early, which does no harm
+
+    def _waits_in_vain(self, tracked: TrackedRequest, now: float) -> bool:
+        """Whether its deadline has passed and no idle moment is to come that could serve it: better
+        told now than when it expires."""
+        request = tracked.request
+        if now < request.deadline or tracked.queued < tracked.open:
+            return False
+        late_s = self.waiting.late_s + (0.0 if tracked.late else tracked.cost_s)
+        left_s, capacity = request.expires - now, self.groups.capacity
+        return self.admission.best_effort_capacity.ends(late_s, left_s, capacity, now)
+
+    def _demote(self, tracked: TrackedRequest, now: float) -> None:
+        if tracked.late:
+            return
+        self.starts(tracked, now)
+        queued = [row for row in tracked.rows if row.queue is not None]
+        for row in queued:
+            self.waiting.remove(row)
+        tracked.late = True
+        for row in queued:
+            self.waiting.add(row, now)
+
+    # -- settings
+
+    def reconfigure(self, settings: DispatcherSettings, now: float, actions: list[Action]) -> None:
+        """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
+        are now too long. Reopens what was closed."""
+        validate(settings)
+        self.arrivals.adopt(settings)
+        self.admission.tune(settings)
+        self._adopt_generation(settings)
+        moved = settings.bucket_edges != self.settings.bucket_edges
+        if moved:
+            self.waiting.edges = settings.bucket_edges
+        self._adopt(settings)
+        if not moved:
+            return
+        longest = settings.bucket_edges[-1]
+        for tracked in [tracked for tracked in self.live.values() if tracked.queued]:
+            queued = [row for row in tracked.rows if row.queue is not None]
+            if any(row.length > longest for row in queued):
+                self.evict(tracked, Reason.TOO_LONG, actions)
+                continue
+            for row in queued:
+                self.waiting.move(row, now)
+        self.waiting.tidy()
+
+    def _adopt(self, settings: DispatcherSettings) -> None:
+        self.settings = settings
+        self.suspects.hold_s = settings.suspect_hold_s
+        self.is_closed = False
+        self._pipeline.rejections.clear()
+        self.groups.adopt(settings, self.waiting.edges)
+
+    def _adopt_generation(self, settings: DispatcherSettings) -> None:
+        generation = settings.generation
+        if generation is None:
+            self.generations = None
+        elif self.generations is None:
+            self.generations = Generations(generation, self._token_s, frozen=settings.frozen)
+        else:
+            self.generations.adopt(generation, frozen=settings.frozen)
+        self.arrivals.generations = self.generations
+
+    def _token_s(self) -> float:
+        engine = self.groups.reference.engine
+        assert engine is not None
+        return engine.token_s
+
+    def _retry_after_s(self, reason: Reason) -> float:
+        return self.retry_after_s() if reason in _LOAD else 0.0
+
+    def expect_capacity(self, in_s: float) -> None:
+        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        if in_s < self._pipeline.capacity_in_s:
+            self._pipeline.rejections.clear()
+        self._pipeline.capacity_in_s = in_s
+
+    def retry_after_s(self) -> float:
+        """Seconds after which asking a full queue again may help."""
+        return self._pipeline.queue_s()

@@ -1,0 +1,136 @@
+"""The core as it is now, in numbers for metrics, `status` and tests.
+
+Reads everything, changes nothing. Work: buckets, replicas and open leases, never what waits (a
+retried row is the exception; there are at most as many as one lost replica held).
+"""
+
+from __future__ import annotations
+
+from routers.api.snapshot import (
+    FlowSnapshot,
+    GenerationSnapshot,
+    GroupSnapshot,
+    ReplicaSnapshot,
+    Snapshot,
+)
+from routers.core.core_state import State
+from routers.core.request_table import RequestTable
+from routers.estimates.groups import ReplicaGroup
+from routers.state.flows import Flow
+from routers.state.lanes import Bucket
+from routers.state.replica_state import ReplicaState
+from routers.state.request_queue import RequestQueue
+
+
+def take_snapshot(state: State, now: float) -> Snapshot:
+    requests, waiting, counts = state.requests, state.requests.waiting, state.copies.counts
+    replicas = tuple(_replica(replica) for replica in state.replicas.by_id.values())
+    return Snapshot(
+        waiting_rows=waiting.rows,
+        late_rows=waiting.late_rows,
+        waiting_requests=waiting.requests,
+        oldest_wait_s=_oldest_wait_s(waiting, now),
+        leases=len(state.leases.open),
+        leased_rows=state.leases.rows(),
+        drift=sum(replica.drift for replica in replicas),
+        rows_by_bucket=_rows_by_bucket(waiting),
+        backlog_s=waiting.seconds,
+        replicas=replicas,
+        unknown_closes=state.leases.unknown_closes,
+        flows=tuple(_flow(flow) for flow in waiting.flows.by_key.values()),
+        controllers=requests.admission.snapshot(state.replicas.groups.capacity, now),
+        edges=waiting.edges,
+        batch_targets=tuple(
+            (edge, requests.groups.reference.sizes.target(edge)) for edge in waiting.edges
+        ),
+        edge_switches=requests.arrivals.edges.state.switches,
+        hedges=counts.hedges,
+        hedges_won=counts.hedges_won,
+        ties=counts.ties,
+        probes=counts.probes,
+        retries=counts.retries,
+        suspensions=counts.suspensions,
+        moved_rows=counts.moved_rows,
+        late_rows_used=counts.late_rows_used,
+        evictions=counts.evictions,
+        preempted=counts.preempted,
+        budget_s=state.copies.budget.level_s,
+        utilisation=state.copies.utilisation.share,
+        idle_gap_s=counts.idle_gap_s,
+        early_binding_s=counts.early_binding_s,
+        generation=_generation(requests),
+        groups=tuple(_group(group) for group in state.replicas.groups.all()),
+        offered=requests.arrivals.offered.snapshot(),
+    )
+
+
+def _flow(flow: Flow) -> FlowSnapshot:
+    return FlowSnapshot(
+        tenant=flow.tenant,
+        priority=flow.priority,
+        weight=flow.weight,
+        rows=flow.rows,
+        late_rows=flow.late_rows,
+        waiting_s=flow.waiting_s,
+        served_s=flow.served_s,
+        start=flow.tag,
+    )
+
+
+def _replica(replica: ReplicaState) -> ReplicaSnapshot:
+    spec = replica.spec
+    return ReplicaSnapshot(
+        replica_id=spec.replica_id,
+        capacity=spec.capacity,
+        held=replica.held,
+        leases=len(replica.leases),
+        draining=replica.draining,
+        drift=replica.drift,
+        unhealthy=replica.unhealthy,
+        ejected=replica.ejected,
+        suspended=replica.suspended,
+        slowdown=replica.slowdown,
+        group=replica.group.name,
+    )
+
+
+def _generation(requests: RequestTable) -> GenerationSnapshot | None:
+    generations, engine = requests.generations, requests.groups.reference.engine
+    return None if generations is None or engine is None else generations.snapshot(engine)
+
+
+def _group(group: ReplicaGroup) -> GroupSnapshot:
+    service = group.service()
+    return GroupSnapshot(
+        name=group.name,
+        running=group.running,
+        healthy=group.healthy,
+        speed=group.speed,
+        batch_s=group.batch_s,
+        is_open=group.is_open,
+        planned_s=service.seconds,
+        planned_p99_s=service.p99_s,
+        planned_scv=service.scv,
+    )
+
+
+def _oldest_wait_s(waiting: RequestQueue, now: float) -> float:
+    buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
+    heads = [head for bucket in buckets if (head := bucket.head()) is not None]
+    return max((now - head.tracked.queued_at for head in heads), default=0.0)
+
+
+def _rows_by_bucket(waiting: RequestQueue) -> tuple[tuple[int, int], ...]:
+    """Edges in force, and older ones where rows still wait."""
+    counts = dict.fromkeys(waiting.edges, 0)
+    for lane in waiting.lanes():
+        for bucket in lane.buckets():
+            for edge, rows in _by_edge(bucket):
+                counts[edge] = counts.get(edge, 0) + rows
+    return tuple(sorted(counts.items()))
+
+
+def _by_edge(bucket: Bucket) -> list[tuple[int, int]]:
+    if bucket.edge:
+        return [(bucket.edge, bucket.rows)]
+    return [(row.edge, 1) for row in bucket.live()]

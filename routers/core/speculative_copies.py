@@ -1,0 +1,180 @@
+"""Which other replica is asked for the rows of a lease, and may that be?
+
+A copy goes to a healthy replica with a free slot that holds nothing more urgent, and takes only
+rows that may run twice and never have been copied before, so slow inputs start no avalanche. It is
+paid from the budget, not sent while the replicas are busy, nor when it could not be back by any of
+its rows' deadlines. Two unstarted copies are tied: the first to start cancels the other. A probe is
+a copy to an ejected replica, never refused, and is let run to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routers.api.actions import Action, Dispatch
+from routers.api.settings import DispatcherSettings
+from routers.estimates.averages import Utilisation
+from routers.policies.hedging import Hedging
+from routers.policies.outliers import Outliers
+from routers.state.budget import Budget
+from routers.state.lanes import Row
+from routers.state.leases import DispatchCounts, LeaseTable
+from routers.state.replica_state import FormedBatch, Lease, ReplicaState
+from routers.state.replicas import ReplicaSet
+
+_TRIES = 4  # leases that wait to be raced and are looked at in one step
+
+
+@dataclass(slots=True)
+class SpeculativeCopies:
+    """What races are made of, and the one writer of copies."""
+
+    settings: DispatcherSettings
+    replicas: ReplicaSet
+    leases: LeaseTable
+    hedging: Hedging
+    outliers: Outliers
+    budget: Budget
+    utilisation: Utilisation
+    counts: DispatchCounts
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under these settings; what has been learnt is kept."""
+        self.settings = settings
+        self.hedging.settings, self.hedging.frozen = settings.hedge, settings.frozen
+        self.outliers.settings, self.outliers.frozen = settings.outliers, settings.frozen
+        self.budget.share = settings.hedge.budget
+
+    def hedge(self, now: float, actions: list[Action]) -> None:
+        """Race what waits for it, as far as replicas and budget go."""
+        waiting = self.hedging.waiting
+        if not waiting or self.utilisation.share > self.settings.hedge.max_utilisation:
+            return
+        for lease in list(waiting)[:_TRIES]:
+            rows = copiable(lease)
+            if not rows or not self._pays_off(lease, rows, now):
+                del waiting[lease]
+                continue
+            dispatch = self._to_another(lease, rows, now)
+            if dispatch is not None:
+                del waiting[lease]
+                self.counts.hedges += 1
+                self.leases.open[dispatch.lease_id].hedge = True
+                self._distrust(lease, now)
+                actions.append(dispatch)
+
+    def tie(self, lease: Lease, now: float) -> Dispatch | None:
+        """A copy of a lease that was just staged behind a running one, if a slot is free."""
+        if self.utilisation.share > self.settings.hedge.max_utilisation:
+            return None
+        rows = copiable(lease)
+        dispatch = self._to_another(lease, rows, now, spare=True) if rows else None
+        if dispatch is not None:
+            lease.tied = True
+            self.counts.ties += 1
+        return dispatch
+
+    def probe(self, lease: Lease, now: float) -> Dispatch | None:
+        """A copy of a lease that was just signed, to an ejected replica that is due."""
+        replica = self.outliers.to_probe(lease.replica.group, now)
+        rows = copiable(lease) if replica is not None and replica is not lease.replica else []
+        if replica is None or not rows:
+            return None
+        self.outliers.sent_probe(replica)
+        self.counts.probes += 1
+        return self._copy(lease, replica, rows, now, probe=True)
+
+    def _distrust(self, lease: Lease, now: float) -> None:
+        """Nothing is staged behind what is being raced, until it has closed."""
+        if lease.replica.head() is lease:
+            lease.overdue = lease.replica.overdue = True
+            self.replicas.refresh(lease.replica, now)
+
+    def _pays_off(self, lease: Lease, rows: list[Row], now: float) -> bool:
+        groups = {lease.replica.group}
+        if len(self.replicas.groups.by_name) > 1:
+            groups |= {each for each in self.replicas.groups.all() if each.healthy}
+        seconds = min([group.cost.predict(len(rows), lease.batch.width) for group in groups])
+        return max(row.tracked.request.deadline for row in rows) - now > seconds
+
+    def _to_another(
+        self, lease: Lease, rows: list[Row], now: float, *, spare: bool = False
+    ) -> Dispatch | None:
+        replicas = self.replicas
+
+        def accept(replica: ReplicaState) -> Dispatch | None:
+            if not self._may_take(replica, lease):
+                return None
+            width = self._width(lease, rows)
+            seconds = replica.group.cost.predict(len(rows), width, replica.spec.replica_id)
+            if replica.group is not lease.replica.group and seconds > _left_s(lease, rows, now):
+                return None
+            if not self.budget.affords(seconds, spare=spare):
+                return None
+            return self._copy(lease, replica, rows, now)
+
+        return replicas.ready.first(accept, now)
+
+    def _may_take(self, replica: ReplicaState, lease: Lease) -> bool:
+        if replica is lease.replica or replica.streams or not replica.answers:
+            return False
+        urgency = lease.batch.rank[:2]
+        return all(other.batch.rank[:2] >= urgency for other in replica.leases.values())
+
+    def _width(self, lease: Lease, rows: list[Row]) -> int:
+        """What the device will see these rows as, which may be fewer than the lease was sent."""
+        settings, batch = self.settings, lease.batch
+        if settings.buckets.fixed_shapes or len(rows) == len(batch.rows):
+            return batch.width
+        lengths = [row.length for row in rows]
+        return max(lengths) if settings.pads else -(-sum(lengths) // len(lengths))
+
+    def _copy(
+        self,
+        lease: Lease,
+        replica: ReplicaState,
+        rows: list[Row],
+        now: float,
+        *,
+        probe: bool = False,
+    ) -> Dispatch:
+        replica_id, batch = replica.spec.replica_id, lease.batch
+        width = self._width(lease, rows)
+        seconds = replica.group.cost.predict(len(rows), width, replica_id)
+        unstarted = not lease.opened and lease.replica.head() is not lease
+        copied = FormedBatch(rows, width, batch.edge, batch.rank)
+        copy = self.leases.sign_copy(lease, replica, copied, seconds, now)
+        copy.probe, copy.hedge_due = probe, True
+        copy.paid_s = lease.paid_s = seconds
+        copy.tied = lease.tied = unstarted and not probe
+        self.budget.pay(seconds)
+        self.hedging.watch(copy)
+        self.replicas.refresh(replica, now)
+        return Dispatch(
+            copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, batch.rank,
+            copy_of=lease.lease_id, tied=copy.tied,
+        )  # fmt: skip
+
+
+def _left_s(lease: Lease, rows: list[Row], now: float) -> float:
+    """Seconds that a copy in another group may take: until the last of the rows is due, and where
+    the lease has yet to start, until it is predicted to be answered."""
+    due_s = max(row.tracked.request.deadline for row in rows) - now
+    if lease.opened or lease.starts_at <= now:
+        return due_s
+    return min(due_s, lease.starts_at + lease.predicted_s - now)
+
+
+def copiable(lease: Lease) -> list[Row]:
+    """Its members that may run a second time, if it is not in a race already."""
+    if lease.copy is not None or lease.copy_of is not None:
+        return []
+    return [
+        row
+        for row in lease.members()
+        if row.tracked.request.retryable and not row.copied and not row.retried
+    ]
+
+
+def row_ids(rows: list[Row]) -> tuple[tuple[int, int], ...]:
+    return tuple([(row.tracked.request.request_id, row.index) for row in rows])

@@ -1,0 +1,184 @@
+"""The lease of a request that generates: what it occupies, and what its flow owes.
+
+A flow pays for a lease's predicted cost when it is sent, for more as soon as more has been served,
+and gets back what was not served when it ends; nothing where nothing was. What a lease occupies is
+what its replica says, with the room that is kept for what is still to come. Prompts that are being
+read are counted by replica, long ones apart: the next prompt waits behind them. All of it is told
+by `Progress` and by the report that closes the lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from routers.api.events import Progress
+from routers.api.requests import LeaseEnd, Tokens
+from routers.core.core_state import State
+from routers.core.request_table import RequestTable
+from routers.estimates.engine_speed import EngineSpeed
+from routers.estimates.generations import Generations, RunningGeneration
+from routers.state.ready_replicas import load_of
+from routers.state.replica_state import Lease
+
+_FULL = 0.8  # of a replica's room
+_MOST_TOKENS = 1_000_000_000
+
+
+def began(generations: Generations, lease: Lease) -> None:
+    """The lease has just been signed."""
+    row, replica = lease.batch.rows[0], lease.replica
+    plan = row.tracked.plan
+    assert plan is not None
+    spec = replica.spec
+    cached = generations.placed(plan, spec.replica_id, spec.capacity)
+    reads = float(plan.prompt - cached)
+    is_long = reads > generations.settings.long_tokens
+    token_s, ahead = generations.token_s(), replica.reading
+    lease.running = RunningGeneration(
+        plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at
+    )
+    replica.reading += reads
+    replica.reading_long += reads if is_long else 0.0
+
+
+def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
+    """Take in how far it is; whether its replica may be able to take more than before."""
+    running, generations = lease.running, state.requests.generations
+    if running is None or generations is None:
+        state.leases.resize(lease, event.held)
+        return True
+    before = running.tokens
+    tokens = _believable(event.tokens, before)
+    is_first = tokens.output > 0 and running.first_at is None
+    if is_first:
+        _first_token(state, lease, running, tokens, now)
+    elif tokens.output > before.output and running.first_at is not None:
+        _stepped(lease, running, tokens, now)
+    running.tokens = tokens
+    _pay(state.requests, lease, running, tokens, now)
+    served = generations.weighted(tokens) - generations.weighted(before)
+    full = _is_full(state.requests, lease)
+    _engine(lease).worked(lease.replica_id, served, now, full=full)
+    held, share = event.held, lease.share
+    if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
+        held = running.plan.prompt + tokens.output
+    if not tokens.output and held < running.plan.prompt:
+        held = running.plan.prompt  # the rest of it has yet to be read
+    state.leases.resize(lease, held + generations.left(running.plan, tokens.output))
+    return is_first or lease.share < share
+
+
+def _first_token(
+    state: State, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
+) -> None:
+    generations = state.requests.generations
+    assert generations is not None
+    running.first_at = running.at = now
+    seconds = now - lease.sent_at
+    read = max(0, tokens.input - tokens.cached)
+    _engine(lease).began(running.ahead + read, seconds)
+    generations.found(running.cached, tokens.cached)
+    state.requests.arrivals.first_token(lease.replica.group, read, seconds)
+    has_read(lease)
+    if running.plan.blocks:
+        running.cached = tokens.cached
+
+
+def _stepped(lease: Lease, running: RunningGeneration, tokens: Tokens, now: float) -> None:
+    more = (tokens.output - running.tokens.output) / running.plan.sequences
+    if more > 0.0 and running.tokens.output:
+        sequences = float(len(lease.replica.leases))
+        _engine(lease).stepped(sequences, (now - running.at) / more)
+    running.at = now
+
+
+def has_read(lease: Lease) -> None:
+    """Its prompt has been read, or will not be."""
+    running, replica = lease.running, lease.replica
+    if running is not None and running.reads:
+        replica.reading -= running.reads
+        replica.reading_long -= running.reads if running.is_long else 0.0
+        running.reads = 0.0
+
+
+def _pay(
+    requests: RequestTable, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
+) -> None:
+    """What it has had beyond what its flow has paid; the controllers hear of all of it."""
+    generations, batch = requests.generations, lease.owes
+    assert generations is not None
+    served_s = generations.weighted(tokens) * running.token_s
+    if batch is not None and served_s > batch.predicted_s:
+        ((priority, tenant, paid_s),) = batch.charges
+        requests.charge(priority, tenant, served_s - paid_s)
+        charges = ((priority, tenant, served_s),)
+        lease.owes = replace(batch, predicted_s=served_s, charges=charges)
+    if served_s > running.told_s:
+        priority, tenant, _ = lease.batch.charges[0]
+        requests.served((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
+        running.told_s = served_s
+
+
+def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float) -> None:
+    """The lease has closed: settles what its flow owes, and learns."""
+    running, requests = lease.running, state.requests
+    generations = requests.generations
+    if running is None or generations is None:
+        return
+    before = running.tokens
+    has_said = tokens.input > 0 or tokens.output > 0
+    tokens = _believable(tokens, before) if has_said else before
+    if running.first_at is None and end is LeaseEnd.DONE:
+        generations.found(running.cached, tokens.cached)  # when its first token came nobody said
+    has_read(lease)
+    served = generations.weighted(tokens) - generations.weighted(before)
+    full = _is_full(requests, lease)
+    _engine(lease).worked(lease.replica_id, served, now, full=full)
+    if not lease.replica.leases:
+        _engine(lease).idle(lease.replica_id)
+    if end is LeaseEnd.DONE and tokens.output:
+        generations.answered(running.plan, tokens.output)
+    running.tokens = tokens
+    _settle(requests, lease, running, end, now)
+
+
+def _settle(
+    requests: RequestTable, lease: Lease, running: RunningGeneration, end: LeaseEnd, now: float
+) -> None:
+    batch, tokens = lease.owes, running.tokens
+    if batch is None:
+        return
+    lease.owes = None
+    nothing = not (tokens.input or tokens.output)
+    if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
+        requests.settle(batch, None, now)
+        return
+    if nothing:  # its replica counts nothing: what was predicted stands
+        served_s = batch.predicted_s
+    else:
+        assert requests.generations is not None
+        served_s = requests.generations.weighted(tokens) * running.token_s
+    requests.settle_stream(batch, served_s, served_s - running.told_s, now)
+    running.told_s = served_s
+
+
+def _engine(lease: Lease) -> EngineSpeed:
+    engine = lease.replica.group.engine
+    assert engine is not None
+    return engine
+
+
+def _is_full(requests: RequestTable, lease: Lease) -> bool:
+    """Whether its replica works as fast as it can: what waits, waits for room there."""
+    return requests.waiting.rows > 0 and load_of(lease.replica) > _FULL
+
+
+def _believable(tokens: Tokens, before: Tokens) -> Tokens:
+    """Counts that never go back, and are counts."""
+    read = _count(tokens.input, before.input)
+    cached = min(_count(tokens.cached, 0), read)
+    return Tokens(read, cached, _count(tokens.output, before.output))
+
+
+def _count(value: int, least: int) -> int:
+    return value if least <= value <= _MOST_TOKENS else least

@@ -1,0 +1,1 @@
+"""What is learnt and predicted: costs, delays, lengths."""

@@ -1,0 +1,130 @@
+"""How many rows should a batch have, and is it worth waiting for one more?
+
+The target is the largest batch that keeps three bounds: rows, tokens, and predicted seconds as a
+share of the SLO (a batch is what a new request waits for). It is cached an edge until the cost
+model has learnt more. Holding an idle replica back is decided by arithmetic: the rows' summed
+latency if the next one is awaited, against what it is otherwise.
+
+Source: (1 + 1/n)·T(b) <= SLO for n staggered replicas (Symphony, arXiv 2308.07470), n = 1 here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from routers.api.settings import DispatcherSettings
+from routers.estimates.cost.model import CostModel
+
+MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
+GUESTS = 0.25  # of a batch's most seconds: what those above their share may fill for those below
+_REFRESH = 64  # questions after which a target is worked out anew
+_RATE_GAIN = 0.1
+
+
+@dataclass(slots=True)
+class _Target:
+    rows: int
+    full_s: float
+    reads: int = 0
+
+
+@dataclass(slots=True)
+class PlannedBatch:
+    """A full batch of rows as long as an edge: predicted seconds, and those of a row's part."""
+
+    seconds: float
+    row_s: float
+    reads: int = 0
+
+
+class BatchSizes:
+    def __init__(self, settings: DispatcherSettings, cost: CostModel) -> None:
+        self._settings = settings
+        self._cost = cost
+        self.most_passed_s = MOST_PASSED * settings.slo_s
+        self._targets: dict[int, _Target] = {}
+        self._planned: dict[int, PlannedBatch] = {}
+
+    def most_rows(self, width: int) -> int:
+        """Rows of that width that a batch may have by number and predicted seconds; at least 1."""
+        return self._of(width).rows
+
+    def target(self, edge: int) -> int:
+        """Rows of a full batch of rows as long as `edge`: by tokens, too; at least 1."""
+        return max(1, min(self._of(edge).rows, self._settings.max_tokens // edge))
+
+    def part_rows(self, edge: int) -> int:
+        """Rows of a batch that is filled by flows above their share: `GUESTS` of the seconds."""
+        target = self._of(edge)
+        if target.full_s <= GUESTS * self.most_s():
+            return target.rows
+        return max(1, int(target.rows * GUESTS * self.most_s() / target.full_s))
+
+    def full_s(self, edge: int) -> float:
+        """Predicted seconds of a full batch."""
+        return self._of(edge).full_s
+
+    def planned(self, edge: int) -> PlannedBatch:
+        """For who counts, apart from the targets: asking for it changes no decision."""
+        planned = self._planned.get(edge)
+        if planned is None or planned.reads >= _REFRESH:
+            if len(self._planned) > 64:
+                self._planned.clear()
+            full = self._work_out(edge)
+            rows = max(1, min(full.rows, self._settings.max_tokens // edge))
+            planned = self._planned[edge] = PlannedBatch(full.full_s, full.full_s / rows)
+        planned.reads += 1
+        return planned
+
+    def most_s(self) -> float:
+        """Predicted seconds that a batch of more than one row may take."""
+        settings = self._settings
+        if settings.fixed_size is not None:
+            return inf
+        return settings.max_slo_share * settings.slo_s
+
+    def _of(self, edge: int) -> _Target:
+        target = self._targets.get(edge)
+        if target is None or target.reads >= _REFRESH:
+            if len(self._targets) > 64:
+                self._targets.clear()
+            target = self._targets[edge] = self._work_out(edge)
+        target.reads += 1
+        return target
+
+    def _work_out(self, edge: int) -> _Target:
+        settings, predict = self._settings, self._cost.predict
+        most = settings.fixed_size or settings.max_size
+        rows, high = 1, max(1, min(most, settings.max_size))
+        most_s = self.most_s()
+        while rows < high:  # the largest that fits, by halving
+            middle = (rows + high + 1) // 2
+            if predict(middle, edge) <= most_s:
+                rows = middle
+            else:
+                high = middle - 1
+        return _Target(rows, predict(max(1, min(rows, settings.max_tokens // edge)), edge))
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Mean seconds between arrivals of one edge (EWMA); inf until two have come."""
+
+    mean_s: float = inf
+    last: float | None = None
+
+    def arrived(self, now: float) -> None:
+        if self.last is not None:
+            gap = now - self.last
+            known = self.mean_s
+            self.mean_s = gap if known == inf else known + _RATE_GAIN * (gap - known)
+        self.last = now
+
+
+def pays_to_wait(rows: int, gap_s: float, alone_s: float, now_s: float, then_s: float) -> bool:
+    """Whether `rows` rows and the one expected in `gap_s` have a smaller sum of latencies served
+    together. alone_s, now_s, then_s: predicted seconds of batches of 1, `rows` and `rows` + 1."""
+    waiting_s = rows * (gap_s + then_s) + then_s
+    apart_s = rows * now_s + max(now_s - gap_s, 0.0) + alone_s
+    return waiting_s < apart_s

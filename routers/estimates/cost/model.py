@@ -1,0 +1,253 @@
+"""How many seconds will a batch take on the device?
+
+One fit a model (`cost.fit`), times the slowdown of a replica, times the wanted quantile of how
+measured batches scatter around that (`cost.residuals`): the median to plan with, the 99th
+percentile to promise by. It starts from a profile where there is one. A batch of a kind that was
+never measured teaches the fit; any other teaches the replica's slowdown first and the fit what is
+left, and no more than noise explains, so that neither a hiccup nor a slow replica bends the fit.
+Seconds of device time; waiting and transport are not its business. Source: Clockwork (OSDI'20) for
+predicting from recent batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, log
+
+from routers.api.settings import DispatcherSettings
+from routers.estimates.cost.fit import CostFit, Vector, features
+from routers.estimates.cost.residuals import Scatter, Slowdowns, Spread, at_quantile
+
+# Of typical batches:
+_GAIN = 0.1
+_FIRST_FILL = 0.5
+
+# Of the fit:
+_NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
+_EARLY_SAMPLES = 32  # up to here every sample is asked whether it is new ground, and solved for
+_SOLVE_EVERY = 4
+_ABSORB = 0.1  # of the pool's slowdown is the fit's to learn, so that the two do not drift apart
+_ERRORS = 256
+
+
+@dataclass(slots=True)
+class TypicalBatch:
+    rows: float
+    width: float
+
+
+class TypicalBatches:
+    """Moving averages of rows and width over the batches that a bucket led.
+
+    The last ten count for two thirds. The quotient of averages, not the average of quotients, is
+    what a row costs where small and full batches take turns. Until a batch was measured: half of
+    what one may hold (`max_size` rows and `max_tokens` tokens), at full width."""
+
+    def __init__(self, max_size: int, max_tokens: int) -> None:
+        self._max_size = max_size
+        self._max_tokens = max_tokens
+        self._by_edge: dict[int, TypicalBatch] = {}
+
+    def of(self, edge: int) -> TypicalBatch:
+        return self._by_edge.get(edge) or self._assumed(edge)
+
+    def observe(self, edge: int, rows: int, width: int) -> None:
+        typical = self._by_edge.get(edge)
+        if typical is None:
+            self._by_edge[edge] = TypicalBatch(rows, width)
+        else:
+            typical.rows += _GAIN * (rows - typical.rows)
+            typical.width += _GAIN * (width - typical.width)
+
+    def _assumed(self, edge: int) -> TypicalBatch:
+        most = min(self._max_size, self._max_tokens // max(1, edge))
+        return TypicalBatch(max(1.0, _FIRST_FILL * most), edge)
+
+
+@dataclass(frozen=True, slots=True)
+class CostError:
+    """Relative error |observed - predicted| / observed over the last `samples` batches."""
+
+    median: float
+    p99: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What a batch costs on a replica of the pool's slowdown: seconds in all, for each row, for
+    each token (rows x width) and for each token times width."""
+
+    launch_s: float
+    row_s: float
+    token_s: float
+    square_s: float
+
+
+class CostModel:
+    """One model's cost. `initial_s` is the prediction until a batch has been measured; `profile`:
+    (rows, width, seconds) that were; a batch holds up to `max_size` rows and `max_tokens` tokens.
+    Width is a batch's longest row; the mean where the model packs."""
+
+    def __init__(
+        self,
+        initial_s: float = 0.0,
+        profile: Iterable[tuple[int, int, float]] = (),
+        *,
+        max_size: int = 32,
+        max_tokens: int = 16384,
+    ) -> None:
+        self._initial_s = initial_s
+        self._frozen = False
+        self._start(tuple(profile), max_size, max_tokens)
+
+    @classmethod
+    def of(cls, settings: DispatcherSettings) -> CostModel:
+        initial_s, profile = settings.initial_cost_s, settings.profile
+        most, max_tokens = settings.fixed_size or settings.max_size, settings.max_tokens
+        model = cls(initial_s, profile, max_size=most, max_tokens=max_tokens)
+        model.freeze(settings.frozen)
+        return model
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under new settings. Another profile is another model: all that was learnt goes."""
+        bounds = settings.fixed_size or settings.max_size, settings.max_tokens
+        if settings.profile != self._profile:
+            self._start(settings.profile, *bounds)
+        elif bounds != self._bounds:
+            self._bound(*bounds)
+        self.freeze(settings.frozen)
+
+    def _start(
+        self, profile: tuple[tuple[int, int, float], ...], max_size: int, max_tokens: int
+    ) -> None:
+        self._profile = profile
+        self._bound(max_size, max_tokens)
+        self._fit, self._slowdowns, self._spread = CostFit(), Slowdowns(), Spread()
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        self._c: Vector = (self._initial_s, 0.0, 0.0, 0.0)
+        for rows, width, seconds in profile:
+            if seconds > 0.0:
+                self._fit.learn(features(rows, width), seconds, seconds, fade=0.0)
+        if self.measured:
+            self._solve()
+
+    def _bound(self, max_size: int, max_tokens: int) -> None:
+        self._bounds = max_size, max_tokens
+        self._typical = TypicalBatches(max_size, max_tokens)
+        self._units: dict[int, float] = {}
+
+    @property
+    def measured(self) -> bool:
+        return self._fit.samples > 0
+
+    @property
+    def coefficients(self) -> Coefficients:
+        launch, row, token, square = self._c
+        slowdown = self._slowdowns.pool
+        return Coefficients(launch * slowdown, row * slowdown, token * slowdown, square * slowdown)
+
+    # -- what a batch will cost
+
+    def predict(
+        self, rows: float, width: float, replica_id: str = "", quantile: float = 0.5
+    ) -> float:
+        """Device seconds of a batch, not exceeded by `quantile` of them, hiccups left aside."""
+        launch, row, token, square = self._c
+        tokens = rows * width
+        fit_s = launch + row * rows + tokens * (token + square * width)
+        return fit_s * self._slowdowns.of(replica_id) * self._spread.quantile(quantile)
+
+    def unit_s(self, edge: int) -> float:
+        """Predicted seconds of one row in the typical batch that the bucket leads; O(1)."""
+        unit_s = self._units.get(edge)
+        if unit_s is None:
+            typical = self._typical.of(edge)
+            launch, row, token, square = self._c
+            per_row_s = (
+                launch / typical.rows + row + typical.width * (token + square * typical.width)
+            )
+            unit_s = per_row_s * self._slowdowns.pool * self._spread.median
+            self._units[edge] = unit_s
+        return unit_s
+
+    def slowdown(self, replica_id: str) -> float:
+        """The replica's slowdown to the pool's; 1.0 until it was measured."""
+        return self._slowdowns.to_pool(replica_id)
+
+    def error(self) -> CostError:
+        ordered = sorted(self._errors)
+        if not ordered:
+            return CostError(0.0, 0.0, 0)
+        return CostError(at_quantile(ordered, 0.5), at_quantile(ordered, 0.99), len(ordered))
+
+    def scatter(self) -> Scatter:
+        """Of measured batches around what is predicted of them, hiccups left aside."""
+        return self._spread.scatter()
+
+    # -- what batches have cost
+
+    def observe(
+        self,
+        rows: int,
+        width: int,
+        service_s: float,
+        *,
+        predicted_s: float,
+        replica_id: str = "",
+        edge: int = 0,
+    ) -> None:
+        """A batch took `service_s`; `predicted_s` is what was said when it was sent; `edge`: of the
+        bucket that led it, 0: none, so it is nobody's typical batch."""
+        if service_s <= 0.0:
+            return
+        if self.measured or self._initial_s > 0.0:
+            self._errors.append(abs(service_s - predicted_s) / service_s)
+        if self._frozen:
+            return
+        self._learn(features(rows, width), service_s, replica_id)
+        if edge:
+            self._typical.observe(edge, rows, width)
+        self._units.clear()
+
+    def freeze(self, frozen: bool) -> None:
+        """Frozen, predictions stay as they are; errors are still counted."""
+        self._frozen = frozen
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        self._slowdowns.forget(replica_id)
+
+    def _learn(self, x: Vector, service_s: float, replica_id: str) -> None:
+        fit, slowdowns, noise = self._fit, self._slowdowns, self._spread.noise
+        fit_s = fit.seconds(x)
+        expected_s = fit_s * slowdowns.of(replica_id)
+        if not fit_s or self._is_new_ground(x, fit_s, service_s / expected_s):
+            seconds = service_s / slowdowns.of(replica_id)
+            # By its own time: were it a hiccup, the next of its kind would outweigh it.
+            self._take(x, seconds, seconds)
+            return
+        self._spread.observe(service_s / expected_s)
+        slowdowns.follow(replica_id, log(service_s / fit_s), noise)
+        left = log(service_s / (fit_s * slowdowns.of(replica_id))) + _ABSORB * log(slowdowns.pool)
+        odd = max(1.0, abs(left) / noise)
+        self._take(x, fit_s * exp(left / odd), fit_s * odd)
+
+    def _is_new_ground(self, x: Vector, fit_s: float, quotient: float) -> bool:
+        """Whether too little is known of such batches to blame the replica."""
+        fit = self._fit
+        if fit.samples >= _EARLY_SAMPLES and abs(log(quotient)) < self._spread.noise:
+            return False
+        return fit.doubt(x, fit_s) > _NEW_GROUND
+
+    def _take(self, x: Vector, seconds: float, typical_s: float) -> None:
+        fit = self._fit
+        fit.learn(x, seconds, typical_s)
+        if fit.samples < _EARLY_SAMPLES or fit.samples % _SOLVE_EVERY == 0:
+            self._solve()
+
+    def _solve(self) -> None:
+        self._fit.solve()
+        self._c = self._fit.coefficients

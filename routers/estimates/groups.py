@@ -1,0 +1,327 @@
+"""The groups of replicas that serve one model: what each has learnt, and how much it can do.
+
+A group is replicas of one kind: one runtime on one sort of device. Costs (fit, slowdowns, scatter),
+batch sizes, turnaround and engine speed are its own, so that a GPU's measurements never teach a
+CPU's prediction. Work of several groups is counted in one unit, predicted device seconds of the
+*reference* group, the first that the settings list: a group does `speed` of them a second, by what
+a row costs in its own typical batch. So a tenant pays for its rows, not for where they were served.
+A reserve is used only while the others would let what waits wait longer than its `after_s`.
+Decides which group may be used, never which replica. Work: a look at each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from routers.api.settings import DispatcherSettings, GroupSettings
+from routers.estimates.batch_size import BatchSizes
+from routers.estimates.cost.model import CostModel
+from routers.estimates.engine_speed import EngineSpeed
+from routers.estimates.turnaround import Turnaround
+
+_BATCH_GAIN = 0.05
+_SPEED_GAIN = 0.05
+_STREAM_SCV = 1.0  # lengths of answers scatter about as an exponential does
+_LEAST_SPEED, _MOST_SPEED = 1e-4, 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    """Seconds of a full batch as typically led: mean and 99th percentile, and the squared
+    coefficient of variation of batches' service time, of all kinds. Of streams: until the first
+    token, mean and margin."""
+
+    seconds: float
+    p99_s: float
+    scv: float
+
+
+class ReplicaGroup:
+    """`index`: how many there were before it. `settings`: the model's, with what the group differs
+    in. `after_s`: of a reserve, the wait on the others beyond which it is used; 0: it is none.
+    `running` and `healthy`: replicas. `speed`: work, in seconds of the reference, that a replica of
+    it does in a second. `batch_s`: predicted seconds of a typical batch (EWMA); `next_s`: of its
+    next one; `planned_s`: of a full one of the kind that was typically sent, `planned_sq_s2` its
+    mean square. `most_streams`: leases that a stream replica may hold for the promised time a
+    token. `is_open`: may be used now; `holds_back`: its free replicas left what waits to faster
+    ones, as last asked."""
+
+    def __init__(self, name: str, index: int, settings: DispatcherSettings) -> None:
+        self.name, self.index, self.settings = name, index, settings
+        self.cost = CostModel.of(settings)
+        self.turnaround = Turnaround()
+        self.engine: EngineSpeed | None = None
+        self._adopt_engine(settings)
+        self.sizes = BatchSizes(settings, self.cost)
+        self.after_s = 0.0
+        self.running = self.healthy = 0
+        self.speed = 1.0
+        self.batch_s = self.next_s = 0.0
+        self.planned_s = self.planned_sq_s2 = 0.0
+        self.most_streams = inf
+        self.is_open, self.holds_back = True, False
+        self._ends_s, self._busy = 0.0, 0
+
+    def adopt(self, settings: DispatcherSettings, edges: tuple[int, ...]) -> None:
+        """Go on under these settings; `edges`: of new requests' buckets."""
+        self.settings = settings
+        self.cost.adopt(settings)
+        self._adopt_engine(settings)
+        self.sizes = BatchSizes(settings, self.cost)
+        self.turnaround.keep(edges, settings.initial_cost_s)
+
+    def _adopt_engine(self, settings: DispatcherSettings) -> None:
+        generation = settings.generation
+        if generation is None:
+            self.engine = None
+        elif self.engine is None:
+            self.engine = EngineSpeed(generation)
+        else:
+            self.engine.adopt(generation)
+        if self.engine is not None:
+            self.engine.frozen = settings.frozen
+
+    def took(self, predicted_s: float, edge: int) -> None:
+        """A batch was sent that is predicted to take so long, led by this bucket."""
+        known = self.batch_s
+        self.next_s = self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
+        if self.engine is None:
+            full_s, gain = self.sizes.planned(edge).seconds, _BATCH_GAIN if self.planned_s else 1.0
+            self.planned_s += gain * (full_s - self.planned_s)
+            self.planned_sq_s2 += gain * (full_s * full_s - self.planned_sq_s2)
+
+    def service(self) -> PlannedService:
+        """What its replicas are planned with."""
+        if self.engine is not None:
+            mean_s, margin_s = self.turnaround.typical_s()
+            return PlannedService(mean_s, margin_s, _STREAM_SCV)
+        mean_s, square_s2 = self.planned_s, self.planned_sq_s2
+        if not mean_s:
+            mean_s = self.sizes.planned(self.settings.bucket_edges[-1]).seconds
+            square_s2 = mean_s * mean_s
+        scatter = self.cost.scatter()
+        apart = square_s2 / (mean_s * mean_s) if mean_s > 0.0 else 1.0
+        return PlannedService(
+            mean_s, mean_s * scatter.p99, max(0.0, apart * (1.0 + scatter.scv) - 1.0)
+        )
+
+    # -- how much of it is taken
+
+    def begin_count(self) -> None:
+        self.running = self.healthy = self._busy = 0
+        self._ends_s = 0.0
+
+    def busy_until(self, before: float, after: float) -> None:
+        """A healthy replica of it was free from `before` on and is from `after` on; 0: now."""
+        self._ends_s += after - before
+        self._busy += (after > 0.0) - (before > 0.0)
+
+    def held_s(self, now: float) -> float:
+        """Predicted seconds that its healthy replicas have still to do, summed."""
+        if not self._busy:
+            return 0.0
+        return max(0.0, self._ends_s - self._busy * now)
+
+    @property
+    def most_work_s(self) -> float:
+        """Work of the longest batch of more than one row."""
+        return self.sizes.most_s() * self.speed
+
+    def forecast_s(self, rows: int, edge: int) -> float:
+        """Predicted seconds of a batch of what of these rows it would take at once."""
+        return self.cost.predict(min(rows, self.sizes.target(edge)), edge)
+
+
+class ReplicaGroups:
+    """`capacity`: work that the running replicas can do, reference seconds a second; of one group
+    the number of its replicas. `reference`: the group whose seconds work is counted in. `alone`:
+    its turnaround, where it is the only one."""
+
+    def __init__(self, settings: DispatcherSettings) -> None:
+        self.by_name: dict[str, ReplicaGroup] = {}
+        self.capacity = 0.0
+        self._edges = settings.bucket_edges
+        self._made = 0
+        self.alone: Turnaround | None = None
+        self.adopt(settings, settings.bucket_edges)
+
+    def of(self, name: str) -> ReplicaGroup:
+        """The group of that name; one that no settings list has a cost to learn."""
+        group = self.by_name.get(name)
+        if group is None:
+            unknown = replace(self._settings, profile=()) if self._settings.groups else None
+            group = self._add(name, unknown or self._settings)
+        return group
+
+    def all(self) -> Iterable[ReplicaGroup]:
+        return self.by_name.values()
+
+    def adopt(self, settings: DispatcherSettings, edges: tuple[int, ...]) -> None:
+        """Go on under new settings; a group that they no longer list stays while it has replicas,
+        and knows what it knew."""
+        self._settings, self._edges = settings, edges
+        listed = {each.name: each for each in settings.groups} or {"": GroupSettings("")}
+        for name, own in listed.items():
+            group = self.by_name.get(name) or self._add(name, settings)
+            group.after_s = own.after_s
+            group.adopt(of_group(settings, own), edges)
+        for name, group in list(self.by_name.items()):
+            if name not in listed:
+                if not group.running:
+                    del self.by_name[name]
+                    continue
+                group.adopt(_as_before(settings, group), edges)
+        self.reference = self.by_name[next(iter(listed))]
+        for group in self.by_name.values():
+            group.is_open = not group.after_s or len(self.by_name) == 1  # until asked anew
+            group.holds_back = False
+        self.alone = self.reference.turnaround if len(self.by_name) == 1 else None
+        self._compare()
+
+    def keep(self, edges: tuple[int, ...]) -> None:
+        """These are the buckets of new requests now."""
+        self._edges = edges
+        for group in self.by_name.values():
+            group.turnaround.keep(edges, group.settings.initial_cost_s)
+
+    def _add(self, name: str, settings: DispatcherSettings) -> ReplicaGroup:
+        group = self.by_name[name] = ReplicaGroup(name, self._made, settings)
+        self._made += 1
+        self.alone = group.turnaround if len(self.by_name) == 1 else None
+        group.turnaround.keep(self._edges, settings.initial_cost_s)
+        return group
+
+    # -- what they are worth
+
+    def count(self) -> None:
+        """The running set has changed, or what a group is worth."""
+        self.capacity = sum([group.running * group.speed for group in self.by_name.values()])
+
+    def weigh(self, edge: int) -> None:
+        """A batch that this bucket leads was sent: compare what its rows cost in each group."""
+        if self._settings.frozen:
+            return
+        for group in self.by_name.values():
+            speed = self._speed(group, edge)
+            if speed:
+                group.speed += _SPEED_GAIN * (speed - group.speed)
+        self.count()
+
+    def _compare(self) -> None:
+        """By all buckets alike, until batches show which of them count."""
+        for group in self.by_name.values():
+            speeds = [speed for edge in self._edges if (speed := self._speed(group, edge))]
+            group.speed = sum(speeds) / len(speeds) if speeds else group.speed
+        self.reference.speed = 1.0
+        self.count()
+
+    def _speed(self, group: ReplicaGroup, edge: int) -> float:
+        """0.0: not known yet."""
+        if group is self.reference:
+            return 1.0
+        ours, theirs = _worth_s(self.reference, edge), _worth_s(group, edge)
+        if ours <= 0.0 or theirs <= 0.0:
+            return 0.0
+        return min(_MOST_SPEED, max(_LEAST_SPEED, ours / theirs))
+
+    @property
+    def main(self) -> ReplicaGroup:
+        """The group that does most of the work."""
+        if len(self.by_name) == 1:
+            return self.reference
+        return max(self.by_name.values(), key=lambda group: group.running * group.speed)
+
+    # -- which may be used
+
+    def latest_start(self, edge: int, now: float, deadline: float) -> float:
+        """The last moment at which a row may start, on those that answer it soonest."""
+        if self.alone is not None:
+            return self.alone.latest_start(edge, now, deadline)
+        running = [group for group in self.by_name.values() if group.running and group.is_open]
+        latest = [group.turnaround.latest_start(edge, now, deadline) for group in running]
+        return max(latest, default=deadline)
+
+    def look_ahead(self, rows: int, edge: int, waiting_s: float, now: float) -> None:
+        """Before replicas are asked: how long each group's next batch would take, of so many rows
+        of this bucket that go first; and which reserves may be used for all that waits."""
+        stream_s = max([group.batch_s for group in self.by_name.values()]) or 1.0
+        for group in self.by_name.values():
+            group.holds_back = False
+            if group.engine is not None:
+                group.next_s = stream_s / group.speed
+            else:
+                group.next_s = group.forecast_s(rows, edge)
+            group.is_open = not group.after_s or self._wait_s(waiting_s, now) > group.after_s
+
+    def _wait_s(self, waiting_s: float, now: float) -> float:
+        """Predicted seconds until the last of what waits would be started by groups that are no
+        reserves; inf: none of their replicas is healthy."""
+        capacity = ahead_s = 0.0
+        for group in self.by_name.values():
+            if not group.after_s and group.healthy:
+                capacity += group.healthy * group.speed
+                one_each_s = group.healthy * group.batch_s
+                ahead_s += group.speed * (group.held_s(now) - one_each_s)
+        if not capacity:
+            return inf
+        return max(0.0, (ahead_s + waiting_s) / capacity)
+
+    def finishes_sooner(
+        self, group: ReplicaGroup, rows: int, edge: int, waiting_s: float, now: float
+    ) -> bool:
+        """Whether what waits (these rows, the last of `waiting_s`) would be finished by busy faster
+        groups before a free replica of this one had finished its part of it."""
+        own_s = group.forecast_s(rows, edge)
+        capacity = held_s = 0.0
+        least_s = inf
+        for other in self._others(group):
+            other_s = other.forecast_s(rows, edge)
+            if other_s < own_s:
+                least_s = min(least_s, other_s)
+                capacity += other.healthy * other.speed
+                held_s += other.speed * other.held_s(now)
+        if not capacity:
+            return False
+        return held_s / capacity + max(least_s, waiting_s / capacity) < own_s
+
+    def in_time_elsewhere(
+        self, group: ReplicaGroup, rows: int, edge: int, deadline: float, now: float
+    ) -> bool:
+        """Whether another group could still answer a row by its deadline, were it free."""
+        return any(
+            now + other.cost.predict(rows, edge, quantile=0.99) <= deadline
+            for other in self._others(group)
+        )
+
+    def _others(self, group: ReplicaGroup) -> Iterator[ReplicaGroup]:
+        """Those that work may be left to: not to who has just left it."""
+        for other in self.by_name.values():
+            if other is not group and other.healthy and other.is_open and not other.holds_back:
+                yield other
+
+
+def of_group(settings: DispatcherSettings, own: GroupSettings) -> DispatcherSettings:
+    """The model's settings with what the group differs in."""
+    if not settings.groups:
+        return settings
+    generation = settings.generation
+    if generation is not None:
+        generation = replace(generation, profile=own.engine_profile)
+    most = settings.max_size if own.max_size is None else min(settings.max_size, own.max_size)
+    return replace(settings, profile=own.profile, max_size=most, generation=generation)
+
+
+def _as_before(settings: DispatcherSettings, group: ReplicaGroup) -> DispatcherSettings:
+    """The model's settings for a group that they no longer list: what it measured still holds."""
+    known, generation = group.settings, settings.generation
+    if generation is not None and known.generation is not None:
+        generation = replace(generation, profile=known.generation.profile)
+    most = min(settings.max_size, known.max_size)
+    return replace(settings, profile=known.profile, max_size=most, generation=generation)
+
+
+def _worth_s(group: ReplicaGroup, edge: int) -> float:
+    """Seconds of a row of the bucket in a typical batch there, or of a weighted token."""
+    return group.cost.unit_s(edge) if group.engine is None else group.engine.token_s

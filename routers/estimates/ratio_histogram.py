@@ -1,0 +1,60 @@
+"""How long batches take, as a multiple of what was predicted for them."""
+
+from __future__ import annotations
+
+from math import log
+
+# Of the histogram of ratios:
+_BIN_WIDTH = log(1.05)
+_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
+_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
+_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
+_TOO_HEAVY = 1e12
+_REUSE = 8  # samples for which a quantile once read is used again
+
+
+class RatioHistogram:
+    """How long batches take, as a multiple of what was predicted for them.
+
+    Bins of 5 %, whose past fades (half of the weight lies on the last few hundred batches), so that
+    a quantile costs no more than a look at its bins, and few of those. A quantile is the upper edge
+    of its bin: never less than what it stands for. `samples`: how many there ever were."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._bins = [0.0] * _BINS
+        self._weight = 1.0
+        self._read: tuple[float, int, float] = (-1.0, 0, 0.0)
+
+    def observe(self, ratio: float) -> None:
+        self.samples += 1
+        self._weight *= _GROWTH
+        self._bins[_bin(ratio)] += self._weight
+        if self._weight > _TOO_HEAVY:
+            self._bins = [weight / self._weight for weight in self._bins]
+            self._weight = 1.0
+
+    def quantile(self, share: float) -> float:
+        """Upper edge of the bin that the quantile lies in; 0 without samples."""
+        last_share, last_samples, ratio = self._read
+        if share != last_share or not self.samples < last_samples + _REUSE:
+            ratio = self._find(share)
+            self._read = share, self.samples, ratio
+        return ratio
+
+    def _find(self, share: float) -> float:
+        left = (1.0 - share) * sum(self._bins)
+        if not self.samples:
+            return 0.0
+        for index in range(_BINS - 1, -1, -1):
+            left -= self._bins[index]
+            if left < 0.0:
+                return float(_LEAST_RATIO * 1.05**index)
+        return _LEAST_RATIO
+
+
+def _bin(ratio: float) -> int:
+    """The bin whose upper edge is the first at or above the ratio."""
+    if ratio <= _LEAST_RATIO:
+        return 0
+    return min(_BINS - 1, int(-(-log(ratio / _LEAST_RATIO) // _BIN_WIDTH)))

@@ -1,1 +1,0 @@
-"""Which replica takes a lease, and when another one is asked as well."""

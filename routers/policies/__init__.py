@@ -1,0 +1,1 @@
+"""Who may wait, who goes first, what is copied and who is left out."""

@@ -1,0 +1,46 @@
+"""Until when may a request wait that can no longer be expected to meet its deadline?
+
+Until its deadline; from there on with `late="refuse"` no longer, with `late="demote"` until it
+expires; and always as long as the late rows that wait leave it a place.
+"""
+
+from __future__ import annotations
+
+from routers.api.requests import Request
+from routers.api.settings import DispatcherSettings
+from routers.state.flows import Flow
+from routers.state.lanes import TrackedRequest
+from routers.state.request_queue import RequestQueue
+
+
+def next_moment(tracked: TrackedRequest, now: float) -> float:
+    """When time changes what may become of it: it turns late, may wait no longer, expires."""
+    if not tracked.late:
+        return tracked.latest_start
+    request = tracked.request
+    return request.deadline if now < request.deadline else request.expires
+
+
+def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:
+    """Whether its deadline has passed and settings let nothing wait beyond that."""
+    return settings.late == "refuse" and request.deadline <= now
+
+
+def has_place(rows: int, flow: Flow, waiting: RequestQueue, settings: DispatcherSettings) -> bool:
+    """Whether so many rows more may wait late: of a tenant that has less than its share of those
+    places, whoever has taken them."""
+    most, tenant = settings.max_late_rows, flow.tenant
+    if waiting.late_rows + rows <= most:
+        return True
+    shares = waiting.shares
+    return shares.late_rows_of(tenant) + rows <= most * shares.part(tenant, flow.weight)
+
+
+def is_refused(
+    tracked: TrackedRequest, waiting: RequestQueue, settings: DispatcherSettings, now: float
+) -> bool:
+    """Whether a late request may not stay, or one that becomes late finds no place there."""
+    joining = 0 if tracked.late else tracked.queued
+    return is_over(tracked.request, settings, now) or (
+        joining > 0 and not has_place(joining, tracked.flow, waiting, settings)
+    )

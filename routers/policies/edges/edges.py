@@ -1,0 +1,251 @@
+"""Where should the buckets end, given the lengths that arrive?
+
+At most K edges out of a lattice, exactly, by dynamic programming over prices of single buckets:
+padded tokens, or device seconds at the highest rate whose cycle still fits the SLO. Not at today's
+rate: edges hardly matter while a server has time, and those for idle hours ruin the next rush.
+Edges change when that takes away a good part of the waste, and only those of later arrivals. It
+does nothing where shapes are fixed or nothing is padded. The lengths that arrive are counted in a
+histogram whose weights halve every half-life. Compare BucketServe (arXiv 2507.17120), which bisects
+buckets by what waits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from operator import add
+
+from routers.api.settings import DispatcherSettings
+from routers.policies.edges.prices import (
+    BatchBounds,
+    BatchPrices,
+    Cost,
+    LengthShares,
+    Price,
+    padding_price,
+    total,
+)
+
+# Of the lattice and the histogram:
+_MOST_POINTS = 64
+_WIDEST_TILE = 8
+_RESCALE = 2.0**60  # weights grow instead of decaying; divided again before they get out of hand
+
+# Of the search:
+_LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
+_WORTH = 0.003  # of all seconds: what an edge more must save; less is within what prices round off
+_STEPS = 3  # capacity and edges are improved in turn, at most so often
+
+
+def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
+    """Ascending lengths, the last is `longest`: 64 at most, and those of `also` that are shorter.
+
+    All multiples of a tile (1 to 8) where 64 of them reach so far; else multiples that grow by the
+    tile first and then by a constant factor.
+    """
+    tile = 1
+    while tile < _WIDEST_TILE and tile * _MOST_POINTS < longest:
+        tile *= 2
+    growth = _growth(longest, tile)
+    return tuple(sorted({*_points(longest, tile, growth), *(p for p in also if p < longest)}))
+
+
+def _growth(longest: int, tile: int) -> float:
+    """The least factor by which 64 points reach `longest`."""
+    if tile * _MOST_POINTS >= longest:
+        return 1.0
+    low, high = 1.0, 2.0
+    while len(_points(longest, tile, high)) > _MOST_POINTS:
+        high *= 2.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        if len(_points(longest, tile, middle)) > _MOST_POINTS:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _points(longest: int, tile: int, growth: float) -> list[int]:
+    points = [min(tile, longest)]
+    while points[-1] < longest and len(points) <= _MOST_POINTS:
+        grown = int(points[-1] * growth) // tile * tile
+        points.append(min(longest, max(points[-1] + tile, grown)))
+    return points
+
+
+class LengthHistogram:
+    """Weights on a fixed lattice of lengths, in which a row's weight halves every half-life.
+
+    The lattice is what edges may be chosen from: fixed, so that compiled shapes are met again when
+    edges change, and small, so that a solver may look at all pairs. Every length is counted at the
+    next of the ascending `points`, one above the last at the last. It says what share each length
+    has, not at which rate rows come. Work a row: one bisection."""
+
+    def __init__(self, points: tuple[int, ...], half_life_s: float) -> None:
+        self.points = points
+        self.half_life_s = half_life_s
+        self._weights = [0.0] * len(points)
+        self._origin: float | None = None  # when a row weighs 1
+
+    def observe(self, length: int, now: float) -> None:
+        """A row of this length arrived."""
+        index = min(bisect_left(self.points, length), len(self.points) - 1)
+        weight = self._weight(now)  # may replace the list
+        self._weights[index] += weight
+
+    def weights(self, now: float) -> tuple[float, ...]:
+        """Rows by point; one that has just arrived counts 1, one of a half-life ago 1/2."""
+        unit = self._weight(now)
+        return tuple(weight / unit for weight in self._weights)
+
+    def _weight(self, now: float) -> float:
+        """What a row of this moment weighs."""
+        if self._origin is None:
+            self._origin = now
+        weight: float = 2.0 ** min(1000.0, (now - self._origin) / self.half_life_s)
+        if weight < _RESCALE:
+            return weight
+        self._weights = [each / weight for each in self._weights]
+        self._origin = now
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeState:
+    """What the solver last saw. rows: in the histogram, after decay. waste: what the edges in force
+    cost above the floor of full batches of one length each (tokens or seconds a row); least_waste:
+    what the best edges do. capacity: rows a second that the best serve, 0 where padding is
+    minimised. switches: ever."""
+
+    rows: float = 0.0
+    waste: float = 0.0
+    least_waste: float = 0.0
+    capacity: float = 0.0
+    switches: int = 0
+
+
+class EdgeSolver:
+    """One model's edges as they follow its traffic. `watches`: it counts and solves at all."""
+
+    def __init__(self, settings: DispatcherSettings) -> None:
+        self.state = EdgeState()
+        self._histogram = LengthHistogram((), 1.0)
+        self._next_at: float | None = None
+        self.adopt(settings)
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under new settings; what was counted stays where lengths and half-life do."""
+        buckets, edges = settings.buckets, settings.bucket_edges
+        self._buckets = buckets
+        self._bounds = BatchBounds.of(settings)
+        acts = buckets.adaptive and settings.pads and not buckets.fixed_shapes
+        self.watches = acts and not settings.frozen
+        points = lattice(edges[-1], edges)
+        if (points, buckets.half_life_s) != (self._histogram.points, self._histogram.half_life_s):
+            self._histogram = LengthHistogram(points, buckets.half_life_s)
+
+    def observe(self, length: int, now: float) -> None:
+        """A row of this length arrived; O(1)."""
+        if not self.watches:
+            return
+        if self._next_at is None:
+            self._next_at = now + self._buckets.solve_every_s
+        self._histogram.observe(length, now)
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to solve anew."""
+        at = self._next_at
+        return at is not None and now >= at and self.watches
+
+    def solve(
+        self, edges: tuple[int, ...], cost: Cost, now: float, servers: float = 1.0
+    ) -> tuple[int, ...] | None:
+        """Better edges than these, or None; the longest length stays. `servers`: how many replicas
+        work for this gateway. Some milliseconds."""
+        self._next_at = now + self._buckets.solve_every_s
+        weights = self._histogram.weights(now)
+        rows = sum(weights)
+        if rows < _LEAST_ROWS or servers <= 0.0:
+            return None
+        lengths = LengthShares.of(self._histogram.points, weights)
+        if self._buckets.minimise == "padding":
+            found = least_padding(lengths, edges, self._buckets.max_edges)
+        elif cost(1.0, lengths.points[0]) < cost(1.0, lengths.points[-1]):
+            prices = BatchPrices(lengths, cost, self._bounds)
+            found = least_seconds(prices, edges, self._buckets.max_edges, servers)
+        else:
+            return None  # costs do not know yet what length does
+        return self._judge(found, edges, rows)
+
+    def _judge(
+        self, found: BestEdges, edges: tuple[int, ...], rows: float
+    ) -> tuple[int, ...] | None:
+        buckets = self._buckets
+        too_many = len(edges) > buckets.max_edges
+        better = too_many or found.least_waste < (1.0 - buckets.min_gain) * found.waste
+        switches = self.state.switches + better
+        self.state = EdgeState(rows, found.waste, found.least_waste, found.capacity, switches)
+        return found.edges if better else None
+
+
+@dataclass(frozen=True, slots=True)
+class BestEdges:
+    """The best edges, their waste, and that of the edges in force at the same prices."""
+
+    edges: tuple[int, ...]
+    waste: float
+    least_waste: float
+    capacity: float = 0.0
+
+
+def least_padding(lengths: LengthShares, edges: tuple[int, ...], most: int) -> BestEdges:
+    price, points = padding_price(lengths), lengths.points
+    best = cheapest(price, points, most)
+    floor = total(price, range(len(points) + 1))
+    now, then = (total(price, lengths.ends(each)) - floor for each in (edges, best))
+    return BestEdges(best, now, then)
+
+
+def least_seconds(
+    prices: BatchPrices, edges: tuple[int, ...], most: int, servers: float
+) -> BestEdges:
+    """The edges with the highest capacity. Cheapest edges at the capacity of others have a higher
+    one, so the two are computed in turn until nothing changes."""
+    lengths, best = prices.lengths, edges
+    rate = prices.capacity(best, servers)
+    for _ in range(_STEPS):
+        better = cheapest(prices.at(rate), lengths.points, most, _WORTH)
+        if better == best:
+            break
+        best, rate = better, prices.capacity(better, servers)
+    price, floor = prices.at(rate), prices.floor()
+    now, then = (total(price, lengths.ends(each)) - floor for each in (edges, best))
+    return BestEdges(best, now, then, rate)
+
+
+def cheapest(
+    price: Price, points: Sequence[int], most: int, worth: float = 1e-9
+) -> tuple[int, ...]:
+    """At most `most` edges with the least total price, the last at the last point; fewer where more
+    do not save the share `worth`. Exact but for that; O(most x points²)."""
+    count = len(points)
+    prices = [[price(i, j) for i in range(j)] for j in range(1, count + 1)]
+    least = [0.0] + [inf] * count  # by index, with as many buckets as passes were made
+    begins: list[list[int]] = []
+    best, buckets = inf, 0
+    for _ in range(most):
+        sums = [list(map(add, least, row)) for row in prices]
+        least = [inf, *map(min, sums)]
+        begins.append(
+            [0, *(each.index(value) for each, value in zip(sums, least[1:], strict=True))]
+        )
+        if least[count] < best * (1.0 - worth):
+            best, buckets = least[count], len(begins)
+    edges, end = [], count
+    for begin in reversed(begins[:buckets]):
+        edges.append(points[end - 1])
+        end = begin[end]
+    return tuple(reversed(edges))

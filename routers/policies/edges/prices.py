@@ -1,0 +1,134 @@
+"""What does a bucket cost, given where it begins and ends?
+
+A row, so that only the shares of lengths enter: either in tokens when every row is padded to its
+bucket's edge, or in device seconds of a server that serves its buckets in turn (`BatchPrices`).
+What a batch costs is asked of a callable. Which rows a batch really gets is the batcher's business,
+and where buckets should end is `edges`'.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+
+from routers.api.settings import DispatcherSettings
+
+Cost = Callable[[float, float], float]
+"""Predicted device seconds of a batch: (rows, width in tokens)."""
+
+Price = Callable[[int, int], float]
+"""What one bucket costs that holds the points from index i up to, without, j; i < j."""
+
+_BISECTIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LengthShares:
+    """What arrives: of all rows the share `rows[j]` is no longer than `points[j - 1]`, and brings
+    `tokens[j]` tokens a row of all; both are 0 at 0."""
+
+    points: tuple[int, ...]
+    rows: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+    @classmethod
+    def of(cls, points: Sequence[int], weights: Sequence[float]) -> LengthShares:
+        """From weights, of which one at least is positive, by point."""
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
+        tokens = [share * point for share, point in zip(shares, points, strict=True)]
+        running = (tuple(accumulate(each, initial=0.0)) for each in (shares, tokens))
+        return cls(tuple(points), *running)
+
+    def ends(self, edges: Sequence[int]) -> list[int]:
+        """Edges as indices between points, for `Price`; 0 first."""
+        return [0, *(bisect_right(self.points, edge) for edge in edges)]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """At most `max_size` rows, `max_tokens` padded tokens and, from two rows on, `longest_s`
+    predicted seconds a batch. cycle_s: the longest time from one batch of a bucket to its next."""
+
+    max_size: int
+    max_tokens: int
+    longest_s: float
+    cycle_s: float
+
+    @classmethod
+    def of(cls, settings: DispatcherSettings) -> BatchBounds:
+        """A row that has waited for a whole cycle can still be answered in time by the longest
+        batch; and a cycle holds that one at least."""
+        longest_s = settings.max_slo_share * settings.slo_s
+        cycle_s = max(longest_s, settings.slo_s - longest_s)
+        size = settings.fixed_size or settings.max_size
+        return cls(size, settings.max_tokens, longest_s, cycle_s)
+
+    def fit(self, cost: Cost, edge: int) -> int:
+        """Rows of a full batch in the bucket that ends at `edge`, at least 1."""
+        most = max(1, min(self.max_size, self.max_tokens // edge))
+        sizes = range(2, most + 1)
+        return 1 + bisect_right(sizes, self.longest_s, key=lambda rows: cost(rows, edge))
+
+
+def padding_price(lengths: LengthShares) -> Price:
+    """Tokens a row when each is padded to its bucket's edge."""
+    points, rows = lengths.points, lengths.rows
+    return lambda i, j: points[j - 1] * (rows[j] - rows[i])
+
+
+class BatchPrices:
+    """Device seconds a row, of a server that is never idle and serves its buckets in turn.
+
+    Between two batches of a bucket lies one cycle, so a bucket with the share p of the rate R gives
+    batches of p x R x cycle rows: at least 1, at most a full batch. A batch is as wide as its
+    longest row, which lies between the bucket's mean (one row) and its edge (many), as if lengths
+    within a bucket were uniform. Splitting a bucket costs the fixed part of a further batch, not
+    splitting it costs padding.
+    """
+
+    def __init__(self, lengths: LengthShares, cost: Cost, bounds: BatchBounds) -> None:
+        self.lengths = lengths
+        self._cost = cost
+        self._cycle_s = bounds.cycle_s
+        self._fits = [float(bounds.fit(cost, point)) for point in lengths.points]
+
+    def at(self, rate: float) -> Price:
+        """Prices while `rate` rows a second arrive."""
+        points, fits, cost = self.lengths.points, self._fits, self._cost
+        rows, tokens, in_cycle = self.lengths.rows, self.lengths.tokens, rate * self._cycle_s
+
+        def price(i: int, j: int) -> float:
+            share = rows[j] - rows[i]
+            if share <= 0.0:
+                return 0.0
+            size, fit = share * in_cycle, fits[j - 1]
+            size = fit if size > fit else size if size > 1.0 else 1.0
+            mean = (tokens[j] - tokens[i]) / share
+            width = mean + (points[j - 1] - mean) * (size - 1.0) / (size + 1.0)
+            return share * cost(size, width) / size
+
+        return price
+
+    def capacity(self, edges: Sequence[int], servers: float) -> float:
+        """The greatest rate in rows a second that `servers` keep up with, cycle after cycle."""
+        ends = self.lengths.ends(edges)
+        low, high = 0.0, servers / max(1e-12, total(self.at(inf), ends))
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            if middle * total(self.at(middle), ends) > servers:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def floor(self) -> float:
+        """Seconds a row if every batch were full and held one length only."""
+        return total(self.at(inf), range(len(self.lengths.points) + 1))
+
+
+def total(price: Price, ends: Sequence[int]) -> float:
+    return sum(price(i, j) for i, j in pairwise(ends) if i < j)

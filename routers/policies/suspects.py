@@ -1,0 +1,73 @@
+"""May a row that was on a replica when that was lost be tried on this one now?
+
+One of them may be what ended the replica. Each travels alone, so that a second loss has one cause,
+and while its time allows not where that loss would leave nobody: it waits for a replica besides
+that is well and tries no such row itself. Half of its own time, `hold_s` at most: then it is tried
+all the same, because most replicas are lost for other reasons. Where one replica is all that there
+ever was, nothing is waited for. Replicas that stream run rows beside each other, and hold none
+back.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from routers.state.lanes import Row
+from routers.state.replica_state import Lease, ReplicaCapacity, ReplicaState
+from routers.state.replicas import ReplicaSet
+
+MOST_RUNS = 3
+"""How often a row is run at most, whatever the reasons: the first lease, a copy of it or a lease
+more because it was lost, and one lease more. Whoever runs a row again asks this number."""
+
+_SHARE = 0.5  # of what a request has left
+
+
+class Suspects:
+    """`wakes_at`: when the first of those that were held back in this step need not wait any more;
+    inf: none was."""
+
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self.hold_s = 0.0
+        self.wakes_at = inf
+        self._replicas = replicas
+        self._replaced_by = -inf  # another replica is expected until then
+
+    def lost(self, row: Row, replica: ReplicaState, now: float) -> None:
+        """The row comes back from a lease that was lost with this replica."""
+        if any(each is not replica and not each.draining for each in self._replicas.by_id.values()):
+            self._replaced_by = now + self.hold_s
+        self.came(row, now)
+
+    def came(self, row: Row, now: float) -> None:
+        """The row is suspected, and waits from now on."""
+        if self._replicas.running > 1 or now < self._replaced_by:
+            left_s = row.tracked.request.expires - now
+            row.held_until = now + min(self.hold_s, _SHARE * left_s)
+
+    def may_go(self, row: Row, capacity: ReplicaCapacity, now: float) -> bool:
+        """Whether it may be tried on this replica, once that holds nothing."""
+        if not capacity.allows(row.avoid):
+            return False
+        if now >= row.held_until or capacity.streams:
+            return True
+        for replica in self._replicas.by_id.values():
+            if _remains(replica) and replica.spec.replica_id != capacity.replica_id:
+                return True
+        self.wakes_at = min(self.wakes_at, row.held_until)
+        return False
+
+
+def may_run_again(row: Row, lease: Lease, now: float) -> bool:
+    """Of one that the lease was lost with, which is counted. One that had begun alone may not;
+    where it had not begun, something else has ended its replica."""
+    request = row.tracked.request
+    if not request.retryable or request.expires <= now or row.losses + row.copied >= MOST_RUNS:
+        return False
+    had_begun = lease.opened or lease.replica.streams or bool(request.avoid)
+    return not (row.retried and had_begun)
+
+
+def _remains(replica: ReplicaState) -> bool:
+    """Whether it goes on serving whatever becomes of the rows that are tried."""
+    return not (replica.draining or replica.unhealthy or replica.retries_held)

@@ -1,0 +1,385 @@
+"""What waits at one standing: a priority's rows that are on time, or its late ones.
+
+A lane orders flows by their start tags twice: over all lengths, to find who leads the next batch,
+and within each length class, to find who fills it. Rows that a replica has lost stand apart and
+travel alone. A bucket holds the rows of one flow and one length class, earliest deadline first;
+buckets are kept by their edge, so edges may change while rows wait: what waits stays where it is.
+Work: O(log flows) a row; within a flow a look at each of its buckets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Protocol
+
+from routers.api.requests import Request
+from routers.estimates.batch_size import BatchSizes
+from routers.estimates.generations import GenerationPlan
+from routers.state.flows import Flow
+from routers.state.forecast import Forecast
+from routers.state.tag_order import Mark, TagOrder
+
+_SLACK = 32
+_KEPT = 16  # buckets, or length_classes, before empty ones are dropped, and the turns they remember
+
+
+class LeaseHandle(Protocol):
+    """What a row knows of the lease it stands in: enough to leave it."""
+
+    lease_id: int
+    live: int
+    probe: bool
+    aborted: bool
+
+    @property
+    def replica_id(self) -> str: ...
+
+    @property
+    def is_suspended(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One queued unit of a request. It stands in exactly one place, recorded here: in a bucket's
+    queue, in an open lease (and perhaps a copy of it), or nowhere (done). So leaving a queue needs
+    no search, and a stale entry of a lazy heap is recognised by looking at the row.
+
+    `order` numbers rows by arrival, across all requests. `edge`: of its bucket, `cost_s`: what
+    its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
+    that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
+    that lost them, nor until `held_until` where that would risk the last one. `losses`: leases that
+    were lost with it, or that it has left behind. `copied`: it was in a copy once, `stopped`: it
+    was stopped for more urgent work once, and will not be again. `moved_from`: the leases at silent
+    replicas that it stood in; one that is answered after all answers it."""
+
+    tracked: TrackedRequest
+    index: int
+    length: int
+    order: int
+    edge: int
+    cost_s: float = 0.0
+    queue: Bucket | None = None
+    lease: LeaseHandle | None = None
+    copy: LeaseHandle | None = None
+    retried: bool = False
+    copied: bool = False
+    stopped: bool = False
+    avoid: str = ""
+    held_until: float = -inf
+    losses: int = 0
+    moved_from: tuple[LeaseHandle, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRequest:
+    """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
+    `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
+    `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
+    `forecast` of its wait, until it has become true or not. `rows`: once it may wait. `plan`: of
+    one that generates. `work_s`: as `routers.offered` prices it."""
+
+    request: Request
+    flow: Flow
+    queued_at: float
+    latest_start: float
+    open: int
+    edge: int = 0
+    cost_s: float = 0.0
+    queued: int = 0
+    late: bool = False
+    forecast: Forecast | None = None
+    rows: tuple[Row, ...] = ()
+    plan: GenerationPlan | None = None
+    work_s: float = 0.0
+
+
+Place = tuple[float, int, Row]
+"""Deadline, order of arrival, and who stands there, if the row still says so."""
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Rows of one flow and of lengths up to `edge`, earliest deadline first.
+
+    They mostly come in that order and stand in a line; one that does not, or comes back from a
+    replica, finds its place in a heap beside it. Deletion is lazy: leaving costs O(log n)
+    amortised, line and heap never hold more than twice the live rows (plus a constant), and an
+    empty bucket holds nothing. `turn`: when it leads next among its flow's buckets, in
+    seconds of full batches. `waiting_s`: predicted seconds of its rows."""
+
+    queue: FlowQueue
+    flow: Flow
+    edge: int
+    rows: int = 0
+    tokens: int = 0
+    waiting_s: float = 0.0
+    turn: float = 0.0
+    mark: Mark | None = None
+    line: deque[Place] = field(default_factory=deque)
+    heap: list[Place] = field(default_factory=list)
+
+    def push(self, row: Row) -> None:
+        row.queue = self
+        self.rows += 1
+        self.tokens += row.length
+        self.waiting_s += row.cost_s
+        line, place = self.line, (row.tracked.request.deadline, row.order, row)
+        if not line or line[-1] <= place:
+            line.append(place)
+        else:
+            heappush(self.heap, place)
+
+    def head(self) -> Row | None:
+        """The row with the earliest deadline, left where it is."""
+        line, heap = self.line, self.heap
+        while line and line[0][2].queue is not self:
+            line.popleft()
+        while heap and heap[0][2].queue is not self:
+            heappop(heap)
+        if heap and not (line and line[0] < heap[0]):
+            return heap[0][2]
+        return line[0][2] if line else None
+
+    def head_since(self) -> float:
+        """When the row with the earliest deadline came; inf for an empty bucket."""
+        row = self.head()
+        return row.tracked.queued_at if row is not None else inf
+
+    def last(self) -> Row | None:
+        """The row in line with the latest deadline, or of the others one with a later one still,
+        left where it is."""
+        line, heap = self.line, self.heap
+        while line and line[-1][2].queue is not self:
+            line.pop()
+        while heap and heap[-1][2].queue is not self:
+            heap.pop()
+        if heap and not (line and heap[-1] < line[-1]):
+            return heap[-1][2]
+        return line[-1][2] if line else None
+
+    def pop_head(self) -> None:
+        """Take out the row that `head` has just returned."""
+        line, heap = self.line, self.heap
+        in_heap = heap and not (line and line[0] < heap[0])
+        self._count_out(heappop(heap)[2] if in_heap else line.popleft()[2])
+
+    def due_from(self, deadline: float, most: int) -> list[Row]:
+        """Rows with that deadline or a later one, the earliest first, left where they are; of those
+        that came out of order none. Work: what is returned, and what has left between."""
+        found: list[Row] = []
+        line = self.line
+        for index in range(bisect_left(line, (deadline,)), len(line)):
+            if len(found) >= most:
+                break
+            row = line[index][2]
+            if row.queue is self:
+                found.append(row)
+        return found
+
+    def discard(self, row: Row) -> None:
+        """Take out any row; its place is left behind until it surfaces or is compacted."""
+        self._count_out(row)
+        if len(self.line) + len(self.heap) > 2 * self.rows + _SLACK:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Forget rows that have left: none of them may come back before."""
+        self.line = deque([place for place in self.line if place[2].queue is self])
+        self.heap = [place for place in self.heap if place[2].queue is self]
+        heapify(self.heap)
+
+    def live(self) -> list[Row]:
+        return [row for _, _, row in sorted([*self.line, *self.heap]) if row.queue is self]
+
+    def _count_out(self, row: Row) -> None:
+        row.queue = None
+        self.rows -= 1
+        self.tokens -= row.length
+        self.waiting_s -= row.cost_s
+        if not self.rows:
+            self.waiting_s = 0.0
+            self.line.clear()
+            self.heap.clear()
+
+
+@dataclass(slots=True, eq=False)
+class FlowQueue:
+    """One flow's rows in one lane. `turn`: virtual time of its buckets' turns."""
+
+    lane: Lane
+    flow: Flow
+    rows: int = 0
+    turn: float = 0.0
+    mark: Mark | None = None
+    buckets: dict[int, Bucket] = field(default_factory=dict)
+
+    def bucket(self, edge: int) -> Bucket:
+        found = self.buckets.get(edge)
+        if found is None:
+            if len(self.buckets) >= _KEPT:
+                self.buckets = {e: b for e, b in self.buckets.items() if b.rows}
+            found = self.buckets[edge] = Bucket(self, self.flow, edge)
+        return found
+
+    def before_s(self, edge: int, seconds: float) -> float:
+        """What of the flow goes before a new request of so many seconds, they included, when
+        buckets are served by turn: what waits in its bucket, and of every other one at most as
+        much."""
+        own = self.buckets.get(edge)
+        own_s = seconds if own is None else own.waiting_s + seconds
+        before_s = seconds
+        for bucket in self.buckets.values():
+            waiting_s = bucket.waiting_s
+            before_s += waiting_s if waiting_s < own_s else own_s
+        return before_s
+
+    def leading(self, sizes: BatchSizes, now: float) -> Bucket:
+        """The bucket that fills most of a batch, over all flows, in turn among equals; but one that
+        is behind it in turns goes first if, that batch awaited, it had waited too long."""
+        waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
+        if len(waiting) == 1:
+            return waiting[0]
+        length_classes = self.lane.length_classes
+        fullest = min(
+            waiting,
+            key=lambda each: (
+                -min(1.0, length_classes[each.edge].rows / sizes.target(each.edge)), each.turn,
+            ),
+        )  # fmt: skip
+        long_ago = now + sizes.full_s(fullest.edge) - sizes.most_passed_s
+        owed = [
+            each for each in waiting if each.turn < fullest.turn and each.head_since() <= long_ago
+        ]
+        return min(owed, key=_turn) if owed else fullest
+
+    def in_turn(self) -> Bucket:
+        """The bucket whose turn it is, where rows travel one by one."""
+        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
+
+    def by_turn(self) -> list[Bucket]:
+        """Those that hold rows, the one whose turn it is in front."""
+        return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
+
+    def last(self) -> Row | None:
+        """Who is due last where most wait."""
+        return max(self.buckets.values(), key=_rows).last()
+
+    def took_turn(self, bucket: Bucket, seconds: float) -> None:
+        """The bucket led a batch: its next turn comes after as much of the others' work. What was
+        empty meanwhile has its turn from here on."""
+        waiting = [each.turn for each in self.buckets.values() if each.rows]
+        self.turn = max(self.turn, min([bucket.turn, *waiting]))
+        bucket.turn += seconds
+
+
+@dataclass(slots=True, eq=False)
+class LengthClass:
+    """All flows' buckets of one edge in one lane."""
+
+    edge: int
+    rows: int = 0
+    tokens: int = 0
+    order: TagOrder[Bucket] = field(default_factory=TagOrder)
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """`since`: when it last led a batch, or began to wait. `solo`: retried rows, oldest deadline
+    first. `rows` and `waiting_s`, predicted seconds, include them."""
+
+    late: bool
+    priority: int
+    rows: int = 0
+    waiting_s: float = 0.0
+    since: float = 0.0
+    order: TagOrder[FlowQueue] = field(default_factory=TagOrder)
+    queues: dict[Flow, FlowQueue] = field(default_factory=dict)
+    length_classes: dict[int, LengthClass] = field(default_factory=dict)
+    solo: Bucket = field(init=False)
+
+    def __post_init__(self) -> None:
+        nobody = Flow("", self.priority)
+        self.solo = Bucket(FlowQueue(self, nobody), nobody, 0)
+
+    def push(self, row: Row, now: float) -> None:
+        if not self.rows:
+            self.since = now
+        self.rows += 1
+        self.waiting_s += row.cost_s
+        if row.retried:
+            self.solo.push(row)
+            return
+        flow, edge = row.tracked.flow, row.edge
+        queue = self.queues.get(flow)
+        if queue is None:
+            queue = self._open(flow)
+        bucket = queue.buckets.get(edge) or queue.bucket(edge)
+        bucket.push(row)
+        length_class = self.length_classes.get(edge)
+        if length_class is None:
+            length_class = self._length_class(edge)
+        length_class.rows += 1
+        length_class.tokens += row.length
+        queue.rows += 1
+        if bucket.rows == 1:
+            bucket.turn = max(bucket.turn, queue.turn)
+            length_class.order.add(bucket)
+            if queue.rows == 1:
+                self.order.add(queue)
+
+    def left(self, row: Row, bucket: Bucket) -> None:
+        """The row was taken out of the bucket."""
+        self.rows -= 1
+        self.waiting_s -= row.cost_s
+        if not self.rows:
+            self.waiting_s = 0.0
+        if bucket is not self.solo:
+            bucket.queue.rows -= 1
+            length_class = self.length_classes[bucket.edge]
+            length_class.rows -= 1
+            length_class.tokens -= row.length
+            if not length_class.rows:
+                length_class.order.clear()
+
+    def reorder(self, flow: Flow) -> None:
+        """The flow's tag has fallen."""
+        queue = self.queues.get(flow)
+        if queue is not None and queue.rows:
+            self.order.add(queue)
+            for bucket in queue.buckets.values():
+                if bucket.rows:
+                    self.length_classes[bucket.edge].order.add(bucket)
+
+    def buckets(self) -> Iterator[Bucket]:
+        """All that hold rows, the retried ones' last."""
+        for queue in self.queues.values():
+            for bucket in queue.buckets.values():
+                if bucket.rows:
+                    yield bucket
+        if self.solo.rows:
+            yield self.solo
+
+    def _open(self, flow: Flow) -> FlowQueue:
+        if len(self.queues) > 2 * len(self.order.heap) + 64:
+            self.queues = {f: q for f, q in self.queues.items() if q.rows or q.mark is not None}
+        queue = self.queues[flow] = FlowQueue(self, flow)
+        return queue
+
+    def _length_class(self, edge: int) -> LengthClass:
+        if len(self.length_classes) >= _KEPT:
+            self.length_classes = {e: s for e, s in self.length_classes.items() if s.rows}
+        length_class = self.length_classes[edge] = LengthClass(edge)
+        return length_class
+
+
+def _turn(bucket: Bucket) -> float:
+    return bucket.turn
+
+
+def _rows(bucket: Bucket) -> int:
+    return bucket.rows

@@ -1,0 +1,245 @@
+"""The leases: every batch or stream that a replica works on, and how rows leave it again.
+
+A lease takes a share of its replica's capacity when it opens and gives back exactly that when it
+closes: one slot for a batch, tokens for a stream (its row's length until progress says otherwise).
+Shares are whole units, so sums are exact. A row may stand in a lease and in a copy of it on another
+replica: the first answer takes it out of both; a lease that fails leaves it to the other one; of
+two tied leases the first to start takes it over. A lease that nobody waits for any more is aborted,
+once, and keeps its share until it has really closed. `DispatchCounts` counts copies, retries and
+preemptions, and measures the two losses of staging against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from routers.api.actions import Abort, Action
+from routers.api.requests import Report
+from routers.state.lanes import LeaseHandle, Row
+from routers.state.preemptible import PreemptibleStreams
+from routers.state.replica_state import FormedBatch, Lease, ReplicaState
+
+_GAIN = 0.05
+
+
+class LeaseTable:
+    """All open leases by id. Ids start at 1 and are never used twice."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Lease] = {}
+        self.streams = PreemptibleStreams()
+        self.unknown_closes = 0
+        self._last_id = 0
+
+    def sign(
+        self, replica: ReplicaState, batch: FormedBatch, predicted_s: float, now: float
+    ) -> Lease:
+        lease = self._open(replica, batch, predicted_s, now)
+        lease.owes = batch
+        for row in batch.rows:
+            row.lease = lease
+        return lease
+
+    def sign_copy(
+        self,
+        lease: Lease,
+        replica: ReplicaState,
+        batch: FormedBatch,
+        predicted_s: float,
+        now: float,
+    ) -> Lease:
+        """A copy of some of the lease's members, whose flows have paid already."""
+        copy = self._open(replica, batch, predicted_s, now)
+        copy.copy_of, lease.copy = lease, copy
+        copy.since, copy.repeats = lease.since, True
+        for row in batch.rows:
+            row.copy, row.copied = copy, True
+        return copy
+
+    def _open(
+        self, replica: ReplicaState, batch: FormedBatch, predicted_s: float, now: float
+    ) -> Lease:
+        self._last_id = lease_id = self._last_id + 1
+        share = stream_share(batch.rows[0]) if replica.streams else 1.0
+        starts_at = now if replica.streams else max(now, replica.finish_at)
+        size = len(batch.rows)
+        lease = Lease(lease_id, replica, batch, share, predicted_s, now, starts_at, now, size)
+        lease.staged = bool(replica.leases) and not replica.streams
+        replica.held += share
+        replica.leases[lease_id] = lease
+        lease.is_retry = batch.rows[0].retried
+        replica.retries_held += lease.is_retry
+        replica.last_used = lease_id
+        replica.last_edge = batch.edge
+        replica.finish_at = 0.0 if replica.streams else starts_at + predicted_s
+        self.open[lease_id] = lease
+        if replica.streams:
+            self.streams.began(lease)
+        return lease
+
+    def close(self, lease_id: int, now: float) -> Lease | None:
+        """The lease, its share given back; None, and counted, when there is no such lease."""
+        lease = self.open.pop(lease_id, None)
+        if lease is None:
+            self.unknown_closes += 1
+            return None
+        replica = lease.replica
+        if replica.streams:
+            self.streams.ended(lease)
+        was_head = replica.head() is lease
+        del replica.leases[lease_id]
+        replica.held -= lease.share
+        if replica.saves_for is not None:
+            replica.frees(lease.share)
+        replica.retries_held -= lease.is_retry
+        if was_head:
+            replica.freed(now)
+        return lease
+
+    def rows(self) -> int:
+        """Rows that stand in leases, those in a copy as well counted once."""
+        return sum(lease.live for lease in self.open.values() if lease.copy_of is None)
+
+    def resize(self, lease: Lease, held: float) -> None:
+        """A stream lease now occupies `held` units of capacity (rounded up, never negative)."""
+        share = float(max(0, ceil(held)))
+        more, replica = share - lease.share, lease.replica
+        replica.held += more
+        if more < 0.0 and replica.saves_for is not None:
+            replica.frees(-more)
+        lease.share = share
+
+
+def stream_share(row: Row) -> float:
+    """What the row takes of a stream replica's capacity, as far as can be told before it runs."""
+    plan = row.tracked.plan
+    return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
+
+
+def win(lease: Lease, actions: list[Action]) -> list[Row]:
+    """It was answered: its members, which now stand in no lease."""
+    members = lease.members()
+    for row in members:
+        other = row.copy if row.lease is lease else row.lease
+        row.lease = row.copy = None
+        if other is not None:
+            _leave(other, actions)
+    _part(lease, lease)
+    return members
+
+
+def fail(lease: Lease) -> list[Row]:
+    """It brought nothing: its members that stand in no other lease. The others race on alone."""
+    stranded = []
+    for row in lease.members():
+        if row.lease is lease:
+            row.lease = row.copy
+        if row.lease is None:
+            stranded.append(row)
+        row.copy = None
+    _part(lease, lease.copy or lease.copy_of)
+    return stranded
+
+
+def withdraw(lease: Lease, rows: list[Row], actions: list[Action]) -> None:
+    """These members go elsewhere; what races the lease loses them too. Where an answer comes after
+    all, `late_rows` finds them again. Leases that nobody waits for now are aborted."""
+    for row in rows:
+        leases = tuple([each for each in (row.lease, row.copy) if each is not None])
+        row.moved_from, row.lease, row.copy = leases, None, None
+        for each in leases:
+            _leave(each, actions)
+    other = lease.copy or lease.copy_of
+    if other is not None and not (lease.live and other.live):
+        _part(lease, None)
+
+
+def late_rows(lease: Lease) -> list[Row]:
+    """Rows that had been moved from it and are not answered yet."""
+    moved = [row for row in lease.batch.rows if lease in row.moved_from]
+    return [row for row in moved if row.lease is not None or row.queue is not None]
+
+
+def start_first(lease: Lease, actions: list[Action]) -> None:
+    """Of two tied leases it has started first: its rows leave the other one."""
+    other = lease.copy or lease.copy_of
+    if other is None:
+        return
+    for row in lease.members():
+        if row.copy is not None:
+            row.lease, row.copy = lease, None
+            _leave(other, actions)
+    _part(lease, lease)
+
+
+def abandon(row: Row, actions: list[Action]) -> None:
+    """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
+    lease, copy = row.lease, row.copy
+    row.lease = row.copy = None
+    if lease is not None:
+        _leave(lease, actions)
+    if copy is not None:
+        _leave(copy, actions)
+
+
+def _part(lease: Lease, heir: Lease | None) -> None:
+    """The race is over; who goes on with the rows also settles what is owed for them."""
+    other = lease.copy or lease.copy_of
+    if other is None:
+        return
+    loser = other if heir is lease else lease
+    if heir is not None and heir.owes is None and (heir is lease or heir.live):
+        heir.owes, loser.owes = loser.owes, None
+    lease.copy = lease.copy_of = other.copy = other.copy_of = None
+
+
+def _leave(lease: LeaseHandle, actions: list[Action]) -> None:
+    lease.live -= 1
+    if not lease.live and not lease.probe:
+        abort(lease, actions)
+
+
+def abort(lease: LeaseHandle, actions: list[Action]) -> None:
+    """Ask its replica to drop it, once."""
+    if not lease.aborted:
+        lease.aborted = True
+        actions.append(Abort(lease.lease_id, lease.replica_id))
+
+
+@dataclass(slots=True)
+class DispatchCounts:
+    """Counts since the start, and two losses, EWMAs in seconds, from what answers report.
+
+    `idle_gap_s`: device seconds from the end of a batch to the start of the next, where that had
+    been sent before or was sent at once. `early_binding_s`: that a staged batch waited at its
+    replica, in which its rows could not be bound otherwise. Just-in-time staging is right when
+    neither is worth naming."""
+
+    hedges: int = 0
+    hedges_won: int = 0
+    ties: int = 0
+    probes: int = 0
+    retries: int = 0
+    suspensions: int = 0
+    moved_rows: int = 0
+    late_rows_used: int = 0
+    evictions: int = 0
+    preempted: int = 0
+    idle_gap_s: float = 0.0
+    early_binding_s: float = 0.0
+
+    def answered(self, lease: Lease, report: Report, now: float) -> None:
+        """To be called before the replica learns that the lease has closed."""
+        if report.service_s <= 0.0 or lease.replica.streams:
+            return
+        replica = lease.replica
+        ended = now - report.transport_s / 2.0
+        started = ended - report.service_s
+        if lease.staged:
+            waited = max(0.0, now - lease.sent_at - report.transport_s - report.service_s)
+            self.early_binding_s += _GAIN * (waited - self.early_binding_s)
+        if lease.sent_at <= replica.answered_at and not report.served:
+            gap = max(0.0, started - replica.idle_from)
+            self.idle_gap_s += _GAIN * (gap - self.idle_gap_s)
+        replica.answered_at, replica.idle_from = now, ended

@@ -1,0 +1,174 @@
+"""The replicas that may take a lease now, in the order in which they are to be asked.
+
+First the one predicted to finish it first: what it still has to do, and its group's next batch at
+its own speed. Idle replicas of about the same speed take turns. One that runs beyond its prediction
+is expected to go on for as long as it already has. Stream replicas go by the share of their room
+that is taken and by the prompts that they have yet to read. Unhealthy ones (suspect, overdue,
+ejected) are asked only while no other replica runs, a group that is not open never. Work: O(log n)
+a choice, by one lazy heap a kind and group; at most a few of a kind are asked, since what one of
+them may not take the next may not take either, save for the one replica that a row avoids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import inf, log
+from typing import TypeVar
+
+from routers.state.replica_state import Entry, ReplicaState
+
+# Of the ready replicas, the kinds that each group has:
+IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
+_KINDS = 5
+_TRIES = 4  # replicas of one kind that are asked for one batch
+_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
+_READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
+_SLACK = 32
+
+
+_T = TypeVar("_T")
+
+
+class ReadyReplicas:
+    """Replicas that may take a lease now. An entry is valid while its replica says so."""
+
+    def __init__(self) -> None:
+        self._heaps: list[list[Entry]] = [[] for _ in range(_KINDS)]  # of all kinds, by group
+        self._counts = [0] * _KINDS
+        self._total = self._spare = 0
+        self._pushed = 0
+
+    def __contains__(self, replica: ReplicaState) -> bool:
+        return replica.entry is not None
+
+    def count(self, *, spare: bool) -> int:
+        """How many there are; `spare`: the unhealthy ones too."""
+        return self._total if spare else self._total - self._spare
+
+    def others_idle(self, replica: ReplicaState) -> bool:
+        """Whether another ready replica of its group holds nothing."""
+        entry, idle = replica.entry, replica.group.index * _KINDS + IDLE
+        own = entry is not None and entry[3] == idle
+        return idle < len(self._counts) and self._counts[idle] > own
+
+    def place(self, replica: ReplicaState, now: float) -> None:
+        kind, first, second = _place(replica, now)
+        kind += replica.group.index * _KINDS
+        entry = replica.entry
+        if entry is not None:
+            if entry[:2] == (first, second) and entry[3] == kind:
+                return
+            self._leave(entry)
+        while len(self._counts) <= kind:
+            self._counts += [0] * _KINDS
+            self._heaps += [[] for _ in range(_KINDS)]
+        self._pushed += 1
+        replica.entry = entry = (first, second, self._pushed, kind, replica)
+        self._counts[kind] += 1
+        self._total += 1
+        self._spare += kind % _KINDS == SPARE
+        self._push(entry)
+
+    def drop(self, replica: ReplicaState) -> None:
+        if replica.entry is not None:
+            self._leave(replica.entry)
+            replica.entry = None
+
+    def _leave(self, entry: Entry) -> None:
+        self._counts[entry[3]] -= 1
+        self._total -= 1
+        self._spare -= entry[3] % _KINDS == SPARE
+
+    def first(
+        self,
+        accept: Callable[[ReplicaState], _T | None],
+        now: float,
+        *,
+        spare: bool = False,
+    ) -> _T | None:
+        """Ask one after another, the one to use first in front, until one accepts: its answer."""
+        tried: list[Entry] = []
+        tries = [_TRIES] * len(self._heaps)
+        if not spare:
+            tries[SPARE::_KINDS] = [0] * (len(tries) // _KINDS)
+        answer = None
+        while answer is None and (entry := self._best(now, tries)) is not None:
+            tries[entry[3]] -= 1
+            tried.append(heappop(self._heaps[entry[3]]))
+            answer = accept(entry[4])
+        for entry in tried:
+            if entry[4].entry is entry:
+                self._push(entry)
+        return answer
+
+    def _best(self, now: float, tries: list[int]) -> Entry | None:
+        best, best_s = None, inf
+        for kind, left in enumerate(tries):
+            if left and self._counts[kind]:
+                entry = self._top(kind, now)
+                if entry is not None and (group := entry[4].group).is_open:
+                    finish_s = finish_in_s(entry[4], now, group.next_s)
+                    if finish_s < best_s:
+                        best, best_s = entry, finish_s
+        return best
+
+    def _top(self, kind: int, now: float) -> Entry | None:
+        heap = self._heaps[kind]
+        while heap:
+            entry = heap[0]
+            replica = entry[4]
+            if replica.entry is not entry:
+                heappop(heap)
+            elif entry[0] < now and kind % _KINDS == DUE:
+                heappop(heap)
+                self.place(replica, now)
+            else:
+                return entry
+        return None
+
+    def _push(self, entry: Entry) -> None:
+        kind = entry[3]
+        heap = self._heaps[kind]
+        heappush(heap, entry)
+        if len(heap) > 2 * self._counts[kind] + _SLACK:
+            heap[:] = [each for each in heap if each[4].entry is each]
+            heapify(heap)
+
+
+def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
+    """Predicted seconds until it would have finished a typical batch that it is sent now."""
+    own_s = batch_s * replica.slowdown
+    if replica.streams:
+        return own_s * (1.0 + load_of(replica))
+    if not replica.leases and replica.foreign_until <= now:
+        return own_s
+    return abs(replica.finish_at - now) + own_s
+
+
+def load_of(replica: ReplicaState) -> float:
+    """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
+    if not replica.streams:
+        return 1.0 if replica.leases else 0.0
+    capacity, most = replica.spec.capacity, replica.spec.most_leases
+    full = replica.held / capacity if capacity > 0 else 0.0
+    if most:
+        full = max(full, len(replica.leases) / most)
+    return min(1.0, full)
+
+
+def _place(replica: ReplicaState, now: float) -> tuple[int, float, float]:
+    if replica.unhealthy:
+        return SPARE, len(replica.leases), replica.finish_at
+    if replica.streams:
+        load = load_of(replica) + replica.reading / _READING
+        return STREAM, load + _band(replica), replica.last_used
+    if not replica.leases and replica.foreign_until <= now:
+        return IDLE, _band(replica), replica.last_used
+    if replica.finish_at >= now:
+        return DUE, replica.finish_at, len(replica.leases)
+    return OVERRUN, -replica.finish_at, len(replica.leases)
+
+
+def _band(replica: ReplicaState) -> float:
+    return float(round(log(replica.slowdown) / _BAND)) if replica.slowdown > 0.0 else 0.0

@@ -1,0 +1,209 @@
+"""The replicas that run, and when each may take its next lease.
+
+A replica is *ready* when it has room and its next lease is due: at once when it runs nothing (or
+streams), just in time when it runs a batch, so that the staged batch binds its rows as late as it
+can without the device waiting: at the predicted finish less the measured transport. While nothing
+has been measured there, at once. Behind a lease that is far overdue nothing is staged while another
+replica runs that is not unhealthy: what is bound there waits for the straggler. Which of the ready
+ones is used is `choice`'s question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from routers.api.requests import Replica
+from routers.estimates.groups import ReplicaGroups
+from routers.state.preemptible import PreemptibleReplicas
+from routers.state.ready_replicas import ReadyReplicas, load_of
+from routers.state.replica_state import ReplicaCapacity, ReplicaState
+
+MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
+SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
+_SLACK = 32
+
+
+class ReplicaSet:
+    """`healthy`: running and not unhealthy. `largest`: capacity of the largest that run."""
+
+    def __init__(self, groups: ReplicaGroups) -> None:
+        self.groups = groups
+        self.by_id: dict[str, ReplicaState] = {}
+        self.ready = ReadyReplicas()
+        self.preemptible = PreemptibleReplicas()
+        self.running = 0  # not draining
+        self.healthy = 0
+        self.busy = 0.0  # sum of the running ones' loads
+        self.largest = 0.0
+        self.timers: list[tuple[float, int, ReplicaState]] = []
+        self._pushed = 0
+
+    def update(self, replicas: Iterable[Replica], now: float) -> list[ReplicaState]:
+        """Take over the whole running set; returns those that are gone for good."""
+        listed = {spec.replica_id: spec for spec in replicas}
+        for replica_id, spec in listed.items():
+            replica = self.by_id.get(replica_id)
+            if replica is None:
+                replica = self.by_id[replica_id] = ReplicaState(spec, self.groups.of(spec.group))
+            if replica.draining:
+                replica.suspended = False  # it is another connection that speaks now
+            replica.list_as(spec)
+            if replica.suspect:
+                self._unblock(replica)
+        for replica_id, replica in self.by_id.items():
+            replica.draining = replica_id not in listed
+        gone = [replica for replica in self.by_id.values() if self._is_over(replica)]
+        for replica in gone:
+            self._drop(self.by_id.pop(replica.spec.replica_id))
+        if all(replica.suspended for replica in self.by_id.values() if not replica.draining):
+            for replica in self.by_id.values():
+                replica.suspended = False  # nobody is left who could do its work
+        for replica in self.by_id.values():
+            replica.unhealthy = replica.is_unwell
+        self.running = len(listed)
+        self.largest = max([spec.capacity for spec in listed.values()], default=0.0)
+        self.healthy = sum(not (h.draining or h.unhealthy) for h in self.by_id.values())
+        self.busy = 0.0
+        self._count_groups()
+        for replica in self.by_id.values():
+            replica.load = replica.busy_until = 0.0
+        for replica in self.by_id.values():
+            self.refresh(replica, now)
+        return gone
+
+    def _count_groups(self) -> None:
+        for group in self.groups.all():
+            group.begin_count()
+        for replica in self.by_id.values():
+            replica.group.running += not replica.draining
+            replica.group.healthy += not (replica.draining or replica.unhealthy)
+        self.groups.count()
+
+    def refresh(self, replica: ReplicaState, now: float) -> None:
+        """Find the replica's place again after anything about it has changed."""
+        unhealthy = replica.is_unwell
+        if unhealthy != replica.unhealthy:
+            replica.unhealthy = unhealthy
+            if not replica.draining:
+                self.healthy += -1 if unhealthy else 1
+                replica.group.healthy += -1 if unhealthy else 1
+        load = 0.0 if replica.draining else load_of(replica)
+        if load != replica.load:
+            self.busy += load - replica.load
+            replica.load = load
+        if len(self.groups.by_name) > 1:
+            until = 0.0 if unhealthy or replica.draining else replica.finish_at
+            replica.group.busy_until(replica.busy_until, until)
+            replica.busy_until = until
+        self.preemptible.place(replica)
+        due_at = self._due_at(replica)
+        if due_at is None or due_at > now:
+            self.ready.drop(replica)
+        else:
+            self.ready.place(replica, now)
+            due_at = None
+        if due_at is not None and due_at != replica.wake_at:
+            self._pushed += 1
+            heappush(self.timers, (due_at, self._pushed, replica))
+        replica.wake_at = due_at
+
+    def promote(self, now: float) -> None:
+        """Move replicas whose time has come to the ready ones."""
+        timers = self.timers
+        while timers and timers[0][0] <= now:
+            at, _, replica = heappop(timers)
+            if replica.wake_at == at:
+                self.refresh(replica, now)
+        if len(timers) > 2 * len(self.by_id) + _SLACK:
+            timers[:] = [entry for entry in timers if entry[2].wake_at == entry[0]]
+            heapify(timers)
+
+    def next_at(self) -> float:
+        """When the next replica that is not ready may take a lease; inf: nobody knows."""
+        timers = self.timers
+        while timers:
+            at, _, replica = timers[0]
+            if replica.wake_at == at:
+                return at
+            heappop(timers)
+        return inf
+
+    def busy_share(self, ejected: int) -> float:
+        """Of the replicas that are used, the share that holds work; 0..1."""
+        return min(1.0, self.busy / max(1, self.running - ejected))
+
+    @property
+    def has_ready(self) -> bool:
+        return self.ready.count(spare=not self.healthy) > 0
+
+    def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
+        replica.blocked_until = max(replica.blocked_until, until)
+        replica.suspect = replica.suspect or suspect
+
+    def closed(self, replica: ReplicaState, now: float, *, alive: bool) -> bool:
+        """A lease of it has closed; `alive`: by an answer, so whatever blocked it is over. True
+        when it was draining and that was its last lease: it is gone."""
+        if alive:
+            self._unblock(replica)
+        if replica.overdue:
+            replica.overdue = any(lease.overdue for lease in replica.leases.values())
+        replica.reckon(now)
+        if self._is_over(replica):
+            del self.by_id[replica.spec.replica_id]
+            self._drop(replica)
+            return True
+        self.refresh(replica, now)
+        return False
+
+    def capacity_of(self, replica: ReplicaState, now: float, *, trusted: bool) -> ReplicaCapacity:
+        """What the replica can take now, in the batcher's words; `trusted`: costs are known even of
+        replicas that have not answered yet."""
+        spec, saves_for = replica.spec, replica.saves_for
+        saves_for = replica.saving() if saves_for is not None else None
+        return ReplicaCapacity(
+            spec.replica_id,
+            replica.group,
+            streams=replica.streams,
+            room=spec.capacity - replica.held - replica.saved,
+            idle=not replica.leases,
+            trusted=trusted or replica.answers > 0,
+            last_edge=replica.last_edge,
+            alone=self.running <= 1,
+            starts_in_s=max(0.0, replica.finish_at - now),
+            others_idle=self.ready.others_idle(replica),
+            groups=self.groups if len(self.groups.by_name) > 1 else None,
+            whole=spec.capacity,
+            saved=replica.saved,
+            saves_for=saves_for,
+            reading_long=replica.reading_long,
+        )
+
+    def _due_at(self, replica: ReplicaState) -> float | None:
+        if replica.draining or replica.suspended or not replica.has_room():
+            return None
+        if (
+            replica.streams
+            and replica.leases
+            and len(replica.leases) + 1 > replica.group.most_streams
+        ):
+            return None
+        if replica.streams or replica.transport_s is None:
+            return replica.blocked_until
+        head = replica.head()
+        running_s = head.predicted_s if head is not None else replica.group.batch_s
+        return max(replica.finish_at - replica.lead_s(running_s), replica.blocked_until)
+
+    def _drop(self, replica: ReplicaState) -> None:
+        replica.wake_at = None
+        self.preemptible.place(replica)
+        self.ready.drop(replica)
+
+    @staticmethod
+    def _is_over(replica: ReplicaState) -> bool:
+        return replica.draining and not replica.leases
+
+    @staticmethod
+    def _unblock(replica: ReplicaState) -> None:
+        replica.blocked_until, replica.suspect = 0.0, False

@@ -1,0 +1,99 @@
+"""Which flow's queue is next by start tag, while tags move."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Generic, Protocol, TypeVar
+
+from routers.state.flows import Flow
+
+_STALE_ENTRIES = 32
+
+
+Mark = tuple[float, int, Any]
+"""A tag, the order of pushing, and whose it is."""
+
+
+class Tagged(Protocol):
+    """`mark`: its valid entry, None: it has none. Owned by the order it stands in."""
+
+    flow: Flow
+    rows: int
+    mark: Mark | None
+
+
+T = TypeVar("T", bound=Tagged)
+
+
+class TagOrder(Generic[T]):
+    """Which of these is next by its flow's tag, when tags move while they wait?
+
+    A heap with lazy correction: tags mostly grow, so an entry's tag is a lower bound of the true
+    one and is put right only when it surfaces. A tag that falls (a refund) needs `add` again. Work:
+    O(log n) amortised for each change of a tag that surfaces; memory at most twice what had rows
+    when it was last tidied."""
+
+    def __init__(self) -> None:
+        self.heap: list[Mark] = []
+        self._pushed = 0
+        self._most = _STALE_ENTRIES
+
+    def add(self, item: T) -> None:
+        """It has rows now, or its flow's tag has fallen."""
+        start, mark = item.flow.start, item.mark
+        if mark is not None and mark[0] <= start:
+            return
+        self._pushed += 1
+        item.mark = mark = (start, self._pushed, item)
+        heappush(self.heap, mark)
+        if len(self.heap) > self._most:
+            self._tidy()
+
+    def first(self) -> T | None:
+        """The one with rows whose flow has the lowest tag, first come among equals."""
+        heap = self.heap
+        while heap:
+            mark = heap[0]
+            item: T = mark[2]
+            if item.mark is not mark:
+                heappop(heap)  # an older entry of one that was added again
+            elif not item.rows:
+                heappop(heap)
+                item.mark = None
+            elif (start := item.flow.start) != mark[0]:
+                item.mark = mark = (start, mark[1], item)
+                heapreplace(heap, mark)
+            else:
+                return item
+        return None
+
+    def firsts(self, most: int) -> list[T]:
+        """The first ones, in order, left where they are."""
+        found: list[T] = []
+        marks: list[Mark] = []
+        while len(found) < most and (item := self.first()) is not None:
+            found.append(item)
+            marks.append(heappop(self.heap))
+        for mark in marks:
+            heappush(self.heap, mark)
+        return found
+
+    def clear(self) -> None:
+        """None of them has rows."""
+        for mark in self.heap:
+            mark[2].mark = None
+        self.heap.clear()
+
+    def _tidy(self) -> None:
+        kept = []
+        for mark in self.heap:
+            item = mark[2]
+            if item.mark is not mark:
+                continue
+            if item.rows:
+                kept.append(mark)
+            else:
+                item.mark = None
+        heapify(kept)
+        self.heap[:] = kept
+        self._most = 2 * len(kept) + _STALE_ENTRIES

@@ -1,1 +1,0 @@
-"""Requests that generate: what they take, whose turn it is, where they go."""
