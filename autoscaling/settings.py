@@ -2,7 +2,7 @@
 
 Plain values, checked by whoever reads the user's file (`deployments/settings/`). Costs of work are
 seconds of a model's *reference* group, the first that its settings list, as in
-`routers/groups.py`: a replica of a group of `speed` 1 does one such second of work a second.
+`routers/estimates/groups.py`: a replica of a group of `speed` 1 does one such second in a second.
 """
 
 from __future__ import annotations

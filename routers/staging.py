@@ -28,7 +28,7 @@ Flow = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A batch as its gateway described it: see `routers.types.Dispatch`."""
+    """A batch as its gateway described it: see `api.actions.Dispatch`."""
 
     gateway: str
     lease_id: int

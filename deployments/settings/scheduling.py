@@ -1,6 +1,6 @@
 """How one model's requests are queued, batched, let in, placed and raced.
 
-What users write of `routers.settings`; `contract/scheduling.py` translates. Every shedding policy
+What users write of `routers` settings; `contract/scheduling.py` translates. Every shedding policy
 has a `mode`, every controller a fixed value or a way to turn it off. What stands here is decided
 at each gateway on its own, so counts are a gateway's.
 """

@@ -69,6 +69,7 @@ class Row:
     retried: bool = False
     copied: bool = False
     stopped: bool = False
+    failed: bool = False
     avoid: str = ""
     held_until: float = -inf
     losses: int = 0

@@ -84,7 +84,7 @@ class ReplicaCapacity:
 class FormedBatch:
     """What a lease is made of: rows in order, the width they are predicted with (the longest row,
     or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
-    see `routers.types.Dispatch`. charges: what each flow paid, for `RequestTable.settle`. speed:
+    see `api.actions.Dispatch`. charges: what each flow paid, for `RequestTable.settle`. speed:
     work, in seconds of the reference group, that a second of its replica is."""
 
     rows: list[Row]

@@ -34,7 +34,7 @@ def test_engines_without_shared_blocks_have_no_hashes() -> None:
 
 
 def test_hashes_are_the_same_in_every_process() -> None:
-    script = "from routers.streams.prefix_tree import blocks_of; print(blocks_of(range(40), 16))"
+    script = "from routers.estimates.prefix_tree import blocks_of; print(blocks_of(range(40), 16))"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

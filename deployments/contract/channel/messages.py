@@ -50,7 +50,7 @@ class Column(NamedTuple):
 class BatchCall(NamedTuple):
     """`budget_s`: how long anybody still waits for it. `lengths`: int32 [rows] as bytes.
     `outputs`: wanted names, None for all. rank, predicted_s, charges, waiting: as in
-    `routers.types.Dispatch`; waiting None: as said before. `tells_start`: say when it starts."""
+    `api.actions.Dispatch`; waiting None: as said before. `tells_start`: say when it starts."""
 
     budget_s: float
     lengths: bytes
@@ -78,7 +78,7 @@ class BatchReply(NamedTuple):
 
     wait_s: from arrival at the replica to the device; service_s: on the device; stages: pad, copy
     in, run, copy out, post-process seconds; duty: share of the last 10 to 20 s of wall time that
-    the device was busy. The rest as in `routers.types.Report`, seconds counted from the answer;
+    the device was busy. The rest as in `api.requests.Report`, seconds counted from the answer;
     waiting None: as said before.
     """
 
@@ -140,7 +140,7 @@ class Piece(NamedTuple):
 
 
 class StepMessage(NamedTuple):
-    """`held`, `seen`: as in `routers.types.Report`; `inflight`: requests of all gateways here;
+    """`held`, `seen`: as in `api.requests.Report`; `inflight`: requests of all gateways here;
     `load`: the engine's own account. An empty message says that the replica lives."""
 
     pieces: tuple[Piece, ...]

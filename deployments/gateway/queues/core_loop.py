@@ -58,7 +58,7 @@ class Demand(NamedTuple):
     `deadline_s`, `expires_s`: its SLO and its timeout, from now. `priority`: 0 is the most urgent.
     `repeatable`: it may run twice, if the model's terms allow that. `is_first`: no other model was
     asked before. `suspect`: a row of it was on a replica that was lost. The rest as in
-    `routers.types.Request`.
+    `api.requests.Request`.
     """
 
     tenant: str

@@ -1,6 +1,6 @@
 """Is a tenant within its own rates, at this gateway?
 
-A share of each of a tenant's rates, in a token bucket; `routers.admission.rate_share` says how
+A share of each of a tenant's rates, in a token bucket; routers' `admission.rate_share` says how
 large it is, given what the other gateways say of the same tenant each second. Requests are counted
 by their headers, tokens once lengths are known; what is refused later, or answered from a cache, is
 counted all the same. A key may have rates of its own, which are asked first. Tenants that are read

@@ -43,7 +43,7 @@ class SimSetupError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TenantTerms:
-    """By what right a tenant's requests come; see `routers.types.Request`. `slo_s` and `timeout_s`
+    """By what right a tenant's requests come; see `api.requests.Request`. `slo_s` and `timeout_s`
     from arrival."""
 
     tenant: Tenant
