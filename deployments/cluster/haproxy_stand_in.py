@@ -2,10 +2,12 @@
 
 Serve looks at HAProxy's admin socket only now and then and starts another one after half a minute;
 meanwhile nobody would listen. So what starts HAProxy leaves a watcher behind. Once HAProxy answers
-at its admin socket, this waits for its end and, unless a newer HAProxy has taken over, starts one
-with the same configuration, but for an admin socket of its own: Serve shall not take it for the one
-it lost, which it could not reload. The next HAProxy that Serve starts takes the port over without a
-gap, and begins with the gateways of the stand-in where Serve has not been told of any yet.
+at its admin socket, this waits for its end, and brings it about where that socket has fallen
+silent: HAProxy has one thread, so that one which hangs answers nobody, for 45 s until Serve acts.
+Unless a newer HAProxy has taken over, it then starts one with the same configuration, but for an
+admin socket of its own: Serve shall not take it for the one it lost, which it could not reload. The
+next HAProxy that Serve starts takes the port over without a gap, and begins with the gateways of
+the stand-in where Serve has not been told of any yet.
 
 A server that is stopped in order kills HAProxy too, which looks the same from here; so a stand-in
 ends with Ray's node process, and after `LONGEST_S` in any case. So does HAProxy itself, which would
@@ -33,6 +35,8 @@ from deployments.cluster.haproxy_admin import command
 LONGEST_S = 180.0
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 _LOOKS_S = 0.1
+_ANSWER_S = 1.0  # at the admin socket, of one that serves: milliseconds at full load
+_HUNG_LOOKS = 3  # in a row that nobody answered there
 _NODE_S = 1.0  # until it is noticed that the node process is gone
 _TAKEN_OVER_S = 60.0  # that its last requests may take once a newer HAProxy has the port
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
@@ -164,7 +168,7 @@ def _watch(watched: Watched, program: str, arguments: Sequence[str], files: File
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, sys.stdin.fileno())
         os.dup2(null, sys.stdout.fileno())
-        if not _serves_then_ends(watched):
+        if not _serves_then_ends(watched, files):
             _give_way(watched, files)
         elif _is_newest(watched, files) and watched.has_node():
             _stand_in(watched, [program, *arguments], files)
@@ -180,26 +184,32 @@ def _give_way(watched: Watched, files: Files) -> None:
             _write(files.current, str(watched.before))
 
 
-def _serves_then_ends(watched: Watched) -> bool:
-    """When it has ended: whether it ever served. Ends it when the node process is gone."""
-    address = _ADMIN.search(watched.config)
-    serves = False
+def _serves_then_ends(watched: Watched, files: Files) -> bool:
+    """When it has ended: whether it ever served. Ends it when the node process is gone, and when it
+    hangs."""
+    found = _ADMIN.search(watched.config)
+    address = found[2] if found else ""
+    serves, silent = False, 0
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(watched.pid)
         while not select.select([handle], [], [], _NODE_S if serves else _LOOKS_S)[0]:
-            serves = serves or (address is not None and _process_at(address[2]) == watched.pid)
-            if serves and address is not None:
-                watched.each_look(address[2])
+            answers = _process_at(address, _ANSWER_S if serves else _LOOKS_S)
+            serves = serves or answers == watched.pid
+            silent = silent + 1 if serves and not answers else 0
+            if serves:
+                watched.each_look(address)
             if not watched.has_node():
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
+            elif silent >= _HUNG_LOOKS and _is_newest(watched, files):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
         os.close(handle)
     return serves
 
 
-def _process_at(admin_socket: str) -> int:
+def _process_at(admin_socket: str, limit_s: float) -> int:
     """The HAProxy that answers there; 0: none does."""
     with suppress(OSError):
-        lines = command(admin_socket, "show info\n", _LOOKS_S).splitlines()
+        lines = command(admin_socket, "show info\n", limit_s).splitlines()
         return next((int(x[5:]) for x in lines if x.startswith("Pid: ")), 0)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -36,8 +37,11 @@ for line in sys.stdin:
 
 
 class Gateway(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
         self.send_response(200)
+        self.send_header("content-length", "11")
         self.end_headers()
         self.wfile.write(b"the gateway")
 
@@ -152,6 +156,14 @@ def test_a_killed_haproxy_is_stood_in_for_and_the_next_one_takes_over_without_a_
     assert set(answers) == {200}
 
 
+def test_a_haproxy_that_hangs_is_ended_and_stood_in_for(node):
+    hung = node.newest()
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: node.files.running() not in (None, hung))
+    until(lambda: node.answer() == 200, 5.0)
+    assert not runs(hung)
+
+
 def test_serve_finds_no_haproxy_at_the_admin_socket_of_the_killed_one(node):
     (line,) = [x for x in node.config.read_text().splitlines() if "stats socket" in x]
     address = line.split()[2]
@@ -201,6 +213,35 @@ def test_a_haproxy_that_was_replaced_is_not_stood_in_for(node):
     until(lambda: not runs(before))
     assert node.answer() == 200
     assert not Path(node.files.process).exists()
+
+
+def test_kept_connections_lose_nothing_when_haproxy_is_replaced(node):
+    """Ray's `idle-close-on-response`: without it, more than half of them end each time."""
+    over, answers = threading.Event(), list[object]()
+
+    def ask() -> None:
+        kept = http.client.HTTPConnection("127.0.0.1", node.port, timeout=5)
+        while not over.wait(0.02):
+            try:
+                kept.request("GET", "/v1/models")
+                with kept.getresponse() as answer:
+                    answers.append((answer.status, answer.read()))
+            except (OSError, http.client.HTTPException) as error:
+                answers.append(repr(error))
+                kept.close()
+
+    callers = [threading.Thread(target=ask) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for _ in range(3):
+        before = node.newest()
+        node.start_haproxy("-sf", before)
+        until(lambda before=before: node.newest() != before)
+        until(lambda before=before: not runs(before))
+    over.set()
+    for caller in callers:
+        caller.join()
+    assert set(answers) == {(200, b"the gateway")}
 
 
 def test_a_haproxy_that_could_not_start_is_not_stood_in_for(node):
