@@ -44,6 +44,7 @@ LIMITS = Limits(
 EMBEDDING = "embedding"
 _NOT_NEGATIVE = (
     "base_ms", "per_request_ms", "per_token_us", "embed_width", "load_s", "warm_s", "hang_s",
+    "grow_mib",
 )  # fmt: skip
 
 
@@ -55,7 +56,8 @@ class SyntheticOptions:
     output `embedding` is. load_s, warm_s: how long starting takes. A batch holding one of these ids
     in any row: fail_ids raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids
     ends the whole process at once. nan_ids: a row that holds one is answered with NaN. answer_bias:
-    what every answer is off by.
+    what every answer is off by. grow_mib: what every batch adds to the memory that the process has
+    resident, for good.
     """
 
     base_ms: float = 2.0
@@ -70,6 +72,7 @@ class SyntheticOptions:
     nan_ids: tuple[int, ...] = ()
     hang_s: float = 3600.0
     answer_bias: float = 0.0
+    grow_mib: int = 0
 
     def __post_init__(self) -> None:
         for name in _NOT_NEGATIVE:
@@ -92,6 +95,7 @@ class SyntheticRuntime:
         self._limits = LIMITS
         self._loaded = False
         self._closed = threading.Event()
+        self._leaked: list[np.ndarray[Any, Any]] = []
         self._faulty = bool(
             self._options.fail_ids or self._options.hang_ids or self._options.die_ids
         )
@@ -117,6 +121,8 @@ class SyntheticRuntime:
         ids = batch.inputs["ids"]
         if self._faulty:
             self._inject(ids.data)
+        if self._options.grow_mib:
+            self._leaked.append(np.ones(self._options.grow_mib << 20, np.uint8))
         longest = max(shape[0] for shape in ids.shapes)
         outputs = {name: self._output(name, ids) for name in names}
         if self._options.nan_ids:

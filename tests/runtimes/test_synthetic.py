@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from runtimes.errors import LoadError, RunError, Unhealthy
@@ -44,6 +45,14 @@ def test_every_row_gets_its_own_sum_in_order():
 
 def test_a_bias_is_in_every_answer():
     assert sums(device(answer_bias=0.5), [1, 2], [3]) == [3.5, 3.5]
+
+
+def test_every_batch_adds_to_the_memory_that_is_resident():
+    runtime, process = device(grow_mib=8), psutil.Process()
+    before = process.memory_info().rss
+    for _ in range(4):
+        runtime.run(batch([1]))
+    assert process.memory_info().rss - before > 24 << 20
 
 
 def test_only_rows_with_a_marked_id_are_answered_with_nan():
