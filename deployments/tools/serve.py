@@ -2,7 +2,8 @@
 
 The host runs in a session of its own; the first Ctrl-C or SIGTERM asks it to drain, a second one
 asks nothing more (draining is bounded by gateway.drain_s). The host notices when this process dies,
-because its standard input closes.
+because its standard input closes. What the host said last is shown for a few seconds at most where
+nobody reads it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +23,8 @@ import click
 
 from deployments.settings.load import load
 from deployments.tools.console.terminal import StartupDisplay
+
+_LAST_WORDS_S = 5.0
 
 
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
@@ -38,6 +43,13 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _ask_to_stop(child))
+    with _ends_with(child, _LAST_WORDS_S):
+        _show_all(child, models)
+        return _exit_code(child.wait())
+
+
+def _show_all(child: subprocess.Popen[str], models: list[str]) -> None:
+    """What the host says until it ends."""
     assert child.stdout is not None
     events = _events(child.stdout)
     with StartupDisplay(models) as progress:
@@ -48,7 +60,29 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
         _say(last)
     for event in events:
         _say(event)
-    return _exit_code(child.wait())
+
+
+@contextlib.contextmanager
+def _ends_with(child: subprocess.Popen[str], limit_s: float) -> Iterator[None]:
+    """Ends this process `limit_s` after the host where it has not come to its own end by then: a
+    terminal or a pipe that nobody reads holds whoever writes for ever, and a supervisor would wait
+    for a server that is gone."""
+    over = threading.Event()
+
+    def watch() -> None:
+        code = child.wait()
+        if not over.wait(limit_s):
+            os._exit(_ours(code))
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _ours(code: int) -> int:
+    return code if code >= 0 else 1
 
 
 def _exit_code(code: int) -> int:
@@ -61,7 +95,7 @@ def _exit_code(code: int) -> int:
         "`headrace serve` on this port, ends what it left",
         err=True,
     )
-    return 1
+    return _ours(code)
 
 
 def _say(event: dict[str, Any]) -> None:
@@ -81,7 +115,7 @@ def _ask_to_stop(child: subprocess.Popen[str]) -> None:
     if code is None:
         child.send_signal(signal.SIGTERM)
     else:
-        os._exit(code if code >= 0 else 1)
+        os._exit(_ours(code))
 
 
 def _events(lines: IO[str]) -> Any:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import threading
 
 import pytest
 
@@ -42,6 +43,10 @@ class Child:
     def poll(self) -> int | None:
         return self._code
 
+    def wait(self) -> int:
+        assert self._code is not None
+        return self._code
+
     def send_signal(self, number: int) -> None:
         self.signals.append(number)
 
@@ -60,3 +65,23 @@ def test_who_asks_first_asks_the_host(monkeypatch):
     child = Child(None)
     host._ask_to_stop(child)
     assert child.signals == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(("code", "left_with"), [(0, 0), (1, 1), (-9, 1)])
+def test_whose_last_words_nobody_reads_ends_soon_after_the_host(code, left_with, monkeypatch):
+    left: list[int] = []
+    has_left = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: (left.append(code), has_left.set()))
+    with host._ends_with(Child(code), 0.0):
+        assert has_left.wait(5.0)
+    assert left == [left_with]
+
+
+def test_who_has_said_all_is_left_alone(monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"ended with {code}"))
+    before = set(threading.enumerate())
+    with host._ends_with(Child(0), 60.0):
+        watching = set(threading.enumerate()) - before
+    for thread in watching:
+        thread.join(5.0)
+        assert not thread.is_alive()
