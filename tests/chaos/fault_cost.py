@@ -40,7 +40,7 @@ class FaultCost:
     """lost: requests whose connection ended without an answer; refused: those answered with an
     error. gap_s: the longest time in which nobody got an answer; longest_s: the longest that one
     took; slow_s: until answers took less than a second again; back_s: until all was there again;
-    both from the fault on."""
+    failed_at_s: when what failed did; these three from the fault on."""
 
     fault: str
     answered: int
@@ -51,6 +51,7 @@ class FaultCost:
     slow_s: float
     reasons: tuple[str, ...]
     back_s: float = 0.0
+    failed_at_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def cost_of(fault: str, outcomes: Sequence[Outcome], at: float, back_s: float = 
         slow_s=max(late, default=0.0),
         reasons=tuple(sorted(set(failed))),
         back_s=back_s,
+        failed_at_s=tuple(round(each.ended_s - at, 3) for each in outcomes if each.reason),
     )
 
 

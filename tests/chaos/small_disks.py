@@ -53,6 +53,10 @@ class SmallDisks:
         found = os.statvfs(self._seen(folder))
         return found.f_bavail == 0
 
+    def found(self, folder: Path, pattern: str) -> list[Path]:
+        """Files there, as this process may read them."""
+        return list(self._seen(folder).glob(pattern))
+
     def _filler(self, folder: Path) -> Path:
         return self._seen(folder) / "filler"
 

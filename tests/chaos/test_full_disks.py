@@ -1,10 +1,12 @@
 """What callers notice when a disk that a server writes to runs full, and a process of it ends that
-has to be started there: nothing. What is written down of it begins anew when there is room."""
+has to be started there: nothing. What is written down of it begins anew when there is room, and so
+does a replica where it was Ray's own folder."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +23,22 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount small disks"),
 ]
-SIZES = {"state": "4m", "cache": "16m", "Ray's": "256m", "run": "16m", "recording": "4m"}
+SIZES = {
+    "the state folder": "4m",
+    "the cache folder": "16m",
+    "the run folder": "16m",
+    "the recordings' folder": "4m",
+    "Ray's own folder": "256m",
+}
 # What begins anew while the disk is full; "": nothing does.
 FULL = {
-    "state": "",
-    "cache": "a replica",
-    "Ray's": "a replica",
-    "run": "a gateway",
-    "recording": "",
+    "the state folder": "",
+    "the cache folder": "a replica",
+    "the run folder": "a gateway",
+    "the recordings' folder": "",
+    "Ray's own folder": "a replica",
 }
+FREED = {"Ray's own folder": 20.0}  # after so many seconds; the others when all is back
 WHOLE = {"state": "ready", "replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
 
 
@@ -52,11 +61,11 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
     server = Server(folder, {"steady": model}, gateway={"replicas": 2})
     server.environ["RAY_TMPDIR"] = str(rays)
     paths = {
-        "state": folder / "state",
-        "cache": folder / "cache",
-        "Ray's": rays,
-        "run": run_folder(server.port),
-        "recording": folder / "recording",
+        "the state folder": folder / "state",
+        "the cache folder": folder / "cache",
+        "Ray's own folder": rays,
+        "the run folder": run_folder(server.port),
+        "the recordings' folder": folder / "recording",
     }
     small = SmallDisks(server, {paths[name]: size for name, size in SIZES.items()})
     try:
@@ -64,7 +73,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
             small.started()
             yield Disks(server, small, paths)
     finally:
-        for path in (rays, paths["run"]):  # where the disks were mounted
+        for path in (rays, paths["the run folder"]):  # where the disks were mounted
             if path.is_dir():
                 path.rmdir()
 
@@ -72,6 +81,9 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
 def strike(disks: Disks, name: str) -> set[int]:
     """The process that was ended."""
     disks.small.fill(disks.paths[name])
+    assert disks.small.lacks_room(disks.paths[name])
+    if name in FREED:
+        threading.Timer(FREED[name], disks.small.free, [disks.paths[name]]).start()
     if not FULL[name]:
         return set()
     ended = processes(disks.server, FULL[name])[0]
@@ -79,22 +91,33 @@ def strike(disks: Disks, name: str) -> set[int]:
     return {ended.pid}
 
 
+def haproxy_knows_all(disks: Disks) -> bool:
+    """Both gateways, also one that came while its files could not be written."""
+    written = "".join(
+        path.read_text()
+        for path in disks.small.found(disks.paths["the run folder"], "*/haproxy.cfg")
+    )
+    urls = disks.server.gateway_urls()
+    return len(urls) == 2 and all(f"{url.removeprefix('http://')} check" in written for url in urls)
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_a_full_disk_costs_nobody_an_answer(disks: Disks, name: str) -> None:
     ended: set[int] = set()
     also = f", {FULL[name]} killed" if FULL[name] else ""
+    freed = f" for {FREED[name]:g} s" if name in FREED else ""
     cost = measured(
         disks.server,
         Blow(
-            f"disk full: the {name} folder{also}, light load",
+            f"disk full{freed}: {name}{also}, light load",
             lambda: ended.update(strike(disks, name)),
-            lasts_s=8.0,
+            lasts_s=8.0 + FREED.get(name, 0.0),
             is_back=lambda: all_run(disks.server, ended),
         ),
     )
     print(cost)
-    assert disks.small.lacks_room(disks.paths[name])
+    assert disks.small.lacks_room(disks.paths[name]) == (name not in FREED)
     disks.small.free(disks.paths[name])
-    disks.server.until(lambda: len(disks.server.gateway_urls()) == 2, 60)
+    disks.server.until(lambda: haproxy_knows_all(disks), 60)
     disks.server.until(lambda: WHOLE.items() <= disks.server.model_status("steady").items(), 60)
     assert (cost.lost, cost.refused) == (0, 0), cost

@@ -28,8 +28,10 @@ EVERY = [
     for number in (SIGKILL, SIGTERM, SIGSTOP)
     for load in LOADS
 ]
-# Of those whose own connections end with it, at most what each caller had under way.
+# With these end the connections of all callers, and until a stand-in has the port nobody can
+# connect: so long at most; a HAProxy that hangs has to be found first, by three looks.
 ENDS_CONNECTIONS = {"HAProxy", "HAProxy's manager"}
+AWAY_S, FOUND_S = 2.0, 8.0
 WHOLE = {"state": "ready", "replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
 
 
@@ -49,9 +51,15 @@ def until_whole(server: Server) -> None:
 
 
 def check(fault: Fault, cost: FaultCost) -> None:
-    in_flight = LOADS[fault.load].callers if fault.process in ENDS_CONNECTIONS else 0
+    """No gateway and no stand-in refuses anything; only where connections end is anything lost."""
     assert cost.refused == 0, cost
-    assert cost.lost <= in_flight, cost
+    if fault.process not in ENDS_CONNECTIONS:
+        assert cost.lost == 0, cost
+        return
+    hangs = fault.process == "HAProxy" and fault.number is SIGSTOP
+    assert cost.gap_s <= AWAY_S + hangs * FOUND_S, cost
+    at = cost.failed_at_s or (0.0,)
+    assert max(at) - min(at) <= AWAY_S, cost
 
 
 @pytest.mark.integration
@@ -88,6 +96,32 @@ def test_a_cost_is_counted_from_the_fault_on():
     assert (cost.answered, cost.lost, cost.refused) == (3, 1, 1)
     assert (cost.gap_s, cost.longest_s, cost.slow_s) == (2.5, 3.0, 3.0)
     assert cost.reasons == ("503 full", "ReadError")
+
+
+def cost(*failed_at_s: float, gap_s: float = 0.1, refused: int = 0) -> FaultCost:
+    lost = len(failed_at_s) - refused
+    return FaultCost("x", 9, lost, refused, gap_s, 0.1, 0.0, (), failed_at_s=failed_at_s)
+
+
+@pytest.mark.parametrize(
+    ("process", "number", "costs"),
+    [
+        ("a replica", SIGKILL, cost(0.1)),
+        ("HAProxy", SIGKILL, cost(0.1, refused=1)),
+        ("HAProxy", SIGKILL, cost(0.1, 2.2)),
+        ("HAProxy", SIGKILL, cost(gap_s=2.1)),
+        ("HAProxy", SIGSTOP, cost(gap_s=10.1)),
+    ],
+)
+def test_more_than_is_promised_fails(process, number, costs):
+    with pytest.raises(AssertionError):
+        check(Fault(process, number), costs)
+
+
+def test_what_is_promised_passes():
+    check(Fault("a replica", SIGKILL), cost())
+    check(Fault("HAProxy", SIGKILL), cost(55.9, 56.0, 57.8, gap_s=1.9))
+    check(Fault("HAProxy", SIGSTOP), cost(6.0, 6.0, gap_s=6.2))
 
 
 def test_a_name_says_how_long_it_hangs():
