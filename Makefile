@@ -89,7 +89,8 @@ fuzz: dev
 integration: dev
 	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration tests/chaos --durations 25
 
-# Every process killed, asked to end, and hanging for a minute, under light load and at the peak.
+# Every process killed, asked to end, and hanging for a minute, under light load and at the peak; full
+# disks, output that nobody reads, limits of memory and open files.
 chaos: dev
 	$(BIN)/python -m pytest -rP -m chaos tests/chaos
 

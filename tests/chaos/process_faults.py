@@ -58,9 +58,10 @@ def blow(server: Server, fault: Fault, lasts_s: float) -> Blow:
 
 
 def processes(server: Server, name: str) -> list[psutil.Process]:
-    """`name`: of FOUND."""
+    """`name`: of FOUND; the newest first: a HAProxy that was replaced finishes what it has."""
     called = FOUND[name][0]
-    return server.called(called) if called == "haproxy" else server.named(called)
+    found = server.called(called) if called == "haproxy" else server.named(called)
+    return sorted(found, key=psutil.Process.create_time, reverse=True)
 
 
 def all_run(server: Server, without: Collection[int] = ()) -> bool:
