@@ -71,6 +71,12 @@ class FaultsPart(Section):
         default=(), description="Single replicas that die or hang."
     )
     chaos: ChaosPart | None = Field(default=None, description="Deaths at random.")
+    failing_rows: float = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="Share of the rows that the model fails on, drawn anew each time one runs.",
+    )
     slow_start: RampPart | None = Field(
         default=None, description="Replicas that start meanwhile do so slowly."
     )

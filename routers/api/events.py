@@ -46,9 +46,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
+    """`failed`: of a batch that is DONE, positions of the rows on which the model failed, each by
+    itself; they have no answer."""
+
     lease_id: int
     end: LeaseEnd
     report: Report = field(default_factory=Report)
+    failed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Reason(Enum):
     TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows reached (rejected)
     SHED = "shed"  # a controller of queueing delay refused it
     LOST = "lost"  # its replica died or hung twice, or it may not be retried
+    FAILED = "inference_failed"  # the model failed on a row of it, twice, or it may not be retried
     CLOSED = "closed"  # the model was withdrawn
 
 

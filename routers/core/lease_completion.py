@@ -1,7 +1,8 @@
 """The end of a lease: what becomes of its rows and replica, and what is learnt from it.
 
 Rows are answered, go on in the copy that races this lease, or go back to the queue: `busy` costs
-them nothing (nothing was started), `lost` their one retry. Only an answer is a sample of cost, and
+them nothing (nothing was started), `lost` their one retry, and so does an answer that holds none
+for them. Only an answer is a sample of cost, and
 only the first one of a race a sample of how long rows are away. What was charged is settled once,
 when the rows' last lease has ended: with the seconds the device worked, or refunded where nothing
 was served. A number in the replica's report that cannot be true is replaced by one that says
@@ -81,13 +82,13 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if report is not event.report:
         event = replace(event, report=report)
     replica, end = lease.replica, event.end
-    state.requests.learn(report, replica.group.speed, now)
+    state.requests.served.learn(report, replica.group.speed, now)
     if lease.running is not None:
         end_stream(state, lease, end, report.tokens, now)
         engine = replica.group.engine
         replica.group.most_streams = inf if engine is None else engine.most_leases
     if end is LeaseEnd.DONE:
-        _answered(state, lease, report, now, actions)
+        _answered(state, lease, event, now, actions)
     else:
         other = lease.copy or lease.copy_of
         _failed(state, lease, event, now, actions)
@@ -115,25 +116,24 @@ def forget_replica(state: State, replica: ReplicaState) -> None:
     state.copies.outliers.gone(replica)
 
 
-def _answered(
-    state: State, lease: Lease, report: Report, now: float, actions: list[Action]
-) -> None:
-    copies, replica = state.copies, lease.replica
+def _answered(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
+    copies, replica, report = state.copies, lease.replica, event.report
     has_lost = lease.owes is None and lease.copy_of is None
     copies.counts.hedges_won += lease.hedge and lease.live > 0
     if lease.repeats and report.service_s > 0.0:
         _true_up(copies.budget, lease, report.service_s)
     copies.counts.answered(lease, report, now)
     copies.hedging.observe(lease, now)
-    members = win(lease, actions)
+    members, failed = win(lease, event.failed, actions)
     if lease.running is None:
         _sample(state, lease, report, now)
     if lease.owes is not None:
-        state.requests.settle(lease.owes, report.service_s, now)
+        state.requests.served.settle(lease.owes, report.service_s, now)
     if not has_lost:
         replica.group.turnaround.observe(lease.batch.edge, now - lease.since)
     state.requests.answered(members)
-    take_late_answer(state, lease, actions)
+    state.requests.retry_failed(failed, lease, now, actions)
+    take_late_answer(state, lease, event.failed, actions)
 
 
 def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
@@ -147,7 +147,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
         _never_ran(copies, lease, other)
     if lease.owes is not None:
-        state.requests.settle(lease.owes, _service_s(lease, event), now)
+        state.requests.served.settle(lease.owes, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY:
         if not lease.recalled:
             left_s = event.report.retry_in_s

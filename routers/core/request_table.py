@@ -9,22 +9,21 @@ served is `batcher`'s question.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
-from routers.api.requests import FlowWork, Reason, Report, Request
+from routers.api.requests import FlowWork, Reason, Request
 from routers.api.settings import DispatcherSettings, validate
 from routers.core.arrivals import Arrivals
+from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
 from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
-from routers.policies.suspects import Suspects, may_run_again
+from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.lanes import Row, TrackedRequest
 from routers.state.leases import abandon
-from routers.state.replica_state import FormedBatch, Lease
+from routers.state.replica_state import Lease
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
 from routers.state.timers import Timers
@@ -50,6 +49,7 @@ class RequestTable:
         self._replicas = replicas
         self._pipeline = AdmissionPipeline(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
+        self.served = ServedWork(self.flows, self.admission, self._pipeline.rejections)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
         self.suspects = Suspects(replicas)
         self._adopt_generation(settings)
@@ -130,50 +130,6 @@ class RequestTable:
         self.timers.push(next_moment(tracked, now), tracked)
 
     # -- what the dispatcher tells and asks
-
-    def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
-        """The batch took so long; None: nothing was started, nobody pays."""
-        self._pipeline.rejections.clear()
-        if service_s is None:
-            self.flows.refund(batch.charges)
-            return
-        served = batch.split(service_s)
-        self.flows.settle(batch.charges, served)
-        if not batch.rank[0]:
-            self.admission.best_effort_capacity.worked(service_s * batch.speed, now)
-        self.admission.feasibility.served(served, now)
-
-    def charge(self, priority: int, tenant: str, seconds: float) -> None:
-        """A stream takes so much more than its flow has paid for."""
-        flow = self.flows.by_key.get((priority, tenant))
-        if flow is not None:
-            flow.charge(seconds)
-
-    def served(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
-        """A stream of this rank was given so much, of which its flow's account is settled later."""
-        self.admission.feasibility.served((work,), now)
-        if not rank[0]:
-            self.admission.best_effort_capacity.worked(work[2], now)
-
-    def settle_stream(
-        self, batch: FormedBatch, served_s: float, untold_s: float, now: float
-    ) -> None:
-        """The stream was given so much in all, of which so much is news to the controllers."""
-        self._pipeline.rejections.clear()
-        self.flows.settle(batch.charges, batch.split(served_s))
-        if untold_s > 0.0:
-            priority, tenant, _ = batch.charges[0]
-            self.served((priority, tenant, untold_s), batch.rank, now)
-
-    def learn(self, report: Report, speed: float, now: float) -> None:
-        """What a reply says of other gateways' work; `speed`: of its replica's group."""
-        if speed != 1.0 and report.served:
-            served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
-            report = replace(report, served=served)
-        self.flows.learn(report, now)
-        self.admission.feasibility.served(report.served, now)
-        for _, _, seconds in report.served:
-            self.admission.best_effort_capacity.worked(seconds, now)
 
     def starts(self, tracked: TrackedRequest, now: float) -> None:
         """The first of its rows goes to a replica, or it turns late instead: its forecast has
@@ -258,6 +214,20 @@ class RequestTable:
                 self.put_back([row], now, actions)
             else:
                 self.evict(row.tracked, Reason.LOST, actions)
+
+    def retry_failed(
+        self, members: list[Row], lease: Lease, now: float, actions: list[Action]
+    ) -> None:
+        """Rows that the model failed on go back, each to travel alone; else their request fails."""
+        for row in members:
+            if not row.tracked.open:
+                continue
+            row.losses += 1
+            if may_run_after_failure(row, now):
+                row.failed, row.retried, row.avoid = True, True, lease.replica_id
+                self.put_back([row], now, actions)
+            else:
+                self.evict(row.tracked, Reason.FAILED, actions)
 
     # -- going out
 

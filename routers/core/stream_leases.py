@@ -110,12 +110,12 @@ def _pay(
     served_s = generations.weighted(tokens) * running.token_s
     if batch is not None and served_s > batch.predicted_s:
         ((priority, tenant, paid_s),) = batch.charges
-        requests.charge(priority, tenant, served_s - paid_s)
+        requests.served.charge(priority, tenant, served_s - paid_s)
         charges = ((priority, tenant, served_s),)
         lease.owes = replace(batch, predicted_s=served_s, charges=charges)
     if served_s > running.told_s:
         priority, tenant, _ = lease.batch.charges[0]
-        requests.served((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
+        requests.served.tell((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
         running.told_s = served_s
 
 
@@ -151,14 +151,14 @@ def _settle(
     lease.owes = None
     nothing = not (tokens.input or tokens.output)
     if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
-        requests.settle(batch, None, now)
+        requests.served.settle(batch, None, now)
         return
     if nothing:  # its replica counts nothing: what was predicted stands
         served_s = batch.predicted_s
     else:
         assert requests.generations is not None
         served_s = requests.generations.weighted(tokens) * running.token_s
-    requests.settle_stream(batch, served_s, served_s - running.told_s, now)
+    requests.served.settle_stream(batch, served_s, served_s - running.told_s, now)
     running.told_s = served_s
 
 

@@ -11,6 +11,8 @@ holds is its probe, and one whose last lease is given up for lost is probed as a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from routers.api.actions import Action
 from routers.core.core_state import State
 from routers.state.lanes import Row
@@ -38,7 +40,7 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
     withdraw(lease, rows, actions)
     for each in (lease, other):
         if each is not None and not each.live and each.owes is not None:
-            requests.settle(each.owes, None, now)
+            requests.served.settle(each.owes, None, now)
             each.owes = None
     state.copies.hedging.waiting.pop(lease, None)
     if ran and not lease.replica.streams:
@@ -50,9 +52,11 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
     requests.put_back(rows, now, actions)
 
 
-def take_late_answer(state: State, lease: Lease, actions: list[Action]) -> None:
-    """A lease whose rows had been moved was answered."""
-    rows = late_rows(lease)
+def take_late_answer(
+    state: State, lease: Lease, failed: Sequence[int], actions: list[Action]
+) -> None:
+    """A lease whose rows had been moved was answered, but for those at the positions `failed`."""
+    rows = late_rows(lease, failed)
     state.copies.counts.late_rows_used += len(rows)
     state.requests.answered_late(rows, actions)
 

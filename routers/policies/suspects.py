@@ -68,6 +68,14 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
     return not (row.retried and had_begun)
 
 
+def may_run_after_failure(row: Row, now: float) -> bool:
+    """Of one on which the model failed while its replica went on: once more."""
+    request = row.tracked.request
+    if not request.retryable or request.expires <= now or row.failed:
+        return False
+    return row.losses + row.copied < MOST_RUNS
+
+
 def _remains(replica: ReplicaState) -> bool:
     """Whether it goes on serving whatever becomes of the rows that are tried."""
     return not (replica.draining or replica.unhealthy or replica.retries_held)

@@ -41,8 +41,8 @@ class _Baseline(Generic[_Leased]):
                     self._arrive(request, actions)
             case Cancel(request_id):
                 self._cancel(request_id, actions)
-            case Closed(lease_id, end):
-                self._closed(lease_id, end, actions)
+            case Closed():
+                self._closed(event, actions)
             case Replicas(replicas):
                 self._listed(replicas, actions)
         self._settle(now, actions)
@@ -54,7 +54,7 @@ class _Baseline(Generic[_Leased]):
     def _cancel(self, request_id: int, actions: list[Action]) -> None:
         raise NotImplementedError
 
-    def _closed(self, lease_id: int, end: LeaseEnd, actions: list[Action]) -> None:
+    def _closed(self, event: Closed, actions: list[Action]) -> None:
         raise NotImplementedError
 
     def _listed(self, replicas: tuple[Replica, ...], actions: list[Action]) -> None:
@@ -103,7 +103,7 @@ class Fifo(_Baseline[list[_Row]]):
 
     It sends up to `max_size` rows and `max_tokens` in order of arrival to the replica with the
     fewest batches, as soon as one has a slot. It bounds its queue, gives up what has expired when
-    its turn comes, and tries lost rows again once, in front; nothing else."""
+    its turn comes, and tries rows that were lost or failed again once, in front; nothing else."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
         super().__init__(settings)
@@ -135,25 +135,28 @@ class Fifo(_Baseline[list[_Row]]):
             each.replica_id: each.capacity - taken.count(each.replica_id) for each in replicas
         }
 
-    def _closed(self, lease_id: int, end: LeaseEnd, actions: list[Action]) -> None:
-        replica_id, rows = self._leases.pop(lease_id)
+    def _closed(self, event: Closed, actions: list[Action]) -> None:
+        replica_id, rows = self._leases.pop(event.lease_id)
+        end = event.end
         if end is LeaseEnd.LOST:
             self._free.pop(replica_id, None)  # until it is listed again
         elif replica_id in self._free:
             self._free[replica_id] += 1.0
-        for live, row in reversed(rows):
+        for at, (live, row) in reversed([*enumerate(rows)]):
             if not self._is_live(live):
                 continue
-            if end is LeaseEnd.DONE:
+            failed = end is LeaseEnd.LOST or at in event.failed
+            if end is LeaseEnd.DONE and not failed:
                 live.left -= 1
                 if not live.left:
                     del self._live[live.request.request_id]
-            elif end is LeaseEnd.LOST and live.retried:
-                self._evict(live, Reason.LOST, actions)
+            elif failed and live.retried:
+                reason = Reason.LOST if end is LeaseEnd.LOST else Reason.FAILED
+                self._evict(live, reason, actions)
             else:
                 self._queue.appendleft((live, row))
-        for live, _ in rows:
-            live.retried = live.retried or end is LeaseEnd.LOST
+        for at, (live, _) in enumerate(rows):
+            live.retried = live.retried or end is LeaseEnd.LOST or at in event.failed
 
     def _settle(self, now: float, actions: list[Action]) -> None:
         while self._queue:
@@ -238,16 +241,18 @@ class RoundRobin(_Baseline[int]):
             if of == request_id:
                 actions.append(Abort(lease_id, replica_id))
 
-    def _closed(self, lease_id: int, end: LeaseEnd, actions: list[Action]) -> None:
-        replica_id, request_id = self._leases.pop(lease_id)
-        if end is LeaseEnd.LOST:
+    def _closed(self, event: Closed, actions: list[Action]) -> None:
+        replica_id, request_id = self._leases.pop(event.lease_id)
+        lost = event.end is LeaseEnd.LOST
+        if lost:
             self._replicas = tuple(each for each in self._replicas if each != replica_id)
         if request_id not in self._live:
             return
-        if end is LeaseEnd.LOST and request_id not in self._tried:
+        failed = lost or bool(event.failed)
+        if failed and request_id not in self._tried:
             self._tried.add(request_id)
             self._send_on(request_id, actions)
             return
         self._live.discard(request_id)
-        if end is LeaseEnd.LOST:
-            actions.append(Evict(request_id, Reason.LOST))
+        if failed:
+            actions.append(Evict(request_id, Reason.LOST if lost else Reason.FAILED))

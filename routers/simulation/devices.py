@@ -127,7 +127,8 @@ class SimDevice:
     `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. From the first
     to the second time of each of its `pauses`, ascending, nothing there moves, says or hears
     anything. One with an `engine` is a stream replica, and has that one's times and cache instead.
-    `group`: of replicas of its kind.
+    `group`: of replicas of its kind. `fails`: whether its model fails on a row of a batch, drawn
+    for each, None: never.
     """
 
     replica_id: str
@@ -142,6 +143,7 @@ class SimDevice:
     pauses: tuple[tuple[float, float], ...] = ()
     engine: SimEngineShape | None = None
     group: str = ""
+    fails: Callable[[], bool] | None = None
 
     def wakes_at(self, now: float) -> float:
         """The end of the pause that it is in; `now` where it is in none."""
@@ -286,6 +288,9 @@ class SimBatchReplica:
         del self._held[gateway, sim_lease.dispatch.lease_id]
         turn = self._staging.finish(service_s, self._environment.now)
         self._environment.served(sim_lease, service_s)
+        fails = self.device.fails
+        if fails is not None:
+            sim_lease.failed = tuple([n for n in range(len(sim_lease.members)) if fails()])
         report = self._report(gateway, service_s, sim_lease.padded_tokens)
         self._answer(sim_lease, LeaseEnd.DONE, report)
         self._perform(turn)

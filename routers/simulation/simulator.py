@@ -262,9 +262,11 @@ class _Simulation:
         if report.tokens.output:
             self._note(sim_lease, report.tokens)
         if end is LeaseEnd.DONE:
-            for of, (outcome, _) in zip(sim_lease.dispatch.rows, sim_lease.members, strict=True):
-                self._row_done(of, outcome)
-        self._step(gateway, Closed(lease_id, end, report))
+            rows = zip(sim_lease.dispatch.rows, sim_lease.members, strict=True)
+            for at, (of, (outcome, _)) in enumerate(rows):
+                if at not in sim_lease.failed:
+                    self._row_done(of, outcome)
+        self._step(gateway, Closed(lease_id, end, report, sim_lease.failed))
 
     def served(self, sim_lease: SimLease, service_s: float) -> None:
         self._observer.served(sim_lease, service_s, self.now)

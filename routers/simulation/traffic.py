@@ -94,7 +94,8 @@ that it is over (`Reason.TENANT_FULL`), and so many seconds later it may be let 
 class SimLease:
     """A lease between its dispatch and its end. `members`: requests and row indices, in order;
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
-    its gateway asked to hear of its start, which it does for ties."""
+    its gateway asked to hear of its start, which it does for ties; `failed`: positions of the rows
+    that the model failed on."""
 
     gateway: str
     dispatch: Dispatch
@@ -104,6 +105,7 @@ class SimLease:
     padded_tokens: int
     watched: bool = False
     started: bool = False
+    failed: tuple[int, ...] = ()
 
 
 class SimObserver(Protocol):

@@ -53,9 +53,10 @@ class Row:
     its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
     that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
     that lost them, nor until `held_until` where that would risk the last one. `losses`: leases that
-    were lost with it, or that it has left behind. `copied`: it was in a copy once, `stopped`: it
-    was stopped for more urgent work once, and will not be again. `moved_from`: the leases at silent
-    replicas that it stood in; one that is answered after all answers it."""
+    were lost with it, failed on it, or that it has left behind; `failed`: one has failed on it.
+    `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work once, and will
+    not be again. `moved_from`: the leases at silent replicas that it stood in; one that is answered
+    after all answers it."""
 
     tracked: TrackedRequest
     index: int
@@ -82,7 +83,7 @@ class TrackedRequest:
     `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
     `forecast` of its wait, until it has become true or not. `rows`: once it may wait. `plan`: of
-    one that generates. `work_s`: as `routers.offered` prices it."""
+    one that generates. `work_s`: as `routers.state.offered` prices it."""
 
     request: Request
     flow: Flow

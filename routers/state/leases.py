@@ -11,6 +11,7 @@ preemptions, and measures the two losses of staging against each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -117,16 +118,25 @@ def stream_share(row: Row) -> float:
     return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
 
 
-def win(lease: Lease, actions: list[Action]) -> list[Row]:
-    """It was answered: its members, which now stand in no lease."""
-    members = lease.members()
-    for row in members:
+def win(lease: Lease, failed: Sequence[int], actions: list[Action]) -> tuple[list[Row], list[Row]]:
+    """It was answered but for the rows at the positions `failed`: its members that were, which now
+    stand in no lease, and those that failed and stand in no other. What failed and runs elsewhere
+    too is left to the other lease."""
+    lost = {lease.batch.rows[at] for at in failed}
+    answered, stranded = [], []
+    for row in lease.members():
         other = row.copy if row.lease is lease else row.lease
+        if row in lost:
+            row.lease, row.copy = other, None
+            if other is None:
+                stranded.append(row)
+            continue
         row.lease = row.copy = None
         if other is not None:
             _leave(other, actions)
+        answered.append(row)
     _part(lease, lease)
-    return members
+    return answered, stranded
 
 
 def fail(lease: Lease) -> list[Row]:
@@ -155,9 +165,10 @@ def withdraw(lease: Lease, rows: list[Row], actions: list[Action]) -> None:
         _part(lease, None)
 
 
-def late_rows(lease: Lease) -> list[Row]:
-    """Rows that had been moved from it and are not answered yet."""
-    moved = [row for row in lease.batch.rows if lease in row.moved_from]
+def late_rows(lease: Lease, failed: Sequence[int]) -> list[Row]:
+    """Rows that had been moved from it, did not fail there, and are not answered yet."""
+    rows = [row for at, row in enumerate(lease.batch.rows) if at not in failed]
+    moved = [row for row in rows if lease in row.moved_from]
     return [row for row in moved if row.lease is not None or row.queue is not None]
 
 

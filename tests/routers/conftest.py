@@ -90,10 +90,12 @@ class Driver:
         lease: Dispatch,
         end: LeaseEnd = LeaseEnd.DONE,
         at: float | None = None,
+        failed: tuple[int, ...] = (),
         **report: Any,
     ) -> list[Action]:
+        """`failed`: positions of the rows that the model failed on."""
         self.open.pop(lease.lease_id, None)
-        return self.step(Closed(lease.lease_id, end, Report(**report)), at)
+        return self.step(Closed(lease.lease_id, end, Report(**report), failed), at)
 
     def opens(self, lease: Dispatch) -> list[Action]:
         """Its replica has begun with it."""

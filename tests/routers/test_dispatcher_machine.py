@@ -299,7 +299,15 @@ class DispatcherMachine(RuleBasedStateMachine):
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
         if lease_id in self.aborted and data.draw(st.booleans()):
             end = LeaseEnd.ABORTED
-        self.close(lease_id, end, seconds)
+        self.close(lease_id, end, seconds, self.failures(data, lease_id, end))
+
+    def failures(self, data, lease_id, end):
+        """Positions of rows that the model failed on."""
+        lease = self.leases[lease_id]
+        if end is not LeaseEnd.DONE or self.last_kind[lease.replica_id] is ReplicaKind.STREAM:
+            return ()
+        places = st.sampled_from(range(len(lease.rows)))
+        return tuple(sorted(data.draw(st.just(set()) | st.sets(places), label="failed")))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -313,14 +321,14 @@ class DispatcherMachine(RuleBasedStateMachine):
                 self.now += 0.1
                 self.close(lease_id, LeaseEnd.DONE, 0.1)
 
-    def close(self, lease_id, end, seconds):
+    def close(self, lease_id, end, seconds, failed=()):
         lease = self.leases.pop(lease_id)
-        for request_id, index in lease.rows:
-            self.comes_back(request_id, index, lease_id, end)
+        for place, (request_id, index) in enumerate(lease.rows):
+            self.comes_back(request_id, index, lease_id, None if place in failed else end)
         if end in (LeaseEnd.BUSY, LeaseEnd.ABORTED) and not seconds:
             self.never_ran(lease)
         report = Report(service_s=seconds, retry_in_s=seconds, transport_s=0.001)
-        self.step(Closed(lease_id, end, report))
+        self.step(Closed(lease_id, end, report, failed))
 
     def never_ran(self, lease):
         """Whatever it raced is alone with the rows, which may be copied once more."""
@@ -331,6 +339,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                     known.copied.discard(index)
 
     def comes_back(self, request_id, index, lease_id, end):
+        """`end` None: the model failed on the row."""
         known = self.known.get(request_id)
         if known is None:
             return
@@ -348,7 +357,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                 self.end(request_id)
             return
         known.waiting.add(index)
-        if end is LeaseEnd.LOST:
+        if end in (LeaseEnd.LOST, None):
             known.retried.add(index)
 
     def answered_late(self, request_id, known, index):
@@ -399,7 +408,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         known = self.known[action.request_id]
         if action.reason is Reason.EXPIRED:
             assert self.now >= known.request.expires
-        elif isinstance(action, Evict) and action.reason is Reason.LOST:
+        elif isinstance(action, Evict) and action.reason in (Reason.LOST, Reason.FAILED):
             assert known.retried
         if isinstance(action, Reject):
             assert known.arrived == self.now

@@ -8,7 +8,7 @@ callers may name different optional inputs: a batch has them all, zeros where a 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from deployments.contract.channel.messages import (
     rows_of,
 )
 from deployments.contract.replica_directory import RunningReplica
-from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.core_loop import MODEL_FAILED, VersionTerms
 from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
@@ -162,17 +162,20 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
             "the model's answer to this input is not finite: it holds NaN or infinity "
             "(allow_non_finite)"
         )
-    return errors.RowFailed("the model failed on this request; send it again", retry_after_s=1.0)
+    return errors.RowFailed(MODEL_FAILED, retry_after_s=1.0)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SentBatch(SentLease):
     """`members[i]` waits for `lease.rows[i]`; `version`: the one it was sent to. `begun`: its
-    replica has said that it runs it, where it was asked to."""
+    replica has said that it runs it, where it was asked to. Of its answer, `failed`: positions of
+    the rows that the runtime failed on; `refused`: who is to be told of another error."""
 
     members: Sequence[PendingBatchRequest]
     version: str
     begun: bool = False
+    failed: tuple[int, ...] = ()
+    refused: list[tuple[PendingBatchRequest, errors.HeadraceError]] = field(default_factory=list)
 
 
 class BatchCallsOwner(Protocol):

@@ -2,15 +2,14 @@
 
 The dispatcher decides, this queue obeys and feeds the ends of calls back as events. A future is
 registered before its rows can be dispatched, and is resolved once: by the first answer to each of
-its rows, of whichever lease, or by an error. A row that the runtime failed on alone is no answer
-while a speculative copy of its lease still runs: its failure is pending until that one has ended.
+its rows, of whichever lease, or by an error. A row that the runtime failed on is no answer: the
+dispatcher is told, and leaves it to a copy that runs, has it run again, or gives it up.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply
@@ -23,7 +22,6 @@ from deployments.gateway.queues.core_loop import (
     VersionTerms,
     changed,
     clock,
-    refusal,
 )
 from deployments.gateway.queues.crash_records import CrashRecords, same_row
 from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
@@ -31,63 +29,11 @@ from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Cancel, Closed, Opened
-from routers.api.requests import LeaseEnd, Reason, Replica, Report
+from routers.api.requests import LeaseEnd, Replica, Report
 from routers.api.settings import DispatcherSettings
 from runtimes.types import EngineLoad
 
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
-
-
-@dataclass(frozen=True, slots=True)
-class PendingRowFailure:
-    """A row that failed with `error` on `replica_id`, and may be answered by the other lease."""
-
-    request: PendingBatchRequest
-    row: tuple[int, int]
-    error: errors.HeadraceError
-    replica_id: str
-
-
-class LeaseCopies:
-    """Which open leases carry the same rows, and which of their rows have failed in one of them."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, Dispatch] = {}
-        self._other: dict[int, int] = {}
-        self._failures: dict[int, list[PendingRowFailure]] = {}
-        self._pending_failures: dict[int, list[PendingRowFailure]] = {}
-
-    def began(self, lease: Dispatch) -> None:
-        self._open[lease.lease_id] = lease
-        if lease.copy_of in self._open:
-            self._other[lease.lease_id] = lease.copy_of
-            self._other[lease.copy_of] = lease.lease_id
-
-    def ended(self, lease_id: int) -> list[PendingRowFailure]:
-        """Rows that failed in it, or in the other lease that waited for it; its own rows have been
-        delivered."""
-        self._open.pop(lease_id, None)
-        other = self._other.pop(lease_id, None)
-        if other is not None:
-            del self._other[other]
-        return self._failures.pop(lease_id, []) + self._pending_failures.pop(lease_id, [])
-
-    def defer(self, lease_id: int, failure: PendingRowFailure) -> bool:
-        """A row failed in this lease; whether another one that carries it still runs, which then
-        decides."""
-        other = self._other.get(lease_id)
-        if other is None or failure.row not in self._open[other].rows:
-            return False
-        self._pending_failures.setdefault(other, []).append(failure)
-        return True
-
-    def settle(self, lease_id: int, failure: PendingRowFailure) -> None:
-        """A row failed in this lease, whose end decides: first the dispatcher hears what was
-        answered, so that it sends none of that again."""
-        self._failures.setdefault(lease_id, []).append(failure)
-
-    def has_pending_failures(self, lease_id: int) -> bool:
-        return lease_id in self._pending_failures
 
 
 class BatchQueue(CoreLoop[PendingBatchRequest]):
@@ -109,7 +55,6 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         self.crashes = CrashRecords(terms.crashes)
         self._slots: Mapping[str, int] = {}
         self._groups: dict[str, str] = {}
-        self._copies = LeaseCopies()
         self._on_batch = on_batch
         self._duty: dict[str, tuple[float, float]] = {}
 
@@ -170,7 +115,6 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     # ---- performing ----------------------------------------------------------------------------
 
     def _open(self, lease: Dispatch, now: float) -> None:
-        self._copies.began(lease)
         if lease.copy_of:
             known = self.calls.members(lease.copy_of)
             members = [known[row] for row in lease.rows]
@@ -178,14 +122,10 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
             members = [self._pending[request_id] for request_id, _ in lease.rows]
         for pending in members:
             pending.sent = True
-        if lease.copy_of or lease.alone:
-            for pending in members:
-                pending.repeats += 1
         self.calls.send(lease, members, now)
 
     def _abort(self, action: Abort) -> None:
-        if not self._copies.has_pending_failures(action.lease_id):
-            self.calls.abort(action.lease_id)
+        self.calls.abort(action.lease_id)
 
     # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
 
@@ -201,34 +141,31 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         self._duty[lease.replica_id] = reply.duty, clock()
         self._on_batch(_record(sent, round_trip_s, reply))
         answers = deliver_rows(lease, sent.at, sent.version, reply)
+        sent.failed = tuple([at for at, each in enumerate(answers) if each.failed])
         awaited = [
-            (pending, row, answer)
-            for pending, row, answer in zip(sent.members, lease.rows, answers, strict=True)
-            if _awaits(pending, row)
+            (pending, index, answer)
+            for pending, (_, index), answer in zip(sent.members, lease.rows, answers, strict=True)
+            if _awaits(pending, index)
         ]
         if lease.alone:
             self.crashes.answered_alone(sent)
-        for pending, row, answer in awaited:
-            self._row_done(lease, pending, row, answer)
+        for pending, index, answer in awaited:
+            self._row_done(sent, pending, index, answer)
         return bool(awaited)
 
     def failed(self, sent: SentBatch) -> None:
         """Whoever has no answer yet gets an error, and no second try."""
-        for pending, (request_id, _) in zip(sent.members, sent.lease.rows, strict=True):
-            if pending.request.request_id == request_id:
-                self._finish(pending, errors.RowFailed(INTERNAL_ERROR))
+        for pending in sent.members:
+            self._finish(pending, errors.RowFailed(INTERNAL_ERROR))
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
-        lease_id = sent.lease.lease_id
         ended = end is LeaseEnd.LOST and not sent.unsent
         convicted = self._convict(sent) if ended else []
-        failures = self._copies.ended(lease_id)
-        self._take(Closed(lease_id, end, report), clock())
+        self._take(Closed(sent.lease.lease_id, end, report, sent.failed), clock())
         for request_id in convicted:
             self._take(Cancel(request_id), clock())
-        for failure in failures:
-            if _awaits(failure.request, failure.row):
-                self._row_failed(failure)
+        for pending, error in sent.refused:
+            self._finish(pending, error)
 
     def _convict(self, sent: SentBatch) -> list[int]:
         """Ends all requests with a row that the loss of this lease convicts; the dispatcher is to
@@ -246,50 +183,28 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     # ---- what becomes of rows -----------------------------------------------------------------
 
     def _row_done(
-        self, lease: Dispatch, pending: PendingBatchRequest, row: tuple[int, int], answer: RowAnswer
+        self, sent: SentBatch, pending: PendingBatchRequest, index: int, answer: RowAnswer
     ) -> None:
-        """A row's answer or error; the last row resolves the caller's future."""
-        if not _awaits(pending, row):
+        """A row's answer or error; the last row resolves the caller's future. Errors are told when
+        the dispatcher has heard of the lease's end, so that it sends none of that again."""
+        if answer.failed:
             return
         if answer.error is not None:
-            failed = PendingRowFailure(pending, row, answer.error, lease.replica_id)
-            if isinstance(answer.error, errors.RowFailed) and self._defer(lease, failed):
-                return
-            self._copies.settle(lease.lease_id, failed)
+            sent.refused.append((pending, answer.error))
             return
-        pending.answers[row[1]] = answer
+        pending.answers[index] = answer
         pending.missing -= 1
         if pending.missing == 0:
             self._resolve(pending)
-
-    def _defer(self, lease: Dispatch, failed: PendingRowFailure) -> bool:
-        """Leaves a row to the other lease that carries it, if one still runs. The dispatcher deems
-        it answered, so its time is kept here."""
-        if not self._copies.defer(lease.lease_id, failed):
-            return False
-        pending = failed.request
-        left_s = max(pending.request.expires - clock(), 0.0)
-        self._loop.call_later(left_s, self._finish, pending, refusal(Reason.EXPIRED, 0.0))
-        return True
-
-    def _row_failed(self, failed: PendingRowFailure) -> None:
-        pending, error = failed.request, failed.error
-        if isinstance(error, errors.RowFailed) and self._retry(pending, failed.replica_id):
-            return
-        self._finish(pending, error)
 
     def _resolve(self, pending: PendingBatchRequest) -> None:
         self._leave(pending)
         pending.future.set_result(tuple(a for a in pending.answers if a is not None))
 
 
-def _awaits(pending: PendingBatchRequest, of: tuple[int, int]) -> bool:
-    """Whether an answer to this row, (request id, row) of a lease, is still wanted: not of one that
-    the other lease has answered, nor of what the request was before its retry."""
-    request_id, row = of
-    if pending.future.done() or pending.request.request_id != request_id:
-        return False
-    return pending.answers[row] is None
+def _awaits(pending: PendingBatchRequest, index: int) -> bool:
+    """Whether an answer to this row is still wanted: not of one that another lease has answered."""
+    return not pending.future.done() and pending.answers[index] is None
 
 
 def _record(sent: SentBatch, round_trip_s: float, reply: BatchReply) -> BatchRecord:

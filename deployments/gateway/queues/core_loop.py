@@ -12,7 +12,7 @@ import contextvars
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -25,10 +25,10 @@ from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.core.dispatcher import Dispatcher
 from routers.estimates.cost.model import Coefficients, CostError
-from routers.policies.suspects import MOST_RUNS
 
 clock = time.monotonic
 INTERNAL_ERROR = "the request could not be answered because of an internal error"
+MODEL_FAILED = "the model failed on this request; send it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,8 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
             "the replica that ran the request was lost, and no other replica answered it",
             retry_after_s=1.0,
         )
+    if reason is Reason.FAILED:
+        return errors.RowFailed(MODEL_FAILED, retry_after_s=1.0)
     if reason is Reason.CLOSED:
         return errors.NotReady("the model is being withdrawn or replaced", retry_after_s=1.0)
     retry_after_s = max(retry_after_s, 0.05)
@@ -119,17 +121,12 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
 
 
 class PendingRequest(Protocol):
-    """A request that waits or runs. `fail` tells its caller, unless it has its answer already;
-    `restart` forgets what has come of it so far. `retried`: it is another request to the dispatcher
-    than it was; `repeats`: leases besides the first that any of its rows has been in."""
+    """A request that waits or runs. `fail` tells its caller, unless it has its answer already."""
 
     request: Request
     terms: VersionTerms
-    retried: bool
-    repeats: int
 
     def fail(self, error: errors.HeadraceError) -> None: ...
-    def restart(self) -> None: ...
 
 
 P = TypeVar("P", bound=PendingRequest)
@@ -349,23 +346,6 @@ class CoreLoop(Generic[P]):
         if self._leave(pending):
             pending.fail(error)
             self._step(Cancel(pending.request.request_id), clock())
-
-    def _retry(self, pending: P, replica_id: str) -> bool:
-        """What `replica_id` failed on, alone, runs once more as a request of its own, on another
-        replica where there is one. False where it may not."""
-        old, now = pending.request, clock()
-        if pending.retried or not old.retryable or old.expires <= now:
-            return False
-        if 1 + pending.repeats >= MOST_RUNS:
-            return False
-        self._leave(pending)
-        pending.retried = True
-        pending.request = replace(old, request_id=next(self._ids), avoid=replica_id)
-        pending.restart()
-        self._pending[pending.request.request_id] = pending
-        self._step(Cancel(old.request_id), now)
-        self._step(Arrive(pending.request), now)
-        return True
 
     def _refuse(self, action: Reject | Evict) -> None:
         pending = self._pending.pop(action.request_id, None)

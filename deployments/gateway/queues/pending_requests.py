@@ -35,17 +35,11 @@ class PendingBatchRequest:
     answers: list[RowAnswer | None]
     missing: int
     trace: TraceContext | None = None
-    retried: bool = False
-    repeats: int = 0
     sent: bool = False
 
     def fail(self, error: errors.HeadraceError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-
-    def restart(self) -> None:
-        self.missing = len(self.request.lengths)
-        self.answers = [None] * self.missing
 
 
 class BatchEnd(Enum):
@@ -100,8 +94,9 @@ class Prompt:
 class PendingStreamRequest:
     """`status`: HTTP's, of the first piece. Times are on the monotonic clock, 0.0: not yet;
     `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
-    ran last, `lease_id`: as what. `last_reported`: output tokens that the queue has passed on to
-    the dispatcher."""
+    ran last, `lease_id`: as what. `retried`: it is another request to the dispatcher than it was;
+    `repeats`: leases besides the first that it has been in. `last_reported`: output tokens that the
+    queue has passed on to the dispatcher."""
 
     request: Request
     prompt: Prompt

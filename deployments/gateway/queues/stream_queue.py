@@ -10,6 +10,7 @@ with an error.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import GenerateCall, Piece, StreamEnd
@@ -31,9 +32,10 @@ from deployments.gateway.queues.pending_requests import (
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
 from routers.api.actions import Abort, Dispatch
-from routers.api.events import Cancel, Closed, Opened, Progress
+from routers.api.events import Arrive, Cancel, Closed, Opened, Progress
 from routers.api.requests import LeaseEnd, Replica, ReplicaKind, Report
 from routers.api.settings import DispatcherSettings
+from routers.policies.suspects import MOST_RUNS
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
@@ -212,6 +214,23 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             return LeaseEnd.DONE
         self._step(Cancel(pending.request.request_id), clock())
         return LeaseEnd.ABORTED
+
+    def _retry(self, pending: PendingStreamRequest, replica_id: str) -> bool:
+        """What `replica_id` failed on, alone, runs once more as a request of its own, on another
+        replica where there is one. False where it may not."""
+        old, now = pending.request, clock()
+        if pending.retried or not old.retryable or old.expires <= now:
+            return False
+        if 1 + pending.repeats >= MOST_RUNS:
+            return False
+        self._leave(pending)
+        pending.retried = True
+        pending.request = replace(old, request_id=next(self._ids), avoid=replica_id)
+        pending.restart()
+        self._pending[pending.request.request_id] = pending
+        self._step(Cancel(old.request_id), now)
+        self._step(Arrive(pending.request), now)
+        return True
 
     def _bring(self, pending: PendingStreamRequest, piece: Piece, now: float) -> bool:
         before = pending.tokens.output

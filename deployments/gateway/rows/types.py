@@ -29,6 +29,11 @@ class RowAnswer:
     bucket: int = 0
     version: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the runtime failed on the row, which may therefore run again."""
+        return isinstance(self.error, errors.RowFailed)
+
 
 @dataclass(slots=True)
 class RowColumn:

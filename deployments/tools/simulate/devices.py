@@ -8,7 +8,7 @@ the first. Times are seconds from the start of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -104,6 +104,7 @@ def _lives(
             hangs_at=inf if death is None or not death.hangs else death.at_s,
             hang_limit_s=where.hang_limit_s,
             drag=_drag(scenario, place, life, start),
+            fails=_fails(scenario, place, life),
         )
         start = inf if death is None else _replaced_at(death, where.hang_limit_s)
 
@@ -130,6 +131,7 @@ def maker(scenario: Scenario, setup: SimSetup) -> Make:
             _device(scenario, kind, name, serves_s),
             hang_limit_s=setup.hang_limit_s,
             drag=_drag(scenario, number, 0, serves_s),
+            fails=_fails(scenario, number, 0),
         )
 
     return make
@@ -172,6 +174,14 @@ def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | Non
         slow,
         ramp,
     )
+
+
+def _fails(scenario: Scenario, place: int, life: int) -> Callable[[], bool] | None:
+    share = scenario.faults.failing_rows
+    if not share:
+        return None
+    rng = Random(f"{scenario.seed} failures of replica {place} {life}")
+    return lambda: rng.random() < share
 
 
 def check_places(scenario: Scenario, setup: SimSetup) -> None:

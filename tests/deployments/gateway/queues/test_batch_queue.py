@@ -13,88 +13,22 @@ from far_end import FarEnd, reply_of
 from deployments.contract import errors
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import RowError
-from deployments.gateway.queues.batch_queue import BatchQueue, LeaseCopies, PendingRowFailure
+from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.rows.types import RowColumn, Rows
-from routers.api.actions import Abort, Action, Dispatch
+from routers.api.actions import Abort, Action, Dispatch, Evict
 from routers.api.events import Arrive, Cancel, Closed, Event, Opened
-from routers.api.requests import LeaseEnd
+from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import DispatcherSettings
 
-BOTH = ((1, 0), (1, 1))
 STUMBLED = (RowError(0, False, "stumbled"),)
-
-
-def began(
-    copies: LeaseCopies, lease_id: int, copy_of: int = 0, rows: tuple[tuple[int, int], ...] = BOTH
-) -> None:
-    copies.began(Dispatch(lease_id, f"r{lease_id}", rows, 8, 0.1, copy_of=copy_of))
-
-
-def failed(row: int = 0) -> PendingRowFailure:
-    nobody: Any = None
-    return PendingRowFailure(nobody, (1, row), errors.RowFailed("stumbled"), "r1")
-
-
-def test_a_row_that_the_copy_does_not_carry_is_not_left_to_it() -> None:
-    copies = LeaseCopies()
-    began(copies, 1)
-    began(copies, 2, copy_of=1, rows=((1, 0),))
-    assert not copies.defer(1, failed(row=1))
-    assert copies.defer(1, failed(row=0))
-
-
-def test_a_row_that_failed_in_the_only_lease_is_final() -> None:
-    copies = LeaseCopies()
-    began(copies, 1)
-    assert not copies.defer(1, failed())
-    assert copies.ended(1) == []
-
-
-def test_a_row_that_failed_in_either_is_pending_until_the_other_ends() -> None:
-    for first, second in ((1, 2), (2, 1)):
-        copies, failure = LeaseCopies(), failed()
-        began(copies, 1)
-        began(copies, 2, copy_of=1)
-        assert copies.defer(first, failure)
-        assert copies.ended(first) == []
-        assert copies.has_pending_failures(second)
-        assert copies.ended(second) == [failure]
-        assert not copies.has_pending_failures(second)
-
-
-def test_a_row_that_fails_when_the_other_has_ended_is_lost() -> None:
-    copies = LeaseCopies()
-    began(copies, 1)
-    began(copies, 2, copy_of=1)
-    copies.ended(1)
-    assert not copies.defer(2, failed())
-
-
-def test_a_copy_of_what_has_ended_stands_alone() -> None:
-    copies = LeaseCopies()
-    began(copies, 1)
-    copies.ended(1)
-    began(copies, 2, copy_of=1)
-    assert not copies.defer(2, failed())
-
-
-def test_nothing_is_kept_of_leases_that_have_ended() -> None:
-    copies = LeaseCopies()
-    began(copies, 1)
-    began(copies, 2, copy_of=1)
-    copies.defer(1, failed())
-    copies.ended(2)
-    copies.ended(1)
-    assert not copies._open
-    assert not copies._other
-    assert not copies._pending_failures
 
 
 class Racing:
     """A dispatcher that sends every request twice: to `r1`, and as a copy to `r2`. The first answer
-    aborts the other one, and so does a caller that leaves. `events` keeps what it was told."""
+    aborts the other one, and so does a caller that leaves; rows that fail are left to the other, or
+    given up once both have ended. `events` keeps what it was told."""
 
     def __init__(self, *, tied: bool = False) -> None:
         self.events: list[Event] = []
@@ -109,9 +43,12 @@ class Racing:
                 rows = tuple((request.request_id, n) for n in range(len(request.lengths)))
                 first = self._lease("r1", rows)
                 return [first, self._lease("r2", rows, copy_of=first.lease_id, tied=self._tied)]
-            case Closed(lease_id, end):
+            case Closed(lease_id, end, _, failed):
                 request_id = self.open.pop(lease_id)
-                return self._aborted(request_id) if end is LeaseEnd.DONE else []
+                if end is LeaseEnd.DONE and not failed:
+                    return self._aborted(request_id)
+                if request_id not in self.open.values():
+                    return [Evict(request_id, Reason.FAILED)]
             case Cancel(request_id):
                 return self._aborted(request_id)
         return []
@@ -222,29 +159,25 @@ async def test_of_several_rows_each_is_answered_by_whichever_could() -> None:
     assert value(pending) == [6.0, 5.0]
 
 
-@pytest.mark.parametrize("ending", ["fails", "busy", "lost"])
-async def test_when_the_other_brings_nothing_either_the_row_is_retried(ending: str) -> None:
+async def test_the_dispatcher_is_told_which_rows_failed_of_those_that_nobody_awaits_too() -> None:
+    race = Race()
+    race.far.heeds = False
+    await race.submit(rows=2)
+    await race.reply(1, 5.0, 6.0)
+    await race.reply(2, 7.0, failed=STUMBLED)
+    ends = [event for event in race.dispatcher.events if isinstance(event, Closed)]
+    assert [(each.lease_id, each.failed) for each in ends] == [(1, ()), (2, (0,))]
+
+
+async def test_a_failure_that_the_dispatcher_gives_up_is_told_as_one_of_the_model() -> None:
     race = Race()
     pending = await race.submit()
-    await race.reply(1, failed=STUMBLED)
-    if ending == "lost":
-        await race.lose(2)
-    else:
-        await race.reply(2, failed=STUMBLED if ending == "fails" else (), busy=ending == "busy")
-    assert not pending.future.done()
-    first, again = (arrival.request for arrival in race.arrivals())
-    assert again.request_id != first.request_id
-    assert again.avoid == ("r2" if ending == "fails" else "r1")
-    await race.reply(3, 8.0)
-    assert value(pending) == [8.0]
-
-
-async def test_without_a_retry_the_failure_is_told_once_both_have_ended() -> None:
-    race = Race()
-    pending = await race.submit(retry=False)
     await race.reply(2, failed=STUMBLED)
     await race.lose(1)
-    assert isinstance(pending.future.exception(), errors.RowFailed)
+    error = pending.future.exception()
+    assert isinstance(error, errors.RowFailed)
+    assert (error.reason, error.retry_after_s) == ("inference_failed", 1.0)
+    assert race.queue.inflight == 0
 
 
 async def test_what_is_the_callers_fault_is_told_at_once() -> None:
@@ -253,16 +186,6 @@ async def test_what_is_the_callers_fault_is_told_at_once() -> None:
     await race.reply(1, failed=(RowError(0, True, "bad id"),))
     assert isinstance(pending.future.exception(), errors.BadRequest)
     assert race.far.dropped == [2]
-
-
-async def test_a_row_that_is_hoped_for_expires() -> None:
-    race = Race()
-    pending = await race.submit(expires_s=0.005)
-    await race.reply(1, failed=STUMBLED)
-    with pytest.raises(errors.Expired):
-        await asyncio.wait_for(asyncio.shield(pending.future), 5.0)
-    await race.reply(2, 6.0)
-    assert race.queue.inflight == 0
 
 
 async def test_a_caller_that_leaves_has_both_dropped() -> None:
