@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from routers.api.requests import NO_TOKENS, LeaseEnd, Replica, Report, Request, Tokens
+from routers.api.requests import NO_TOKENS, LeaseEnd, Reason, Replica, Report, Request, Tokens
+from routers.api.settings import DispatcherSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +74,46 @@ class Close:
     """The model is gone: everything that waits is evicted with `Reason.CLOSED`."""
 
 
-Event = Arrive | Cancel | Replicas | Opened | Progress | Closed | Heard | Tick | Close
+@dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """Other settings: what waits is bucketed anew and keeps its age; what is now too long leaves;
+    new bounds hold for new requests only. Reopens a closed model."""
+
+    settings: DispatcherSettings
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityExpected:
+    """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows. Told again
+    as time passes."""
+
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedUnread:
+    """A request was refused by its headers alone; `is_first`: as in `api.requests.Request`."""
+
+    tenant: str
+    priority: int
+    reason: Reason
+    is_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServedElsewhere:
+    """A request was offered here and answered by others who stand in; `lengths`: of its rows, ()
+    where they do not say what it takes."""
+
+    tenant: str
+    priority: int
+    lengths: tuple[int, ...]
+
+
+Note = CapacityExpected | RefusedUnread | ServedElsewhere
+"""Counted, and nothing follows from it at once."""
+
+Event = (
+    Arrive | Cancel | Replicas | Opened | Progress | Closed | Heard | Tick | Close | Reconfigure
+    | Note
+)  # fmt: skip

@@ -1,12 +1,13 @@
 """Who is served next, where and when, for one model at one gateway: events in, actions out.
 
-`step(event, now)` is the only way in. It owns the queue and the leases and is their only writer; it
-does no I/O, knows no clock and no payload. A batch is formed only at the moment a replica can take
-it. Order of a step: the event, then what time has brought (late, refused, expired), then dispatch,
-so that nothing is dispatched at or past its expiry; copies come last. Batch and stream replicas
-differ in the share a lease takes and in nothing else. Work an event: O(log n), plus what the event
-itself names. It decides nothing itself: `requests` says what waits, `assignment` what goes where,
-`lease_completion` what becomes of it, `copies` what is copied.
+`step(event, now)` is the only way in; all else is a question that changes nothing. It owns the
+queue and the leases and is their only writer; it does no I/O, knows no clock and no payload. A
+batch is formed only at the moment a replica can take it. Order of a step: the event, then what time
+has brought (late, refused, expired), then dispatch, so that nothing is dispatched at or past its
+expiry; copies come last. Batch and stream replicas differ in the share a lease takes and in nothing
+else. Work an event: O(log n), plus what the event itself names. It decides nothing itself:
+`requests` says what waits, `assignment` what goes where, `lease_completion` what becomes of it,
+`copies` what is copied.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from routers.api.actions import Action
 from routers.api.events import (
     Arrive,
     Cancel,
+    CapacityExpected,
     Close,
     Closed,
     Event,
     Heard,
+    Note,
     Opened,
     Progress,
+    Reconfigure,
+    RefusedUnread,
     Replicas,
+    ServedElsewhere,
     Tick,
 )
-from routers.api.requests import LeaseEnd, Reason
+from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.core.assignment import Assignment
@@ -49,6 +55,8 @@ from routers.state.affinity import Affinity
 from routers.state.budget import Budget
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
+
+_NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere)
 
 
 class Dispatcher:
@@ -89,6 +97,9 @@ class Dispatcher:
         """The first half of `step`: takes in the event and decides nothing that follows from it.
         True: `decide` is to be called, soon. So of many events that come together all are known
         before the first batch is formed."""
+        if isinstance(event, _NOTES):
+            self._note(event)
+            return False
         wakeups = self._wakeups
         if now >= wakeups.wakes_at or isinstance(event, Tick):
             wakeups.wakes_at = inf
@@ -107,15 +118,6 @@ class Dispatcher:
         if now >= self._wakeups.wakes_at:
             self._wakeups.wakes_at = inf
         self._advance(now)
-        self._settle(now, actions)
-        return actions
-
-    def reconfigure(self, settings: DispatcherSettings, now: float) -> list[Action]:
-        """Go on under new settings: what waits is bucketed anew and keeps its age; what is now too
-        long leaves; new bounds hold for new requests only. Reopens a closed model."""
-        actions: list[Action] = []
-        self._requests.reconfigure(settings, now, actions)
-        self._adopt(settings)
         self._settle(now, actions)
         return actions
 
@@ -145,32 +147,16 @@ class Dispatcher:
         """Predicted work that waits, late or not, seconds of the reference group; O(1)."""
         return self._requests.waiting.seconds
 
-    def expect_capacity(self, in_s: float) -> None:
-        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows. Told
-        again as time passes."""
-        self._requests.expect_capacity(in_s)
-
     def retry_after_s(self) -> float:
         """What a request that found the queue full would be told now."""
         return self._requests.retry_after_s()
-
-    def refused_unread(self, tenant: str, priority: int, reason: Reason, *, first: bool) -> None:
-        """A request was refused by its headers alone; `first`: as in `Request.is_first`."""
-        arrivals = self._requests.arrivals
-        arrivals.offered.refuse(reason.value)
-        if first and reason is not Reason.TENANT_FULL:
-            arrivals.turned_away_unread(tenant, priority)
-
-    def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
-        """A request was offered here and answered by others who stand in; `lengths`: of its rows,
-        () where they do not say what it takes."""
-        self._requests.arrivals.served_elsewhere(tenant, priority, lengths)
 
     def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> float | None:
         """For whom the shortest row would be too late, as the like of it was a moment ago: after
-        how many seconds asking again may help. Counts as a rejection. Seconds are from now."""
+        how many seconds asking again may help. Seconds are from now. Whoever refuses it for that
+        says so (`RefusedUnread`)."""
         if self._requests.is_closed:
             return None
         edge = self._requests.waiting.edges[0]
@@ -191,6 +177,16 @@ class Dispatcher:
 
     # -- events
 
+    def _note(self, event: Note) -> None:
+        requests = self._requests
+        match event:
+            case CapacityExpected(in_s):
+                requests.expect_capacity(in_s)
+            case RefusedUnread():
+                requests.refused_unread(event)
+            case ServedElsewhere(tenant, priority, lengths):
+                requests.arrivals.served_elsewhere(tenant, priority, lengths)
+
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
             case Arrive():
@@ -205,6 +201,9 @@ class Dispatcher:
                 self._listed(event, now)
             case Close():
                 self._requests.close(actions)
+            case Reconfigure():
+                self._requests.reconfigure(event.settings, now, actions)
+                self._adopt(event.settings)
             case Tick():
                 pass
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
+from routers.api.events import RefusedUnread
 from routers.api.requests import FlowWork, Reason, Request
 from routers.api.settings import DispatcherSettings, validate
 from routers.core.arrivals import Arrivals
@@ -91,18 +92,28 @@ class RequestTable:
             return refused
         edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
         left_s, expires_s = request.deadline - now, request.expires - now
-        return self.fast_reject(request.tenant, request.priority, edge, left_s, expires_s, now)
+        refused = self.fast_reject(request.tenant, request.priority, edge, left_s, expires_s, now)
+        if refused is not None:
+            self.admission.refused_again((self._priority(request.priority), request.tenant))
+        return refused
 
     def fast_reject(
         self, tenant: str, priority: int, edge: int, left_s: float, expires_s: float, now: float
     ) -> Rejection | None:
         """The rejection of a one-row request of this bucket, as far as an earlier one tells."""
-        priority = min(max(priority, 0), self.settings.priorities - 1)
-        flow, due_s = (priority, tenant), min(left_s, expires_s)
-        refused = self._pipeline.fast_reject(flow, edge, due_s, expires_s, now)
-        if refused is not None:
-            self.admission.refused_again(flow)
-        return refused
+        flow, due_s = (self._priority(priority), tenant), min(left_s, expires_s)
+        return self._pipeline.fast_reject(flow, edge, due_s, expires_s, now)
+
+    def refused_unread(self, event: RefusedUnread) -> None:
+        """By its headers alone."""
+        self.arrivals.offered.refuse(event.reason.value)
+        if event.reason is Reason.LATE:
+            self.admission.refused_again((self._priority(event.priority), event.tenant))
+        if event.is_first and event.reason is not Reason.TENANT_FULL:
+            self.arrivals.turned_away_unread(event.tenant, event.priority)
+
+    def _priority(self, priority: int) -> int:
+        return min(max(priority, 0), self.settings.priorities - 1)
 
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
         """Takes places of a full queue, for one that has less than its share of them, from who is

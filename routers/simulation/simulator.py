@@ -17,7 +17,17 @@ from math import inf
 from typing import Any, Protocol
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
-from routers.api.events import Arrive, Cancel, Closed, Event, Opened, Progress, Replicas, Tick
+from routers.api.events import (
+    Arrive,
+    Cancel,
+    CapacityExpected,
+    Closed,
+    Event,
+    Opened,
+    Progress,
+    Replicas,
+    Tick,
+)
 from routers.api.requests import LeaseEnd, Reason, Replica, Report, Request, Tokens
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
@@ -309,8 +319,7 @@ class _Simulation:
                 self._set.kill(replica_id)
             case Expect(in_s):
                 for gateway in self.gateways:
-                    if isinstance(gateway.core, Dispatcher):
-                        gateway.core.expect_capacity(in_s)
+                    self._step(gateway, CapacityExpected(in_s))
 
 
 def run(

@@ -3,7 +3,7 @@
 import pytest
 
 from routers.api.actions import Dispatch, WakeAt
-from routers.api.events import Arrive, Closed, Opened, Tick
+from routers.api.events import Arrive, Closed, Opened, Reconfigure, Tick
 from routers.api.requests import LeaseEnd, Report, Request
 from routers.api.settings import DispatcherSettings
 
@@ -289,7 +289,7 @@ def test_rows_that_stay_in_their_bucket_stand_there_once_when_edges_change(start
     core.arrive(1, 10, 10, 10, 200)
     core.arrive(2, 10, avoid="z")
     settings = DispatcherSettings((32, 256, 512), profile=((1, 1, 0.0),))
-    core.take_in(core.dispatcher.reconfigure(settings, core.now))
+    core.step(Reconfigure(settings))
     assert core.dispatcher.snapshot(core.now).rows_by_bucket == ((32, 4), (256, 1), (512, 0))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from routers.api.events import Reconfigure
 from routers.api.settings import BucketSettings
 
 BUCKETS = BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0, half_life_s=100.0)
@@ -35,7 +36,7 @@ def state(core):
 
 def switch(core, frozen):
     settings = replace(core.dispatcher._requests.settings, frozen=frozen)
-    assert core.take_in(core.dispatcher.reconfigure(settings, core.now)) == []
+    assert core.step(Reconfigure(settings)) == []
 
 
 def test_freezing_and_thawing_changes_nothing_that_is_there(learnt):

@@ -6,7 +6,7 @@ import pytest
 
 from routers.api.actions import Dispatch, Evict, Reject
 from routers.api.errors import BadRequestEvent, BadSettings
-from routers.api.events import Close, Progress
+from routers.api.events import Close, Progress, Reconfigure
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import DispatcherSettings
 
@@ -232,7 +232,7 @@ def test_waiting_rows_are_bucketed_anew_and_keep_their_order(start):
     for request_id, length in enumerate((10, 40, 20, 100, 500)):
         core.arrive(request_id, length)
     other = DispatcherSettings((50, 200), profile=((1, 1, 0.0),))
-    actions = core.dispatcher.reconfigure(other, 0.0)
+    actions = core.step(Reconfigure(other))
     assert core.take_in(actions) == [Evict(4, Reason.TOO_LONG)]
     assert requests_of(*core.replicas("a"), *core.drain()) == [[0, 1, 2], [3]]
 
@@ -242,7 +242,7 @@ def test_leased_row_that_is_too_long_for_new_settings_finishes_or_leaves(start):
     core.replicas("a", "b")
     (first,) = core.arrive(1, 500)
     (second,) = core.arrive(2, 500)
-    core.take_in(core.dispatcher.reconfigure(DispatcherSettings((50,)), 0.0))
+    core.step(Reconfigure(DispatcherSettings((50,))))
     assert core.close(first) == []
     assert core.close(second, LeaseEnd.BUSY) == [Evict(2, Reason.TOO_LONG)]
 
@@ -250,7 +250,7 @@ def test_leased_row_that_is_too_long_for_new_settings_finishes_or_leaves(start):
 def test_reconfigured_model_is_open_again(start):
     core = start()
     core.step(Close())
-    core.take_in(core.dispatcher.reconfigure(DispatcherSettings((50,)), 0.0))
+    core.step(Reconfigure(DispatcherSettings((50,))))
     core.replicas("a")
     assert requests_of(*core.arrive(1)) == [[1]]
 
@@ -275,7 +275,7 @@ def test_wrong_settings_leave_a_running_core_as_it_was(start):
     core = start()
     core.arrive(1)
     with pytest.raises(BadSettings):
-        core.dispatcher.reconfigure(DispatcherSettings(()), 0.0)
+        core.step(Reconfigure(DispatcherSettings(())))
     assert requests_of(*core.replicas("a")) == [[1]]
 
 

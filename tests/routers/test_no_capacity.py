@@ -3,13 +3,14 @@
 import pytest
 
 from routers.api.actions import Reject
+from routers.api.events import CapacityExpected
 from routers.api.requests import Reason
 from routers.api.settings import AdmissionParameters, Mode
 
 
 def asleep(start, in_s=12.0, **settings):
     driver = start(slo_s=0.1, **settings)
-    driver.dispatcher.expect_capacity(in_s)
+    driver.step(CapacityExpected(in_s))
     return driver
 
 
@@ -28,7 +29,7 @@ def test_what_lives_until_a_replica_is_there_waits(start):
 def test_what_is_over_before_is_told_when_one_is_there(start):
     driver = asleep(start)
     assert refused(driver.arrive(1, slo_s=0.1, timeout_s=11.9)) == [(Reason.LATE, 12.0)]
-    driver.dispatcher.expect_capacity(3.0)
+    driver.step(CapacityExpected(3.0))
     assert refused(driver.arrive(2, slo_s=0.1, timeout_s=2.0)) == [(Reason.LATE, 3.0)]
     assert driver.arrive(3, slo_s=0.1, timeout_s=11.9) == []
     driver.replicas("a")
@@ -70,7 +71,7 @@ def test_the_like_is_refused_by_its_headers_until_one_is_expected_sooner(start):
     fast = driver.dispatcher.fast_reject
     assert fast("default", 0, 0.1, 1.0, driver.now) == 12.0
     assert fast("default", 0, 0.1, 60.0, driver.now) is None
-    driver.dispatcher.expect_capacity(0.5)
+    driver.step(CapacityExpected(0.5))
     assert fast("default", 0, 0.1, 1.0, driver.now) is None
 
 
@@ -79,7 +80,7 @@ def test_a_full_queue_says_when_there_will_be_somebody_to_empty_it(start):
     driver.arrive(1, timeout_s=100.0)
     assert refused(driver.arrive(2, timeout_s=100.0)) == [(Reason.QUEUE_FULL, 12.0)]
     assert driver.dispatcher.retry_after_s() == 12.0
-    driver.dispatcher.expect_capacity(500.0)
+    driver.step(CapacityExpected(500.0))
     assert driver.dispatcher.retry_after_s() == 60.0
     driver.replicas("a")
 

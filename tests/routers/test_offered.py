@@ -2,6 +2,7 @@
 
 import pytest
 
+from routers.api.events import RefusedUnread, ServedElsewhere
 from routers.api.requests import LeaseEnd, Reason
 from routers.state.offered import MeanWork, OfferedWork
 
@@ -133,7 +134,7 @@ def test_an_unread_refusal_counts_as_its_flows_mean(start):
         driver.arrive(number, tenant="small")
         driver.arrive(10 + number, *(5,) * 4, tenant="large")
     before = offered(driver)
-    driver.dispatcher.refused_unread("large", 0, Reason.QUEUE_FULL, first=True)
+    driver.step(RefusedUnread("large", 0, Reason.QUEUE_FULL, True))
     found = offered(driver)
     assert found.work_s - before.work_s == pytest.approx(4 * ROW_S, rel=0.03)
     assert found.requests == before.requests + 1
@@ -146,7 +147,7 @@ def test_an_unread_refusal_of_a_new_flow_counts_as_the_mean_of_all(start):
     driver = start(profile=LINEAR, max_size=4, slo_s=10.0)
     driver.arrive(1, tenant="small")
     driver.arrive(2, 5, 5, 5, tenant="large")
-    driver.dispatcher.refused_unread("new", 0, Reason.LATE, first=True)
+    driver.step(RefusedUnread("new", 0, Reason.LATE, True))
     assert offered(driver).work_s == pytest.approx(6 * ROW_S, rel=0.03)
     driver.replicas("a")
 
@@ -155,7 +156,7 @@ def test_an_unread_refusal_of_a_new_flow_counts_as_the_mean_of_all(start):
 def test_unread_refusals_that_are_no_demand_are_counted_as_refusals_only(start, reason, first):
     driver = start(profile=LINEAR)
     driver.arrive(1)
-    driver.dispatcher.refused_unread("default", 0, reason, first=first)
+    driver.step(RefusedUnread("default", 0, reason, first))
     found = offered(driver)
     assert found.requests == 1
     assert dict(found.refused) == {reason.value: 1}
@@ -204,13 +205,13 @@ def test_batches_of_several_kinds_scatter_more_than_each_kind_does(start):
 
 def test_what_others_answered_was_offered_and_served_here(start):
     driver = start(profile=LINEAR, max_size=4, slo_s=10.0)
-    driver.dispatcher.served_elsewhere("t", 0, (33, 5, 100_000))
+    driver.step(ServedElsewhere("t", 0, (33, 5, 100_000)))
     found = offered(driver)
     assert found.requests == 1
     assert found.work_s == found.served_s == pytest.approx(3 * ROW_S, rel=0.03)
     assert set(dict(found.by_length)) == {64}
     assert not found.refused
-    driver.dispatcher.served_elsewhere("t", 0, ())  # as the others on average
+    driver.step(ServedElsewhere("t", 0, ()))  # as the others on average
     found = offered(driver)
     assert found.work_s == found.served_s == pytest.approx(6 * ROW_S, rel=0.03)
     assert found.requests == 2

@@ -3,6 +3,7 @@
 import pytest
 
 from routers.api.actions import Dispatch
+from routers.api.events import Reconfigure
 from routers.api.requests import LeaseEnd
 from routers.api.settings import HedgeParameters, OutlierParameters
 
@@ -132,6 +133,6 @@ def test_while_frozen_nobody_is_ejected(start):
     pool = Pool(start)
     settings = pool.core.dispatcher._copies.settings
     frozen = type(settings)(settings.bucket_edges, frozen=True)
-    pool.core.take_in(pool.core.dispatcher.reconfigure(frozen, 0.0))
+    pool.core.step(Reconfigure(frozen))
     pool.serve(30)
     assert pool.ejected() == []

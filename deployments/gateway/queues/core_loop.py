@@ -19,7 +19,19 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
-from routers.api.events import Arrive, Cancel, Close, Event, Heard, Replicas, Tick
+from routers.api.events import (
+    Arrive,
+    Cancel,
+    CapacityExpected,
+    Close,
+    Event,
+    Heard,
+    Reconfigure,
+    RefusedUnread,
+    Replicas,
+    ServedElsewhere,
+    Tick,
+)
 from routers.api.requests import Reason, Replica, Request
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
@@ -168,8 +180,7 @@ class CoreLoop(Generic[P]):
         if settings == self._settings:
             return
         self._settings = settings
-        now = clock()
-        self._perform(self._dispatcher.reconfigure(settings, now), now)
+        self._step(Reconfigure(settings), clock())
 
     def adopt(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         """Goes on under another version: what waits is queued anew, or refused where the version
@@ -180,8 +191,7 @@ class CoreLoop(Generic[P]):
         if not terms.take(self.terms):
             self._step(Close(), clock())
         self.terms, self._settings = terms, settings
-        now = clock()
-        self._perform(self._dispatcher.reconfigure(settings, now), now)
+        self._step(Reconfigure(settings), clock())
 
     def close(self) -> None:
         self._step(Close(), clock())
@@ -224,20 +234,19 @@ class CoreLoop(Generic[P]):
         self, reason: Reason, demand: Demand, retry_after_s: float
     ) -> errors.HeadraceError:
         """The refusal of a request that nobody has read, which counts as asked for all the same."""
-        self._dispatcher.refused_unread(
-            demand.tenant, demand.priority, reason, first=demand.is_first
-        )
+        refused = RefusedUnread(demand.tenant, demand.priority, reason, demand.is_first)
+        self._step(refused, clock())
         self._look()
         return refusal(reason, retry_after_s)
 
     def missed(self, tenant: str) -> None:
         """A request of this tenant did not get as far as here: no replica could be reached."""
-        self._dispatcher.refused_unread(tenant, 0, Reason.CLOSED, first=True)
+        self._step(RefusedUnread(tenant, 0, Reason.CLOSED), clock())
         self._look()
 
     def expect_capacity(self, in_s: float) -> None:
         """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
-        self._dispatcher.expect_capacity(in_s)
+        self._step(CapacityExpected(in_s), clock())
 
     def _request(
         self, lengths: tuple[int, ...], terms: VersionTerms, demand: Demand, now: float
@@ -262,7 +271,7 @@ class CoreLoop(Generic[P]):
     def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
         """Another version answered what this one was asked for: it is demand here all the same.
         `lengths`: () where they say nothing of the work."""
-        self._dispatcher.served_elsewhere(tenant, priority, lengths)
+        self._step(ServedElsewhere(tenant, priority, lengths), clock())
 
     # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
 
@@ -293,7 +302,7 @@ class CoreLoop(Generic[P]):
         if not reached:
             self._step(Close(), now)
         elif not before:
-            self._perform(self._dispatcher.reconfigure(self._settings, now), now)
+            self._step(Reconfigure(self._settings), now)
 
     def _step(self, event: Event, now: float) -> None:
         self._perform(self._dispatcher.step(event, now), now)
