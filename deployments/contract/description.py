@@ -16,10 +16,12 @@ from runtimes.types import TensorSpec
 @dataclass(frozen=True, slots=True)
 class CrashTerms:
     """Of rows that end replicas. refuse_s: how long such a row is refused; tenant_budget: replicas
-    that a tenant's rows may end in that time, 0: any number."""
+    that a tenant's rows may end in that time, 0: any number; hold_s: how long a suspected prompt
+    that streams may wait for its turn."""
 
     refuse_s: float = 600.0
     tenant_budget: int = 8
+    hold_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,14 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
         hang_limit_s=model.replicas.hang_limit_s,
         retry=model.retry,
         max_output_tokens=model.generation.max_output_tokens or 0,
-        crashes=CrashTerms(model.crashes.refuse_s, model.crashes.tenant_budget),
+        crashes=_crashes(model),
         max_timeout_s=model.max_timeout_s,
     )
+
+
+def _crashes(model: ModelSettings) -> CrashTerms:
+    crashes = model.crashes
+    return CrashTerms(crashes.refuse_s, crashes.tenant_budget, crashes.hold_s)
 
 
 def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:

@@ -23,6 +23,7 @@ from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
+from deployments.gateway.prompt_turns import turn_of
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
 from deployments.gateway.request_context import (
     ENGINE_REFUSED,
@@ -63,25 +64,32 @@ async def generate(
     _check_size(call, description)
     # How long: off the loop, tenants in turn; what cannot fit into the context is refused.
     ids = await _ids(services, context, call, model.tokenizer, description)
-    prompt = prompt_of(_as_sent(call, selection, description), ids, description, caller.tenant.name)
+    sent = _as_sent(call, selection, description)
+    key = await services.off_loop(
+        caller, len(sent.body), openai_generation.fingerprint, sent, description.version
+    )
+    prompt = prompt_of(sent, ids, description, caller.tenant.name, key)
     # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
     check_tenant_bounds(caller, (prompt.tokens,))
     if not context.counted:
         services.rates.take_tokens(caller.tenant, prompt.total_tokens)
         context.counted = True
     context.mark("tokenize")
-    # Queue: bounded, by the deadline of the first token; what comes is passed on behind this line.
-    context.queued()
-    selection.begins()
-    demand = selection.asks(demand_of(context, selection.promise, call.user))
-    pending = streams.submit(prompt, terms, demand)
-    selection.submitted(pending)
-    left = partial(streams.cancel, pending)
-    try:
-        meter = _TokenMeter(services, caller, pending)
-        await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
-    finally:
-        left()  # nothing, once the answer is whole
+    # Prompts that have ended replicas are refused; those that may have ended some take turns.
+    async with turn_of(context, selection, key) as turn:
+        # Queue: bounded, by the deadline of the first token; what comes is passed on behind it.
+        context.queued()
+        selection.begins()
+        demand = selection.asks(demand_of(context, selection.promise, call.user))
+        pending = streams.submit(prompt, terms, demand._replace(suspect=turn is not None))
+        pending.turn = turn
+        selection.submitted(pending)
+        left = partial(streams.cancel, pending)
+        try:
+            meter = _TokenMeter(services, caller, pending)
+            await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
+        finally:
+            left()  # nothing, once the answer is whole
 
 
 def _check_size(call: GenerationCall, description: ModelDescription) -> None:

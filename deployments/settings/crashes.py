@@ -13,14 +13,15 @@ class CrashSettings(Section):
         ge=0,
         le=86_400,
         description="A row that was on a replica when that was lost waits at most this long, and "
-        "half of its time, for a second replica before it is tried on the last one; 0: not at all.",
+        "half of its time, for a second replica before it is tried on the last one. Of a model "
+        "that generates: for the first token of suspected prompts before it. 0: not at all.",
     )
     refuse_s: float = Field(
         default=600,
         gt=0,
         le=86_400,
-        description="An input that has ended two replicas is refused for this time (422), counted "
-        "from the last of them, at the gateway that has seen it.",
+        description="An input that has ended two replicas (a prompt that streams: two to five) is "
+        "refused for this time (422), counted from the last of them, by every gateway.",
     )
     tenant_budget: int = Field(
         default=8,

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pydantic import ValidationError, model_validator
 
 from deployments.settings.classify import ClassifySettings
-from deployments.settings.crashes import CrashSettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
@@ -125,8 +124,6 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         )
     if model.cache != CacheSettings():
         yield ("cache",), "must be left out: answers that stream are not kept"
-    if model.crashes != CrashSettings():
-        yield ("crashes",), "must be left out: prompts that stream run beside each other"
     if model.accept.required:
         yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
     if model.record != RecordSettings():

@@ -39,9 +39,10 @@ def add(
     replicas: int = 1,
     shape: Generating = SHAPE,
     tokenizer: TextTokenizer | None = None,
+    engines: Played | None = None,
     **settings: Any,
 ) -> Played:
-    """Serves `name` from played replicas; without a tokeniser four bytes are a token."""
+    """Serves `name` from played replicas, `engines`; without a tokeniser four bytes are a token."""
     model = ModelSettings.model_validate(
         {"runtime": "synthetic", "task": "generate", "lengths": {"max": 100}, **settings}
     )
@@ -53,7 +54,7 @@ def add(
     if model.fallback:
         reuse = replace(described.reuse, fallback=model.fallback)
         described = replace(described, reuse=reuse)
-    engines, directory = Played(), ReplicaDirectory()
+    engines, directory = engines or Played(), ReplicaDirectory()
     served = ServedModel(
         _as_shown(described), tokenizer, engines, directory, stand.identity, stand.telemetry.batch
     )

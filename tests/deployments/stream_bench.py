@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 from fake_engines import Engines, until
@@ -34,6 +35,7 @@ class Bench:
             task="generate", generating=SHAPE, max_length=1000, bucket_edges=edges, **changes
         )
         self.engines = Engines()
+        self._prompts = count(1)
         self.terms = terms(self.description)
         settings = dispatcher_settings(self.description, GatewayIdentity("g0"))
         self.queue = StreamQueue(settings, self.terms, self.engines)
@@ -44,9 +46,18 @@ class Bench:
         self.queue.set_replicas([RunningReplica(name) for name in names], {"": SHAPE})
 
     def submit(
-        self, tokens: int = 10, *, streams: bool = True, expires_s: float = 60.0, **demand: Any
+        self,
+        tokens: int = 10,
+        *,
+        streams: bool = True,
+        expires_s: float = 60.0,
+        key: bytes = b"",
+        **demand: Any,
     ) -> PendingStreamRequest:
-        prompt = Prompt("chat", b"{}", tokens, Generation(50), streams)
+        """`key`: its fingerprint, one of its own where none is given."""
+        key = key or b"%d" % next(self._prompts)
+        generation = Generation(50)
+        prompt = Prompt("chat", b"{}", tokens, generation, streams, fingerprint=key)
         asked = Demand("t", 1, min(1.0, expires_s), expires_s)
         return self.queue.submit(prompt, self.terms, asked._replace(**demand))
 

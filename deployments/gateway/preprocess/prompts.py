@@ -28,10 +28,14 @@ Ids = Sequence[int] | np.ndarray[Any, Any]
 
 
 def prompt_of(
-    call: GenerationCall, ids: Sequence[Ids], d: ModelDescription, tenant: str = ""
+    call: GenerationCall,
+    ids: Sequence[Ids],
+    d: ModelDescription,
+    tenant: str = "",
+    fingerprint: bytes = b"",
 ) -> Prompt:
-    """`ids`: the tokens of each of the call's prompts. Raises ContextTooLong, and BadRequest for
-    more than one replica holds at once."""
+    """`ids`: the tokens of each of the call's prompts. `fingerprint`: of the call. Raises
+    ContextTooLong, and BadRequest for more than one replica holds at once."""
     assert d.generating is not None
     context = d.generating.context_tokens
     lengths = [_length(call, len(each), context) for each in ids]
@@ -49,7 +53,10 @@ def prompt_of(
     room = max(d.generating.cache_tokens - tokens, 1)
     generation = Generation(min(each * call.sequences, room), call.sequences, blocks)
     total = sum(lengths) + call.extra_tokens
-    return Prompt(call.endpoint, call.body, max(tokens, 1), generation, call.streams, total, salt)
+    return Prompt(
+        call.endpoint, call.body, max(tokens, 1), generation, call.streams, total, salt,
+        fingerprint,
+    )  # fmt: skip
 
 
 def pseudo_ids(texts: Sequence[str]) -> list[Ids]:

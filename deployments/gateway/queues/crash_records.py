@@ -5,20 +5,24 @@ was lost is *suspect*: it travels alone from then on. It is acquitted when it is
 *convicted* when a second replica is lost after it had begun there alone: then it is refused for a
 while. A tenant pays for each replica that its convicted rows have ended, and is refused for a while
 once it has spent its budget. Bounded in number, the least recently seen forgotten first. Of one
-model at one gateway: another gateway finds out by itself. For the event loop's thread alone.
+model at one gateway, which tells the others, and counts what they tell (`crash_exchange`). Prompts
+that stream have rules of their own (`prompt_suspects`). For the event loop's thread alone.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 
 import numpy as np
 
 from deployments.contract import errors
+from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import CrashTerms
 from deployments.gateway.queues.batch_calls import SentBatch
+from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere
 from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.rows.types import Rows
 
@@ -27,11 +31,16 @@ _MOST_TENANTS = 1024
 CRASH_BUDGET = "crash_budget"  # why a tenant is refused
 _ELSEWHERE = "another version's"
 _SWEEP_S = 10.0  # how often what is over is forgotten, so that newcomers need no look again
+_MOST_REPLICAS = 8  # of one input that others are told of
+_LAG_S = 15.0
+"""What was only heard is told on while it has longer left than a word may be on its way: two
+gateways must not keep telling each other what is over."""
 
 
 def fingerprints(rows: Rows, version: str) -> list[bytes]:
-    """One a row, whatever outputs are asked for. Takes about 1 ns a byte."""
-    return row_keys(replace(rows, outputs=None), version, ())
+    """One a row, whatever outputs are asked for, the same at every gateway. Takes about 1 ns a
+    byte."""
+    return row_keys(replace(rows, outputs=None), version, (), secret=b"")
 
 
 def same_row(one: Rows, i: int, other: Rows, j: int) -> bool:
@@ -46,26 +55,37 @@ def same_row(one: Rows, i: int, other: Rows, j: int) -> bool:
 
 @dataclass(slots=True)
 class _Record:
-    """`lost`: replicas that were lost while the row was there."""
+    """`lost`: replicas that were lost while the input was there. `own`: as this gateway has seen,
+    not only heard."""
 
     until: float
     lost: set[str] = field(default_factory=set)
     convicted: bool = False
+    own: bool = False
+
+
+def _nobody() -> None:
+    pass
 
 
 class CrashRecords:
-    """Times are seconds on the caller's monotonic clock. `convictions`: how many, ever."""
+    """Times are seconds on the caller's monotonic clock. `convictions`: how many of this gateway's
+    own, ever. `on_loss` is called when the others are to be told of something."""
 
     def __init__(self, terms: CrashTerms) -> None:
         self.terms = terms
         self.convictions = 0
+        self.on_loss: Callable[[], None] = _nobody
+        self.elsewhere = CrashesElsewhere()
         self._swept_at = 0.0
         self._rows: OrderedDict[bytes, _Record] = OrderedDict()
         self._spent: OrderedDict[str, deque[float]] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Whether anything is known of anybody, so that newcomers must be looked at."""
-        return bool(self._rows or self._spent)
+        return bool(self._rows or self._spent or self.elsewhere)
+
+    # ---- what this gateway sees ---------------------------------------------------------------
 
     def lost_with(self, sent: SentBatch, now: float) -> Iterator[tuple[Rows, int]]:
         """A replica was lost with this lease; the rows that this convicts. Who has left meanwhile
@@ -80,20 +100,34 @@ class CrashRecords:
     def lost(
         self, key: bytes, tenant: str, replica_id: str, now: float, *, begun_alone: bool
     ) -> bool:
-        """A replica was lost while this row was there; whether that convicts it."""
-        record = self._find(key, now)
-        if record is None:
-            record = self._rows[key] = _Record(0.0)
-            if len(self._rows) > _MOST_ROWS:
-                self._rows.popitem(last=False)
+        """A replica was lost while this row was there; whether it is convicted."""
+        replicas = self.note(key, tenant, replica_id, now)
+        if not self.is_convicted(key) and begun_alone and len(replicas) >= 2:
+            self.convict(key, tenant, now)
+        return self.is_convicted(key)
+
+    def note(self, key: bytes, tenant: str, replica_id: str, now: float) -> frozenset[str]:
+        """A replica was lost while this input was there; all that were, at other gateways too."""
+        record = self._find(key, now) or self._add(key)
+        known = self.elsewhere.replicas(key, now)
+        if record.convicted and replica_id not in record.lost:
+            self._charge(tenant, 1, now)
         record.lost.add(replica_id)
-        record.until = now + self.terms.refuse_s
-        if record.convicted or not begun_alone or len(record.lost) < 2:
-            return False
+        record.until, record.own = now + self.terms.refuse_s, True
+        self.on_loss()
+        return known | record.lost
+
+    def convict(self, key: bytes, tenant: str, now: float) -> None:
+        """Of an input that a loss was noted for."""
+        record = self._rows[key]
+        record.lost |= self.elsewhere.replicas(key, now)
         record.convicted = True
         self.convictions += 1
         self._charge(tenant, len(record.lost), now)
-        return True
+
+    def is_convicted(self, key: bytes) -> bool:
+        record = self._rows.get(key)
+        return record is not None and record.convicted
 
     def lost_elsewhere(self, keys: Sequence[bytes], tenant: str, now: float) -> None:
         """Another version of the model lost a replica with these rows: one loss, for each."""
@@ -104,9 +138,38 @@ class CrashRecords:
         """Its replica lives."""
         for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
             (key,) = fingerprints(pending.rows.only([row]), sent.version)
-            record = self._rows.get(key)
-            if record is not None and not record.convicted:
-                del self._rows[key]
+            self.acquit(key)
+
+    def acquit(self, key: bytes) -> None:
+        """It was answered: what was lost with it before had another cause."""
+        if not self.is_convicted(key):
+            self._rows.pop(key, None)
+            self.elsewhere.answered(key)
+
+    # ---- what others see ----------------------------------------------------------------------
+
+    def told(self, most: int, now: float) -> CrashReport:
+        """What other gateways are to hear: at most so many inputs, the newest, and tenants."""
+        known = [(r.until, key) for key, r in self._rows.items() if _is_told(r, now)]
+        inputs = [self._as_told(key, now) for _, key in nlargest(most, known)]
+        tenants = list(self._spent)[-most:]
+        left = {tenant: [t - now for t in self._spent[tenant] if t > now] for tenant in tenants}
+        return CrashReport(tuple(inputs), {t: tuple(s) for t, s in left.items() if s})
+
+    def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> set[bytes]:
+        """What other gateways have said last, `others` in number, those included that do not know
+        the model; the inputs that are convicted by this."""
+        self.elsewhere.hear(reports, others, now)
+        said = [each for report in reports for each in report.inputs if each.convicted]
+        fresh = [each for each in said if not self._knows_conviction(each.key, now)]
+        for each in fresh:
+            record = self._rows.get(each.key) or self._add(each.key)
+            record.convicted = True
+            record.lost |= set(each.replicas)
+            record.until = now + min(each.left_s, self.terms.refuse_s)
+        return {each.key for each in fresh}
+
+    # ---- who comes ----------------------------------------------------------------------------
 
     def check(self, keys: Sequence[bytes], tenant: str, now: float) -> bool:
         """Whether any of a newcomer's rows is suspect. Raises RowConvicted, OverOwnLimit."""
@@ -123,19 +186,23 @@ class CrashRecords:
         records = [record for key in keys if (record := self._find(key, now)) is not None]
         if any(record.convicted for record in records):
             raise self.conviction()
-        return bool(records)
+        return bool(records) or any(self.elsewhere.replicas(key, now) for key in keys)
 
     def conviction(self) -> errors.RowConvicted:
         return errors.RowConvicted(
-            "this input has ended two replicas of the model and is refused: do not send it again"
+            "this input has ended several replicas of the model and is refused: do not send it "
+            "again"
         )
+
+    # ---- the books ----------------------------------------------------------------------------
 
     def _sweep(self, now: float) -> None:
         self._swept_at = now
+        self.elsewhere.sweep(now)
         for key in [key for key, record in self._rows.items() if record.until <= now]:
             del self._rows[key]
         for tenant in list(self._spent):
-            self._wait_s(tenant, now)
+            self._forget_paid(tenant, now)
 
     def _find(self, key: bytes, now: float) -> _Record | None:
         record = self._rows.get(key)
@@ -147,6 +214,21 @@ class CrashRecords:
         self._rows.move_to_end(key)
         return record
 
+    def _add(self, key: bytes) -> _Record:
+        record = self._rows[key] = _Record(0.0)
+        if len(self._rows) > _MOST_ROWS:
+            self._rows.popitem(last=False)
+        return record
+
+    def _knows_conviction(self, key: bytes, now: float) -> bool:
+        record = self._find(key, now)
+        return record is not None and record.convicted
+
+    def _as_told(self, key: bytes, now: float) -> CrashedInput:
+        record = self._rows[key]
+        replicas = tuple(sorted(record.lost)[:_MOST_REPLICAS])
+        return CrashedInput(key, replicas, record.until - now, record.convicted)
+
     def _charge(self, tenant: str, replicas: int, now: float) -> None:
         spent = self._spent.setdefault(tenant, deque(maxlen=max(1, self.terms.tenant_budget)))
         spent.extend([now + self.terms.refuse_s] * replicas)
@@ -156,12 +238,20 @@ class CrashRecords:
 
     def _wait_s(self, tenant: str, now: float) -> float:
         """Until the tenant has budget again, 0: it has."""
+        self._forget_paid(tenant, now)
+        budget = self.terms.tenant_budget
+        spent = sorted([*self._spent.get(tenant, ()), *self.elsewhere.spent(tenant, now)])
+        return spent[-budget] - now if budget and len(spent) >= budget else 0.0
+
+    def _forget_paid(self, tenant: str, now: float) -> None:
         spent = self._spent.get(tenant)
-        if spent is None:
-            return 0.0
         while spent and spent[0] <= now:
             spent.popleft()
-        if not spent:
+        if spent is not None and not spent:
             del self._spent[tenant]
-        full = self.terms.tenant_budget and len(spent) >= self.terms.tenant_budget
-        return spent[0] - now if full else 0.0
+
+
+def _is_told(record: _Record, now: float) -> bool:
+    if record.own:
+        return record.until > now
+    return record.until > now + _LAG_S

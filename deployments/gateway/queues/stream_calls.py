@@ -47,6 +47,9 @@ class StreamCallsOwner(Protocol):
     def heard(self, replica_id: str) -> None:
         """The replica has said something."""
 
+    def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
+        """A connection broke; these were on it, and end as lost behind this."""
+
     def takes(self, pending: PendingStreamRequest) -> bool:
         """Whether the live version takes its prompt."""
 
@@ -92,6 +95,12 @@ class StreamCalls(LeaseCalls[StreamRun]):
     def links_changed(self) -> None:
         self.loads = {uid: self.loads.get(uid, EngineLoad()) for uid in self.reached}
         self._owner.links_changed()
+
+    def link_lost(self, replica_id: str, reason: str) -> None:
+        there = [run for run in self._at.get(replica_id, {}).values() if run.at_replica]
+        if there:
+            self._owner.replica_lost(replica_id, there)
+        super().link_lost(replica_id, reason)
 
     def _message(self, run: StreamRun) -> tuple[Kind, Sequence[Buffer]] | None:
         if not self._owner.takes(run.pending):

@@ -4,12 +4,12 @@ The dispatcher decides which prompt goes where and when; this queue obeys, and t
 say: how many tokens a run has had and holds. What a run brings goes to its caller at once. A caller
 that leaves, reads too slowly or runs out of time has its run aborted, which frees its tokens. Lost
 work runs once more elsewhere while its caller has been given nothing; afterwards the answer ends
-with an error.
+with an error. Prompts that end replicas are refused for a while (`prompt_suspects`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from deployments.contract import errors
@@ -24,13 +24,21 @@ from deployments.gateway.queues.core_loop import (
     changed,
     clock,
 )
+from deployments.gateway.queues.crash_records import CrashRecords
 from deployments.gateway.queues.pending_requests import (
     MOST_UNREAD_BYTES,
     PendingStreamRequest,
     Prompt,
 )
+from deployments.gateway.queues.prompt_suspects import (
+    ANYWAY,
+    OTHERS_MISSED,
+    PromptSuspect,
+    convicts,
+)
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
+from deployments.gateway.queues.suspect_turns import SuspectTurns
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Arrive, Cancel, Closed, Opened, Progress
 from routers.api.requests import LeaseEnd, Replica, ReplicaKind, Report
@@ -50,7 +58,8 @@ _END = {
 
 
 class StreamQueue(CoreLoop[PendingStreamRequest]):
-    """`output_tokens`: that callers were brought, ever."""
+    """`output_tokens`: that callers were brought, ever. `crashes`: prompts that replicas were lost
+    with; newcomers are held against them by whoever submits, who has suspected ones take turns."""
 
     def __init__(
         self,
@@ -63,6 +72,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self._shapes: Mapping[str, Generating] = {}
         self._groups: dict[str, str] = {}
         self.output_tokens = 0
+        self.crashes = CrashRecords(terms.crashes)
+        self.turns = SuspectTurns()
 
     # ---- what the gateway calls -----------------------------------------------------------
 
@@ -88,6 +99,10 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self._groups = {replica.replica_id: replica.group() for replica in replicas}
         self.calls.follow(replicas)
         self.links_changed()
+
+    def adopt(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
+        super().adopt(settings, terms)
+        self.crashes.terms = terms.crashes
 
     def close(self) -> None:
         """What waits is refused, what runs goes on to its end."""
@@ -136,6 +151,37 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, shape.max_sequences, group
         )
 
+    def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
+        """Before what ran there runs again elsewhere."""
+        now, there = clock(), {}
+        for run in runs:
+            pending = run.pending
+            key, tenant = pending.prompt.fingerprint, pending.request.tenant
+            lost = self.crashes.note(key, tenant, replica_id, now)
+            there[key] = PromptSuspect(key, tenant, lost, not pending.tokens.output)
+        for suspect in there.values():
+            if self._is_convicted(suspect, list(there.values()), now):
+                self.crashes.convict(suspect.key, suspect.tenant, now)
+        self.end_convicted({key for key in there if self.crashes.is_convicted(key)})
+
+    def _is_convicted(
+        self, suspect: PromptSuspect, there: Sequence[PromptSuspect], now: float
+    ) -> bool:
+        """By this loss."""
+        elsewhere = self.crashes.elsewhere
+        if self.crashes.is_convicted(suspect.key):
+            return False
+        if not convicts(suspect, there, sole=elsewhere.others == 0):
+            return False
+        return len(suspect.lost) >= ANYWAY or not elsewhere.was_there(
+            suspect.key, suspect.lost, OTHERS_MISSED, now
+        )
+
+    def end_convicted(self, keys: Set[bytes]) -> None:
+        """Ends all that wait or run with a convicted prompt, here or at another gateway."""
+        for pending in [p for p in self._pending.values() if p.prompt.fingerprint in keys]:
+            self._finish(pending, self.crashes.conviction())
+
     def failed(self, run: StreamRun) -> None:
         if self._is_live(run):
             self._finish(run.pending, errors.RowFailed(INTERNAL_ERROR))
@@ -167,6 +213,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
         how = piece.end or StreamEnd.DONE
         end, pending = _END[how], run.pending
+        if self.crashes and how in (StreamEnd.DONE, StreamEnd.FAILED):
+            self.crashes.acquit(pending.prompt.fingerprint)
         if not self._is_live(run):
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end  # nobody waited for it any more
         elif run.aborted:  # its rows were recalled: pieces of it may have been dropped

@@ -32,12 +32,15 @@ _OUTPUT_BYTES = 176
 _LARGEST_SHARE = 16
 
 
-def row_keys(rows: Rows, version: str, outputs: Iterable[str]) -> list[bytes]:
+def row_keys(
+    rows: Rows, version: str, outputs: Iterable[str], secret: bytes = _SECRET
+) -> list[bytes]:
     """One key a row, in order. `outputs`: names of all that the model gives, for rows that want
-    all. Takes about 1 ns a byte: large inputs belong in a thread."""
+    all. `secret`: b"" for keys that other processes are to know. Takes about 1 ns a byte: large
+    inputs belong in a thread."""
     names = sorted(rows.inputs)
     query = sorted(outputs if rows.outputs is None else rows.outputs)
-    start = blake2b(key=_SECRET, digest_size=_KEY_BYTES)
+    start = blake2b(key=secret, digest_size=_KEY_BYTES)
     start.update(_texts([version]) + _texts(query) + _texts(names))
     start.update(_texts([rows.inputs[name].datatype for name in names]))
     columns = [rows.inputs[name] for name in names]

@@ -97,6 +97,127 @@ def test_what_is_remembered_is_bounded(
     assert (len(records._rows), len(records._spent)) == (2, 2)
 
 
+# ---- several gateways
+
+
+@pytest.fixture
+def others() -> CrashRecords:
+    """Another gateway's."""
+    return CrashRecords(CrashTerms(refuse_s=100.0, tenant_budget=4))
+
+
+def tell(one: CrashRecords, other: CrashRecords, now: float = 0.0) -> set[bytes]:
+    return other.hear([one.told(256, now)], 1, now)
+
+
+def refused(records: CrashRecords, key: bytes, now: float) -> bool:
+    try:
+        records.check([key], "somebody", now)
+    except errors.RowConvicted:
+        return True
+    return False
+
+
+def test_a_suspicion_is_shared_so_that_the_second_loss_anywhere_convicts(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    records.lost(ROW, "t", "a", 0.0, begun_alone=False)
+    assert tell(records, others) == set()
+    assert others.check([ROW], "t", 1.0)
+    assert others.lost(ROW, "t", "b", 1.0, begun_alone=True)
+
+
+def test_one_replica_that_two_gateways_lost_is_one_loss(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    records.lost(ROW, "t", "a", 0.0, begun_alone=False)
+    tell(records, others)
+    assert not others.lost(ROW, "t", "a", 1.0, begun_alone=True)
+
+
+def test_a_conviction_is_shared_once_and_lasts_no_longer_there(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    convict(records)
+    assert tell(records, others, 40.0) == {ROW}
+    assert tell(records, others, 41.0) == set()
+    assert refused(others, ROW, 99.9)
+    assert not refused(others, ROW, 100.0)
+    assert others.convictions == 0
+
+
+def test_a_loss_more_of_what_is_convicted_elsewhere_is_told_as_convicted(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    convict(records)
+    tell(records, others)
+    assert others.lost(ROW, "t", "c", 1.0, begun_alone=False)
+    assert not others.lost(OTHER, "t", "c", 1.0, begun_alone=False)
+
+
+def test_who_joins_later_hears_it_from_whoever_has_heard_it(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    convict(records)
+    tell(records, others)
+    third = CrashRecords(records.terms)
+    assert tell(others, third, 50.0) == {ROW}
+
+
+def test_two_gateways_do_not_keep_telling_each_other_what_is_over(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    convict(records)
+    for second in range(300):
+        now = float(second)
+        late = records.told(256, now)
+        tell(others, records, now)
+        others.hear([late], 1, now + 2.0)
+    assert not refused(records, ROW, 300.0)
+    assert not refused(others, ROW, 300.0)
+
+
+def test_an_answer_clears_what_others_suspect(records: CrashRecords, others: CrashRecords) -> None:
+    records.lost(ROW, "t", "a", 0.0, begun_alone=False)
+    tell(records, others)
+    others.acquit(ROW)
+    tell(records, others)
+    assert not others.check([ROW], "t", 1.0)
+
+
+def test_an_answer_does_not_clear_what_is_convicted(records: CrashRecords) -> None:
+    convict(records)
+    records.acquit(ROW)
+    assert refused(records, ROW, 1.0)
+
+
+def test_the_budget_counts_replicas_at_all_gateways(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    convict(records, now=0.0)
+    convict(others, OTHER, now=50.0)
+    tell(records, others, 50.0)
+    with pytest.raises(errors.OverOwnLimit) as over:
+        others.check([b"new"], "t", 60.0)
+    assert over.value.retry_after_s == pytest.approx(40.0)
+    assert not others.check([b"new"], "t", 100.0)
+
+
+def test_what_is_told_is_bounded_and_the_newest(records: CrashRecords) -> None:
+    for number in range(5):
+        convict(records, b"%d" % number, f"tenant {number}", float(number))
+    told = records.told(2, 5.0)
+    assert {each.key for each in told.inputs} == {b"3", b"4"}
+    assert set(told.spent) == {"tenant 3", "tenant 4"}
+
+
+def test_whoever_tells_others_hears_of_each_loss(records: CrashRecords) -> None:
+    heard: list[int] = []
+    records.on_loss = lambda: heard.append(1)
+    convict(records)
+    assert len(heard) == 2
+
+
 def rows_of(*rows: list[int], outputs: tuple[str, ...] | None = None) -> Rows:
     arrays = [np.array(row, dtype=np.int64) for row in rows]
     column = RowColumn("INT64", arrays, [(len(row),) for row in rows])
@@ -108,6 +229,11 @@ def test_a_fingerprint_is_of_the_input_and_the_version_not_of_what_is_asked_of_i
     assert fingerprints(rows_of([1, 2], outputs=("x",)), "1") == [one]
     assert fingerprints(rows_of([1, 3]), "1") != [one]
     assert fingerprints(rows_of([1, 2]), "2") != [one]
+
+
+def test_a_fingerprint_is_the_same_in_every_process() -> None:
+    (one,) = fingerprints(rows_of([1, 2]), "1")
+    assert one.hex().startswith("d66579dd61923d09d9d06a38c14d1da3")
 
 
 @pytest.mark.parametrize(("row", "alike"), [(0, False), (1, True), (2, False)])

@@ -1,0 +1,71 @@
+"""May this prompt run, now that prompts have ended replicas: at once, in its turn, or not at all?
+
+Looked at only while anything is known of such prompts. A caller that leaves gives up its turn; what
+has come to light meanwhile counts when the turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from deployments.contract import errors
+from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.queues.suspect_turns import SuspectTurns, Turn
+from deployments.gateway.request_context import RequestContext, demand_of
+from deployments.gateway.reuse.fallback import ModelSelection
+
+_SHARE = 0.5  # of its time that a suspected prompt may wait
+
+
+@asynccontextmanager
+async def turn_of(
+    context: RequestContext, selection: ModelSelection, key: bytes
+) -> AsyncIterator[Turn | None]:
+    """The turn of a prompt of this fingerprint that a replica was lost with, a canary's too; None:
+    it is no suspect. Raises RowConvicted, OverOwnLimit."""
+    turn = await _taken(context, selection, key)
+    try:
+        if turn is not None:
+            _is_suspect(context, selection, key)
+        yield turn
+    finally:
+        if turn is not None:
+            turn.over()
+
+
+async def _taken(context: RequestContext, selection: ModelSelection, key: bytes) -> Turn | None:
+    streams, caller = selection.model.streams, context.caller
+    assert caller is not None
+    if selection.lost_at_canary:
+        streams.crashes.lost_elsewhere([key], caller.tenant.name, monotonic())
+    if not streams.crashes or not _is_suspect(context, selection, key):
+        return None
+    left_s = demand_of(context, selection.promise).expires_s
+    limit_s = min(streams.crashes.terms.hold_s, _SHARE * left_s)
+    return await _its_turn(context.exchange, streams.turns, limit_s)
+
+
+def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) -> bool:
+    """Raises RowConvicted, OverOwnLimit."""
+    assert context.caller is not None
+    crashes = selection.model.streams.crashes
+    return crashes.check([key], context.caller.tenant.name, monotonic())
+
+
+async def _its_turn(exchange: Exchange, turns: SuspectTurns, limit_s: float) -> Turn:
+    """Raises CallerLeft."""
+    waits = asyncio.ensure_future(turns.take(limit_s))
+
+    def left() -> None:
+        waits.cancel()
+
+    try:
+        return await unless_left(exchange, waits, left)
+    except asyncio.CancelledError:
+        own = asyncio.current_task()
+        if own is not None and own.cancelling():
+            raise
+        raise errors.CallerLeft("the client disconnected") from None
