@@ -30,6 +30,9 @@ LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0
 GATHERS_S = 2 * LEASE_S
 _MOST_PROGRESS = 1024
+RATES, CRASHES = "rates", "crashes"
+EXCHANGED = (RATES, CRASHES)
+"""Of a gateway's snapshot, what the others hear: its tenants' rates, inputs that end replicas."""
 
 
 @dataclass(slots=True)
@@ -240,11 +243,16 @@ class Registry:
         if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]
 
-    def push(self, gateway: str, snapshot: dict[str, object], now: float) -> dict[str, object]:
-        """What the other gateways have said last of their tenants' rates, by gateway."""
+    def push(
+        self, gateway: str, snapshot: dict[str, object], now: float
+    ) -> dict[str, dict[str, object]]:
+        """What the other gateways have said last of each of `EXCHANGED`, by gateway."""
         self.gateways[gateway] = (now, snapshot)
         others = {name: said for name, (_, said) in self.gateways.items() if name != gateway}
-        return {name: said["rates"] for name, said in others.items() if "rates" in said}
+        return {
+            what: {name: said[what] for name, said in others.items() if what in said}
+            for what in EXCHANGED
+        }
 
     def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
         """Of the canary that is declared; its number."""

@@ -139,8 +139,8 @@ class RegistryActor:
     async def progress(self) -> list[ReplicaProgress]:
         return list(self._registry.progress.values())
 
-    async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, object]:
-        """What the other gateways have said last of their tenants' rates."""
+    async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
+        """As the registry's."""
         return self._registry.push(gateway, snapshot, clock())
 
     async def begin_rollout(self, model: str, terms: RolloutTerms) -> int:

@@ -20,6 +20,7 @@ from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.loop_watch import LoopWatch
 from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.registry import CRASHES, RATES
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
 from deployments.contract.scaling.messages import GatewayReport, ModelOutlook
@@ -27,6 +28,7 @@ from deployments.gateway.app import assembled
 from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.crash_exchange import CrashExchange
 from deployments.gateway.queues.serve_handles import ServeChannel
 from deployments.gateway.scaling.reporter import DemandReporter
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
@@ -43,6 +45,7 @@ from deployments.settings.gateway import GatewaySettings
 _REFRESH_S = 1.0
 _TENANTS_S = 0.5  # a revoked key is refused this long afterwards, and a round trip
 _PUSH_ANSWER_S = 2.0
+_PUSHES_APART_S = 0.1  # at least, whatever there is to tell
 _TENANTS_TRIES = 120
 _TENANTS_PAUSE_S = 0.5
 _COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older
@@ -74,6 +77,7 @@ class Gateway:
             self._telemetry.batch,
             partial(ServeChannel, tls=client_tls(channel_tls(settings.channel))),
         )
+        self._crashes = CrashExchange(self._models)
         self._telemetry.watch(self._models, self._pool, self._tenants)
         self._app = assembled(
             settings, self._tenants, self._models, self._pool, self._telemetry, self._registry
@@ -119,24 +123,30 @@ class Gateway:
             await asyncio.sleep(_REFRESH_S)
 
     async def _tell_registry(self) -> None:
-        """Pushes the snapshot that `status` shows and what was seen of rollouts, and hears what
-        others have passed of tenants' rates. That it is away is said once."""
+        """Pushes the snapshot that `status` shows and what was seen of rollouts and crashes, and
+        hears what others have passed of tenants' rates and seen of crashes: once a second, and
+        sooner after a loss. That it is away is said once."""
         away = False
         while True:
             try:
                 said = {
                     **self._telemetry.snapshot(),
-                    "rates": self._app.rates.report(),
+                    RATES: self._app.rates.report(),
+                    CRASHES: self._crashes.report(),
                     "rollouts": self._app.rollouts.report(),
                 }
                 pushed = self._registry.push.remote(self._uid, said)
-                self._app.rates.hear(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
+                others = await asyncio.wait_for(pushed, _PUSH_ANSWER_S)
+                self._app.rates.hear(others[RATES])
+                self._crashes.hear(others[CRASHES])
                 away = False
             except Exception as fault:
                 if not away:
                     logger.warning("the registry took no snapshot: %r; going on", fault)
                 away = True
-            await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
+            await asyncio.sleep(_PUSHES_APART_S)
+            if not self._models.draining:
+                await self._crashes.news(_REFRESH_S - _PUSHES_APART_S)
 
     async def __del__(self) -> None:
         self._loop_watch.close()

@@ -9,7 +9,7 @@ dispatcher is told, and leaves it to a copy that runs, has it run again, or give
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply
@@ -23,7 +23,7 @@ from deployments.gateway.queues.core_loop import (
     changed,
     clock,
 )
-from deployments.gateway.queues.crash_records import CrashRecords, same_row
+from deployments.gateway.queues.crash_records import CrashRecords, fingerprints, same_row
 from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
@@ -179,6 +179,13 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
                     pending.fail(self.crashes.conviction())
                     convicted.append(pending.request.request_id)
         return convicted
+
+    def end_convicted(self, keys: Set[bytes]) -> None:
+        """Ends all requests with a row that another gateway has convicted, of those that were sent
+        once at least: the rest are as many as may wait, and are ended by the next loss."""
+        for pending in [each for each in self._pending.values() if each.sent]:
+            if not keys.isdisjoint(fingerprints(pending.rows, pending.terms.version)):
+                self._finish(pending, self.crashes.conviction())
 
     # ---- what becomes of rows -----------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
+    EXCHANGED,
     GATHERS_S,
     LEASE_S,
     SNAPSHOT_KEEPS_S,
@@ -178,10 +179,11 @@ def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None
     assert registry.gateways == {}
 
 
-def test_a_gateway_that_tells_its_rates_hears_what_the_others_said(registry: Registry) -> None:
-    assert registry.push("a", {"rates": {"acme": [1.0]}}, 0.0) == {}
-    assert registry.push("b", {}, 0.0) == {"a": {"acme": [1.0]}}
-    assert registry.push("a", {"rates": {}}, 1.0) == {}
+@pytest.mark.parametrize("what", EXCHANGED)
+def test_a_gateway_hears_what_the_others_have_said_last(registry: Registry, what: str) -> None:
+    assert registry.push("a", {what: {"acme": [1.0]}}, 0.0)[what] == {}
+    assert registry.push("b", {}, 0.0)[what] == {"a": {"acme": [1.0]}}
+    assert registry.push("a", {what: {}}, 1.0)[what] == {}
 
 
 def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: Registry) -> None:

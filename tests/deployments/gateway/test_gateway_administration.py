@@ -63,6 +63,13 @@ class NoRollouts:
         return []
 
 
+class NoCrashes:
+    def report(self) -> dict[str, Any]:
+        return {}
+
+    async def news(self, within_s: float) -> None: ...
+
+
 class App:
     rates = Rates(1)
     rollouts = NoRollouts()
@@ -76,11 +83,17 @@ class Standing(Gateway):
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in (("_TENANTS_S", 0.0), ("_REFRESH_S", 0.0), ("_PUSH_ANSWER_S", 0.001)):
+    for name, value in (
+        ("_TENANTS_S", 0.0),
+        ("_REFRESH_S", 0.0),
+        ("_PUSH_ANSWER_S", 0.001),
+        ("_PUSHES_APART_S", 0.0),
+    ):
         monkeypatch.setattr(deployment, name, value)
     made: Any = Standing.__new__(Standing)
     made._tenants, made._models, made._registry = Tenants(), Models(), Hanging()
     made._telemetry, made._app, made._uid = Telemetry(), App(), "g"
+    made._crashes = NoCrashes()
     return made
 
 

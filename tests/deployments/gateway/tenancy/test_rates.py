@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from deployments.contract.errors import OverOwnLimit
-from deployments.contract.registry import Registry
+from deployments.contract.registry import RATES, Registry
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.tenant import RateSettings
@@ -103,7 +103,7 @@ def test_a_rate_that_shrinks_holds_at_once() -> None:
 
 def exchange(registry: Registry, gateways: dict[str, Rates], now: float) -> None:
     for name, rates in gateways.items():
-        rates.hear(registry.push(name, {"rates": rates.report()}, now))  # type: ignore[arg-type]
+        rates.hear(registry.push(name, {RATES: rates.report()}, now)[RATES])  # type: ignore[arg-type]
 
 
 def second(gateways: dict[str, Rates], of: Tenant, clock: Clock, asked: dict[str, int]) -> int:
