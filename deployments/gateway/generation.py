@@ -23,7 +23,6 @@ from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
-from deployments.gateway.prompt_turns import turn_of
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
 from deployments.gateway.request_context import (
     ENGINE_REFUSED,
@@ -34,6 +33,7 @@ from deployments.gateway.request_context import (
     demand_of,
 )
 from deployments.gateway.reuse.fallback import ModelSelection
+from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
 
 CHECKS_KEY_S = 5.0  # an answer that flows ends so soon after its key, at its next token
@@ -75,14 +75,14 @@ async def generate(
         services.rates.take_tokens(caller.tenant, prompt.total_tokens)
         context.counted = True
     context.mark("tokenize")
-    # Prompts that have ended replicas are refused; those that may have ended some take turns.
-    async with turn_of(context, selection, key) as turn:
+    # Prompts that have ended replicas are refused; those that may have run one at a time.
+    async with permit_of(context, selection, key) as permit:
         # Queue: bounded, by the deadline of the first token; what comes is passed on behind it.
         context.queued()
         selection.begins()
         demand = selection.asks(demand_of(context, selection.promise, call.user))
-        pending = streams.submit(prompt, terms, demand._replace(suspect=turn is not None))
-        pending.turn = turn
+        pending = streams.submit(prompt, terms, demand._replace(suspect=permit is not None))
+        pending.permit = permit
         selection.submitted(pending)
         left = partial(streams.cancel, pending)
         try:

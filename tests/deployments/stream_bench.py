@@ -66,7 +66,10 @@ class Bench:
         return (await self.engines.until_begun(count)).lease_id
 
     async def up(self) -> None:
-        await until(lambda: len(self.queue.calls.reached) == len(self.names))
+        await self.up_to(len(self.names))
+
+    async def up_to(self, replicas: int) -> None:
+        await until(lambda: len(self.queue.calls.reached) == replicas)
 
     async def settled(self) -> None:
         """Lets what is under way end, then sees that nothing is left."""

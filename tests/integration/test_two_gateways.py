@@ -1,19 +1,24 @@
 """Two gateways share one replica: both answer, busy answers lose nothing, both books balance, and
-tenants' weights hold although neither gateway sees both tenants."""
+tenants' weights hold although neither gateway sees both tenants. What one of them has seen end
+replicas, the other refuses."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 
+import httpx
 import pytest
-from served import Server, metric, synthetic
+from served import ANSWER_S, Server, infer_body, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
 DEVICE = synthetic(options={"base_ms": 20}, batch={"max_size": 4})
 # Few rows a second, so that the device is what is short, not the machine that all of this shares.
 SHORT = synthetic(options={"base_ms": 50}, batch={"max_size": 4})
+FATAL = 666
+FRAIL = {**synthetic(options={"base_ms": 20, "die_ids": [FATAL]}), "replicas": {"count": 2}}
+TOLD_S = 2.0  # twice as long as a gateway may not have heard yet
 TENANTS = {"heavy": {"weight": 4}, "light": {"weight": 1}}
 SETTLE_S, MEASURE_S = 4.0, 16.0
 
@@ -21,7 +26,7 @@ SETTLE_S, MEASURE_S = 4.0, 16.0
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
     made: Server = serve(
-        {"device": DEVICE, "short": SHORT},
+        {"device": DEVICE, "short": SHORT, "frail": FRAIL},
         gateway={"replicas": 2},
         tenants={**TENANTS, "default": {}},
     )
@@ -47,7 +52,8 @@ def test_books_of_both_gateways_balance_when_all_is_quiet(server):
     server.until(quiet, 10)
     assert server.status()["gateways"] == 2
     assert [metric(server.metrics(rank), "headrace_accounting_drift") for rank in (0, 1)] == [0, 0]
-    assert {m["replicas_ready"] for m in server.status()["models"]} == {1}
+    ready = {m["name"]: m["replicas_ready"] for m in server.status()["models"]}
+    assert ready == {"device": 1, "short": 1, "frail": 2}
 
 
 def served_s(server: Server) -> list[float]:
@@ -71,3 +77,19 @@ def test_served_seconds_are_as_the_weights_when_each_tenant_comes_to_one_gateway
     assert [load.failures for load in both] == [[], []]
     assert heavy / light == pytest.approx(4.0, rel=0.05)
     assert heavy + light > 0.6 * MEASURE_S  # the device was short; its machine is shared
+
+
+def test_what_one_gateway_has_convicted_ends_no_replica_for_the_other(server):
+    def ask(gateway: str, *ids: int) -> int:
+        url = f"{gateway}/v2/models/frail/infer"
+        return httpx.post(url, json=infer_body(list(ids)), timeout=ANSWER_S).status_code
+
+    one, other = server.gateway_urls()
+    assert ask(one, FATAL, 1) == 422
+    time.sleep(TOLD_S)
+    server.until(lambda: server.model_status("frail")["replicas_ready"] == 2, 30)
+    server.until(lambda: len(server.replicas("frail")) == 2, 30)
+    before = server.replicas("frail")
+    assert [ask(other, FATAL, 1) for _ in range(4)] == [422] * 4
+    assert ask(other, 1, 2) == 200
+    assert server.replicas("frail") == before

@@ -16,7 +16,7 @@ from enum import Enum
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply, Piece
 from deployments.gateway.queues.core_loop import VersionTerms
-from deployments.gateway.queues.suspect_turns import Turn
+from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.tracing import TraceContext
 from routers.api.requests import Generation, LeaseEnd, Request, Tokens
@@ -99,7 +99,7 @@ class PendingStreamRequest:
     `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
     ran last, `lease_id`: as what. `retried`: it is another request to the dispatcher than it was;
     `repeats`: leases besides the first that it has been in. `last_reported`: output tokens that the
-    queue has passed on to the dispatcher. `turn`: of a suspect, over with its first token."""
+    queue has passed on to the dispatcher. `permit`: of a suspect, over with its first token."""
 
     request: Request
     prompt: Prompt
@@ -116,7 +116,7 @@ class PendingStreamRequest:
     replica_id: str = ""
     lease_id: int = 0
     last_reported: int = 0
-    turn: Turn | None = None
+    permit: Permit | None = None
     _unread: list[bytes] = field(default_factory=list)
     _unread_bytes: int = 0
     _given: bool = False
@@ -168,8 +168,8 @@ class PendingStreamRequest:
     def take(self, piece: Piece, now: float) -> bool:
         """Whether there was room for it; counts and times are kept all the same."""
         if piece.output_tokens > self.tokens.output:
-            if self.turn is not None:
-                self.turn.over()
+            if self.permit is not None:
+                self.permit.release()
             self.first_at, self.last_at = self.first_at or now, now
         self.tokens = Tokens(piece.input_tokens, piece.cached_tokens, piece.output_tokens)
         self.service_s = piece.service_s

@@ -3,9 +3,9 @@
 All that were on a lost replica are suspect; an answer acquits. A prompt is convicted by the second
 loss where nobody else was there; by the third where the others that were there had been on fewer
 lost replicas, or had tokens already and it had none; by the fifth whoever was there. Suspects that
-come again take turns (`suspect_turns`), so that a third loss has one cause. It decides by what this
-gateway saw and others have told; where others may have had something on the replica, nobody was
-alone.
+come again run one at a time (`suspect_permits`), so that a third loss has one cause. It decides by
+what this gateway saw and others have told; where others may have had something on the replica,
+nobody was alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from deployments.gateway.queues.prompt_suspects import (
 )
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
-from deployments.gateway.queues.suspect_turns import SuspectTurns
+from deployments.gateway.queues.suspect_permits import SuspectPermits
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Arrive, Cancel, Closed, Opened, Progress
 from routers.api.requests import LeaseEnd, Replica, ReplicaKind, Report
@@ -59,7 +59,7 @@ _END = {
 
 class StreamQueue(CoreLoop[PendingStreamRequest]):
     """`output_tokens`: that callers were brought, ever. `crashes`: prompts that replicas were lost
-    with; newcomers are held against them by whoever submits, who has suspected ones take turns."""
+    with; newcomers are held against them by whoever submits. `permits`: suspected ones need one."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self._groups: dict[str, str] = {}
         self.output_tokens = 0
         self.crashes = CrashRecords(terms.crashes)
-        self.turns = SuspectTurns()
+        self.permits = SuspectPermits()
 
     # ---- what the gateway calls -----------------------------------------------------------
 

@@ -202,7 +202,7 @@ async def test_a_tenant_whose_prompts_have_ended_too_many_replicas_is_refused(
     assert await status(stand, "hello", "other") == 200
 
 
-# ---- several gateways, and turns ----------------------------------------------------------------
+# ---- several gateways, and one suspect at a time ------------------------------------------------
 
 
 def said(text: str, *, convicted: bool = False) -> CrashedInput:
@@ -211,7 +211,7 @@ def said(text: str, *, convicted: bool = False) -> CrashedInput:
     return CrashedInput(fingerprint(call, "1"), ("x", "y"), 60.0, convicted)
 
 
-async def test_suspects_that_come_again_take_turns_until_their_first_token(
+async def test_suspects_that_come_again_run_one_at_a_time_until_their_first_token(
     stand: Stand, engines: Frail
 ) -> None:
     engines.slow = True
@@ -231,7 +231,7 @@ async def test_suspects_that_come_again_take_turns_until_their_first_token(
         assert client.status == 200
 
 
-async def test_a_suspect_that_leaves_gives_up_its_turn(
+async def test_a_suspect_that_leaves_gives_up_acquired(
     stand: Stand, engines: Frail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
@@ -240,11 +240,11 @@ async def test_a_suspect_that_leaves_gives_up_its_turn(
     first = sends(stand, "a")
     await engines.until_begun(1)
     second = sends(stand, "b")
-    await until(lambda: bool(queue_of(stand).turns._waiting))
+    await until(lambda: bool(queue_of(stand).permits._waiting))
     second.leave.set()
     await second.end()
     assert second.status == 0
-    assert not queue_of(stand).turns._waiting
+    assert not queue_of(stand).permits._waiting
     engines.answer(engines.begun[0].lease_id)
     await first.end()
     assert len(engines.begun) == 1
@@ -276,7 +276,7 @@ async def test_what_another_gateway_convicts_ends_here_shown_or_not(
     assert len(engines.begun) == 2
 
 
-async def test_one_that_waits_for_its_turn_is_refused_once_it_is_convicted(
+async def test_one_that_waits_for_acquired_is_refused_once_it_is_convicted(
     stand: Stand, engines: Frail
 ) -> None:
     engines.slow = True
@@ -284,7 +284,7 @@ async def test_one_that_waits_for_its_turn_is_refused_once_it_is_convicted(
     first = sends(stand, "a")
     await engines.until_begun(1)
     second = sends(stand, "b")
-    await until(lambda: bool(queue_of(stand).turns._waiting))
+    await until(lambda: bool(queue_of(stand).permits._waiting))
     another_gateway(stand, said("b", convicted=True))
     engines.answer(engines.begun[0].lease_id)
     for client in (first, second):

@@ -65,6 +65,21 @@ async def test_a_canary_that_dies_before_its_first_piece_is_not_noticed(both: Bo
     assert counts(both.stand) == ((1, 0), (0, 1))
 
 
+async def test_a_prompt_that_the_canary_died_with_is_suspect_until_the_live_version_answers_it(
+    both: Both,
+) -> None:
+    client = Client(both.stand, CHAT, streamed())
+    await both.canary.until_begun(1)
+    both.canary.kill("chat@canary-0")
+    await both.live.until_begun(1)
+    queue = both.stand.models.served["chat"].streams
+    assert queue.crashes
+    assert queue.permits._holder is not None
+    await both.whole(both.live, client)
+    assert not queue.crashes
+    assert queue.permits._holder is None
+
+
 async def test_a_stream_that_has_begun_is_not_begun_again(both: Both) -> None:
     client = Client(both.stand, CHAT, streamed())
     asked = await both.canary.until_begun(1)

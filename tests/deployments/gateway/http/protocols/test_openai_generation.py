@@ -135,3 +135,33 @@ def test_an_error_event_holds_openais_error() -> None:
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     assert json.loads(event[6:])["error"]["code"] == "replica_lost"
+
+
+# ---- fingerprints -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more", [{"stream": True}, {"user": "somebody"}, {"seed": 7}, {"metadata": {"a": "b"}}]
+)
+def test_who_asks_and_how_it_is_sent_is_not_in_the_fingerprint(more: dict[str, Any]) -> None:
+    one = openai_generation.fingerprint(chat("a", temperature=0.5), "1")
+    assert openai_generation.fingerprint(chat("a", temperature=0.5, **more), "1") == one
+    assert openai_generation.fingerprint(chat("a", **more, temperature=0.5), "1") == one
+
+
+def test_what_the_engine_is_given_is_in_the_fingerprint() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
+    calls = [
+        chat("a"), chat("b"), chat("a", "a"), chat("a", n=2), chat("a", max_tokens=5),
+        chat("a", response_format={"type": "json_object"}), chat([image]), chat([other]),
+        completion("a"), completion([1, 2]), completion([1, 23]), chat("a", model="m:adapter"),
+    ]  # fmt: skip
+    found = {openai_generation.fingerprint(call, "1") for call in calls}
+    assert len(found) == len(calls)
+    assert openai_generation.fingerprint(chat("a"), "2") not in found
+
+
+def test_a_fingerprint_is_the_same_in_every_process() -> None:
+    found = openai_generation.fingerprint(chat("a"), "1").hex()
+    assert found.startswith("9b87478860f8dd1f209801e7db9dadee")

@@ -1,7 +1,7 @@
-"""May this prompt run, now that prompts have ended replicas: at once, in its turn, or not at all?
+"""May this prompt run, now that prompts have ended replicas: at once, one at a time, or not at all?
 
-Looked at only while anything is known of such prompts. A caller that leaves gives up its turn; what
-has come to light meanwhile counts when the turn comes.
+Looked at only while anything is known of such prompts. A caller that leaves gives up its place;
+what has come to light meanwhile counts when the permit comes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import monotonic
 
 from deployments.contract import errors
 from deployments.gateway.http.exchange import Exchange, unless_left
-from deployments.gateway.queues.suspect_turns import SuspectTurns, Turn
+from deployments.gateway.queues.suspect_permits import Permit, SuspectPermits
 from deployments.gateway.request_context import RequestContext, demand_of
 from deployments.gateway.reuse.fallback import ModelSelection
 
@@ -21,22 +21,22 @@ _SHARE = 0.5  # of its time that a suspected prompt may wait
 
 
 @asynccontextmanager
-async def turn_of(
+async def permit_of(
     context: RequestContext, selection: ModelSelection, key: bytes
-) -> AsyncIterator[Turn | None]:
-    """The turn of a prompt of this fingerprint that a replica was lost with, a canary's too; None:
-    it is no suspect. Raises RowConvicted, OverOwnLimit."""
-    turn = await _taken(context, selection, key)
+) -> AsyncIterator[Permit | None]:
+    """The permit of a prompt of this fingerprint, that a replica was lost with, a canary's too;
+    None: it is no suspect. Raises RowConvicted, OverOwnLimit."""
+    permit = await _wanted(context, selection, key)
     try:
-        if turn is not None:
+        if permit is not None:
             _is_suspect(context, selection, key)
-        yield turn
+        yield permit
     finally:
-        if turn is not None:
-            turn.over()
+        if permit is not None:
+            permit.release()
 
 
-async def _taken(context: RequestContext, selection: ModelSelection, key: bytes) -> Turn | None:
+async def _wanted(context: RequestContext, selection: ModelSelection, key: bytes) -> Permit | None:
     streams, caller = selection.model.streams, context.caller
     assert caller is not None
     if selection.lost_at_canary:
@@ -45,7 +45,7 @@ async def _taken(context: RequestContext, selection: ModelSelection, key: bytes)
         return None
     left_s = demand_of(context, selection.promise).expires_s
     limit_s = min(streams.crashes.terms.hold_s, _SHARE * left_s)
-    return await _its_turn(context.exchange, streams.turns, limit_s)
+    return await _acquired(context.exchange, streams.permits, limit_s)
 
 
 def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) -> bool:
@@ -55,9 +55,9 @@ def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) 
     return crashes.check([key], context.caller.tenant.name, monotonic())
 
 
-async def _its_turn(exchange: Exchange, turns: SuspectTurns, limit_s: float) -> Turn:
+async def _acquired(exchange: Exchange, permits: SuspectPermits, limit_s: float) -> Permit:
     """Raises CallerLeft."""
-    waits = asyncio.ensure_future(turns.take(limit_s))
+    waits = asyncio.ensure_future(permits.acquire(limit_s))
 
     def left() -> None:
         waits.cancel()
