@@ -36,7 +36,10 @@ _BUSY_RETRY_S = 0.05  # another gateway has filled it; a stream there ends now a
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StreamRun(SentLease):
+    """`begun`: the replica has said that it is at it."""
+
     pending: PendingStreamRequest
+    begun: bool = False
 
 
 class StreamCallsOwner(Protocol):
@@ -48,7 +51,7 @@ class StreamCallsOwner(Protocol):
         """The replica has said something."""
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
-        """A connection broke; these were on it, and end as lost behind this."""
+        """A connection broke; these had begun there, and end as lost behind this."""
 
     def takes(self, pending: PendingStreamRequest) -> bool:
         """Whether the live version takes its prompt."""
@@ -97,7 +100,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._owner.links_changed()
 
     def link_lost(self, replica_id: str, reason: str) -> None:
-        there = [run for run in self._at.get(replica_id, {}).values() if run.at_replica]
+        there = [run for run in self._at.get(replica_id, {}).values() if run.begun]
         if there:
             self._owner.replica_lost(replica_id, there)
         super().link_lost(replica_id, reason)
@@ -146,6 +149,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._owner.heard(replica_id)
 
     def _started(self, run: StreamRun) -> None:
+        run.begun = True
         self._owner.opened(run)
 
     def _failed(self, run: StreamRun) -> None:

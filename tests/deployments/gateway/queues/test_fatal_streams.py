@@ -83,6 +83,23 @@ async def test_a_replica_that_cannot_read_a_request_lives_and_counts_for_nothing
         assert not b.queue.crashes
 
 
+async def test_what_had_not_begun_when_its_replica_was_lost_counts_for_nothing(
+    description: Describe,
+) -> None:
+    """As where several replicas end together: the first one's requests are on their way to the
+    next."""
+    async with bench(description, 2) as b:
+        hear(b, 0)
+        pending = b.submit(key=IT)
+        await b.begun(1)
+        b.engines.refusal = Refusal.BREAK
+        b.engines.kill(b.engines.begun[-1].replica_id)
+        with pytest.raises(errors.ReplicaLost):
+            await read(pending)
+        assert not b.queue.crashes.is_convicted(IT)
+        await b.up_to(1)
+
+
 async def test_who_has_left_has_sent_it_all_the_same(description: Describe) -> None:
     async with bench(description, 2) as b:
         hear(b, 0)
