@@ -99,7 +99,7 @@ class PendingStreamRequest:
     `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
     ran last, `lease_id`: as what. `retried`: it is another request to the dispatcher than it was;
     `repeats`: leases besides the first that it has been in. `last_reported`: output tokens that the
-    queue has passed on to the dispatcher. `permit`: of a suspect, over with its first token."""
+    queue has passed on to the dispatcher. `permit`: of a suspect, released by its first token."""
 
     request: Request
     prompt: Prompt
