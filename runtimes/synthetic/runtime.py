@@ -22,6 +22,7 @@ import numpy as np
 
 from runtimes import lengths, options, rows
 from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.synthetic.hiccups import Hiccups
 from runtimes.types import (
     Batch,
     Limits,
@@ -44,7 +45,7 @@ LIMITS = Limits(
 EMBEDDING = "embedding"
 _NOT_NEGATIVE = (
     "base_ms", "per_request_ms", "per_token_us", "embed_width", "load_s", "warm_s", "hang_s",
-    "grow_mib",
+    "grow_mib", "hiccup_every", "hiccup_ms",
 )  # fmt: skip
 
 
@@ -53,11 +54,12 @@ class SyntheticOptions:
     """The device's speed, and faults for tests.
 
     base_ms, per_request_ms, per_token_us: the time of a batch. embed_width: 0, or how wide its
-    output `embedding` is. load_s, warm_s: how long starting takes. A batch holding one of these ids
-    in any row: fail_ids raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids
-    ends the whole process at once. nan_ids: a row that holds one is answered with NaN. answer_bias:
-    what every answer is off by. grow_mib: what every batch adds to the memory that the process has
-    resident, for good.
+    output `embedding` is. load_s, warm_s: how long starting takes. hiccup_every, hiccup_ms,
+    hiccup_seed: as of `Hiccups`, in batches. A batch holding one of these ids in any row: fail_ids
+    raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids ends the whole process
+    at once. nan_ids: a row that holds one is answered with NaN. answer_bias: what every answer is
+    off by. grow_mib: what every batch adds to the memory that the process has resident, for
+    good.
     """
 
     base_ms: float = 2.0
@@ -66,6 +68,9 @@ class SyntheticOptions:
     embed_width: int = 0
     load_s: float = 0.0
     warm_s: float = 0.0
+    hiccup_every: int = 0
+    hiccup_ms: float = 0.0
+    hiccup_seed: int = 0
     fail_ids: tuple[int, ...] = ()
     hang_ids: tuple[int, ...] = ()
     die_ids: tuple[int, ...] = ()
@@ -92,6 +97,12 @@ class SyntheticRuntime:
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
         self._options = options.parse(SyntheticOptions, settings.options)
+        self._hiccups = Hiccups(
+            self._options.hiccup_every,
+            self._options.hiccup_ms,
+            self._options.hiccup_seed,
+            os.getpid(),
+        )
         self._limits = LIMITS
         self._loaded = False
         self._closed = threading.Event()
@@ -128,7 +139,8 @@ class SyntheticRuntime:
         if self._options.nan_ids:
             _spoil(outputs, ids, self._options.nan_ids)
         ready = time.perf_counter()
-        _wait_until(start + service_s(self._options, batch.rows, longest))
+        took_s = service_s(self._options, batch.rows, longest) + self._hiccups.next_s()
+        _wait_until(start + took_s)
         times = StageTimes(pad_s=ready - start, run_s=time.perf_counter() - ready)
         return Result(outputs, times, batch.rows * longest)
 

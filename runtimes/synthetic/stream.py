@@ -23,6 +23,7 @@ from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.synthetic import openai_answers
 from runtimes.synthetic.engine import EngineShape, Sequence
+from runtimes.synthetic.hiccups import Hiccups
 from runtimes.synthetic.openai_answers import Answers, GenerationRequest, InvalidRequest
 from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
 
@@ -32,6 +33,7 @@ _SEQUENCES = 64  # of one request at most
 _POSITIVE = ("step_tokens", "max_sequences", "cache_tokens", "block_tokens")
 _NOT_NEGATIVE = (
     "base_ms", "per_sequence_us", "per_prefill_token_us", "output_tokens", "load_s", "warm_s",
+    "hiccup_every", "hiccup_ms",
 )  # fmt: skip
 
 
@@ -42,8 +44,9 @@ class SyntheticStreamOptions:
     base_ms, per_sequence_us, per_prefill_token_us: the time of a step. step_tokens: prompt and
     output tokens of a step. max_sequences, cache_tokens, block_tokens, prefix_cache: what it holds.
     output_tokens: after how many an output ends by itself, 0: never. load_s, warm_s: how long
-    starting takes. A prompt with one of these words: fail_words fails, hang_words stops the engine
-    for all, die_words ends the whole process at once.
+    starting takes. hiccup_every, hiccup_ms, hiccup_seed: as of `Hiccups`, in steps. A prompt with
+    one of these words: fail_words fails, hang_words stops the engine for all, die_words ends the
+    whole process at once.
     """
 
     base_ms: float = 2.0
@@ -57,6 +60,9 @@ class SyntheticStreamOptions:
     output_tokens: int = 0
     load_s: float = 0.0
     warm_s: float = 0.0
+    hiccup_every: int = 0
+    hiccup_ms: float = 0.0
+    hiccup_seed: int = 0
     fail_words: tuple[str, ...] = ()
     hang_words: tuple[str, ...] = ()
     die_words: tuple[str, ...] = ()
@@ -106,6 +112,12 @@ class SyntheticStreamRuntime:
         self._settings = settings
         self._options = options.parse(SyntheticStreamOptions, settings.options)
         self._engine = self._options.shape().engine()
+        self._hiccups = Hiccups(
+            self._options.hiccup_every,
+            self._options.hiccup_ms,
+            self._options.hiccup_seed,
+            os.getpid(),
+        )
         self._context = settings.max_length or _CONTEXT
         self._jobs: set[_Job] = set()
         self._work: asyncio.Event | None = None
@@ -274,7 +286,8 @@ class SyntheticStreamRuntime:
                 await work.wait()
                 due = time.perf_counter()
                 continue
-            due = max(due + self._engine.begin_step(), time.perf_counter())
+            took_s = self._engine.begin_step() + self._hiccups.next_s()
+            due = max(due + took_s, time.perf_counter())
             await _until(due)
             for sequence in self._engine.end_step():
                 job, index = sequence.owner
