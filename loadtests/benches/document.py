@@ -22,6 +22,7 @@ ORDER = (
     "overhead",
     "compare",
     "overload",
+    "tails",
     "ragged_embeddings",
     "images",
     "backend_modes",

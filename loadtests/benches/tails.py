@@ -1,0 +1,133 @@
+"""Bench: what a stall of a replica costs callers, and what it costs to spare them.
+
+`python -m loadtests.benches.tails [--seconds 25] [--load 0.45]`: two gateways and four replicas of
+a pretended device that stalls for 300 ms now and then, by itself, as garbage collection or a
+throttled device does. The same arrivals come to a model without copies (`hedge.mode: off`), with
+copies of batches that take long (`hedge`) and with copies of those staged behind another as well
+(`tied`), in turn. Then to a model that generates, whose streams are not copied: its row says what
+placement alone makes of stalls.
+
+Promises: with copies p99 is at most half of that without, p99.9 no worse than without, at most 5 %
+more work (batches whose rows another one answered), and no request fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from loadtests.benches.runner import (
+    Bench,
+    BenchRun,
+    Column,
+    Option,
+    Options,
+    Runs,
+    in_turn,
+    say,
+    spread,
+    table,
+    total,
+)
+from loadtests.benches.tails_trials import (
+    BATCHES,
+    KINDS,
+    TailTrial,
+    extra_work,
+    percentile_of,
+    serving,
+)
+from loadtests.results.report_table import BenchVerdict, Cell, Table, at_most, ratio
+
+MOST_OF_P99, MOST_OF_P999, MOST_EXTRA = 0.5, 1.0, 0.05
+OFF = "off"
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    for name in options.kinds:
+        kind = KINDS[name]
+        with serving(kind) as server:
+            for repeat, mode in in_turn(list(kind.modes), options.repeats):
+                trial = server.play(mode, options.load, options.seconds, repeat)
+                tell(f"{name}, {mode}", trial)
+                yield BenchRun(mode, trial, name)
+
+
+def tell(what: str, trial: TailTrial) -> None:
+    p50, p99, p999 = (percentile_of([trial], percent) for percent in (50, 99, 99.9))
+    say(
+        f"{what}: p50 {p50:.0f}, p99 {p99:.0f}, p99.9 {p999:.0f} ms, "
+        f"{trial.failed} of {trial.offered} failed, {dict(trial.counts)}"
+    )
+
+
+def percentile(percent: float) -> Column:
+    def pooled(mine: Runs) -> Cell:
+        return percentile_of(mine.results, percent)
+
+    return f"p{percent:g} ms", pooled
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("requests", total("offered")),
+    *(percentile(percent) for percent in (50, 99, 99.9)),
+    ("p99 ms, least–most", spread(lambda trial: percentile_of([trial], 99))),
+    ("p99.9 to p50", lambda mine: _of(mine, 99.9) / _of(mine, 50)),
+    ("copies", total("copies")),
+    ("extra work", lambda mine: f"{extra_work(mine.results):.1%}"),
+    ("failed", total("failed")),
+)
+
+
+def _of(mine: Runs, percent: float) -> float:
+    return percentile_of(mine.results, percent)
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    for name in options.kinds:
+        kind = KINDS[name]
+        caption = f"{name}, {kind.rate(options.load):.0f} requests/s, {options.load:.0%} busy"
+        yield table(caption, COLUMNS, {mode: done.of(mode, name) for mode in kind.modes})
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    if BATCHES.name in options.kinds:
+        for mode in BATCHES.modes:
+            if mode != OFF:
+                yield from copy_bars(done, mode)
+    yield at_most("requests that failed", done.total("failed"), 0)
+
+
+def copy_bars(done: Runs, mode: str) -> Iterator[BenchVerdict]:
+    """Of a mode that copies batches, beside none."""
+    without, mine = done.of(OFF, BATCHES.name), done.of(mode, BATCHES.name)
+    for percent, most in ((99, MOST_OF_P99), (99.9, MOST_OF_P999)):
+        claim = f"{mode}: p{percent:g} of that without copies, at most {most:g}"
+        yield at_most(claim, ratio(_of(mine, percent), _of(without, percent)), most, " ×")
+    yield at_most(f"{mode}: extra work, at most 5 %", extra_work(mine.results), MOST_EXTRA)
+
+
+BENCH = Bench(
+    name="tails",
+    about=__doc__,
+    title="What a stall costs callers, and what sparing them costs",
+    options={
+        "seconds": Option(25.0, "a run (%(default)s)"),
+        "repeats": Option(3, "of every mode"),
+        "load": Option(0.45, "share of the replicas' time (%(default)s)"),
+        "kinds": Option(list(KINDS), choices=KINDS),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "Percentiles are over all repeats together. Batches take 15 ms and 1 ms a row, one in a "
+        "hundred 300 ms more; streams have 16 tokens at 10 ms a step, one step in a thousand takes "
+        "300 ms more, and their time is that to the first token.",
+    ),
+    record=TailTrial.record,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())

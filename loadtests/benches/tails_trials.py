@@ -1,0 +1,199 @@
+"""One load on replicas that stall now and then, and what came of it.
+
+A kind is a model of batches or one that streams; its server has a model for each mode to compare,
+with replicas of its own, all alike, so that modes can take turns without a restart. A trial is
+Poisson arrivals to one of them, at a share of what its replicas can do with their stalls. Times
+count from when a request was meant to be sent: of batches to the answer, of streams to the first
+token. What was done twice is told by the gateways' own counters, each asked at its own port.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from loadtests.benches import metrics_page
+from loadtests.benches.metrics_page import MetricSample
+from loadtests.benches.server import SETTINGS_DIR, Settings, headrace
+from loadtests.client.http1 import Target
+from loadtests.client.player import PlayedRequest, PlayerSettings, play
+from loadtests.client.protocols.open_inference import OpenInference
+from loadtests.client.protocols.openai import Completions
+from loadtests.client.protocols.types import Endpoint
+from loadtests.traffic import scenario_file
+from loadtests.traffic.plan import TrafficPlan
+
+GATEWAYS, REPLICAS = 2, 4
+WARMUP_S = 5.0
+SEED = 18
+
+COUNTERS = ("hedges", "hedges_won", "ties", "probes", "retries")
+ENDS = ("answered", "unused", "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class StallingKind:
+    """`modes`: what each is set to. `settings`: of every one of its models. `work_s`: seconds of a
+    replica that a request takes, its share of stalls included. `scenario`: what is sent."""
+
+    name: str
+    modes: Mapping[str, Settings]
+    settings: Settings
+    work_s: float
+    scenario: Mapping[str, Any]
+    wire: type[OpenInference] | type[Completions]
+
+    def rate(self, load: float) -> float:
+        """Requests a second that keep the replicas busy for that share of their time."""
+        return load * REPLICAS / self.work_s
+
+    def server(self) -> Settings:
+        models = {mode: {**self.settings, **own} for mode, own in self.modes.items()}
+        return {"models": models, "gateway": {"replicas": GATEWAYS}}
+
+
+_STALLS = {"hiccup_ms": 300, "hiccup_seed": 1}
+_ROWS = {"bands": [{"share": 1, "low": 8, "high": 32}]}
+BATCHES = StallingKind(
+    name="batches",
+    modes={mode: {"hedge": {"mode": mode}} for mode in ("off", "hedge", "tied")},
+    settings={
+        "runtime": "synthetic",
+        "slo": {"latency_ms": 2000},
+        "lengths": {"max": 64, "buckets": [64]},
+        "batch": {"max_size": 8},
+        "profile_s": 1,
+        "replicas": {"count": REPLICAS, "num_cpus": 0.05},
+        "options": {"base_ms": 15, "per_request_ms": 1, "hiccup_every": 100, **_STALLS},
+    },
+    work_s=0.015 + 0.001 + 0.3 / 100,
+    scenario={"lengths": _ROWS},
+    wire=OpenInference,
+)
+_SEQUENCES, _OUTPUT = 4, 16
+STREAMS = StallingKind(
+    name="streams",
+    modes={"as-it-comes": {}},
+    settings={
+        "runtime": "synthetic",
+        "task": "generate",
+        "slo": {"ttft_ms": 2000},
+        "lengths": {"max": 256},
+        "replicas": {"count": REPLICAS, "num_cpus": 0.05},
+        "options": {
+            "base_ms": 10, "max_sequences": _SEQUENCES, "hiccup_every": 1000, **_STALLS,
+        },
+    },
+    work_s=_OUTPUT * (0.010 + 0.3 / 1000) / _SEQUENCES,  # a step is that of all its sequences
+    scenario={"lengths": _ROWS, "output": {"fixed": _OUTPUT}},
+    wire=Completions,
+)  # fmt: skip
+KINDS = {kind.name: kind for kind in (BATCHES, STREAMS)}
+
+
+@dataclass(frozen=True, slots=True)
+class TailTrial:
+    """`times_ms`: of what was answered. `counts`: by how much the gateways' counters grew, and of
+    batches (or streams) by how they ended."""
+
+    offered: int
+    times_ms: np.ndarray[Any, Any]
+    failures: Mapping[str, int]
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+    @property
+    def copies(self) -> float:
+        return self.counts["hedges"] + self.counts["ties"]
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "offered": self.offered,
+            "failures": dict(self.failures),
+            "counts": dict(self.counts),
+            "ms": {f"p{p:g}": percentile_of([self], p) for p in (50, 90, 99, 99.9, 100)},
+        }
+
+
+def percentile_of(trials: Sequence[TailTrial], percent: float) -> float:
+    """Over all of them together, since a tail needs many; NaN of nothing."""
+    times = [trial.times_ms for trial in trials]
+    every = np.concatenate(times) if times else np.empty(0)
+    return float(np.percentile(every, percent)) if every.size else float("nan")
+
+
+def extra_work(trials: Sequence[TailTrial]) -> float:
+    """Batches that ran although their rows were answered by another, to those that answered."""
+    answered = sum(trial.counts["answered"] for trial in trials)
+    return sum(trial.counts["unused"] for trial in trials) / answered if answered else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class TailServer:
+    kind: StallingKind
+    url: str
+    metrics_port: int
+
+    def play(self, mode: str, load: float, seconds: float, repeat: int) -> TailTrial:
+        """The same arrivals to every mode of a repeat."""
+        scenario = scenario_file.check(
+            {
+                **self.kind.scenario,
+                "seed": SEED + repeat,
+                "warmup_s": WARMUP_S,
+                "duration_s": seconds,
+                "arrivals": {"rate": self.kind.rate(load)},
+            }
+        )
+        wire = self.kind.wire(Endpoint(self.url, mode))
+        stand = PlayerSettings(Target.parse(self.url), wire.request, wire.listener)
+        ends: list[PlayedRequest] = []
+        before = self._counts(mode)
+        play(TrafficPlan(scenario, Path()), stand, ends.append)
+        after = self._counts(mode)
+        grown = {name: after[name] - count for name, count in before.items()}
+        return trial_of([end for end in ends if end.planned.at_s >= WARMUP_S], grown)
+
+    def _counts(self, mode: str) -> dict[str, float]:
+        ports = range(self.metrics_port, self.metrics_port + GATEWAYS)
+        pages = [metrics_page.fetch(f"http://127.0.0.1:{port}") for port in ports]
+        return counts_of([sample for page in pages for sample in page], mode)
+
+
+@contextmanager
+def serving(kind: StallingKind) -> Iterator[TailServer]:
+    name = f"tails-{kind.name}"
+    with headrace(kind.server(), name=name) as running:
+        gateway = yaml.safe_load((SETTINGS_DIR / f"{name}.yaml").read_text())["gateway"]
+        yield TailServer(kind, running.url, gateway["metrics_port"])
+
+
+def counts_of(samples: Sequence[MetricSample], model: str) -> dict[str, float]:
+    """Of all gateways together."""
+    own = [sample for sample in samples if sample.labels.get("model") == model]
+    ends = metrics_page.by_label(own, "headrace_batches_total", "end")
+    counters = {name: metrics_page.total(own, f"headrace_{name}_total") for name in COUNTERS}
+    return counters | {end: ends.get(end, 0.0) for end in ENDS}
+
+
+def trial_of(ends: Sequence[PlayedRequest], counts: Mapping[str, float]) -> TailTrial:
+    times = [taken_s(end) for end in ends if end.ok]
+    failures = Counter(str(end.trouble or end.status) for end in ends if not end.ok)
+    return TailTrial(len(ends), np.array(times) * 1e3, failures, counts)
+
+
+def taken_s(end: PlayedRequest) -> float:
+    """To the first token where there are tokens, else to the answer's end."""
+    if end.heard is None or end.heard.first_s is None:
+        return end.latency_s
+    return end.heard.first_s - end.planned.at_s
