@@ -71,9 +71,9 @@ async def generate(
     prompt = prompt_of(sent, ids, description, caller.tenant.name, key)
     # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
     check_tenant_bounds(caller, (prompt.tokens,))
-    if not context.counted:
+    if context.counted is None:
         services.rates.take_tokens(caller.tenant, prompt.total_tokens)
-        context.counted = True
+        context.counted = prompt.total_tokens
     context.mark("tokenize")
     # Prompts that have ended replicas are refused; those that may have run one at a time.
     async with permit_of(context, selection, key) as permit:
@@ -86,7 +86,7 @@ async def generate(
         selection.submitted(pending)
         left = partial(streams.cancel, pending)
         try:
-            meter = _TokenMeter(services, caller, pending)
+            meter = _TokenMeter(services, caller, pending, context.counted)
             await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
         finally:
             left()  # nothing, once the answer is whole
@@ -137,20 +137,28 @@ def _as_sent(
 
 
 class _TokenMeter:
-    """Output tokens, counted at the tenant's rate as they come; and whether they may come yet."""
+    """Output tokens, counted at the tenant's rate as they come; and whether they may come yet.
+    `read`: tokens of the prompt that were counted before the engine said how many it has."""
 
     def __init__(
-        self, services: GatewayServices, caller: Caller, pending: PendingStreamRequest
+        self,
+        services: GatewayServices,
+        caller: Caller,
+        pending: PendingStreamRequest,
+        read: int,
     ) -> None:
         self._services, self._caller, self._pending = services, caller, pending
-        self._counted = 0
+        self._read, self._written = read, 0
         self._checks_at = monotonic() + CHECKS_KEY_S
 
     def count(self) -> None:
-        so_far = self._pending.tokens.output
-        if so_far > self._counted:
-            self._services.rates.spend(self._caller.tenant, so_far - self._counted)
-            self._counted = so_far
+        rates, tenant, tokens = self._services.rates, self._caller.tenant, self._pending.tokens
+        if tokens.input and tokens.input != self._read:
+            rates.true_up(tenant, tokens.input - self._read)
+            self._read = tokens.input
+        if tokens.output > self._written:
+            rates.spend(tenant, tokens.output - self._written)
+            self._written = tokens.output
 
     def check_key(self) -> None:
         """Raises Unauthorized where the key has ended, which is looked at now and then."""

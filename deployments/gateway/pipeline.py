@@ -202,9 +202,10 @@ class Pipeline:
         # 9. The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens,
         # which a request that falls back has paid already.
         check_tenant_bounds(caller, rows.lengths)
-        if not context.counted:
-            services.rates.take_tokens(caller.tenant, sum(rows.lengths))
-            context.counted = True
+        if context.counted is None:
+            tokens_sent = sum(rows.lengths)
+            services.rates.take_tokens(caller.tenant, tokens_sent)
+            context.counted = tokens_sent
         context.mark("tokenize")
         # 10. Recording, where settings ask for it: before the cache, which hides repeated inputs.
         if model.recorder is not None and caller.tenant.record:

@@ -71,8 +71,9 @@ class Generated:
 
 class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
-    `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
-    not the requested one; `version`: what answered, or was to last. `begun`: it is under way.
+    `counted`: its tokens, as they were at its tenant's rate; None: not yet. `fallback`: the model
+    that answered if it is not the requested one; `version`: what answered, or was to last. `begun`:
+    it is under way.
     `expired_key`: the id of the key it came by, where that has expired. `promise`: of the requested
     one, once it is found. `ran`: rows of it were queued and run, for it or an identical request.
     `reused`: None where its model neither keeps nor shares answers."""
@@ -90,7 +91,8 @@ class RequestContext:
         self.caller: Caller | None = None
         self.options = NO_OPTIONS
         self.model = self.fallback = self.expired_key = self.version = ""
-        self.begun = self.counted = self.ran = False
+        self.begun = self.ran = False
+        self.counted: int | None = None
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
         self.promise: Scheduling | None = None

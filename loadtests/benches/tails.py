@@ -1,6 +1,6 @@
 """Bench: what a stall of a replica costs callers, and what it costs to spare them.
 
-`python -m loadtests.benches.tails [--seconds 25] [--load 0.45]`: two gateways and four replicas of
+`python -m loadtests.benches.tails [--seconds 25] [--load 0.45]`: two gateways and three replicas of
 a pretended device that stalls for 300 ms now and then, by itself, as garbage collection or a
 throttled device does. The same arrivals come to a model without copies (`hedge.mode: off`), with
 copies of batches that take long (`hedge`) and with copies of those staged behind another as well
@@ -121,8 +121,8 @@ BENCH = Bench(
     tables=tables,
     bars=bars,
     notes=(
-        "Percentiles are over all repeats together. Batches take 15 ms and 1 ms a row, one in a "
-        "hundred 300 ms more; streams have 16 tokens at 10 ms a step, one step in a thousand takes "
+        "Percentiles are over all repeats together. Batches take 15 ms and 1 ms a row, one in "
+        "fifty 300 ms more; streams have 16 tokens at 10 ms a step, one step in a thousand takes "
         "300 ms more, and their time is that to the first token.",
     ),
     record=TailTrial.record,

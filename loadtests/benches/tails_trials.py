@@ -30,7 +30,7 @@ from loadtests.client.protocols.types import Endpoint
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import TrafficPlan
 
-GATEWAYS, REPLICAS = 2, 4
+GATEWAYS, REPLICAS = 2, 3
 WARMUP_S = 5.0
 SEED = 18
 
@@ -71,9 +71,9 @@ BATCHES = StallingKind(
         "batch": {"max_size": 8},
         "profile_s": 1,
         "replicas": {"count": REPLICAS, "num_cpus": 0.05},
-        "options": {"base_ms": 15, "per_request_ms": 1, "hiccup_every": 100, **_STALLS},
+        "options": {"base_ms": 15, "per_request_ms": 1, "hiccup_every": 50, **_STALLS},
     },
-    work_s=0.015 + 0.001 + 0.3 / 100,
+    work_s=0.015 + 0.001 + 0.3 / 50,
     scenario={"lengths": _ROWS},
     wire=OpenInference,
 )

@@ -84,8 +84,8 @@ def test_servers_of_every_kind_have_settings_that_are_valid(kind: StallingKind):
 
 
 def test_rate_is_the_share_of_what_the_replicas_can_do():
-    assert BATCHES.rate(0.5) == pytest.approx(0.5 * 4 / 0.019)
-    assert STREAMS.rate(1.0) == pytest.approx(4 * 4 / (16 * 0.0103))
+    assert BATCHES.rate(0.5) == pytest.approx(0.5 * 3 / 0.022)
+    assert STREAMS.rate(1.0) == pytest.approx(3 * 4 / (16 * 0.0103))
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,15 @@ class Rates:
                 limit.asks(tokens, now)
                 limit.take(tokens, now)
 
+    def true_up(self, tenant: Tenant, tokens: int) -> None:
+        """A request that was counted turned out to have so many tokens more, or fewer below 0."""
+        if tokens >= 0:
+            self.spend(tenant, tokens)
+            return
+        for name, rate, _ in _rates_of(tenant):
+            if rate.tokens_per_s is not None:
+                self._limit(name, rate).tokens.take(tokens, self._clock())
+
     def report(self) -> RateReport:
         """What the other gateways are to hear of this one, as plain data."""
         now = self._clock()

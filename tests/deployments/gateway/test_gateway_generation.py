@@ -336,6 +336,22 @@ async def test_a_tenants_rate_counts_prompts_at_once_and_output_as_it_comes(
     await client.end()
 
 
+@pytest.mark.parametrize(("counted", "status"), [(1, 200), (10, 429)])
+async def test_a_tenants_rate_counts_the_prompts_tokens_that_the_engine_found(
+    stand: Stand, engines: Played, counted: int, status: int
+) -> None:
+    """Eight as the gateway counts them, of ten that may come at once."""
+    slow, asked = [(b"x-tenant", b"slow")], {"model": "chat", "prompt": "a" * 32}
+    client = Client(stand, COMPLETIONS, asked, slow)
+    engines.say(await begun(engines), b"{}", tokens=(counted, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+    again = Client(stand, COMPLETIONS, asked, slow)
+    if status == 200:
+        engines.say(await begun(engines, 2), b"{}", tokens=(8, 0, 1), end=StreamEnd.DONE)
+    await again.end()
+    assert again.status == status
+
+
 async def test_a_cheaper_model_takes_what_the_asked_one_refuses(
     stand: Stand, description: Describe
 ) -> None:

@@ -176,3 +176,38 @@ def test_gateways_that_are_added_while_it_runs_share_the_rate() -> None:
                 rates.hear({other: said for other, said in reports.items() if other != name})
     # A burst each, the whole rate, and what had passed before it was heard of.
     assert 200 <= passed <= 3 * 10 + 200 + 3 * 2 * 10
+
+
+def tokens_left(rates: Rates, of: Tenant) -> int:
+    """That may be taken at once; takes them."""
+    for taken in range(1000):
+        try:
+            rates.take_tokens(of, 1)
+        except OverOwnLimit:
+            return taken
+    return 1000
+
+
+@pytest.mark.parametrize(("more", "left"), [(-30, 100), (-20, 90), (0, 70), (20, 50), (100, 0)])
+def test_a_request_that_was_counted_is_trued_up(more: int, left: int) -> None:
+    rates, of = Rates(1, Clock()), tenant(tokens_per_s=100, burst_s=1)
+    rates.take_tokens(of, 30)
+    rates.true_up(of, more)
+    assert tokens_left(rates, of) == left
+
+
+def test_what_is_given_back_makes_no_burst_larger() -> None:
+    clock = Clock()
+    rates, of = Rates(1, clock), tenant(tokens_per_s=100, burst_s=1)
+    rates.take_tokens(of, 30)
+    clock.now += 1.0
+    rates.true_up(of, -30)
+    assert tokens_left(rates, of) == 100
+    clock.now += 1.0
+    assert tokens_left(rates, of) == 100
+
+
+def test_a_tenant_without_a_rate_of_tokens_is_given_nothing_back() -> None:
+    rates, of = Rates(1, Clock()), tenant(requests_per_s=5)
+    rates.true_up(of, -30)
+    assert rates.report() == {}
