@@ -160,7 +160,7 @@ async def chat(switch: Callable[[bool], None]) -> None:
     from generating import CHAT, Client, add, streamed
     from in_process import Stand
 
-    from deployments.contract.channel.messages import StreamEnd
+    from deployments.contract.channel.stream_messages import StreamEnd
 
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))

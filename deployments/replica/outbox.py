@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.contract.channel.messages import Piece, StreamEnd
+from deployments.contract.channel.stream_messages import Piece, StreamEnd
 from runtimes.types import Chunk
 
 MOST_MESSAGE_BYTES = 1 << 20  # the last piece may go past it

@@ -18,9 +18,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from deployments.contract.channel.frames import STALLED_S, Frame, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.stream_messages import (
     GenerateCall,
-    MessageError,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -28,6 +28,7 @@ from deployments.contract.channel.messages import (
 )
 from deployments.replica.channel_server import GatewayLink
 from deployments.replica.outbox import Outbox
+from deployments.replica.stream_turns import StreamTurn, StreamTurns
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
@@ -39,11 +40,14 @@ logger = logging.getLogger("headrace.replica")
 
 @dataclass(slots=True)
 class _Run:
-    """A request that has begun. `end`: how it would have ended, were its task cancelled now."""
+    """A request that has come. `turn`: its place among those of all gateways; `begins`: set when
+    that has come. `end`: how it would have ended, were its task cancelled now."""
 
     lease_id: int
     call: GenerateCall
-    began: float
+    turn: StreamTurn
+    begins: asyncio.Event
+    began: float = 0.0
     task: asyncio.Task[None] | None = None
     last: Chunk | None = None
     end: StreamEnd = StreamEnd.ABORTED
@@ -52,6 +56,20 @@ class _Run:
         """Once: a second time would disturb the engine while it lets go."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
+
+    def service_s(self) -> float:
+        """Since the engine got it."""
+        return time.perf_counter() - self.began if self.begins.is_set() else 0.0
+
+    def worth_s(self) -> float | None:
+        """What it was given, at its gateway's price; None where nobody knows that."""
+        call, last = self.call, self.last
+        if not (call.input_s or call.output_s):
+            return None
+        if last is None:
+            return 0.0
+        read = max(0, last.input_tokens - last.cached_tokens)
+        return read * call.input_s + last.output_tokens * call.output_s
 
 
 class _Stream:
@@ -76,11 +94,14 @@ class _Stream:
 
 
 class StreamCore:
-    """A `LeaseCore`. `room`: requests that it takes at once; further ones are answered busy."""
+    """A `LeaseCore`. `room`: requests that it takes at once; further ones are answered busy.
+    `at_once`: of those, as many as the engine is given; 0: all."""
 
-    def __init__(self, runtime: StreamRuntime, room: int) -> None:
+    def __init__(self, runtime: StreamRuntime, room: int, at_once: int = 0) -> None:
         self._runtime = runtime
         self._room = room
+        self._turns = StreamTurns(at_once or room)
+        self._by_turn: dict[StreamTurn, tuple[_Stream, _Run]] = {}
         self._loop = asyncio.get_running_loop()
         self._streams: dict[GatewayLink, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,8 +156,8 @@ class StreamCore:
         if self._leaving or self.inflight >= self._room:
             stream.outbox.end(lease_id, StreamEnd.BUSY, None, 0.0)
         else:
-            self._start(stream, _Run(lease_id, call, time.perf_counter()))
-            stream.link.send(Kind.STARTED, lease_id)
+            turn = StreamTurn(stream.link.gateway, call.rank, call.charges)
+            self._start(stream, _Run(lease_id, call, turn, asyncio.Event()))
 
     async def _messages(self, stream: _Stream) -> None:
         """Whatever comes, else a sign of life a second, and soon after requests ended; until the
@@ -184,9 +205,11 @@ class StreamCore:
         except Exception:
             logger.exception("the engine's own account cannot be had")
             load = self._load
-        pieces = stream.outbox.take()
+        pieces, shares = stream.outbox.take(), None
+        if any(piece.end is not None for piece in pieces):
+            shares = self._turns.report(stream.link.gateway, time.perf_counter())
         held = len(stream.running) + stream.outbox.ends
-        return StepMessage(pieces, held, stream.seen, self.inflight, load)
+        return StepMessage(pieces, held, stream.seen, self.inflight, load, shares)
 
     def _start(self, stream: _Stream, run: _Run) -> None:
         task = self._loop.create_task(self._serve(stream, run))
@@ -197,17 +220,29 @@ class StreamCore:
         task.add_done_callback(self._tasks.discard)
         # A task that is cancelled before its first step never runs a line of its own.
         task.add_done_callback(lambda _: self._finish(stream, run))
+        self._by_turn[run.turn] = stream, run
+        self._begins(self._turns.arrive(run.turn, run.call.waiting, time.perf_counter()))
+
+    def _begins(self, turn: StreamTurn | None) -> None:
+        """The engine gets this one now."""
+        if turn is not None:
+            stream, run = self._by_turn[turn]
+            run.began = time.perf_counter()
+            run.begins.set()
+            stream.link.send(Kind.STARTED, run.lease_id)
 
     async def _serve(self, stream: _Stream, run: _Run) -> None:
         call = run.call
         ask = Ask(self._name(stream, run), call.endpoint, call.body, call.priority, call.salt)
         try:
-            async with asyncio.timeout(call.budget_s), aclosing(self._runtime.run(ask)) as chunks:
-                async for chunk in chunks:
-                    if len(chunk.data) > MOST_CHUNK_BYTES:
-                        chunk = _too_large(chunk)
-                    run.last = chunk
-                    stream.outbox.put(run.lease_id, chunk, time.perf_counter() - run.began)
+            async with asyncio.timeout(call.budget_s):
+                await run.begins.wait()
+                async with aclosing(self._runtime.run(ask)) as chunks:
+                    async for chunk in chunks:
+                        if len(chunk.data) > MOST_CHUNK_BYTES:
+                            chunk = _too_large(chunk)
+                        run.last = chunk
+                        stream.outbox.put(run.lease_id, chunk, run.service_s())
             run.end = StreamEnd.DONE
         except TimeoutError:
             pass  # aborted: nobody waits for it any longer
@@ -227,7 +262,9 @@ class StreamCore:
         """Idempotent."""
         if stream.running.pop(run.lease_id, None) is not None:
             self._inflight -= 1
-            stream.outbox.end(run.lease_id, run.end, run.last, time.perf_counter() - run.began)
+            del self._by_turn[run.turn]
+            self._begins(self._turns.end(run.turn, run.worth_s()))
+            stream.outbox.end(run.lease_id, run.end, run.last, run.service_s())
 
 
 def _too_large(chunk: Chunk) -> Chunk:

@@ -20,13 +20,14 @@ from runtimes import catalog
 from runtimes.stream_profiling import measure
 from runtimes.types import StreamRuntime
 
-_ROOM = 2  # requests taken for each that the engine runs at once: the others wait in the engine
+_ROOM = 2  # requests taken for each that the engine runs at once: the others wait for their turn
 
 
 class StreamReplica(ModelReplica):
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         await self._start_up(args)
-        self._core = StreamCore(self._runtime, self._runtime.limits().max_sequences * _ROOM)
+        at_once = self._runtime.limits().max_sequences
+        self._core = StreamCore(self._runtime, at_once * _ROOM, at_once)
         limit_s = self._settings.replicas.hang_limit_s
         self._watch = asyncio.get_running_loop().create_task(
             watch_stalls(self._core, limit_s, self._stalled, min(1.0, limit_s / 4))

@@ -169,8 +169,9 @@ def _engine(lease: Lease) -> EngineSpeed:
 
 
 def _is_full(requests: RequestTable, lease: Lease) -> bool:
-    """Whether its replica works as fast as it can: what waits, waits for room there."""
-    return requests.waiting.rows > 0 and load_of(lease.replica) > _FULL
+    """Whether its replica works as fast as it can, and for us: what waits, waits for room there."""
+    replica = lease.replica
+    return requests.waiting.rows > 0 and load_of(replica) > _FULL and not replica.shared
 
 
 def _believable(tokens: Tokens, before: Tokens) -> Tokens:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from local_frames import soon, to_gateway, to_replica
 
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
+    Shares,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -136,14 +137,14 @@ class Engines:
         piece = Piece(lease_id, data, *tokens, tokens[0] + tokens[2], 0.01, status, end)
         self.tell(replica_id, piece)
 
-    def tell(self, replica_id: str, *pieces: Piece) -> None:
+    def tell(self, replica_id: str, *pieces: Piece, shares: Shares | None = None) -> None:
         """One message, of these pieces."""
         engine = self.engine(replica_id)
         for piece in pieces:
             if piece.end is not None:
                 del engine.calls[piece.lease_id]
         held = len(engine.calls)
-        message = StepMessage(pieces, held, engine.seen, held, self.load)
+        message = StepMessage(pieces, held, engine.seen, held, self.load, shares)
         self._say(replica_id, Kind.STEPS, 0, *encode_steps(message))
 
     def garble(self, replica_id: str) -> None:

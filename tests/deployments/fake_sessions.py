@@ -9,13 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from deployments.contract.channel.frames import Buffer, Frame, Kind
-from deployments.contract.channel.messages import (
-    BatchReply,
-    Piece,
-    StepMessage,
-    decode_reply,
-    decode_steps,
-)
+from deployments.contract.channel.messages import BatchReply, decode_reply
+from deployments.contract.channel.stream_messages import Piece, StepMessage, decode_steps
 
 
 def frame(kind: Kind, lease_id: int = 0, parts: Sequence[Buffer] = ()) -> Frame:

@@ -9,7 +9,7 @@ from channel_peers import Peer, until
 from told_engine import Told
 
 from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
     StreamEnd,

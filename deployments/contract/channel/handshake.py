@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-VERSIONS = (2,)  # 1: without salts of prompts, and without rows whose outputs are not finite
+VERSIONS = (3,)  # 2: requests to generate without whose turn it is and who pays
 KEY_BYTES = NONCE_BYTES = 32
 HANDSHAKE_LIMIT_S = 5.0
 M = TypeVar("M", bound=msgspec.Struct)

@@ -1,5 +1,5 @@
-"""What frames between a gateway and a replica carry: batches and their answers, requests to
-generate and what comes of them.
+"""What frames between a gateway and a replica carry: batches and their answers; what is generated
+is in `stream_messages`.
 
 A message is a header (msgpack) and the raw buffers behind it, one a tensor, which are neither
 copied into the header nor out of it. A ragged batch is one contiguous buffer a tensor plus the
@@ -13,7 +13,6 @@ Source: msgpack as msgspec reads it, strictly by type.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from math import isfinite, prod
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +23,7 @@ import numpy as np
 from deployments.contract.channel.frames import HEAD, Buffer
 from routers.api.requests import FlowWork
 from runtimes.datatypes import DTYPES
-from runtimes.types import Batch, EngineLoad, Ragged
+from runtimes.types import Batch, Ragged
 
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
@@ -104,52 +103,6 @@ class BatchReply(NamedTuple):
         return max(round_trip_s - self.wait_s - self.service_s, 0.0)
 
 
-class StreamEnd(Enum):
-    """How a request ended at its replica."""
-
-    DONE = "done"  # answered, or refused by the engine: the piece has the answer and its status
-    ABORTED = "aborted"  # the gateway asked for it
-    BUSY = "busy"  # not begun: no room, or the replica is to go
-    FAILED = "failed"  # the engine failed on it; it may run again elsewhere if nothing was sent
-
-
-class GenerateCall(NamedTuple):
-    """`endpoint`, `body`, `salt`: as in `runtimes.types.Ask`. `budget_s`: how long anybody waits
-    for it."""
-
-    endpoint: str
-    body: bytes
-    budget_s: float
-    priority: int = 0
-    salt: str = ""
-
-
-class Piece(NamedTuple):
-    """What one request has brought since the last message; fields as in `runtimes.types.Chunk`.
-    service_s: since it began here; `end` None: more is to come."""
-
-    lease_id: int
-    data: bytes
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    held_tokens: int
-    service_s: float
-    status: int = 200
-    end: StreamEnd | None = None
-
-
-class StepMessage(NamedTuple):
-    """`held`, `seen`: as in `api.requests.Report`; `inflight`: requests of all gateways here;
-    `load`: the engine's own account. An empty message says that the replica lives."""
-
-    pieces: tuple[Piece, ...]
-    held: int
-    seen: int
-    inflight: int
-    load: EngineLoad
-
-
 # ---- messages and bytes -----------------------------------------------------------------------
 
 
@@ -160,7 +113,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent")
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+encoded = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 class _ColumnHead(NamedTuple):
@@ -186,8 +139,6 @@ class _ReplyHead(NamedTuple):
 
 _read_call = msgspec.msgpack.Decoder(_CallHead).decode
 _read_reply = msgspec.msgpack.Decoder(_ReplyHead).decode
-_read_generate = msgspec.msgpack.Decoder(GenerateCall).decode
-_read_steps = msgspec.msgpack.Decoder(StepMessage).decode
 
 
 def encode_call(call: BatchCall) -> list[Buffer]:
@@ -199,11 +150,9 @@ def encode_call(call: BatchCall) -> list[Buffer]:
 def decode_call(body: memoryview) -> BatchCall:
     """Raises MessageError."""
     head, buffers = _apart_again(body, _read_call)
-    size, (_, priority, tag) = head.lengths_bytes, head.call.rank
-    if not 0 <= priority < _MOST_PRIORITIES:
-        raise MessageError(f"a batch of priority {priority}")
-    _check_times(head.call.budget_s, head.call.predicted_s, tag)
-    _check_times(*[work[2] for work in (*head.call.charges, *(head.call.waiting or ()))])
+    size = head.lengths_bytes
+    check_times(head.call.budget_s, head.call.predicted_s)
+    check_turn(head.call.rank, head.call.charges, head.call.waiting)
     if not 0 < size <= len(buffers) or size % 4:
         raise MessageError(f"{size} bytes of lengths in a message with {len(buffers)} behind it")
     lengths = np.frombuffer(buffers[:size], dtype=np.int32)
@@ -225,29 +174,9 @@ def decode_reply(body: memoryview) -> BatchReply:
     return head.reply._replace(outputs=_together(head.outputs, buffers))
 
 
-def encode_generate(call: GenerateCall) -> list[Buffer]:
-    return [_encode(call)]
-
-
-def decode_generate(body: memoryview) -> GenerateCall:
-    """Raises MessageError."""
-    call = _read(body, _read_generate)
-    _check_times(call.budget_s)
-    return call
-
-
-def encode_steps(message: StepMessage) -> list[Buffer]:
-    return [_encode(message)]
-
-
-def decode_steps(body: memoryview) -> StepMessage:
-    """Raises MessageError."""
-    return _read(body, _read_steps)
-
-
 def _header(head: Any) -> bytes:
     """With its size before it; padded, so that buffers begin where arrays of any type may."""
-    header = _encode(head)
+    header = encoded(head)
     return b"".join((_SIZE.pack(len(header)), header, bytes(_padding(len(header)))))
 
 
@@ -264,17 +193,29 @@ def _apart_again(body: memoryview, read: Callable[[Any], T]) -> tuple[T, memoryv
     behind = end + _padding(size)
     if behind > len(body):
         raise MessageError("a header longer than its message")
-    return _read(body[_SIZE.size : end], read), body[behind:]
+    return read_header(body[_SIZE.size : end], read), body[behind:]
 
 
-def _read(data: memoryview, read: Callable[[Any], T]) -> T:
+def read_header(data: memoryview, read: Callable[[Any], T]) -> T:
     try:
         return read(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise MessageError(f"a header that cannot be read: {fault}") from fault
 
 
-def _check_times(*seconds: float) -> None:
+def check_turn(
+    rank: tuple[int, int, float],
+    charges: tuple[FlowWork, ...],
+    waiting: tuple[FlowWork, ...] | None,
+) -> None:
+    """Whose turn it is, and who pays. Raises MessageError."""
+    _, priority, tag = rank
+    if not 0 <= priority < _MOST_PRIORITIES:
+        raise MessageError(f"a lease of priority {priority}")
+    check_times(tag, *[work[2] for work in (*charges, *(waiting or ()))])
+
+
+def check_times(*seconds: float) -> None:
     """Of the other gateways too: a replica keeps the highest tag, and a timer that is no number
     holds up those behind it."""
     if not all(map(isfinite, seconds)):

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import BatchReply, Piece
+from deployments.contract.channel.messages import BatchReply
+from deployments.contract.channel.stream_messages import Piece
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.rows.types import RowAnswer, Rows

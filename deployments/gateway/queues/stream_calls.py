@@ -14,20 +14,23 @@ from math import inf
 from typing import Protocol
 
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.stream_messages import (
     GenerateCall,
-    MessageError,
     Piece,
+    Shares,
     StepMessage,
     StreamEnd,
     decode_steps,
     encode_generate,
 )
+from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
+from deployments.gateway.queues.peer_demand import PeerDemand
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, PendingStreamRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from routers.api.actions import Dispatch
-from routers.api.requests import LeaseEnd, Report, Tokens
+from routers.api.requests import FlowWork, LeaseEnd, Report, Tokens
 from runtimes.types import EngineLoad
 
 logger = logging.getLogger("headrace.queue")
@@ -62,7 +65,9 @@ class StreamCallsOwner(Protocol):
     def failed(self, run: StreamRun) -> None:
         """A fault of ours: nobody may be left waiting."""
 
-    def call_of(self, run: StreamRun) -> GenerateCall: ...
+    def call_of(self, run: StreamRun, waiting: tuple[FlowWork, ...] | None) -> GenerateCall:
+        """`waiting`: what its replica is told of this queue; None: nothing new."""
+
     def opened(self, run: StreamRun) -> None: ...
     def progressed(self, run: StreamRun, piece: Piece) -> None: ...
 
@@ -80,7 +85,15 @@ class StreamCalls(LeaseCalls[StreamRun]):
     def __init__(self, owner: StreamCallsOwner, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
+        self._peer_demand = PeerDemand()
+        self._shares: dict[str, Shares] = {}
         self.loads: dict[str, EngineLoad] = {}
+
+    def follow(self, listed: Sequence[RunningReplica]) -> None:
+        super().follow(listed)
+        known = {replica.replica_id for replica in listed}
+        self._peer_demand.forget(known)
+        self._shares = {uid: told for uid, told in self._shares.items() if uid in known}
 
     def begin(self, lease: Dispatch, pending: PendingStreamRequest, now: float) -> None:
         self._send(StreamRun(lease, now, inf, pending=pending))
@@ -108,7 +121,9 @@ class StreamCalls(LeaseCalls[StreamRun]):
     def _message(self, run: StreamRun) -> tuple[Kind, Sequence[Buffer]] | None:
         if not self._owner.takes(run.pending):
             return None
-        return Kind.BEGIN, encode_generate(self._owner.call_of(run))
+        lease = run.lease
+        waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, run.at)
+        return Kind.BEGIN, encode_generate(self._owner.call_of(run, waiting))
 
     def _refuse_outdated(self, run: StreamRun) -> None:
         self._owner.outdated(run.pending)
@@ -122,6 +137,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
             raise FrameError(str(fault)) from fault
         if replica_id in self.loads:
             self.loads[replica_id] = message.load
+        if message.shares is not None:
+            self._told(replica_id, message.shares)
         for piece in message.pieces:
             run = self._at.get(replica_id, {}).get(piece.lease_id)
             try:
@@ -141,7 +158,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
             self._owner.progressed(run, piece)
         else:
             run.at_replica = False
-            end = self._owner.ended(run, piece, _report(piece, message))
+            end = self._owner.ended(run, piece, self._report(replica_id, piece, message))
             self._remove(run)
             self._count(LEASE_COUNTS[end])
 
@@ -157,17 +174,30 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._owner.failed(run)
 
     def _closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
+        if end is LeaseEnd.LOST or not run.at_replica:
+            self._peer_demand.report_lost(run.lease.replica_id)
         self._owner.closed(run, end, report)
 
+    # ---- what replicas tell of other gateways ---------------------------------------------------
 
-def _report(piece: Piece, message: StepMessage) -> Report:
-    tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)
-    return Report(
-        service_s=piece.service_s,
-        retry_in_s=_BUSY_RETRY_S if piece.end is StreamEnd.BUSY else 0.0,
-        padded_tokens=sum(tokens) - piece.cached_tokens,
-        inflight=message.inflight,
-        held=message.held,
-        seen=message.seen,
-        tokens=Tokens(*tokens),
-    )
+    def _told(self, replica_id: str, news: Shares) -> None:
+        """Kept for the next report, of which there may be none in this message."""
+        known = self._shares.get(replica_id, Shares())
+        waiting = self._peer_demand.update(replica_id, news.waiting)
+        self._shares[replica_id] = Shares(news.virtual_time, known.served + news.served, waiting)
+
+    def _report(self, replica_id: str, piece: Piece, message: StepMessage) -> Report:
+        tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)
+        shares = self._shares.pop(replica_id, Shares())
+        return Report(
+            service_s=piece.service_s,
+            retry_in_s=_BUSY_RETRY_S if piece.end is StreamEnd.BUSY else 0.0,
+            padded_tokens=sum(tokens) - piece.cached_tokens,
+            inflight=message.inflight,
+            held=message.held,
+            seen=message.seen,
+            virtual_time=shares.virtual_time,
+            served=shares.served,
+            waiting=shares.waiting or (),
+            tokens=Tokens(*tokens),
+        )

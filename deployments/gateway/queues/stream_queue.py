@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from math import inf
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import GenerateCall, Piece, StreamEnd
+from deployments.contract.channel.stream_messages import GenerateCall, Piece, StreamEnd
 from deployments.contract.description import Generating
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.core_loop import (
@@ -41,12 +42,13 @@ from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
 from deployments.gateway.queues.suspect_permits import SuspectPermits
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Arrive, Cancel, Closed, Opened, Progress
-from routers.api.requests import LeaseEnd, Replica, ReplicaKind, Report
+from routers.api.requests import FlowWork, LeaseEnd, Replica, ReplicaKind, Report
 from routers.api.settings import DispatcherSettings
 from routers.policies.suspects import MOST_RUNS
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
+_PRICED_EVERY_S = 1.0  # what a token is worth is read from a snapshot of everything
 _REPORT_TOKENS = 16  # how often the dispatcher hears of a run: a step of it costs 10 to 30 us
 
 _END = {
@@ -74,6 +76,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self.output_tokens = 0
         self.crashes = CrashRecords(terms.crashes)
         self.permits = SuspectPermits()
+        self._priced_at = -inf
+        self._token_prices = 0.0, 0.0
 
     # ---- what the gateway calls -----------------------------------------------------------
 
@@ -186,11 +190,25 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         if self._is_live(run):
             self._finish(run.pending, errors.RowFailed(INTERNAL_ERROR))
 
-    def call_of(self, run: StreamRun) -> GenerateCall:
-        pending = run.pending
-        left_s = max(pending.request.expires - clock(), 0.0) + _LATER_S
+    def call_of(self, run: StreamRun, waiting: tuple[FlowWork, ...] | None) -> GenerateCall:
+        pending, lease, now = run.pending, run.lease, clock()
+        left_s = max(pending.request.expires - now, 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
-        return GenerateCall(prompt.endpoint, prompt.body, left_s, priority, prompt.salt)
+        input_s, output_s = self._prices(now)
+        return GenerateCall(
+            prompt.endpoint, prompt.body, left_s, priority, prompt.salt, lease.rank, lease.charges,
+            waiting, input_s, output_s,
+        )  # fmt: skip
+
+    def _prices(self, now: float) -> tuple[float, float]:
+        """Seconds that an input and an output token are worth, as learnt so far."""
+        learns = self._settings.generation
+        if learns is not None and now - self._priced_at >= _PRICED_EVERY_S:
+            found = self.snapshot().generation
+            token_s = 1.0 / found.tokens_per_s if found is not None else 0.0
+            self._priced_at = now
+            self._token_prices = learns.input_weight * token_s, learns.output_weight * token_s
+        return self._token_prices
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())

@@ -16,7 +16,7 @@ from generating import CHAT, Client, Played, add, chat
 from in_process import Stand, standing
 
 from deployments.contract.channel.frames import Buffer, Kind
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import ModelDescription
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica

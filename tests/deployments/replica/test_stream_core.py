@@ -11,12 +11,8 @@ from fake_sessions import FakeSession, frame
 from told_engine import Told
 
 from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import (
-    GenerateCall,
-    MessageError,
-    StreamEnd,
-    encode_generate,
-)
+from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
 from deployments.replica import outbox, stream_core
 from deployments.replica.stream_core import StreamCore, watch_stalls
 from runtimes.errors import RunError, Unhealthy
@@ -183,6 +179,93 @@ async def test_more_than_there_is_room_for_are_answered_busy(
     gateway.begin(5, b"5")
     await turns()
     assert engine.asks[-1].body == b"5"
+
+
+@pytest.fixture
+async def narrow(engine: Told) -> AsyncIterator[StreamCore]:
+    """Takes four requests, and gives its engine one at a time."""
+    core = StreamCore(engine, room=4, at_once=1)
+    yield core
+    await core.close()
+    assert core.inflight == 0
+    assert len(engine.freed) == len(engine.asks)
+
+
+def paid(tag: float, tenant: str) -> dict[str, Any]:
+    return {"rank": (0, 0, tag), "charges": ((0, tenant, 1.0),), "input_s": 0.5, "output_s": 2.0}
+
+
+async def test_what_the_engine_has_no_place_for_waits_and_the_lowest_tag_begins(
+    narrow: StreamCore, engine: Told
+) -> None:
+    one, two = Gateway(narrow, "one"), Gateway(narrow, "two")
+    one.begin(1, b"a", **paid(0.0, "x"))
+    one.begin(2, b"b", **paid(2.0, "x"))
+    two.begin(1, b"c", **paid(1.0, "y"))
+    await turns()
+    assert [ask.body for ask in engine.asks] == [b"a"]
+    assert (one.was_sent(Kind.STARTED), two.was_sent(Kind.STARTED)) == ([1], [])
+    engine.end(b"a")
+    await one.end_of(1)
+    await turns()
+    assert [ask.body for ask in engine.asks] == [b"a", b"c"]
+    assert (one.was_sent(Kind.STARTED), two.was_sent(Kind.STARTED)) == ([1], [1])
+    engine.end(b"c")
+    await turns()
+    engine.end(b"b")
+    await one.end_of(2)
+
+
+async def test_one_that_waits_may_be_aborted_and_the_engine_never_hears_of_it(
+    narrow: StreamCore, engine: Told
+) -> None:
+    gateway = Gateway(narrow)
+    gateway.begin(1, b"a")
+    gateway.begin(2, b"b")
+    gateway.begin(3, b"c", budget_s=0.01)
+    await turns()
+    gateway.say(Kind.ABORT, 2)
+    for lease_id in (2, 3):
+        last = await gateway.end_of(lease_id)
+        assert (last.end, last.service_s) == (StreamEnd.ABORTED, 0.0)
+    engine.end(b"a")
+    await gateway.end_of(1)
+    assert [ask.body for ask in engine.asks] == [b"a"]
+
+
+async def test_a_gateway_that_is_gone_leaves_its_places_to_the_others(
+    narrow: StreamCore, engine: Told
+) -> None:
+    gone, stays = Gateway(narrow, "gone"), Gateway(narrow, "stays")
+    gone.begin(1, b"a")
+    gone.begin(2, b"b")
+    stays.begin(1, b"c")
+    await turns()
+    gone.leave()
+    await turns()
+    assert [ask.body for ask in engine.asks] == [b"a", b"c"]
+    engine.end(b"c")
+    await stays.end_of(1)
+
+
+async def test_gateways_hear_with_an_end_what_the_others_were_served(
+    narrow: StreamCore, engine: Told
+) -> None:
+    one, two = Gateway(narrow, "one"), Gateway(narrow, "two")
+    one.begin(1, b"a", **paid(0.5, "x"), waiting=((0, "x", 7.0),))
+    two.begin(1, b"b", **paid(1.5, "y"), waiting=None)
+    await turns()
+    engine.give(b"a", b"x", count=4)  # of 3 tokens 1 was cached: 2 * 0.5 + 4 * 2.0
+    await turns()
+    engine.end(b"a")
+    await one.end_of(1)
+    await turns()
+    engine.give(b"b", b"x", count=1)
+    await turns()
+    assert all(message.shares is None for message in two.messages)
+    engine.end(b"b")
+    await two.end_of(1)
+    assert two.messages[-1].shares == ((1.5,), ((0, "x", 8.0),), ((0, "x", 7.0),))
 
 
 async def test_an_abort_frees_the_engine_before_it_is_told(engine: Told, gateway: Gateway) -> None:

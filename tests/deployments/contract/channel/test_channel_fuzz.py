@@ -25,23 +25,26 @@ from deployments.contract.channel.messages import (
     BatchCall,
     BatchReply,
     Column,
-    GenerateCall,
     MessageError,
-    Piece,
     RowError,
-    StepMessage,
-    StreamEnd,
     decode_call,
-    decode_generate,
     decode_reply,
-    decode_steps,
     encode_call,
-    encode_generate,
     encode_reply,
-    encode_steps,
     pack,
     rows_of,
     to_batch,
+)
+from deployments.contract.channel.stream_messages import (
+    GenerateCall,
+    Piece,
+    Shares,
+    StepMessage,
+    StreamEnd,
+    decode_generate,
+    decode_steps,
+    encode_generate,
+    encode_steps,
 )
 from runtimes.datatypes import DTYPES
 from runtimes.types import EngineLoad
@@ -77,10 +80,14 @@ REPLIES = [
                1, 2, 3, 0.0, 0.5, 0.0, (1.0,), WORK, None),
     BatchReply(True, {"x": EMPTY}, (), 0.0, 0.0, 0, (0.0,) * 5, 1, 2, 3, 0.5, 0.5),
 ]  # fmt: skip
-GENERATES = [GenerateCall("chat", b'{"messages": []}', 3.0, 1)]
+GENERATES = [
+    GenerateCall("chat", b'{"messages": []}', 3.0, 1),
+    GenerateCall("chat", b"{}", 3.0, 1, "salt", (0, 1, 2.0), WORK, WORK, 0.5, 0.25),
+]
 STEPS = [
     StepMessage(PIECES, 1, 2, 3, EngineLoad(1, 2, 0.5)),
     StepMessage((), 0, 0, 0, EngineLoad()),
+    StepMessage(PIECES, 1, 2, 3, EngineLoad(), Shares((1.0,), WORK, None)),
 ]
 MESSAGES: list[tuple[Kind, bytes]] = [
     *((Kind.BATCH, b"".join(encode_call(each))) for each in CALLS),

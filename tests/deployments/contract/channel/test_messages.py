@@ -22,24 +22,27 @@ from deployments.contract.channel.messages import (
     BatchCall,
     BatchReply,
     Column,
-    GenerateCall,
     MessageError,
-    Piece,
     RowError,
-    StepMessage,
-    StreamEnd,
     decode_call,
-    decode_generate,
     decode_reply,
-    decode_steps,
     encode_call,
-    encode_generate,
     encode_reply,
-    encode_steps,
     from_ragged,
     pack,
     rows_of,
     to_batch,
+)
+from deployments.contract.channel.stream_messages import (
+    GenerateCall,
+    Piece,
+    Shares,
+    StepMessage,
+    StreamEnd,
+    decode_generate,
+    decode_steps,
+    encode_generate,
+    encode_steps,
 )
 from runtimes.datatypes import DTYPES
 from runtimes.types import EngineLoad, Ragged
@@ -194,8 +197,10 @@ def test_numbers_and_texts_of_numpy_go_like_others() -> None:
 
 def test_a_request_to_generate_arrives_as_it_left() -> None:
     call = GenerateCall("chat", b'{"a": "\xff"}', 12.5, 3)
-    for at in range(3):
-        assert decode_generate(body(encode_generate(call), at)) == call
+    work = ((1, "t", 0.5),)
+    paid = call._replace(rank=(1, 2, 0.5), charges=work, waiting=None, input_s=0.1, output_s=0.2)
+    for at, each in enumerate((call, paid, paid._replace(waiting=work))):
+        assert decode_generate(body(encode_generate(each), at)) == each
 
 
 def test_steps_arrive_as_they_left() -> None:
@@ -204,7 +209,13 @@ def test_steps_arrive_as_they_left() -> None:
         *(Piece(n, b"", 0, 0, 0, 0, 0.0, 400, end) for n, end in enumerate(StreamEnd, start=2)),
     )
     message = StepMessage(pieces, 4, 5, 6, EngineLoad(1, 2, 0.5, 3, 4, 5, 6))
-    for each in (message, message._replace(pieces=())):
+    shares = Shares((0.5, 1.5), ((0, "t", 2.5),), ((1, "u", 3.5),))
+    for each in (
+        message,
+        message._replace(pieces=()),
+        message._replace(shares=shares),
+        message._replace(shares=shares._replace(waiting=None)),
+    ):
         assert decode_steps(body(encode_steps(each), 1)) == each
 
 
@@ -327,6 +338,9 @@ def test_a_priority_that_no_gateway_has_is_refused(priority: int) -> None:
     head = [[*CALL, [0, priority, 0.0]], len(ROWS), []]
     with pytest.raises(MessageError, match="priority"):
         decode_call(raw(head, ROWS))
+    call = GenerateCall("chat", b"", 1.0, rank=(0, priority, 0.0))
+    with pytest.raises(MessageError, match="priority"):
+        decode_generate(body(encode_generate(call)))
 
 
 @pytest.mark.parametrize("time_s", [math.nan, math.inf, -math.inf])
@@ -342,8 +356,17 @@ def test_a_time_that_is_none_is_refused(time_s: float) -> None:
     ):
         with pytest.raises(MessageError, match="a time"):
             crossed(lie)
-    with pytest.raises(MessageError, match="a time"):
-        decode_generate(body(encode_generate(GenerateCall("chat", b"", time_s))))
+    generate = GenerateCall("chat", b"", 1.0)
+    for wrong in (
+        generate._replace(budget_s=time_s),
+        generate._replace(rank=(0, 0, time_s)),
+        generate._replace(charges=work),
+        generate._replace(waiting=work),
+        generate._replace(input_s=time_s),
+        generate._replace(output_s=time_s),
+    ):
+        with pytest.raises(MessageError, match="a time"):
+            decode_generate(body(encode_generate(wrong)))
 
 
 @pytest.mark.parametrize("name", READERS)

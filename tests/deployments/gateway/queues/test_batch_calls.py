@@ -1,4 +1,4 @@
-"""Leases become messages, replies become rows' answers; what waits is told again when it is old."""
+"""Leases become messages, replies become rows' answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import pytest
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply, RowError, from_ragged, to_batch
-from deployments.gateway.queues.batch_calls import PeerDemand, build_call, deliver_rows
+from deployments.gateway.queues.batch_calls import build_call, deliver_rows
 from deployments.gateway.rows.types import RowColumn, Rows
 from routers.api.actions import Dispatch
-from routers.staging import REPORT_EVERY_S
 from runtimes.types import Batch, Ragged
-
-SOME, OTHER = ((0, "x", 1.0),), ((0, "x", 2.0),)
 
 
 def rows(*ids: list[int], outputs: tuple[str, ...] | None = None, **more: list[list[int]]) -> Rows:
@@ -110,45 +107,3 @@ def test_a_reply_in_which_a_row_failed_that_was_not_sent_is_refused_whole(row: i
 def test_a_reply_without_outputs_is_no_answer_to_rows_that_did_not_fail() -> None:
     with pytest.raises(ValueError, match="2 rows"):
         deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", reply([])._replace(outputs={}))
-
-
-def test_what_waits_is_told_again_only_when_it_is_old() -> None:
-    peer_demand = PeerDemand()
-    assert peer_demand.to_report("r", SOME, 0.0) == SOME
-    assert peer_demand.to_report("r", OTHER, REPORT_EVERY_S / 2) is None
-    assert peer_demand.to_report("r", OTHER, REPORT_EVERY_S) == OTHER
-
-
-def test_each_replica_is_told() -> None:
-    peer_demand = PeerDemand()
-    assert peer_demand.to_report("r", SOME, 0.0) == peer_demand.to_report("s", SOME, 0.0) == SOME
-
-
-def test_that_nothing_waits_is_told_at_once() -> None:
-    peer_demand = PeerDemand()
-    peer_demand.to_report("r", SOME, 0.0)
-    assert peer_demand.to_report("r", (), 0.001) == ()
-
-
-def test_what_may_not_have_arrived_is_told_again() -> None:
-    peer_demand = PeerDemand()
-    peer_demand.to_report("r", SOME, 0.0)
-    peer_demand.report_lost("r")
-    peer_demand.report_lost("nobody")
-    assert peer_demand.to_report("r", SOME, 0.001) == SOME
-
-
-def test_an_answer_that_says_nothing_means_what_was_heard_before() -> None:
-    peer_demand = PeerDemand()
-    assert peer_demand.update("r", None) == ()
-    assert peer_demand.update("r", SOME) == SOME
-    assert peer_demand.update("r", None) == SOME
-    assert peer_demand.update("r", ()) == ()
-    assert peer_demand.update("s", None) == ()
-
-
-def test_replicas_that_are_gone_are_forgotten() -> None:
-    peer_demand = PeerDemand()
-    peer_demand.update("r", SOME)
-    peer_demand.forget({"s"})
-    assert peer_demand.update("r", None) == ()

@@ -10,7 +10,7 @@ from fake_engines import Refusal
 from stream_bench import Bench, bench, read
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import ModelDescription
 

@@ -13,7 +13,8 @@ from far_end import FarEnd, reply_of
 from stream_bench import bench, read
 
 from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import RowError, StreamEnd
+from deployments.contract.channel.messages import RowError
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.batch_queue import BatchQueue

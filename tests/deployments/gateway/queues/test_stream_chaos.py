@@ -12,7 +12,7 @@ from fake_engines import Engines
 from stream_bench import Bench, bench
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
 

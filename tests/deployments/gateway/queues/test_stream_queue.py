@@ -12,7 +12,7 @@ from fake_engines import Refusal, until
 from stream_bench import SHAPE, bench, read
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import Piece, StreamEnd
+from deployments.contract.channel.stream_messages import Piece, Shares, StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import (
@@ -314,3 +314,45 @@ async def test_a_piece_that_cannot_be_handed_on_costs_its_own_run(
         assert await read(good) == b"y"
         assert b.engines.aborted == ([] if end else [("r0", of_bad)])
         assert b.queue.snapshot().leases == b.queue.calls.count == 0
+
+
+async def test_a_request_says_whose_turn_it_is_who_pays_and_what_a_token_is_worth(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
+        pending = b.submit(tokens=10, tenant="acme", priority=1)
+        asked = await b.engines.until_begun(1)
+        call = asked.call
+        late, priority, tag = call.rank
+        assert (late, priority, tag >= 0.0) == (0, 1, True)
+        ((rank, tenant, charged_s),) = call.charges
+        assert (rank, tenant) == (1, "acme")
+        # The most that may come is expected of outputs while none is known.
+        assert charged_s == pytest.approx(10 * call.input_s + 50 * call.output_s)
+        assert call.waiting == ()
+        b.engines.say(asked.lease_id, b"x", tokens=(10, 0, 1), end=StreamEnd.DONE)
+        await read(pending)
+
+
+async def test_what_other_gateways_were_served_is_charged_with_the_next_end(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
+
+        def start() -> float:
+            (flow,) = b.queue.snapshot().flows
+            return flow.start
+
+        pending = [b.submit(tenant="acme"), b.submit(tenant="acme")]
+        await b.begun(2)
+        first, second = b.engines.begun
+        shares = Shares((0.0, 0.0), ((1, "acme", 500.0),), ((1, "acme", 3.0),))
+        b.engines.tell(first.replica_id, shares=shares)
+        b.engines.tell(first.replica_id, shares=shares)
+        before = start()
+        b.engines.say(first.lease_id, b"x", tokens=(10, 0, 50), end=StreamEnd.DONE)
+        await read(pending[0])
+        assert start() == pytest.approx(before + 1000.0, rel=0.01)
+        b.engines.say(second.lease_id, b"x", tokens=(10, 0, 50), end=StreamEnd.DONE)
+        await read(pending[1])
+        assert start() == pytest.approx(before + 1000.0, rel=0.01)

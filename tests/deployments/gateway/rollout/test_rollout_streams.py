@@ -12,7 +12,7 @@ from generating import CHAT, Client, Played, add, chat, streamed
 from in_process import Stand, standing
 from rolling_out import counts, seen
 
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 
 Describe = Callable[..., ModelDescription]

@@ -12,7 +12,7 @@ from fake_engines import until
 from generating import CHAT, Client, Played, add, chat, streamed
 from in_process import Stand, ask, standing
 
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.logs import fields_of
 from deployments.gateway.telemetry.levels import TokenRates

@@ -12,7 +12,7 @@ from generating_stand import Generating, begun, reading
 
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.handshake import GatewayHandshake
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.replica import channel_server, stream_core
 
 

@@ -13,7 +13,7 @@ from generating_stand import Generating, begun, reading
 
 from deployments.contract.channel import frames
 from deployments.contract.channel.frames import Kind, framed
-from deployments.contract.channel.messages import StreamEnd
+from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.replica import channel_server, outbox
 
 # ---- batches ------------------------------------------------------------------------------------

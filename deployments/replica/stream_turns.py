@@ -1,0 +1,155 @@
+"""Which of the requests that stand at a replica that generates begins next, and what are the
+gateways told of each other's?
+
+What `routers.staging` is for batches. An engine has `at_once` requests; further ones wait here and
+not in the engine, so that the lowest rank begins next, of whichever gateway: shares between tenants
+hold however unevenly these reach the gateways. Among requests of one flow the gateways take turns,
+since each keeps an account of it. A flow's work is told to the other gateways as charged when it
+begins, and trued up by what it was worth when it ends. Nothing here interrupts what runs.
+
+Pure: the caller owns engine and clock. Source: start-time fair queueing (SIGCOMM'96).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from deployments.contract.channel.stream_messages import Shares
+from routers.api.requests import FlowKey, FlowWork
+from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamTurn:
+    """One request, as its gateway described it: `rank`, `charges` as in `api.actions.Dispatch`.
+    Two are the same if they are one object."""
+
+    gateway: str
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    charges: tuple[FlowWork, ...] = ()
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """`turn`: number of the last request of its that began; `waiting`: what waits there; `served`:
+    seconds by flow that it is to be told of, below 0 where it was told of too many."""
+
+    last_seen_at: float
+    turn: int = 0
+    waiting: tuple[FlowWork, ...] = ()
+    served: dict[FlowKey, float] = field(default_factory=dict)
+    last_reported_at: float = -inf
+
+
+class StreamTurns:
+    """Times are the caller's clock, in seconds."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._gateways: dict[str, _Gateway] = {}
+        self._waiting: list[StreamTurn] = []
+        self._running: list[StreamTurn] = []
+        self._begun = 0
+        self._virtual_time: list[float] = []
+
+    def arrive(
+        self, turn: StreamTurn, waiting: tuple[FlowWork, ...] | None, now: float
+    ) -> StreamTurn | None:
+        """It has come, with what waits at its gateway; None: as it said before. Who begins now."""
+        gateway = self._known(turn.gateway, now)
+        if waiting is not None:
+            gateway.waiting = waiting
+        self._waiting.append(turn)
+        return self._next()
+
+    def end(self, turn: StreamTurn, seconds: float | None) -> StreamTurn | None:
+        """It has ended, or left unbegun. `seconds`: what it was worth at its gateway's price, None:
+        what was charged. Who begins now."""
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+            return None
+        self._running.remove(turn)
+        charged = sum(work[2] for work in turn.charges)
+        if seconds is not None and charged > 0.0:
+            self._account(turn, seconds / charged - 1.0)
+        return self._next()
+
+    def report(self, gateway: str, now: float) -> Shares:
+        """For a message to that gateway."""
+        peer = self._gateways.get(gateway) or _Gateway(now)
+        served = tuple([(*flow, s) for flow, s in peer.served.items() if s > 0.0])
+        peer.served = {flow: s for flow, s in peer.served.items() if s < 0.0}
+        waiting = None
+        if now - peer.last_reported_at >= REPORT_EVERY_S:
+            peer.last_reported_at = now
+            waiting = self._waiting_elsewhere(gateway, now)
+        return Shares(tuple(self._virtual_time), served, waiting)
+
+    def _next(self) -> StreamTurn | None:
+        if not self._waiting or len(self._running) >= self._at_once:
+            return None
+        turn = self._lowest()
+        self._waiting.remove(turn)
+        self._running.append(turn)
+        self._begun += 1
+        self._gateways[turn.gateway].turn = self._begun
+        _, priority, tag = turn.rank
+        self._virtual_time += [0.0] * (priority + 1 - len(self._virtual_time))
+        self._virtual_time[priority] = max(self._virtual_time[priority], tag)
+        self._account(turn, 1.0)
+        return turn
+
+    def _lowest(self) -> StreamTurn:
+        """The lowest rank; of those of its flow, the one whose gateway has waited longest."""
+        lowest = min(self._waiting, key=_rank)
+        same = [each for each in self._waiting if each is lowest or _alike(each, lowest)]
+        return min(same, key=lambda each: (self._gateways[each.gateway].turn, each.rank))
+
+    def _account(self, turn: StreamTurn, share: float) -> None:
+        """Everybody else is told of so much of what it was charged."""
+        for name, gateway in self._gateways.items():
+            if name != turn.gateway:
+                for priority, tenant, seconds in turn.charges:
+                    flow = priority, tenant
+                    gateway.served[flow] = gateway.served.get(flow, 0.0) + share * seconds
+
+    def _waiting_elsewhere(self, gateway: str, now: float) -> tuple[FlowWork, ...]:
+        here = {turn.gateway for turn in (*self._waiting, *self._running)}
+        return _summed(
+            other.waiting
+            for name, other in self._gateways.items()
+            if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or name in here)
+        )
+
+    def _known(self, name: str, now: float) -> _Gateway:
+        gateway = self._gateways.get(name)
+        if gateway is None:
+            here = {turn.gateway for turn in (*self._waiting, *self._running)}
+            for old in [n for n, g in self._gateways.items() if now - g.last_seen_at > FORGET_S]:
+                if old not in here:
+                    del self._gateways[old]
+            gateway = self._gateways[name] = _Gateway(now)
+        gateway.last_seen_at = now
+        return gateway
+
+
+def _rank(turn: StreamTurn) -> tuple[int, int, float]:
+    return turn.rank
+
+
+def _alike(turn: StreamTurn, other: StreamTurn) -> bool:
+    """Whether the same flow pays for both, at the same standing."""
+    if not (turn.charges and other.charges):
+        return False
+    return turn.rank[:2] == other.rank[:2] and turn.charges[0][:2] == other.charges[0][:2]
+
+
+def _summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
+    total: dict[FlowKey, float] = {}
+    for flows in reports:
+        for priority, tenant, seconds in flows:
+            flow = priority, tenant
+            total[flow] = total.get(flow, 0.0) + seconds
+    return tuple([(*flow, seconds) for flow, seconds in total.items()])
