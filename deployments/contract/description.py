@@ -91,13 +91,14 @@ class Generating:
 class Recording:
     """What gateways keep of callers' requests, each in a part of `folder`: inputs of `max_rows`
     rows and `max_bytes`, spread over the buckets that end with `edges`; time, length and tenant of
-    the first `max_requests`."""
+    the first `max_requests`, and where the model `generates` the output's length."""
 
     folder: str
     edges: tuple[int, ...]
     max_rows: int
     max_bytes: int
     max_requests: int
+    generates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

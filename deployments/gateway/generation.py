@@ -10,7 +10,8 @@ leaves has its run aborted, one that does not read loses its answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 
@@ -23,7 +24,7 @@ from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
-from deployments.gateway.queues.pending_requests import PendingStreamRequest
+from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.request_context import (
     ENGINE_REFUSED,
     GatewayServices,
@@ -35,6 +36,7 @@ from deployments.gateway.request_context import (
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
+from routers.api.requests import Tokens
 
 CHECKS_KEY_S = 5.0  # an answer that flows ends so soon after its key, at its next token
 STALL_S = 60.0  # a client that takes nothing for so long is gone
@@ -81,15 +83,36 @@ async def generate(
         context.queued()
         selection.begins()
         demand = selection.asks(demand_of(context, selection.promise, call.user))
-        pending = streams.submit(prompt, terms, demand._replace(suspect=permit is not None))
-        pending.permit = permit
-        selection.submitted(pending)
-        left = partial(streams.cancel, pending)
-        try:
-            meter = _TokenMeter(services, caller, pending, context.counted)
-            await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
-        finally:
-            left()  # nothing, once the answer is whole
+        with _recorded(selection, caller.tenant.name, prompt) as record:
+            pending = streams.submit(prompt, terms, demand._replace(suspect=permit is not None))
+            record(pending)
+            pending.permit = permit
+            selection.submitted(pending)
+            left = partial(streams.cancel, pending)
+            try:
+                meter = _TokenMeter(services, caller, pending, context.counted)
+                await unless_left(
+                    context.exchange, _relay(context, selection, pending, meter), left
+                )
+            finally:
+                left()  # nothing, once the answer is whole
+
+
+@contextmanager
+def _recorded(
+    selection: ModelSelection, tenant: str, prompt: Prompt
+) -> Iterator[Callable[[PendingStreamRequest], None]]:
+    """Keeps the request's lengths when it ends, however it does, where settings ask for that. What
+    is yielded takes it once it is queued."""
+    recorder = selection.lengths_recorder
+    at = 0.0 if recorder is None else recorder.now()
+    queued: list[PendingStreamRequest] = []
+    try:
+        yield queued.append
+    finally:
+        if recorder is not None:
+            tokens = queued[0].tokens if queued else Tokens()
+            recorder.generated(tenant, at, tokens.input or prompt.tokens, tokens.output)
 
 
 def _check_size(call: GenerationCall, description: ModelDescription) -> None:

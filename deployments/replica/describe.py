@@ -156,6 +156,7 @@ def describe_stream(
         scheduling=scheduling(model),
         digest=digest,
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
+        recording=_recording(model),
         generating=Generating(
             context_tokens=limits.context_tokens,
             cache_tokens=limits.cache_tokens,
@@ -255,8 +256,14 @@ def _recording(model: ModelSettings) -> Recording | None:
     record = model.record
     if record.folder is None:
         return None
-    edges = bucket_edges(model.lengths)
-    return Recording(record.folder, edges, record.max_rows, record.max_bytes, record.max_requests)
+    return Recording(
+        record.folder,
+        bucket_edges(model.lengths),
+        record.max_rows,
+        record.max_bytes,
+        record.max_requests,
+        generates=model.task == "generate",
+    )
 
 
 def _reuse(model: ModelSettings) -> ReuseSettings:

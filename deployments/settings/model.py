@@ -126,8 +126,9 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("cache",), "must be left out: answers that stream are not kept"
     if model.accept.required:
         yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
-    if model.record != RecordSettings():
-        yield ("record",), "must be left out: prompts are not kept"
+    for name in ("max_rows", "max_bytes"):
+        if getattr(model.record, name) != getattr(RecordSettings(), name):
+            yield ("record", name), "must be left out: prompts are not kept, only their lengths"
     if model.replicas.memory_limit_mib is not None:
         yield ("replicas", "memory_limit_mib"), "must be left out: an engine holds what it is given"
     if model.allow_non_finite:

@@ -41,7 +41,8 @@ class RecordSettings(Section):
         default=None,
         examples=["recorded/minilm or s3://bucket/recorded/minilm"],
         description="Folder that gateways write to, relative to this file, or an object store's "
-        "URL; unset, nothing is kept. Its files hold callers' inputs.",
+        "URL; unset, nothing is kept. Its files hold callers' inputs; of a model that generates "
+        "lengths of prompts and outputs alone.",
     )
     max_rows: int = Field(
         default=2000,
@@ -60,7 +61,7 @@ class RecordSettings(Section):
         default=1_000_000,
         ge=0,
         le=1_000_000_000,
-        description="Requests whose time, length and tenant are kept, the first ones; 0: none.",
+        description="Requests whose time, lengths and tenant are kept, the first ones; 0: none.",
     )
 
 

@@ -21,7 +21,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from deployments.gateway.recording.part import HEADER, PARTS, TRACE
+from deployments.gateway.recording.part import GENERATED, HEADER, PARTS, TRACE
 from deployments.replica.image_model import row_shapes, with_image_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
@@ -33,7 +33,8 @@ from deployments.tools.verify.command import chosen
 from runtimes import ragged_file
 from runtimes.graph.bert import INPUT_IDS
 
-Line = tuple[float, int, str]
+_HEADERS = {len(header): header for header in (HEADER, GENERATED)}
+Line = tuple[float, tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,11 @@ def joined(source: Path, model: ModelSettings, folder: Path, shown: str = "") ->
         with _replacing(folder / ragged_file.FILE) as made, made.open("wb") as stream:
             ragged_file.write(stream, columns)
     among = _intervals(with_image_lengths(model))
-    lengths = _lengths(model, columns)
+    kept = _lengths(model, columns)
     return JoinedRecording(
         folder,
-        Counter(interval_of(length, among) for length in lengths),
-        Counter(interval_of(length, among) for _, length, _ in lines),
+        Counter(interval_of(length, among) for length in kept),
+        Counter(interval_of(lengths[0], among) for _, lengths, _ in lines),
         Counter(tenant for _, _, tenant in lines),
         among,
     )
@@ -135,20 +136,22 @@ def _columns(parts: list[Path]) -> dict[str, list[ragged_file.Array]]:
 
 
 def _lines(part: Path) -> Iterator[Line]:
-    """Of its trace, or of the pieces that it has in an object store."""
+    """Of its trace, or of the pieces that it has in an object store: time, lengths, tenant."""
     for trace in part.glob(f"{Path(TRACE).stem}*.csv"):
         with trace.open(newline="", encoding="utf-8") as stream:
-            for row in csv.reader(stream):
-                # A gateway may be writing its last line.
-                if len(row) == len(HEADER) and tuple(row) != HEADER:
-                    yield float(row[0]), int(row[1]), row[2]
+            rows = csv.reader(stream)
+            columns = len(next(rows, ()))
+            for row in rows:
+                if len(row) == columns:  # a gateway may be writing its last line
+                    yield float(row[0]), tuple(map(int, row[1:-1])), row[-1]
 
 
 def _write_trace(file: Path, lines: list[Line]) -> None:
     with _replacing(file) as made, made.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(HEADER)
-        writer.writerows((f"{at:.6f}", length, tenant) for at, length, tenant in lines)
+        longest = max((len(lengths) for _, lengths, _ in lines), default=1)
+        writer.writerow(_HEADERS[2 + longest])
+        writer.writerows((f"{at:.6f}", *lengths, tenant) for at, lengths, tenant in lines)
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from deployments.settings import object_store, remote_source
 from runtimes import ragged_file
 
 HEADER = ("time", "length", "tenant")
+GENERATED = ("time", "length", "output", "tenant")  # of a model that generates
 TRACE = "trace.csv"
 PARTS = "parts"
 SEGMENT = "trace-{:05d}.csv"
 SEGMENT_LINES = 20_000
-Line = tuple[str, int, str]
+Line = tuple[str | int, ...]
 Columns = Mapping[str, list[ragged_file.Array]]
 
 
@@ -44,11 +45,12 @@ class Part(Protocol):
         ...
 
 
-def part_of(folder: str, name: str) -> Part:
-    """`folder`: a model's, as its settings name it: a path, or a URL. Nothing is opened yet."""
+def part_of(folder: str, name: str, header: tuple[str, ...] = HEADER) -> Part:
+    """`folder`: a model's, as its settings name it: a path, or a URL; `header`: of its trace.
+    Nothing is opened yet."""
     if remote_source.is_remote(folder):
-        return ObjectPart(folder, name)
-    return FolderPart(Path(remote_source.path_of(folder)) / PARTS / name)
+        return ObjectPart(folder, name, header)
+    return FolderPart(Path(remote_source.path_of(folder)) / PARTS / name, header)
 
 
 class FolderPart:
@@ -57,8 +59,9 @@ class FolderPart:
     every_s = 5.0
     failures = 1
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, header: tuple[str, ...] = HEADER) -> None:
         self.folder = folder
+        self._header = header
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -68,7 +71,7 @@ class FolderPart:
         trace = self.folder / TRACE
         fresh = not trace.exists()
         with open(trace, "a", opener=_private, newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows([HEADER, *lines] if fresh else lines)
+            csv.writer(stream).writerows([self._header, *lines] if fresh else lines)
 
     def replace(self, columns: Columns) -> None:
         """Whole or not at all: a reader may come at any time."""
@@ -92,9 +95,10 @@ class ObjectPart:
     every_s = 60.0
     failures = 5
 
-    def __init__(self, folder: str, name: str) -> None:
+    def __init__(self, folder: str, name: str, header: tuple[str, ...] = HEADER) -> None:
         self._folder = folder
         self._name = name
+        self._header = header
         self._opened: tuple[Any, str] | None = None
         self._segment = 0
         self._lines: list[Line] = []
@@ -106,7 +110,7 @@ class ObjectPart:
         self._lines += lines
         while self._lines:
             text = io.StringIO(newline="")
-            csv.writer(text).writerows([HEADER, *self._lines[:SEGMENT_LINES]])
+            csv.writer(text).writerows([self._header, *self._lines[:SEGMENT_LINES]])
             self._put(SEGMENT.format(self._segment), text.getvalue().encode())
             if len(self._lines) < SEGMENT_LINES:
                 return

@@ -1,7 +1,8 @@
 """What a gateway keeps of one model's traffic, and when it is written.
 
-`offer` is called for every request: it keeps time, length and tenant, and gives rows to the
-reservoir; a thread writes, some seconds later, and at the end. Each gateway writes a part of its
+`offer` is called for every request of rows: it keeps time, length and tenant, and gives rows to the
+reservoir. Of a request to generate `generated` keeps lengths alone, once its output is known. A
+thread writes, some seconds later, and at the end. Each gateway writes a part of its
 own (`parts/NAME`, see `part.py`), which `headrace record` puts together.
 
 It never fails a request: a disk that is full, or a store that stays away, is said once in the log
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from deployments.contract.description import Recording
-from deployments.gateway.recording.part import Line, part_of
+from deployments.gateway.recording.part import GENERATED, HEADER, Line, part_of
 from deployments.gateway.recording.reservoir import Reservoir
 from deployments.gateway.rows.types import Rows
 from deployments.settings.remote_source import SourceError
@@ -46,7 +47,8 @@ class Recorder:
         clock: Callable[[], float] | None = None,
     ) -> None:
         # A start's or a change's own: what was kept before stays whole.
-        self.part = part_of(recording.folder, f"{gateway}-{secrets.token_hex(4)}")
+        header = GENERATED if recording.generates else HEADER
+        self.part = part_of(recording.folder, f"{gateway}-{secrets.token_hex(4)}", header)
         self._recording = recording
         self._clock = clock or steady_wall_clock()
         self._reservoir = Reservoir(
@@ -66,10 +68,23 @@ class Recorder:
         if self._failed:
             return
         with self._lock:
-            if self._requests < self._recording.max_requests:
-                self._requests += 1
-                self._lines.append((f"{self._clock():.6f}", max(rows.lengths), tenant))
+            self._keep(f"{self._clock():.6f}", max(rows.lengths), tenant)
             self._changed = self._reservoir.offer(rows) or self._changed
+
+    def now(self) -> float:
+        """When a request to generate comes, as `generated` is to be told."""
+        return self._clock()
+
+    def generated(self, tenant: str, at: float, prompt: int, output: int) -> None:
+        """A request that came `at` that time has ended, after so many tokens of output."""
+        if not self._failed:
+            with self._lock:
+                self._keep(f"{at:.6f}", prompt, output, tenant)
+
+    def _keep(self, *line: str | int) -> None:
+        if self._requests < self._recording.max_requests:
+            self._requests += 1
+            self._lines.append(line)
 
     def close(self) -> None:
         """Writes what is left."""

@@ -19,6 +19,7 @@ from deployments.contract.description import ModelDescription, Scheduling
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.rollout.trial import Submitted, Trial
 from deployments.gateway.rows.types import Rows
 from deployments.gateway.tenancy.tenants import Tenant
@@ -122,6 +123,13 @@ class ModelSelection:
         if trial.canary is not None and live is not None:
             of_rows = () if live.description.generating is not None else lengths
             live.queue.served_elsewhere(self._tenant.name, rank, of_rows)
+
+    @property
+    def lengths_recorder(self) -> Recorder | None:
+        """Of a model that generates, the canary's with the live version's; None: nothing is kept
+        of it."""
+        model = self._models.served.get(self._name) if self.on_canary else self.model
+        return model.recorder if model is not None and self._tenant.record else None
 
     def record(self, rows: Rows) -> None:
         """What the canary has answered, with what else callers send to the model."""

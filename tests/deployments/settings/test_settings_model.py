@@ -103,3 +103,10 @@ def test_stream_settings_stand_where_replicas_stream() -> None:
 
 def test_defaults_written_out_are_no_mistake() -> None:
     assert ModelSettings.model_validate(model().model_dump()) == model()
+
+
+def test_of_a_model_that_generates_lengths_may_be_recorded_and_prompts_not() -> None:
+    assert model(record={"folder": "recorded", "max_requests": 5}).record.max_requests == 5
+    for name in ("max_rows", "max_bytes"):
+        with pytest.raises(ValidationError, match="prompts are not kept, only their lengths"):
+            model(record={"folder": "recorded", name: 2000 if name == "max_bytes" else 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from deployments.contract.description import Recording
 from deployments.gateway.recording.part import FolderPart
 from deployments.gateway.recording.recorder import Recorder, steady_wall_clock
 from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.settings.model import ModelSettings
+from deployments.tools import record as join
 from loadtests.traffic.traces import read_trace
 from runtimes import ragged_file
 
@@ -30,7 +33,7 @@ def rows(*lengths: int) -> Rows:
 def record(tmp_path):
     made = []
 
-    def start(gateway: str = "g1", **bounds: int) -> Recorder:
+    def start(gateway: str = "g1", **bounds: Any) -> Recorder:
         limits = {"max_rows": 100, "max_bytes": 1 << 20, "max_requests": 1000, **bounds}
         recording = Recording(str(tmp_path / "recorded"), (8, 64), **limits)
         times = iter(range(100, 10_000))
@@ -152,3 +155,45 @@ def test_nothing_recorded_says_what_to_do(tmp_path, fields, said):
     done = joined(settings(tmp_path, **fields))
     assert done.exit_code == 2
     assert said in done.output
+
+
+def generated(record, gateway: str) -> Recorder:
+    recorder = record(gateway, generates=True)
+    recorder.generated("acme", 12.5, 40, 7)
+    recorder.generated("other", 11.0, 3, 0)
+    recorder.close()
+    return recorder
+
+
+def test_of_what_is_generated_lengths_are_kept_and_nothing_else(record):
+    recorder = generated(record, "g1")
+    (trace,) = recorder.part.folder.iterdir()
+    lines = trace.read_text().splitlines()
+    assert lines == ["time,length,output,tenant", "12.500000,40,7,acme", "11.000000,3,0,other"]
+
+
+def test_of_what_is_generated_as_many_are_kept_as_are_asked_for(record):
+    recorder = record(max_requests=2, generates=True)
+    for at in range(5):
+        recorder.generated("acme", float(at), 1, 1)
+    recorder.close()
+    assert len((recorder.part.folder / "trace.csv").read_text().splitlines()) == 3
+
+
+def test_lengths_of_several_gateways_are_joined_in_order_and_replayed_with_outputs(
+    record, tmp_path
+):
+    generated(record, "g1")
+    part = generated(record, "g2").part.folder
+    with (part / "trace.csv").open("a") as trace:
+        trace.write("13.0,5,6")  # a line that is being written
+    model = ModelSettings.model_validate(
+        {"runtime": "synthetic", "task": "generate", "record": {"folder": str(tmp_path)}}
+    )
+    recorded = join.joined(tmp_path / "recorded", model, tmp_path / "joined")
+    assert recorded.tenants == {"acme": 2, "other": 2}
+    assert sum(recorded.came.values()) == 4
+    rows = list(read_trace(tmp_path / "joined" / "trace.csv", outputs=True))
+    assert [(row.at_s, row.length, row.output) for row in rows] == [
+        (0.0, 3, 1), (0.0, 3, 1), (1.5, 40, 7), (1.5, 40, 7),
+    ]  # fmt: skip
