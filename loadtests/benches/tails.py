@@ -32,6 +32,7 @@ from loadtests.benches.runner import (
 from loadtests.benches.tails_trials import (
     BATCHES,
     KINDS,
+    StallingKind,
     TailTrial,
     extra_work,
     percentile_of,
@@ -46,11 +47,16 @@ OFF = "off"
 def runs(options: Options) -> Iterator[BenchRun]:
     for name in options.kinds:
         kind = KINDS[name]
-        with serving(kind) as server:
-            for repeat, mode in in_turn(list(kind.modes), options.repeats):
+        with serving(kind, modes_of(kind, options)) as server:
+            for repeat, mode in in_turn(modes_of(kind, options), options.repeats):
                 trial = server.play(mode, options.load, options.seconds, repeat)
                 tell(f"{name}, {mode}", trial)
                 yield BenchRun(mode, trial, name)
+
+
+def modes_of(kind: StallingKind, options: Options) -> list[str]:
+    """Those that are asked for; of a kind that has none of them, all."""
+    return [mode for mode in kind.modes if mode in options.modes] or list(kind.modes)
 
 
 def tell(what: str, trial: TailTrial) -> None:
@@ -87,13 +93,14 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     for name in options.kinds:
         kind = KINDS[name]
         caption = f"{name}, {kind.rate(options.load):.0f} requests/s, {options.load:.0%} busy"
-        yield table(caption, COLUMNS, {mode: done.of(mode, name) for mode in kind.modes})
+        rows = {mode: done.of(mode, name) for mode in modes_of(kind, options)}
+        yield table(caption, COLUMNS, rows)
 
 
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     if BATCHES.name in options.kinds:
-        for mode in BATCHES.modes:
-            if mode != OFF:
+        for mode in modes_of(BATCHES, options):
+            if mode != OFF and OFF in options.modes:
                 yield from copy_bars(done, mode)
     yield at_most("requests that failed", done.total("failed"), 0)
 
@@ -113,9 +120,10 @@ BENCH = Bench(
     title="What a stall costs callers, and what sparing them costs",
     options={
         "seconds": Option(25.0, "a run (%(default)s)"),
-        "repeats": Option(3, "of every mode"),
+        "repeats": Option(2, "of every mode"),
         "load": Option(0.45, "share of the replicas' time (%(default)s)"),
         "kinds": Option(list(KINDS), choices=KINDS),
+        "modes": Option(list(BATCHES.modes), choices=BATCHES.modes),
     },
     measure=runs,
     tables=tables,

@@ -54,8 +54,8 @@ class StallingKind:
         """Requests a second that keep the replicas busy for that share of their time."""
         return load * REPLICAS / self.work_s
 
-    def server(self) -> Settings:
-        models = {mode: {**self.settings, **own} for mode, own in self.modes.items()}
+    def server(self, modes: Sequence[str]) -> Settings:
+        models = {mode: {**self.settings, **self.modes[mode]} for mode in modes}
         return {"models": models, "gateway": {"replicas": GATEWAYS}}
 
 
@@ -171,9 +171,9 @@ class TailServer:
 
 
 @contextmanager
-def serving(kind: StallingKind) -> Iterator[TailServer]:
+def serving(kind: StallingKind, modes: Sequence[str]) -> Iterator[TailServer]:
     name = f"tails-{kind.name}"
-    with headrace(kind.server(), name=name) as running:
+    with headrace(kind.server(modes), name=name) as running:
         gateway = yaml.safe_load((SETTINGS_DIR / f"{name}.yaml").read_text())["gateway"]
         yield TailServer(kind, running.url, gateway["metrics_port"])
 

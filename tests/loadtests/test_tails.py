@@ -10,7 +10,7 @@ import pytest
 from deployments.settings.tree import Settings
 from loadtests.benches.metrics_page import parse
 from loadtests.benches.runner import BenchRun, Runs
-from loadtests.benches.tails import BENCH
+from loadtests.benches.tails import BENCH, modes_of
 from loadtests.benches.tails_trials import (
     BATCHES,
     KINDS,
@@ -78,7 +78,7 @@ def test_extra_work_is_what_ran_in_vain_of_what_answered():
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_servers_of_every_kind_have_settings_that_are_valid(kind: StallingKind):
-    models = Settings.model_validate(kind.server()).models
+    models = Settings.model_validate(kind.server(list(kind.modes))).models
     assert list(models) == list(kind.modes)
     assert all(model.replicas.initial == REPLICAS for model in models.values())
 
@@ -103,3 +103,12 @@ def test_verdicts_compare_each_mode_with_none(hedged: TailTrial, held: list[bool
     done = Runs(BenchRun(mode, each, "batches") for mode, each in runs)
     report = BENCH.report(done, BENCH.parser().parse_args(["--kinds", "batches"]))
     assert [verdict.held for verdict in report.verdicts] == [*held, True, True, True, False]
+
+
+def test_modes_that_are_not_asked_for_are_neither_served_nor_judged():
+    options = BENCH.parser().parse_args(["--modes", "off", "hedge"])
+    assert modes_of(BATCHES, options) == ["off", "hedge"]
+    assert modes_of(STREAMS, options) == list(STREAMS.modes)
+    done = Runs(BenchRun(mode, trial(20.0, 300.0), "batches") for mode in ("off", "hedge"))
+    claims = [verdict.claim for verdict in BENCH.report(done, options).verdicts]
+    assert [claim.split(":")[0] for claim in claims] == ["hedge"] * 3 + ["requests that failed"]
