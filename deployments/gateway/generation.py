@@ -296,4 +296,12 @@ def _generated(
     tpot_s = None
     if tokens.output > 1:
         tpot_s = (pending.last_at - pending.first_at) / (tokens.output - 1)
-    return Generated(tokens, ttft_s, tpot_s, pending.prompt.streams, selection.promise)
+    return Generated(
+        tokens,
+        ttft_s,
+        tpot_s,
+        pending.prompt.streams,
+        selection.promise,
+        pending.replica_id,
+        pending.repeats,
+    )

@@ -48,13 +48,16 @@ _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 class Generated:
     """What a request to generate has had when it ended. `ttft_s`: from its headers' arrival to its
     first token at this gateway, None where none came; `tpot_s`: between further ones, None of fewer
-    than two; both are the client's own only of one that `streams`."""
+    than two; both are the client's own only of one that `streams`. `replica_id`: where it ran last;
+    `repeats`: runs before that one, which were lost or failed."""
 
     tokens: Tokens
     ttft_s: float | None
     tpot_s: float | None
     streams: bool
     promise: Scheduling
+    replica_id: str = ""
+    repeats: int = 0
 
     def kept(self, total_s: float) -> bool:
         """Whether both promises were: the first token in time and the others at their pace. Of an

@@ -188,9 +188,7 @@ class GatewayTelemetry:
             "headrace.request_id": context.exchange.request_id.decode("latin-1"),
         }
         if context.generated is not None:
-            tokens = context.generated.tokens
-            attributes["gen_ai.usage.input_tokens"] = tokens.input
-            attributes["gen_ai.usage.output_tokens"] = tokens.output
+            attributes |= _run_attributes(context.generated)
         name = f"{context.exchange.method} {context.protocol}"
         failed = context.reason if context.status >= 500 else ""
         self._tracing.finish_request(
@@ -284,6 +282,17 @@ def _spans(context: RequestContext) -> list[tuple[str, float]]:
     if context.ran:
         named += [("queue", context.queue_wait_s), ("service", context.service_s)]
     return named + [(n, stages[n]) for n in ("reply",) if n in stages]
+
+
+def _run_attributes(generated: Generated) -> dict[str, str | int]:
+    """What a batch's own span says of it, and a request that generates has none."""
+    return {
+        "gen_ai.usage.input_tokens": generated.tokens.input,
+        "gen_ai.usage.output_tokens": generated.tokens.output,
+        "headrace.cached_tokens": generated.tokens.cached,
+        "headrace.replica": generated.replica_id,
+        "headrace.repeats": generated.repeats,
+    }
 
 
 def _token_spans(context: RequestContext, generated: Generated) -> list[tuple[str, float]]:

@@ -79,6 +79,29 @@ async def test_a_chat_has_its_first_token_and_its_stream_and_no_batch(
     assert request.attributes is not None
     assert request.attributes["gen_ai.usage.input_tokens"] == 10
     assert request.attributes["gen_ai.usage.output_tokens"] == 3
+    assert request.attributes["headrace.cached_tokens"] == 4
+    assert request.attributes["headrace.replica"] == asked.replica_id
+    assert request.attributes["headrace.repeats"] == 0
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["the engine fails", "the replica dies"])
+async def test_a_chat_that_ran_again_says_so_and_where_it_ran_last(
+    stand: Stand, exporter: InMemorySpanExporter, description: Describe, fails: bool
+) -> None:
+    engines = add(stand, description, replicas=2)
+    client = Client(stand, CHAT, chat())
+    first = await engines.until_begun(1)
+    if fails:
+        engines.say(first.lease_id, end=StreamEnd.FAILED)
+    else:
+        engines.kill(first.replica_id)
+    second = await engines.until_begun(2)
+    engines.say(second.lease_id, b"{}", tokens=(10, 0, 3), end=StreamEnd.DONE)
+    await client.end()
+    attributes = named(exporter, "POST chat").attributes
+    assert attributes is not None
+    assert attributes["headrace.replica"] == second.replica_id != first.replica_id
+    assert attributes["headrace.repeats"] == 1
 
 
 async def test_a_refused_request_has_only_the_stages_it_came_through(
