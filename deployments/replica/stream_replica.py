@@ -20,7 +20,7 @@ from runtimes import catalog
 from runtimes.stream_profiling import measure
 from runtimes.types import StreamRuntime
 
-_ROOM = 2  # requests taken for each that the engine runs at once: the others wait for their turn
+_ROOM = 8  # gateways, each of which may send as many requests as the engine runs at once
 
 
 class StreamReplica(ModelReplica):
