@@ -58,7 +58,8 @@ class Engine:
 
 
 class Engines:
-    """`refusal`: what becomes of the next request."""
+    """`refusal`: what becomes of the next request. `others`: requests of other gateways that each
+    replica says it has."""
 
     listener: ChannelListener
 
@@ -71,6 +72,7 @@ class Engines:
         self.deaf: set[str] = set()
         self.refusal: Refusal | None = None
         self.load = EngineLoad()
+        self.others = 0
         self._listed: list[str] = []
 
     def engine(self, replica_id: str) -> Engine:
@@ -144,7 +146,8 @@ class Engines:
             if piece.end is not None:
                 del engine.calls[piece.lease_id]
         held = len(engine.calls)
-        message = StepMessage(pieces, held, engine.seen, held, self.load, shares)
+        inflight = held + self.others
+        message = StepMessage(pieces, held, engine.seen, inflight, self.load, shares)
         self._say(replica_id, Kind.STEPS, 0, *encode_steps(message))
 
     def garble(self, replica_id: str) -> None:

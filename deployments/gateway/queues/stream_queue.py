@@ -48,6 +48,8 @@ from routers.policies.suspects import MOST_RUNS
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
+_WAIT_SHARED = 2  # times what an engine runs at once, sent to a replica that others use too
+_SHARED_S = 10.0  # for which it counts as such after others were seen there
 _PRICED_EVERY_S = 1.0  # what a token is worth is read from a snapshot of everything
 _REPORT_TOKENS = 16  # how often the dispatcher hears of a run: a step of it costs 10 to 30 us
 
@@ -76,6 +78,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self.output_tokens = 0
         self.crashes = CrashRecords(terms.crashes)
         self.permits = SuspectPermits()
+        self._shares = False
+        self._shared_at = -inf
         self._priced_at = -inf
         self._token_prices = 0.0, 0.0
 
@@ -151,9 +155,18 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]
-        return Replica(
-            replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, shape.max_sequences, group
-        )
+        most = shape.max_sequences * (_WAIT_SHARED if self._shares else 1)
+        return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
+
+    def _look_for_others(self, report: Report, now: float) -> None:
+        """Beside other gateways' requests ours wait for their turn at the replica: those that wait
+        here have none."""
+        if report.inflight > report.held:
+            self._shared_at = now
+        shares = now - self._shared_at <= _SHARED_S
+        if shares is not self._shares:
+            self._shares = shares
+            self.links_changed()
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
         """Before what ran there runs again elsewhere."""
@@ -242,7 +255,9 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             end = self._answered(pending, piece, how)
         else:
             self._unanswered(pending)
-        self._step(Closed(run.lease.lease_id, end, report), clock())
+        now = clock()
+        self._step(Closed(run.lease.lease_id, end, report), now)
+        self._look_for_others(report, now)
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:

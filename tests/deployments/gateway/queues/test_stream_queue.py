@@ -14,6 +14,7 @@ from stream_bench import SHAPE, bench, read
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import Piece, Shares, StreamEnd
 from deployments.contract.description import ModelDescription
+from deployments.gateway.queues import stream_queue
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import (
     MOST_UNREAD_BYTES,
@@ -356,3 +357,28 @@ async def test_what_other_gateways_were_served_is_charged_with_the_next_end(
         b.engines.say(second.lease_id, b"x", tokens=(10, 0, 50), end=StreamEnd.DONE)
         await read(pending[1])
         assert start() == pytest.approx(before + 1000.0, rel=0.01)
+
+
+async def test_beside_other_gateways_as_many_again_wait_at_the_replica(
+    description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends_one() -> None:
+        asked = next(a for a in b.engines.begun if a.lease_id in b.engines.engine("r0").calls)
+        b.engines.say(asked.lease_id, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+
+    most = SHAPE.max_sequences
+    async with bench(description) as b:
+        pending = [b.submit(tokens=1) for _ in range(4 * most)]
+        await b.begun(most)
+        b.engines.others = 1
+        await ends_one()
+        await b.begun(2 * most + 1)
+        assert b.engines.running == 2 * most
+        b.engines.others = 0
+        monkeypatch.setattr(stream_queue, "_SHARED_S", -1.0)  # it was long ago
+        for _ in range(most + 1):
+            await ends_one()
+            await until(lambda: not b.queue.calls.count or b.engines.running <= 2 * most)
+        await until(lambda: b.engines.running == most)
+        for each in pending:
+            b.queue.cancel(each)

@@ -30,6 +30,7 @@ from runtimes.types import Ask, Chunk, EngineLoad
 Describe = Callable[..., ModelDescription]
 SHAPE = Generating(context_tokens=100, cache_tokens=1000, max_sequences=16)
 WEIGHTS = {"gold": 4.0, "bronze": 1.0}
+_REFILL_TURNS = 40  # of the loop, in which gateways send what takes the place of what has ended
 PROMPT, OUTPUT = 10, {"gold": 10, "bronze": 10}
 
 
@@ -58,7 +59,7 @@ class Gateways:
 
     def __init__(self, description: ModelDescription, engine: Stepped) -> None:
         self.engine = engine
-        self.core = StreamCore(engine, 2 * SHAPE.max_sequences, SHAPE.max_sequences)  # type: ignore[arg-type]
+        self.core = StreamCore(engine, 8 * SHAPE.max_sequences, SHAPE.max_sequences)  # type: ignore[arg-type]
         self.terms = terms(description)
         self.queues = [self._gateway(description, name) for name in ("g0", "g1")]
         self.submitted: list[object] = []
@@ -83,6 +84,19 @@ class Gateways:
         for ended in range(1, count + 1):
             self.engine.ends.popleft().set()
             await until(lambda so_far=ended: len(self.engine.began) >= before + so_far)
+        return Counter(self.engine.began[before:])
+
+    async def serve_together(self, count: int) -> Counter[str]:
+        """All that run at once, so many times; who began meanwhile."""
+        before = len(self.engine.began)
+        for _ in range(count):
+            running = len(self.engine.ends)
+            began = len(self.engine.began)
+            for _ in range(running):
+                self.engine.ends.popleft().set()
+            await until(lambda least=began + running: len(self.engine.began) >= least)
+            for _ in range(_REFILL_TURNS):
+                await asyncio.sleep(0)
         return Counter(self.engine.began[before:])
 
     async def close(self) -> None:
@@ -119,6 +133,17 @@ async def shares(
 
 async def test_tenants_at_a_gateway_each_share_by_weight(generating: ModelDescription) -> None:
     found = await shares(generating, (["gold"], ["bronze"]))
+    assert found["gold"] / found["bronze"] == pytest.approx(4.0, rel=0.15)
+
+
+async def test_shares_hold_where_all_that_run_end_together(generating: ModelDescription) -> None:
+    gateways = Gateways(generating, Stepped(OUTPUT))
+    gateways.submit(0, ["gold"], 500)
+    gateways.submit(1, ["bronze"], 500)
+    await until(lambda: len(gateways.engine.began) == SHAPE.max_sequences)
+    await gateways.serve_together(12)
+    found = await gateways.serve_together(15)
+    await gateways.close()
     assert found["gold"] / found["bronze"] == pytest.approx(4.0, rel=0.15)
 
 
