@@ -31,6 +31,10 @@ class StoredDescription:
     version: str = ""
 
 
+# Made once, here: two threads that look at a type for the first time at once crash msgspec 0.22.
+_decode = msgspec.msgpack.Decoder(StoredDescription).decode
+
+
 def put(model: str, group: str, stored: StoredDescription) -> None:
     """Raises what Ray raises where the store does not answer."""
     cluster_store.put(_key(model, group), encode(stored))
@@ -53,7 +57,7 @@ def encode(stored: StoredDescription) -> bytes:
 
 def decode(data: bytes, settings: str) -> StoredDescription | None:
     try:
-        stored = msgspec.msgpack.decode(data, type=StoredDescription)
+        stored = _decode(data)
     except msgspec.MsgspecError as wrong:
         logger.warning("what was stored of a model is of another version: %s", wrong)
         return None

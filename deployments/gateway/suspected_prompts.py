@@ -65,6 +65,8 @@ async def _acquired(exchange: Exchange, permits: SuspectPermits, limit_s: float)
     try:
         return await unless_left(exchange, waits, left)
     except asyncio.CancelledError:
+        if waits.done() and not waits.cancelled():
+            waits.result().release()  # it came when nobody was left to use it
         own = asyncio.current_task()
         if own is not None and own.cancelling():
             raise

@@ -87,13 +87,13 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
         end_stream(state, lease, end, report.tokens, now)
         engine = replica.group.engine
         replica.group.most_streams = inf if engine is None else engine.most_leases
+    other = lease.copy or lease.copy_of
     if end is LeaseEnd.DONE:
         _answered(state, lease, event, now, actions)
     else:
-        other = lease.copy or lease.copy_of
         _failed(state, lease, event, now, actions)
-        if other is not None and other.is_suspended:
-            move_rows(state, other, now, actions, ran=True)
+    if other is not None and other.is_suspended:
+        move_rows(state, other, now, actions, ran=True)  # what has no answer yet
     if report.served:
         served_s = sum(seconds for _, _, seconds in report.served)
         state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)

@@ -234,7 +234,8 @@ class RequestTable:
             if not row.tracked.open:
                 continue
             row.losses += 1
-            if may_run_after_failure(row, now):
+            may_wait = not (self.is_closed or is_over(row.tracked.request, self.settings, now))
+            if may_wait and may_run_after_failure(row, now):
                 row.failed, row.retried, row.avoid = True, True, lease.replica_id
                 self.put_back([row], now, actions)
             else:

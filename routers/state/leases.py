@@ -122,11 +122,11 @@ def win(lease: Lease, failed: Sequence[int], actions: list[Action]) -> tuple[lis
     """It was answered but for the rows at the positions `failed`: its members that were, which now
     stand in no lease, and those that failed and stand in no other. What failed and runs elsewhere
     too is left to the other lease."""
-    lost = {lease.batch.rows[at] for at in failed}
+    without = {lease.batch.rows[at] for at in failed}
     answered, stranded = [], []
     for row in lease.members():
         other = row.copy if row.lease is lease else row.lease
-        if row in lost:
+        if row in without:
             row.lease, row.copy = other, None
             if other is None:
                 stranded.append(row)

@@ -113,6 +113,13 @@ def test_a_loss_and_a_failure_are_two_runs_and_a_third_is_the_last(start, ends):
     assert core.close(lease, failed=(0,)) == [Evict(1, Reason.FAILED)]
 
 
+def test_what_may_wait_no_longer_is_told_that_the_model_failed(start):
+    core = start(max_size=1, hedge=OFF, late="refuse")
+    core.arrive(1, slo_s=1.0)
+    (lease,) = core.replicas("a")
+    assert core.close(lease, at=2.0, failed=(0,)) == [Evict(1, Reason.FAILED)]
+
+
 # ---- while a copy runs --------------------------------------------------------------------------
 
 

@@ -338,6 +338,16 @@ def test_rows_in_a_copy_elsewhere_are_not_moved_until_that_fails(start):
     assert seen(core).moved_rows == 1
 
 
+def test_a_row_that_failed_in_its_copy_does_not_wait_for_a_silent_replica(start):
+    hedge = HedgeParameters(fixed_delay_s=0.02, budget=10.0)
+    core = pool(start, "a", "b", "c", hedge=hedge)
+    core.arrive(1)
+    (copy,) = sent(until_suspended(core))
+    (moved,) = sent(core.close(copy, failed=(0,)))
+    assert moved.rows == ((1, 0),)
+    assert seen(core).moved_rows == 1
+
+
 def test_the_flow_pays_once_for_what_was_moved(start):
     core, lease, actions = silent(start, "a", "b")
     core.close(sent(actions)[0], service_s=TAKES_S)

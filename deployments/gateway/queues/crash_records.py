@@ -152,7 +152,7 @@ class CrashRecords:
         """What other gateways are to hear: at most so many inputs, the newest, and tenants."""
         known = [(r.until, key) for key, r in self._rows.items() if _is_told(r, now)]
         inputs = [self._as_told(key, now) for _, key in nlargest(most, known)]
-        tenants = list(self._spent)[-most:]
+        tenants = list(self._spent)[-most:] if most else []
         left = {tenant: [t - now for t in self._spent[tenant] if t > now] for tenant in tenants}
         return CrashReport(tuple(inputs), {t: tuple(s) for t, s in left.items() if s})
 
@@ -230,8 +230,10 @@ class CrashRecords:
         return CrashedInput(key, replicas, record.until - now, record.convicted)
 
     def _charge(self, tenant: str, replicas: int, now: float) -> None:
-        spent = self._spent.setdefault(tenant, deque(maxlen=max(1, self.terms.tenant_budget)))
+        spent = self._spent.setdefault(tenant, deque())
         spent.extend([now + self.terms.refuse_s] * replicas)
+        while len(spent) > max(1, self.terms.tenant_budget):
+            spent.popleft()
         self._spent.move_to_end(tenant)
         if len(self._spent) > _MOST_TENANTS:
             self._spent.popitem(last=False)

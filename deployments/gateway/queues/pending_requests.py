@@ -171,6 +171,7 @@ class PendingStreamRequest:
         if piece.output_tokens > self.tokens.output:
             if self.permit is not None:
                 self.permit.release()
+                self.permit = None
             self.first_at, self.last_at = self.first_at or now, now
         self.tokens = Tokens(piece.input_tokens, piece.cached_tokens, piece.output_tokens)
         self.service_s = piece.service_s

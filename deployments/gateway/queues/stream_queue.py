@@ -244,7 +244,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
         how = piece.end or StreamEnd.DONE
         end, pending = _END[how], run.pending
-        if self.crashes and how in (StreamEnd.DONE, StreamEnd.FAILED):
+        if self.crashes and how is StreamEnd.DONE:
             self.crashes.acquit(pending.prompt.fingerprint)
         if not self._is_live(run):
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end  # nobody waited for it any more
