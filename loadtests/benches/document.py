@@ -37,8 +37,10 @@ ORDER = (
     "scale_to_zero",
     "scaling_churn",
     "model_changes",
+    "endurance",
 )
-APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
+# These need `make compare`, `make vllm`, to be root, or an hour.
+APART = ("compare", "generation", "nodes", "endurance")
 # In virtual time; these import the core, and so live with its tests.
 SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # of namespaces, which live with the cluster's tests

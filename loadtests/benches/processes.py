@@ -31,6 +31,7 @@ ROLES = tuple(
         ("haproxy manager", r"HAProxyManager"),
         ("proxy", r"ProxyActor"),
         ("registry", r"RegistryActor"),
+        ("autoscaler", r"ray::AutoscalerActor"),
         ("idle worker", r"ray::IDLE"),
         ("gcs", r"gcs_server"),
         ("dashboard", r"dashboard|RuntimeEnvAgent"),

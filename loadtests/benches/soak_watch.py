@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def sample(running: RunningServer, at_s: float) -> SoakSample:
     rss = {f"{each.role} {each.pid}": each.rss_bytes for each in running.usage()}
     try:
         page = metrics_page.fetch(running.url)
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         page = []
     present = {line.name for line in page}
     levels = {name: metrics_page.total(page, name) for name in LEVELS if name in present}

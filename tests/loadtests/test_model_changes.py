@@ -2,22 +2,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from math import inf
 
 import httpx
 import pytest
 
-from loadtests.benches import model_changes
-from loadtests.benches.model_changes import (
+from loadtests.benches import changing_model
+from loadtests.benches.changing_model import (
     BAD,
     GOOD,
+    MODEL,
     Callers,
-    Changes,
-    KindOfChange,
-    bars,
+    MadeChange,
     kind_of,
-    settings,
-    tables,
+    version,
 )
+from loadtests.benches.model_changes import Changes, bars, tables
+from loadtests.benches.request_log import LoggedRequest
 from loadtests.benches.runner import BenchRun, Runs
 
 
@@ -29,31 +30,37 @@ def test_every_third_version_is_good_and_the_others_take_turns():
 
 
 def test_no_version_is_the_one_before():
-    versions = [settings(change) for change in range(28)]
+    versions = [version(change) for change in range(28)]
     assert all(before != after for before, after in itertools.pairwise(versions))
-    good = [settings(change) for change in range(0, 28, 3)]
+    good = [version(change) for change in range(0, 28, 3)]
     assert all(before != after for before, after in itertools.pairwise(good))
 
 
 def test_a_version_that_cannot_be_loaded_names_a_file_that_is_there_and_no_graph():
-    model = settings(1)["models"][model_changes.MODEL]
-    assert (model["runtime"], model["source"]) == ("onnxruntime", model_changes.RUBBISH)
+    model = version(1)
+    assert (model["runtime"], model["source"]) == ("onnxruntime", changing_model.RUBBISH)
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "failed"), [(200, 6.0, 0), (200, 5.0, 1), (503, 6.0, 1)]
+    ("status", "answer", "headers", "failed", "refused"),
+    [
+        (200, 6.0, {}, False, False),
+        (200, 5.0, {}, True, False),
+        (503, 6.0, {}, True, False),
+        (503, 6.0, {"retry-after": "1"}, True, True),
+    ],
 )
-async def test_only_the_right_answer_counts(status, answer, failed):
-    found = Changes()
-    callers = Callers("http://here", found)
-    reply = httpx.Response(status, json={"outputs": [{"data": [answer]}]})
+async def test_only_the_right_answer_counts(status, answer, headers, failed, refused):
+    told = []
+    callers = Callers("http://here", told.append)
+    reply = httpx.Response(status, json={"outputs": [{"data": [answer]}]}, headers=headers)
     async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: reply)) as http:
         await callers._ask(http)
-    assert (found.asked, len(found.failures)) == (1, failed)
+    assert [(bool(each.why), each.refused) for each in told] == [(failed, refused)]
 
 
 async def test_callers_ask_on_whether_answers_come_or_not(monkeypatch):
-    callers = Callers("http://here", Changes())
+    callers = Callers("http://here", lambda _: None)
     asked, let_go = [], asyncio.Event()
 
     async def ask(http: httpx.AsyncClient) -> None:
@@ -68,15 +75,30 @@ async def test_callers_ask_on_whether_answers_come_or_not(monkeypatch):
     assert len(asked) == 3
 
 
+def test_answers_count_as_slow_by_a_change_when_they_began_before_it_ended():
+    found = Changes()
+    found.told(LoggedRequest(MODEL, 0.0, 1.0))
+    found.changed_until_s = inf
+    found.told(LoggedRequest(MODEL, 2.0, 5.0))
+    found.changed_until_s = 6.0
+    found.told(LoggedRequest(MODEL, 5.5, 9.5, "503"))
+    found.told(LoggedRequest(MODEL, 6.5, 7.0))
+    assert (found.quiet_s, found.longest_s, found.failures) == (1.0, 4.0, ["503"])
+
+
+def made(number: int, ended: bool) -> MadeChange:
+    return MadeChange(number, kind_of(number), 0.0, 1.0, ended, "")
+
+
 def test_what_was_not_done_breaks_its_promise():
-    kinds = {GOOD: KindOfChange(3, [1.0, 2.0]), "slow": KindOfChange(2, [1.0, 2.0])}
-    found = Changes(kinds, asked=5, failures=["503"])
+    changes = [made(3, True), made(6, True), made(9, False), made(1, True), made(7, True)]
+    found = Changes(changes, asked=5, failures=["503"])
     done = Runs((BenchRun("changes", found),))
     verdicts = list(bars(done, object()))
     assert [each.held for each in verdicts] == [False, False, True]
 
 
 def test_a_kind_that_never_ended_well_has_no_time():
-    found = Changes({"slow": KindOfChange(2, [])}, asked=1)
+    found = Changes([made(4, False)], asked=1)
     kinds, _ = tables(Runs((BenchRun("changes", found),)), object())
     assert str(kinds.rows[0][3]) == "nan"

@@ -1,0 +1,239 @@
+"""Bench: everything at once at 60 % load for an hour, while processes are killed one by one.
+
+`python -m loadtests.benches.endurance --minutes 60`: `loadtests.benches.endurance_run` says what
+asks, changes and strikes. The ragged model and the one that streams get `--load` of what they can
+do, the one that changes half.
+
+Promises: nothing is lost but what was under way at what died; no answer is wrong; good changes are
+made (a fault may take one with it) and bad ones always taken back; what died comes back; nothing is
+held when all has ended; memory is flat within 5 % over the last two thirds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from math import inf
+from statistics import median
+from typing import Any
+
+from loadtests.benches.changing_model import GOOD, by_kind, table_of_changes, undecided
+from loadtests.benches.endurance_run import Endured, endured
+from loadtests.benches.memory_growth import RAYS, MemoryGrowth, at_same_age, lived, whole
+from loadtests.benches.request_log import ANYBODY, LoggedRequest, beyond, by_fault
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
+from loadtests.benches.soak import faults as wrong_errors
+from loadtests.benches.soak_watch import LEVELS, peak
+from loadtests.results.report_table import BenchVerdict, Table, at_most
+
+MOST_GROWTH = 0.05
+MOST_GAP_S = 2.0
+DRIFT = "headrace_accounting_drift"
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    yield BenchRun("endured", endured(options))
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    (found,) = done.results
+    yield table_of_callers(found)
+    yield table_of_faults(found)
+    yield table_of_changes(by_kind(found.changes))
+    if found.ragged:
+        outcomes = tuple(sorted(found.ragged.mischief.items()))
+        yield Table("Those that misbehaved", ("outcome", "requests"), outcomes)
+    rows = tuple(
+        (name, peak(found.samples, name), sum(each.get(name, 0) for each in found.levels.values()))
+        for name in LEVELS
+    )
+    yield Table("Held", ("level", "peak at a gateway", "at all when nobody asked"), rows)
+    yield from tables_of_memory(found)
+
+
+def table_of_callers(found: Endured) -> Table:
+    outside = Counter(each.caller for each in beyond(found.log.lost, found.faults))
+    rows = tuple(
+        (
+            name,
+            counts["answered"],
+            counts["refused"],
+            counts["lost"],
+            outside[name],
+            found.log.longest_s.get(name, 0.0),
+            found.log.gaps.get(name, (0.0, 0.0))[0],
+        )
+        for name, counts in sorted(found.log.counts.items())
+    )
+    headers = (
+        "model", "answered", "refused", "lost", "of these more than a fault promises",
+        "longest answer s", "longest time without an answer s",
+    )  # fmt: skip
+    return Table("What became of requests", headers, rows)
+
+
+def table_of_faults(found: Endured) -> Table:
+    failed = by_fault(found.log.failed, found.faults)
+    rows = tuple(
+        (
+            str(each.fault),
+            (each.at_s - found.started_s) / 60,
+            sum(not request.refused for request in failed.get(index, ())),
+            len(beyond(_lost(failed.get(index, ())), found.faults)),
+            sum(request.refused for request in failed.get(index, ())),
+            each.gone_s - each.at_s,
+            each.back_s,
+        )
+        for index, each in enumerate(found.faults)
+    )
+    headers = (
+        "fault", "at min", "lost", "more than it promises", "refused", "gone, or on, after s",
+        "all back after s",
+    )  # fmt: skip
+    return Table("Faults, and what was lost and refused until the next", headers, rows)
+
+
+def _lost(failed: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    return [each for each in failed if not each.refused]
+
+
+def tables_of_memory(found: Endured) -> Iterator[Table]:
+    grown = [*lived(found.samples), whole(found.samples)] if found.samples else []
+    rows = tuple((each.name, each.began_mib, f"{each.share:+.1%}") for each in grown)
+    headers = ("process", "MiB, a third in", "grown by, in the last two thirds")
+    yield Table("Memory of what lived throughout", headers, rows)
+    same = {role: mib for role, mib in at_same_age(found.samples).items() if len(mib) > 1}
+    halves = tuple(
+        (role, len(mib), median(mib[: len(mib) // 2]), median(mib[len(mib) // 2 :]))
+        for role, mib in sorted(same.items())
+    )
+    yield Table(
+        "Memory of what was started meanwhile, a minute old (medians)",
+        ("process", "number", "the first half MiB", "the second half MiB"),
+        halves,
+    )
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    (found,) = done.results
+    log = found.log
+    outside = beyond(log.lost, found.faults)
+    yield at_most("requests lost beyond what was under way at what died", len(outside), 0)
+    wrong = sum("wrong" in each.why or each.why.startswith("200") for each in log.lost)
+    yield at_most("answers that were wrong", wrong, 0)
+    bad = sum(wrong_errors(found.ragged).values()) if found.ragged else 0
+    yield at_most("malformed requests answered 500, 501 or 502", bad, 0)
+    yield at_most("longest time without an answer to anybody", _gap_s(found), MOST_GAP_S, " s")
+    away = [str(each.fault) for each in found.faults if each.back_s == inf]
+    yield BenchVerdict("what died came back", ", ".join(away) or "all of it", not away)
+    calm = [each for each in found.changes if not found.struck_during(each)]
+    yield at_most("good changes not made, no fault about", undecided(calm, good=True), 0)
+    yield at_most("bad changes not taken back", undecided(found.changes, good=False), 0)
+    yield from bars_of_levels(found)
+    yield from bars_of_memory(found)
+
+
+def _gap_s(found: Endured) -> float:
+    return found.log.gaps.get(ANYBODY, (inf, 0.0))[0]
+
+
+def bars_of_levels(found: Endured) -> Iterator[BenchVerdict]:
+    held = {
+        f"{name} at {gateway}": value
+        for gateway, levels in found.levels.items()
+        for name, value in levels.items()
+        if value
+    }
+    said = ", ".join(f"{name}: {value:g}" for name, value in held.items())
+    yield BenchVerdict(
+        "nothing is held at the end", said or "nothing", bool(found.levels) and not held
+    )
+    drift = max((abs(each.levels.get(DRIFT, 0.0)) for each in found.samples), default=inf)
+    yield at_most("accounted − actual, at any time", drift, 0)
+
+
+def bars_of_memory(found: Endured) -> Iterator[BenchVerdict]:
+    if not found.samples:
+        return
+    grown = lived(found.samples)
+    ours = [each for each in grown if each.role not in RAYS]
+    yield _flat("memory of our processes that lived throughout", ours)
+    yield _flat("memory of Ray's own", [each for each in grown if each.role in RAYS])
+    yield _flat("memory of all together", [whole(found.samples)])
+
+
+def _flat(what: str, grown: Sequence[MemoryGrowth]) -> BenchVerdict:
+    most = max(grown, key=lambda each: each.share, default=None)
+    said = f"{most.share:+.1%} ({most.name})" if most else "none lived"
+    held = most is not None and most.share <= MOST_GROWTH
+    return BenchVerdict(f"{what}: grown by at most {MOST_GROWTH:.0%}", said, held)
+
+
+def notes(done: Runs, options: Options) -> Iterator[str]:
+    (found,) = done.results
+    met = sum(bool(found.struck_during(each)) for each in found.changes)
+    yield (
+        f"{len(found.faults)} faults, every process by SIGKILL, SIGTERM and SIGSTOP in random "
+        f"order (seed {options.seed}); {len(found.changes)} changes, of which {met} met a fault."
+    )
+    yield (
+        f"The ragged model was asked for {options.load * found.capacity:.0f} of the "
+        f"{found.capacity:.0f} requests/s that a closed loop got."
+    )
+    for each in found.changes:
+        if not each.ended and each.kind == GOOD:
+            faults = ", ".join(str(met.fault) for met in found.struck_during(each))
+            yield f"A good change that was not made ({faults or 'no fault'}): {each.said[-200:]}"
+    for why, number in Counter(each.why[:120] for each in found.log.lost).most_common(12):
+        yield f"Lost: {number} × {why}"
+
+
+def record(found: Endured) -> dict[str, Any]:
+    """Times are seconds since the start."""
+    start = found.started_s
+    return {
+        "faults": [
+            [str(f.fault), f.at_s - start, f.gone_s - start, f.back_s] for f in found.faults
+        ],
+        "not_struck": found.not_struck,
+        "changes": [
+            {**asdict(each), "began_s": each.began_s - start, "ended_s": each.ended_s - start}
+            for each in found.changes
+        ],
+        "failed": [
+            [each.caller, each.began_s - start, each.ended_s - start, each.refused, each.why]
+            for each in found.log.failed
+        ],
+        "gaps": {who: [gap, at - start] for who, (gap, at) in found.log.gaps.items()},
+        "ragged": found.ragged.summary() if found.ragged else None,
+        "samples": [[s.at_s, s.rss_bytes, s.levels] for s in found.samples],
+        "levels": found.levels,
+    }
+
+
+BENCH = Bench(
+    name="endurance",
+    about=__doc__,
+    title=lambda options: f"Everything at once, {options.minutes:g} minutes",
+    options={
+        "minutes": Option(60.0),
+        "load": Option(0.6, "share of what models can do"),
+        "every": Option(100.0, "s from a fault to the next"),
+        "mischief": Option(0.06, "share of ragged requests that misbehave"),
+        "seed": Option(17),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=notes,
+    record=record,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())

@@ -1,0 +1,103 @@
+"""What became of every request under faults: answered, refused, or lost, and to what.
+
+A refusal says when to come again (429 or 503 with `Retry-After`); all else that is no right answer
+is lost: none, a wrong one, another error. A loss is *within what a fault promises* where the
+request was under way at what died, or where it came while nobody could connect. The longest time
+in which nobody got an answer is kept too. Times are those of `time.monotonic`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from loadtests.benches.process_faults import Injected
+
+ANYBODY = "anybody"
+CONNECT_S = 2.0  # until a killed HAProxy's port is there again
+_SLACK_S = 0.1  # between a process's end and when its callers, and we, see it
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """`why`: of one that failed or was answered wrongly; empty for a right answer. `refused`: with
+    429 or 503, and told when to come again."""
+
+    caller: str
+    began_s: float
+    ended_s: float
+    why: str = ""
+    refused: bool = False
+
+    @property
+    def took_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """counts: by caller, of `answered`, `refused` and `lost`. gaps: by caller, and for ANYBODY, the
+    longest time between two right answers, s, and when it began."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    failed: list[LoggedRequest] = field(default_factory=list)
+    gaps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    longest_s: dict[str, float] = field(default_factory=dict)
+    _last_s: dict[str, float] = field(default_factory=dict)
+
+    def note(self, request: LoggedRequest) -> None:
+        if request.why:
+            self.failed.append(request)
+            self.counts[request.caller]["refused" if request.refused else "lost"] += 1
+            return
+        self.counts[request.caller]["answered"] += 1
+        longest_s = self.longest_s.get(request.caller, 0.0)
+        self.longest_s[request.caller] = max(longest_s, request.took_s)
+        for who in (request.caller, ANYBODY):
+            self._answered(who, request.ended_s)
+
+    def ended(self, who: str, now: float) -> None:
+        """They ask no more: a gap that has begun ends here."""
+        if who in self._last_s:
+            self._answered(who, now)
+
+    def _answered(self, who: str, now: float) -> None:
+        last_s = self._last_s.get(who, now)
+        self.gaps[who] = max(self.gaps.get(who, (0.0, 0.0)), (now - last_s, last_s))
+        self._last_s[who] = now
+
+    @property
+    def lost(self) -> list[LoggedRequest]:
+        return [each for each in self.failed if not each.refused]
+
+    def total(self, what: str) -> int:
+        return sum(counts[what] for counts in self.counts.values())
+
+
+def promised_by(request: LoggedRequest, injected: Iterable[Injected]) -> Injected | None:
+    """The fault that this loss is within, or None."""
+    for each in injected:
+        struck = each.fault.struck
+        if request.caller not in struck.ends or not each.ends:
+            continue
+        until_s = each.gone_s + (CONNECT_S if struck.port else _SLACK_S)
+        if request.began_s <= until_s and request.ended_s >= each.at_s - _SLACK_S:
+            return each
+    return None
+
+
+def beyond(lost: Sequence[LoggedRequest], injected: Sequence[Injected]) -> list[LoggedRequest]:
+    """The losses that no fault promises."""
+    return [each for each in lost if promised_by(each, injected) is None]
+
+
+def by_fault(
+    failed: Iterable[LoggedRequest], injected: Sequence[Injected]
+) -> dict[int, list[LoggedRequest]]:
+    """By index of `injected`: what failed from that fault on until the next one, -1 before any."""
+    found: dict[int, list[LoggedRequest]] = defaultdict(list)
+    for request in failed:
+        before = sum(each.at_s <= request.ended_s + _SLACK_S for each in injected)
+        found[before - 1].append(request)
+    return found
