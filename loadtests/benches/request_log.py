@@ -16,6 +16,7 @@ from loadtests.benches.process_faults import Injected
 
 ANYBODY = "anybody"
 CONNECT_S = 2.0  # until a killed HAProxy's port is there again
+SILENCE_S = 0.2
 _SLACK_S = 0.1  # between a process's end and when its callers, and we, see it
 
 
@@ -38,11 +39,13 @@ class LoggedRequest:
 @dataclass(slots=True)
 class RequestLog:
     """counts: by caller, of `answered`, `refused` and `lost`. gaps: by caller, and for ANYBODY, the
-    longest time between two right answers, s, and when it began."""
+    longest time between two right answers, s, and when it began. silences: all of ANYBODY's from
+    SILENCE_S on, alike."""
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     failed: list[LoggedRequest] = field(default_factory=list)
     gaps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    silences: list[tuple[float, float]] = field(default_factory=list)
     longest_s: dict[str, float] = field(default_factory=dict)
     _last_s: dict[str, float] = field(default_factory=dict)
 
@@ -64,7 +67,10 @@ class RequestLog:
 
     def _answered(self, who: str, now: float) -> None:
         last_s = self._last_s.get(who, now)
-        self.gaps[who] = max(self.gaps.get(who, (0.0, 0.0)), (now - last_s, last_s))
+        gap = (now - last_s, last_s)
+        self.gaps[who] = max(self.gaps.get(who, (0.0, 0.0)), gap)
+        if who == ANYBODY and gap[0] >= SILENCE_S:
+            self.silences.append(gap)
         self._last_s[who] = now
 
     @property
@@ -90,6 +96,12 @@ def promised_by(request: LoggedRequest, injected: Iterable[Injected]) -> Injecte
 def beyond(lost: Sequence[LoggedRequest], injected: Sequence[Injected]) -> list[LoggedRequest]:
     """The losses that no fault promises."""
     return [each for each in lost if promised_by(each, injected) is None]
+
+
+def silence_s(log: RequestLog, begun_s: float, until_s: float) -> float:
+    """The longest time in which nobody got an answer, of those that overlap with these times; 0
+    where all were shorter than SILENCE_S."""
+    return max((s for s, at in log.silences if at <= until_s and at + s >= begun_s), default=0.0)
 
 
 def by_fault(

@@ -13,7 +13,14 @@ from loadtests.benches.endurance_run import ALL, STREAMS, STRUCK, Endured
 from loadtests.benches.memory_growth import at_same_age, lived, whole
 from loadtests.benches.process_faults import Injected, ProcessFault, Struck, schedule
 from loadtests.benches.ragged_load import why_not as why_not_ragged
-from loadtests.benches.request_log import ANYBODY, LoggedRequest, RequestLog, beyond, by_fault
+from loadtests.benches.request_log import (
+    ANYBODY,
+    LoggedRequest,
+    RequestLog,
+    beyond,
+    by_fault,
+    silence_s,
+)
 from loadtests.benches.runner import BenchRun, Options, Runs
 from loadtests.benches.slow_streams import StreamCallers
 from loadtests.benches.slow_streams import why_not as why_not_streamed
@@ -69,6 +76,9 @@ def test_log_tells_refused_from_lost_and_knows_the_longest_gap():
     log.note(lost(1.0, 3.0, "ragged"))
     assert log.counts["ragged"] == Counter(answered=3, refused=1, lost=1)
     assert log.gaps == {"ragged": (3.0, 2.0), "writer": (2.0, 4.0), ANYBODY: (2.0, 2.0)}
+    assert log.silences == [(1.0, 1.0), (2.0, 2.0), (1.0, 4.0)]
+    assert silence_s(log, 3.0, 3.5) == 2.0
+    assert silence_s(log, 6.0, 7.0) == 0.0
     assert [each.why for each in log.lost] == ["closed"]
 
 
@@ -208,6 +218,14 @@ def test_a_good_change_may_be_lost_to_a_fault():
     assert broken(endured()) == []
 
 
+def test_nobody_is_answered_while_haproxy_is_stopped():
+    found = endured()
+    found.log.note(LoggedRequest("ragged", 2.0, 8.0))
+    assert len(broken(found)) == 1
+    found.faults.append(Injected(ProcessFault(EDGE, signal.SIGSTOP), 2.6, 7.6, 5.0))
+    assert broken(found) == []
+
+
 def test_each_promise_is_seen_broken():
     found = endured()
     found.faults.append(Injected(ProcessFault(EDGE, signal.SIGKILL), 500.0, 501.0))
@@ -223,7 +241,7 @@ def test_each_promise_is_seen_broken():
     assert broken(found) == [
         "requests lost beyond what was under way at what died",
         "answers that were wrong",
-        "longest time without an answer to anybody",
+        "longest time without an answer to anybody, but while HAProxy was stopped",
         "what died came back",
         "good changes not made, no fault about",
         "bad changes not taken back",
