@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from math import inf
+from math import inf, nan
 from statistics import median
 from typing import Any
 
@@ -33,7 +33,7 @@ from loadtests.benches.request_log import (
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.benches.soak import faults as wrong_errors
 from loadtests.benches.soak_watch import LEVELS, peak
-from loadtests.results.report_table import BenchVerdict, Table, at_most
+from loadtests.results.report_table import BenchVerdict, Table, at_most, spread_of
 
 MOST_GROWTH = 0.05
 MOST_GAP_S = 2.0
@@ -110,11 +110,26 @@ def _lost(failed: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     return [each for each in failed if not each.refused]
 
 
+def _roles(grown: Sequence[MemoryGrowth]) -> list[str]:
+    return sorted({each.role for each in grown})
+
+
+def _least_and_most(grown: Sequence[MemoryGrowth]) -> tuple[str, str]:
+    """MiB, and by how much they have grown."""
+    shares = sorted(each.share for each in grown)
+    said = [f"{share:+.1%}" for share in (shares[0], shares[-1])]
+    return spread_of(grown, lambda each: each.began_mib), " to ".join(dict.fromkeys(said))
+
+
 def tables_of_memory(found: Endured) -> Iterator[Table]:
-    grown = [*lived(found.samples), whole(found.samples)] if found.samples else []
-    rows = tuple((each.name, each.began_mib, f"{each.share:+.1%}") for each in grown)
-    headers = ("process", "MiB, a third in", "grown by, in the last two thirds")
-    yield Table("Memory of what lived throughout", headers, rows)
+    if not found.samples:
+        return
+    grown = lived(found.samples)
+    roles = {role: [each for each in grown if each.role == role] for role in _roles(grown)}
+    rows = tuple((role, len(own), *_least_and_most(own)) for role, own in roles.items())
+    everything = ("all processes, the others too", None, *_least_and_most([whole(found.samples)]))
+    headers = ("process", "number", "MiB each, a third in", "grown by")
+    yield Table("Memory of what lived through the last two thirds", headers, (*rows, everything))
     same = {role: mib for role, mib in at_same_age(found.samples).items() if len(mib) > 1}
     halves = tuple(
         (role, len(mib), median(mib[: len(mib) // 2]), median(mib[len(mib) // 2 :]))
@@ -199,6 +214,7 @@ def notes(done: Runs, options: Options) -> Iterator[str]:
     (found,) = done.results
     met = sum(bool(found.struck_during(each)) for each in found.changes)
     refused = found.ragged.errors.get("connect", 0) if found.ragged else 0
+    late_ms = found.ragged.lag_ms(99) if found.ragged else nan
     yield (
         f"{len(found.faults)} faults, every process by SIGKILL, SIGTERM and SIGSTOP in random "
         f"order (seed {options.seed}); {len(found.changes)} changes, of which {met} met a fault."
@@ -206,13 +222,15 @@ def notes(done: Runs, options: Options) -> Iterator[str]:
     yield (
         f"The ragged model was asked for {options.load * found.capacity:.0f} of the "
         f"{found.capacity:.0f} requests/s that a closed loop got; its callers were refused "
-        f"{refused} connections, and tried again."
+        f"{refused} connections, and tried again. It sent {late_ms:.0f} ms late (p99), where it "
+        "had a connection or not."
     )
     for each in found.changes:
         if not each.ended and each.kind == GOOD:
             faults = ", ".join(str(met.fault) for met in found.struck_during(each))
             yield f"A good change that was not made ({faults or 'no fault'}): {each.said[-200:]}"
-    for why, number in Counter(each.why[:120] for each in found.log.lost).most_common(12):
+    reasons = Counter(" ".join(each.why.split())[:120] for each in found.log.lost)
+    for why, number in reasons.most_common(12):
         yield f"Lost: {number} × {why}"
 
 

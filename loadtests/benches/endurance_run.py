@@ -8,41 +8,39 @@ requests, the changes, the faults, samples of memory, and what is still held onc
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtests.benches import changing_model, metrics_page, ragged_load
 from loadtests.benches.changing_model import MadeChange
+from loadtests.benches.endurance_callers import WRITER, Asking, asking
 from loadtests.benches.launched import RunningServer
 from loadtests.benches.process_faults import Injected, Struck, schedule, strike, wait_until_back
-from loadtests.benches.request_log import ANYBODY, RequestLog
+from loadtests.benches.request_log import RequestLog
 from loadtests.benches.runner import Options, say
 from loadtests.benches.server import SETTINGS_DIR, Settings, headrace
-from loadtests.benches.slow_streams import StreamCallers
 from loadtests.benches.soak_watch import LEVELS, SoakSample, SoakWatch
-from loadtests.client.http1 import Target
 from loadtests.client.tally import LoadResult
 
 NAME = "endurance"
 HOME = Path("out/bench") / NAME
 GATEWAYS = 2
-WRITER, SEQUENCES = "writer", 8
+SEQUENCES = 8
 WRITER_SETTINGS: Settings = {
     "runtime": "synthetic",
     "task": "generate",
     "slo": {"ttft_ms": 5000, "tpot_ms": 200},
     "lengths": {"max": 2048},
     "replicas": {"count": 2},
-    "options": {"base_ms": 50, "max_sequences": SEQUENCES},
+    "options": {"base_ms": 100, "max_sequences": SEQUENCES},
 }
 SLOW_SHARE = 0.3
-CAPACITY_S, PAUSE_S, SAMPLE_S, SAY_S, SETTLE_S = 10.0, 2.0, 5.0, 30.0, 45.0
+CAPACITY_S, PAUSE_S, SAMPLE_S, SETTLE_S = 10.0, 5.0, 5.0, 45.0
+LAST_CHANGE_S = 40.0
 ALL = frozenset({changing_model.MODEL, ragged_load.MODEL, WRITER})
 STREAMS = frozenset({WRITER})
 STRUCK = (
@@ -100,15 +98,30 @@ def endured(options: Options) -> Endured:
     with headrace(settings(), name=NAME, home=HOME) as running:
         found = Endured(time.monotonic(), ragged_load.capacity(running.url, CAPACITY_S))
         say(f"{found.capacity:.0f} ragged requests/s in a closed loop")
-        with SoakWatch(running, SAMPLE_S) as watch:
-            asyncio.run(_EverythingAtOnce(running, found, options).run())
-        found.samples = watch.samples
+        with (
+            SoakWatch(running, SAMPLE_S) as watch,
+            asking(plan_of(running, found, options)) as all_,
+        ):
+            _Disturbance(running, found, options).run()
+        found.log, found.ragged, found.samples = all_.log, all_.ragged, watch.samples
         found.levels = levels_by_gateway(running, SETTLE_S)
     return found
 
 
-class _EverythingAtOnce:
-    """Threads change and strike; the loop asks, and ends when all of them have."""
+def plan_of(running: RunningServer, found: Endured, options: Options) -> Asking:
+    streams = round(options.load * SEQUENCES * 2)
+    return Asking(
+        running.url,
+        rate=options.load * found.capacity,
+        seconds=options.minutes * 60,
+        mischief=options.mischief,
+        streams=streams,
+        slow=round(streams * SLOW_SHARE),
+    )
+
+
+class _Disturbance:
+    """Threads that change the one model and strike processes, until the time is up."""
 
     def __init__(self, running: RunningServer, found: Endured, options: Options) -> None:
         self._running, self._found, self._options = running, found, options
@@ -116,61 +129,29 @@ class _EverythingAtOnce:
         self._began_s = time.monotonic()
         self._over = threading.Event()
 
-    async def run(self) -> None:
-        streams = self._streams()
-        asking = changing_model.Callers(self._running.url, self._found.log.note)
-        ended = asyncio.Event()
-        callers = [asyncio.create_task(each) for each in (asking.run(), streams.run(ended))]
-        saying = asyncio.create_task(self._say())
-        with self._until_the_end():
-            self._found.ragged, *_ = await asyncio.gather(
-                self._ask_ragged(),
-                asyncio.to_thread(self._change_again_and_again),
-                asyncio.to_thread(self._strike_again_and_again),
-            )
-        for who in (changing_model.MODEL, WRITER, ANYBODY):
-            self._found.log.ended(who, time.monotonic())
-        asking.stop()
-        ended.set()
-        await asyncio.gather(*callers)
-        saying.cancel()
-
-    @contextmanager
-    def _until_the_end(self) -> Iterator[None]:
-        """Threads end when their time is up, or when whoever waits for them does."""
-        timer = threading.Timer(self._seconds, self._over.set)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            self._over.set()
-
-    async def _ask_ragged(self) -> LoadResult:
-        rate, log = self._options.load * self._found.capacity, self._found.log
-        callers = ragged_load.callers(
-            self._running.url, rate, self._seconds, self._options.mischief, log.note
-        )
-        callers.start()
-        result = await callers.run()
-        log.ended(ragged_load.MODEL, time.monotonic())
-        return result
-
-    def _streams(self) -> StreamCallers:
-        number = round(self._options.load * SEQUENCES * 2)
-        target = Target.parse(f"{self._running.url}/v1/completions")
-        slow = round(number * SLOW_SHARE)
-        return StreamCallers(target, WRITER, number, slow, self._found.log.note)
+    def run(self) -> None:
+        """Raises what either of them does."""
+        with ThreadPoolExecutor(2) as pool:
+            done = [pool.submit(self._change_again_and_again), pool.submit(self._strike_one_by_one)]
+            try:
+                wait(done, timeout=self._seconds, return_when=FIRST_EXCEPTION)
+            finally:
+                self._over.set()
+        for each in done:
+            each.result()
 
     def _change_again_and_again(self) -> None:
-        number = 0
-        while not self._over.wait(PAUSE_S):
+        """None in the last LAST_CHANGE_S."""
+        number, last_s = 0, self._began_s + self._seconds - LAST_CHANGE_S
+        while not self._over.wait(PAUSE_S) and time.monotonic() < last_s:
             number += 1
             file = SETTINGS_DIR / f"{NAME}.yaml"
             made = changing_model.change(self._running, number, file=file, home=HOME)
             self._found.changes.append(made)
+            ended = sum(each.ended for each in self._found.changes)
+            say(f"{self._at()} {ended} of {number} changes ended as they should")
 
-    def _strike_again_and_again(self) -> None:
+    def _strike_one_by_one(self) -> None:
         """None in the first and the last `every` seconds."""
         faults = schedule(STRUCK, random.Random(self._options.seed))
         last_s = self._began_s + self._seconds - self._options.every
@@ -187,18 +168,6 @@ class _EverythingAtOnce:
                 self._found.not_struck.append(str(fault))
                 say(f"{self._at()} {fault}: there is no such process")
             next_s = max(next_s + self._options.every, time.monotonic() + PAUSE_S)
-
-    async def _say(self) -> None:
-        while True:
-            await asyncio.sleep(SAY_S)
-            log, changes = self._found.log, self._found.changes
-            ended = sum(each.ended for each in changes)
-            gap_s, _ = log.gaps.get(ANYBODY, (0.0, 0.0))
-            say(
-                f"{self._at()} answered {log.total('answered')}, refused {log.total('refused')}, "
-                f"lost {log.total('lost')}, longest gap {gap_s:.2f} s, "
-                f"{ended} of {len(changes)} changes right, {len(self._found.faults)} faults"
-            )
 
     def _at(self) -> str:
         passed_s = time.monotonic() - self._began_s

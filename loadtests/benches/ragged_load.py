@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from loadtests.benches.request_log import LoggedRequest
 from loadtests.benches.server import Settings
@@ -24,16 +25,18 @@ from loadtests.client.open_loop import OpenLoop
 from loadtests.traffic.workload import infer_body, ragged_lengths, token_ids
 
 MODEL = "ragged"
-TENANTS = {"large": {"weight": 3}, "small": {"weight": 1}}
+TENANTS = {"large": {"weight": 3}, "small": {"weight": 1}, "default": {"weight": 1}}
+ASKING = ("large", "small")
 MODEL_SETTINGS: Settings = {
     "runtime": "synthetic",
-    "slo": {"latency_ms": 2000},
+    "slo": {"latency_ms": 3000},
     "lengths": {"max": 512, "buckets": "auto"},
     "batch": {"max_size": 16, "max_tokens": 2048},
     "replicas": {"count": 2},
-    "options": {"base_ms": 20, "per_request_ms": 1, "per_token_us": 150},
+    "options": {"base_ms": 40, "per_request_ms": 2, "per_token_us": 300},
 }
-INPUT, ROWS, CLIENTS, LIMIT_S = "ids", 500, 64, 30.0
+INPUT, ROWS, CLIENTS, LIMIT_S = "ids", 500, 256, 30.0
+SATURATING = 64
 
 
 class RaggedCallers(OpenLoop):
@@ -75,8 +78,8 @@ def why_not(answer: Response, right: float) -> str:
 
 def capacity(url: str, seconds: float) -> float:
     """Requests a second that a closed loop gets answered."""
-    load = _load(url, _rows(), seconds=seconds, warmup_s=2.0)
-    return run(load).rate
+    load = _load(url, _rows(), seconds=seconds, warmup_s=3.0)
+    return run(replace(load, clients=SATURATING)).rate
 
 
 def callers(
@@ -100,10 +103,10 @@ def _load(
     url: str, rows: Sequence[Sequence[int]], *, seconds: float, rate: float = 0.0,
     warmup_s: float = 0.0, mischief: Mischief | None = None,
 ) -> Load:  # fmt: skip
-    target, tenants = Target.parse(f"{url}/v2/models/{MODEL}/infer"), list(TENANTS)
+    target = Target.parse(f"{url}/v2/models/{MODEL}/infer")
     calls = tuple(
         Call(
-            render(target, infer_body(INPUT, row), headers={"x-tenant": tenants[n % len(tenants)]}),
+            render(target, infer_body(INPUT, row), headers={"x-tenant": ASKING[n % len(ASKING)]}),
             len(row),
         )
         for n, row in enumerate(rows)

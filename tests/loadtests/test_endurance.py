@@ -135,8 +135,8 @@ def test_a_ragged_answer_must_be_its_rows_sum(answer, why):
     ("answer", "why"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\ndata: [DONE]\n\n", ""),
-        (b"HTTP/1.1 200 OK\r\n\r\ndata: {}", "cut off after data: {}"),
-        (b'HTTP/1.1 200 OK\r\n\r\ndata: {"error"}\n\ndata: [DONE]', "cut off"),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {}", "cut off"),
+        (b'HTTP/1.1 200 OK\r\n\r\ndata: {"error"}\n\ndata: [DONE]', "ended by an error: data"),
         (b"HTTP/1.1 503 no\r\n\r\nfull", "503 full"),
         (b"", "no answer"),
     ],
