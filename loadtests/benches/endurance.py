@@ -228,10 +228,16 @@ def notes(done: Runs, options: Options) -> Iterator[str]:
     for each in found.changes:
         if not each.ended and each.kind == GOOD:
             faults = ", ".join(str(met.fault) for met in found.struck_during(each))
-            yield f"A good change that was not made ({faults or 'no fault'}): {each.said[-200:]}"
+            yield f"A good change that was not made ({faults or 'no fault'}): {_reason(each.said)}"
     reasons = Counter(" ".join(each.why.split())[:120] for each in found.log.lost)
     for why, number in reasons.most_common(12):
         yield f"Lost: {number} × {why}"
+
+
+def _reason(said: str) -> str:
+    """Of what `apply` wrote, the line that says how it ended."""
+    lines = [line for line in said.splitlines() if ": " in line and "`headrace diff" not in line]
+    return lines[-1][:200] if lines else said[:200]
 
 
 def record(found: Endured) -> dict[str, Any]:

@@ -111,8 +111,7 @@ def why_not(answer: bytes) -> str:
         return ""
     if not status:
         return f"no answer {answer[-200:].decode('latin-1')}".strip()
-    return (
-        f"{status} {body[-200:].decode('latin-1')}"
-        if status != "200"
-        else (f"cut off after {body[-200:].decode('latin-1')}")
-    )
+    said = " ".join(body[-200:].decode("latin-1").split())
+    if status != "200":
+        return f"{status} {said}"
+    return f"ended by an error: {said}" if b'"error"' in body else "cut off"
