@@ -59,12 +59,13 @@ class ProcessFault:
 @dataclass(slots=True)
 class Injected:
     """gone_s: when the process was there no more, or went on; back_s: seconds until all were there
-    again, infinite where they were not in time."""
+    again, infinite where they were not in time. pid: of what was struck."""
 
     fault: ProcessFault
     at_s: float
     gone_s: float
     back_s: float = float("inf")
+    pid: int = 0
 
     @property
     def ends(self) -> bool:
@@ -118,7 +119,7 @@ def strike(running: RunningServer, fault: ProcessFault, over: threading.Event) -
             process.resume()
         else:
             _wait_until_gone(process)
-    return Injected(fault, at_s, time.monotonic())
+    return Injected(fault, at_s, time.monotonic(), pid=process.pid)
 
 
 def _wait_until_gone(process: psutil.Process) -> None:
@@ -133,9 +134,10 @@ def _wait_until_gone(process: psutil.Process) -> None:
 def wait_until_back(
     running: RunningServer, injected: Injected, struck: Sequence[Struck], over: threading.Event
 ) -> None:
-    """Sets `back_s`, where all are back within BACK_S."""
+    """Sets `back_s`, where all are back within BACK_S; what was to end does not count."""
+    without = {injected.pid} if injected.ends else set[int]()
     while (passed_s := time.monotonic() - injected.at_s) < BACK_S and not over.is_set():
-        if not missing(running, struck):
+        if not missing(running, struck, without):
             injected.back_s = passed_s
             return
         over.wait(_LOOKS_S)

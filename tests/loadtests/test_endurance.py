@@ -4,9 +4,11 @@ import asyncio
 import random
 import signal
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from loadtests.benches import process_faults
 from loadtests.benches.changing_model import MadeChange
 from loadtests.benches.endurance import bars, notes, record, tables
 from loadtests.benches.endurance_run import ALL, STREAMS, STRUCK, Endured
@@ -113,6 +115,13 @@ def test_streams_alone_may_be_lost_with_a_gateway_or_their_replica():
         "a gateway": STREAMS, "a replica that streams": STREAMS,
         "HAProxy": ALL, "HAProxy's manager": ALL,
     }  # fmt: skip
+
+
+def test_what_is_to_end_is_not_there_in_its_own_place(monkeypatch):
+    there = [(SimpleNamespace(pid=pid), "gateway") for pid in (1, 2)]
+    monkeypatch.setattr(process_faults, "titled", lambda running: there)
+    assert process_faults.missing(object(), [GATEWAY]) == []
+    assert process_faults.missing(object(), [GATEWAY], {1}) == ["a gateway"]
 
 
 # ---- answers ------------------------------------------------------------------------------------
