@@ -6,6 +6,7 @@ from math import inf
 
 import httpx
 import pytest
+import yaml
 
 from loadtests.benches import changing_model
 from loadtests.benches.changing_model import (
@@ -14,6 +15,7 @@ from loadtests.benches.changing_model import (
     MODEL,
     Callers,
     MadeChange,
+    change,
     kind_of,
     version,
 )
@@ -84,6 +86,31 @@ def test_answers_count_as_slow_by_a_change_when_they_began_before_it_ended():
     found.told(LoggedRequest(MODEL, 5.5, 9.5, "503"))
     found.told(LoggedRequest(MODEL, 6.5, 7.0))
     assert (found.quiet_s, found.longest_s, found.failures) == (1.0, 4.0, ["503"])
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said", "ended"),
+    [
+        (3, 0, "changed: changing", True),
+        (3, 1, "changing: aborted, the live version goes on", False),
+        (3, None, "not ended after 300 s", False),
+        (1, 1, "model changing cannot start and goes on as it was", True),
+        (1, 1, "changing: aborted, the live version goes on", True),
+        (1, 1, "ClusterError: no Ray dashboard answers", False),
+        (1, 0, "changing: promoted", False),
+        (1, None, "not ended after 300 s", False),
+    ],
+)
+def test_a_bad_version_is_taken_back_for_what_it_is(
+    monkeypatch, tmp_path, number, code, said, ended
+):
+    file = tmp_path / "settings.yaml"
+    file.write_text("models: {other: {runtime: synthetic}}")
+    monkeypatch.setattr(changing_model, "_apply", lambda *_: (code, said))
+    assert change(object(), number, file=file, home=tmp_path).ended is ended
+    assert yaml.safe_load(file.read_text())["models"] == {
+        "other": {"runtime": "synthetic"}, MODEL: yaml.safe_load(yaml.safe_dump(version(number))),
+    }  # fmt: skip
 
 
 def made(number: int, ended: bool) -> MadeChange:
