@@ -252,8 +252,8 @@ def record(found: Endured) -> dict[str, Any]:
             {**asdict(each), "began_s": each.began_s - start, "ended_s": each.ended_s - start}
             for each in found.changes
         ],
-        "counts": found.log.counts,
-        "longest_s": found.log.longest_s,
+        "counts": {who: dict(each) for who, each in found.log.counts.items()},
+        "longest_s": dict(found.log.longest_s),
         "failed": [
             [each.caller, each.began_s - start, each.ended_s - start, each.refused, each.why]
             for each in found.log.failed

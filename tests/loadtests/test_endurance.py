@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 from collections import Counter
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from loadtests.benches import process_faults
 from loadtests.benches.changing_model import MadeChange
-from loadtests.benches.endurance import bars, notes, record, tables
+from loadtests.benches.endurance import BENCH, bars, notes, record, tables
 from loadtests.benches.endurance_run import ALL, STREAMS, STRUCK, Endured
 from loadtests.benches.memory_growth import at_same_age, lived, whole
 from loadtests.benches.process_faults import Injected, ProcessFault, Struck, schedule
@@ -263,7 +265,8 @@ def test_each_promise_is_seen_broken():
 
 def test_the_report_has_all_of_it():
     runs = Runs((BenchRun("endured", endured()),))
-    options = Options(seed=1, load=0.6)
+    options = Options(seed=1, load=0.6, minutes=1)
     assert len(list(tables(runs, options))) == 6
     assert any("struck" in note for note in notes(runs, options))
+    assert json.loads(json.dumps(asdict(BENCH.report(runs, options))))["raw"]
     assert record(runs[0].result)["faults"] == [["a gateway: SIGKILL", 100.0, 101.0, 5.0]]
