@@ -43,7 +43,7 @@ def lived(samples: Sequence[SoakSample]) -> list[MemoryGrowth]:
         MemoryGrowth(
             name,
             late[0].rss_bytes[name] / MIB,
-            growth_mib_per_hour(samples, name) * span_h / (late[0].rss_bytes[name] / MIB),
+            float(growth_mib_per_hour(samples, name) * span_h / (late[0].rss_bytes[name] / MIB)),
         )
         for name in sorted(names)
     ]
