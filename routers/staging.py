@@ -12,9 +12,10 @@ Pure: the caller owns device, clock and payloads, and performs the `Turn`s in or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol, TypeVar
 
 from routers.api.requests import FlowWork, Report
 
@@ -24,6 +25,20 @@ FORGET_S = 60.0  # a gateway that was restarted has a new name; its old one keep
 _OVERRUN = 0.25  # of the time by which a batch has overrun, as a guess at what is left of it
 
 Flow = tuple[int, str]
+
+
+class Ranked(Protocol):
+    """What stands at a replica, as its gateway described it."""
+
+    @property
+    def gateway(self) -> str: ...
+    @property
+    def rank(self) -> tuple[int, int, float]: ...
+    @property
+    def charges(self) -> tuple[FlowWork, ...]: ...
+
+
+R = TypeVar("R", bound=Ranked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +196,13 @@ class Staging:
             for name, other in self._gateways.items()
             if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or self.held(name))
         ]
-        return reports[0] if len(reports) == 1 else _summed(reports)
+        return reports[0] if len(reports) == 1 else summed(reports)
 
     # -- accounts
 
     def _next(self) -> Staged:
-        """The lowest rank; of those that its flow leads, the one whose gateway has waited longest
-        for a start."""
-        lowest = min(self._staged, key=_rank)
         turns = {name: gateway.turn for name, gateway in self._gateways.items()}
-        same = [each for each in self._staged if _led_alike(each, lowest)]
-        return min(same, key=lambda each: (turns[each.gateway], each.rank))
+        return whose_turn(self._staged, turns)
 
     def _start(self, batch: Staged, now: float) -> None:
         self._running, self._started_at = batch, now
@@ -225,11 +236,19 @@ class Staging:
         return gateway
 
 
-def _rank(batch: Staged) -> tuple[int, int, float]:
+def whose_turn(waiting: Sequence[R], turns: Mapping[str, int]) -> R:
+    """The lowest rank; of those that its flow leads, the one whose gateway has waited longest for a
+    start. `turns`: number of the last start that was its, by gateway."""
+    lowest = min(waiting, key=_rank)
+    same = [each for each in waiting if _led_alike(each, lowest)]
+    return min(same, key=lambda each: (turns[each.gateway], each.rank))
+
+
+def _rank(batch: Ranked) -> tuple[int, int, float]:
     return batch.rank
 
 
-def _led_alike(batch: Staged, other: Staged) -> bool:
+def _led_alike(batch: Ranked, other: Ranked) -> bool:
     """Whether the same flow leads both, at the same standing; a copy says nothing of its flows."""
     if batch is other:
         return True
@@ -238,7 +257,7 @@ def _led_alike(batch: Staged, other: Staged) -> bool:
     return batch.rank[:2] == other.rank[:2] and batch.charges[0][:2] == other.charges[0][:2]
 
 
-def _summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
+def summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
     total: dict[Flow, float] = {}
     for flows in reports:
         for priority, tenant, seconds in flows:

@@ -12,13 +12,12 @@ Pure: the caller owns engine and clock. Source: start-time fair queueing (SIGCOM
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
 from deployments.contract.channel.stream_messages import Shares
 from routers.api.requests import FlowKey, FlowWork
-from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
+from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed, whose_turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +89,8 @@ class StreamTurns:
     def _next(self) -> StreamTurn | None:
         if not self._waiting or len(self._running) >= self._at_once:
             return None
-        turn = self._lowest()
+        turns = {name: gateway.turn for name, gateway in self._gateways.items()}
+        turn = whose_turn(self._waiting, turns)
         self._waiting.remove(turn)
         self._running.append(turn)
         self._begun += 1
@@ -100,12 +100,6 @@ class StreamTurns:
         self._virtual_time[priority] = max(self._virtual_time[priority], tag)
         self._account(turn, 1.0)
         return turn
-
-    def _lowest(self) -> StreamTurn:
-        """The lowest rank; of those of its flow, the one whose gateway has waited longest."""
-        lowest = min(self._waiting, key=_rank)
-        same = [each for each in self._waiting if each is lowest or _alike(each, lowest)]
-        return min(same, key=lambda each: (self._gateways[each.gateway].turn, each.rank))
 
     def _account(self, turn: StreamTurn, share: float) -> None:
         """Everybody else is told of so much of what it was charged."""
@@ -117,7 +111,7 @@ class StreamTurns:
 
     def _waiting_elsewhere(self, gateway: str, now: float) -> tuple[FlowWork, ...]:
         here = {turn.gateway for turn in (*self._waiting, *self._running)}
-        return _summed(
+        return summed(
             other.waiting
             for name, other in self._gateways.items()
             if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or name in here)
@@ -133,23 +127,3 @@ class StreamTurns:
             gateway = self._gateways[name] = _Gateway(now)
         gateway.last_seen_at = now
         return gateway
-
-
-def _rank(turn: StreamTurn) -> tuple[int, int, float]:
-    return turn.rank
-
-
-def _alike(turn: StreamTurn, other: StreamTurn) -> bool:
-    """Whether the same flow pays for both, at the same standing."""
-    if not (turn.charges and other.charges):
-        return False
-    return turn.rank[:2] == other.rank[:2] and turn.charges[0][:2] == other.charges[0][:2]
-
-
-def _summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
-    total: dict[FlowKey, float] = {}
-    for flows in reports:
-        for priority, tenant, seconds in flows:
-            flow = priority, tenant
-            total[flow] = total.get(flow, 0.0) + seconds
-    return tuple([(*flow, seconds) for flow, seconds in total.items()])
