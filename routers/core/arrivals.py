@@ -10,7 +10,6 @@ is counted whether or not it may wait, which is `admission`'s question.
 from __future__ import annotations
 
 from bisect import bisect_left
-from math import inf
 
 from routers.api.requests import Generation, Reason, Request
 from routers.api.settings import DispatcherSettings
@@ -177,14 +176,10 @@ class Arrivals:
         """A request that may wait has come to this bucket."""
         gap = self.gaps.get(edge)
         if gap is None:
-            self.gaps = {e: g for e, g in self.gaps.items() if e in self._waiting.edges}
+            for old in [each for each in self.gaps if each not in self._waiting.edges]:
+                del self.gaps[old]
             gap = self.gaps[edge] = Gaps()
         gap.arrived(now)
-
-    def gap_s(self, edge: int) -> float:
-        """Mean seconds between arrivals in a bucket, inf while that is not known."""
-        gap = self.gaps.get(edge)
-        return max(1e-9, gap.mean_s) if gap is not None else inf
 
     def _row(self, tracked: TrackedRequest, index: int, length: int) -> Row:
         edge = self._edge(length)

@@ -20,6 +20,10 @@ from routers.estimates.generations import Generations
 from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
+from routers.policies.batching.ragged import RaggedBatching
+from routers.policies.batching.types import Batching
+from routers.policies.batching.view import QueueView
+from routers.policies.order.fair_queueing import FairQueueing
 from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.lanes import Row, TrackedRequest
@@ -35,12 +39,12 @@ _LOAD = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})
 class RequestTable:
     """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
     `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
-    that generates."""
+    that generates. `view`: what waits, for policies to look at."""
 
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
         self.live: dict[int, TrackedRequest] = {}
         self.timers = Timers()
-        self.flows = Flows()
+        self.flows = Flows(FairQueueing())
         self.groups = replicas.groups
         self.held_until: float | None = None
         self.wants_room: Row | None = None
@@ -53,6 +57,11 @@ class RequestTable:
         self.served = ServedWork(self.flows, self.admission, self._pipeline.rejections)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
         self.suspects = Suspects(replicas)
+        self.batching: Batching = RaggedBatching()
+        self.view = QueueView(
+            self.waiting, self.flows.order, self.arrivals.gaps, self.admission.codel,
+            self.groups, settings,
+        )  # fmt: skip
         self._adopt_generation(settings)
         self._adopt(settings)
 
@@ -161,10 +170,6 @@ class RequestTable:
 
     def waiting_work(self) -> tuple[FlowWork, ...]:
         return self.waiting.work()
-
-    def load_s(self) -> float:
-        """Predicted seconds of on-time work that waits, for each running replica."""
-        return self.waiting.on_time_s / (self.groups.capacity or 1.0)
 
     @property
     def largest(self) -> float:
@@ -345,7 +350,7 @@ class RequestTable:
         self.waiting.tidy()
 
     def _adopt(self, settings: DispatcherSettings) -> None:
-        self.settings = settings
+        self.settings = self.view.settings = settings
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
         self._pipeline.rejections.clear()

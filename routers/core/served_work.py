@@ -37,7 +37,7 @@ class ServedWork:
         """A stream takes so much more than its flow has paid for."""
         flow = self._flows.by_key.get((priority, tenant))
         if flow is not None:
-            flow.charge(seconds)
+            self._flows.charge(flow, seconds)
 
     def tell(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
         """A stream of this rank was given so much, of which its flow's account is settled later."""

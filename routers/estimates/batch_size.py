@@ -10,6 +10,7 @@ Source: (1 + 1/n)·T(b) <= SLO for n staggered replicas (Symphony, arXiv 2308.07
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -120,6 +121,12 @@ class Gaps:
             known = self.mean_s
             self.mean_s = gap if known == inf else known + _RATE_GAIN * (gap - known)
         self.last = now
+
+
+def gap_s(gaps: Mapping[int, Gaps], edge: int) -> float:
+    """Mean seconds between arrivals in a bucket, inf while that is not known."""
+    gap = gaps.get(edge)
+    return max(1e-9, gap.mean_s) if gap is not None else inf
 
 
 def pays_to_wait(rows: int, gap_s: float, alone_s: float, now_s: float, then_s: float) -> bool:

@@ -1,13 +1,10 @@
-"""Who has had how much, and whose turn is it by that? One account a flow (tenant x priority).
+"""Who has had how much? One account a flow (tenant x priority).
 
-Start-time fair queueing on predicted device seconds: a flow's `start` is the tag of its next row,
-raised by cost / weight for each row taken, so the flow with the lowest tag is the one furthest
-below its share. One that was idle starts at the priority's virtual time, which moves as if all who
-wait were served at once: no credit for having slept. Predictions are put right when the batch has
-been measured: too much is credited against what the flow takes next, so that tags fall only for
-work that was never started. What other gateways did for a flow is charged as if done here.
-Sources: Goyal et al., Start-time Fair Queueing (SIGCOMM'96); the virtual time of weighted fair
-queueing, counted in service; lift on re-entry as in VTC (OSDI'24).
+A flow's `start` is the tag of its next row, lowest first; what a charge does to it, and where a
+flow that was idle begins, the order says (`routers.api.policies.Order`). Predictions are put right
+when the batch has been measured. What other gateways did for a flow is charged as if done here.
+Sources: accounts as in start-time fair queueing (Goyal et al., SIGCOMM'96); lift on re-entry as in
+VTC (OSDI'24).
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from routers.api.policies import Order, Standing
 from routers.api.requests import FlowKey, FlowWork, Report
 from routers.state.offered import MeanWork
 
@@ -61,27 +59,13 @@ class Flow:
         """`start` less the credit: what other gateways, and new requests, are compared with."""
         return self.start - self.credit_s / self.weight
 
-    def charge(self, seconds: float) -> None:
-        """It takes, or was found to have taken, so much more; less, if negative."""
-        due_s = seconds - self.credit_s
-        if due_s > 0.0:
-            self.start += due_s / self.weight
-            self.credit_s = 0.0
-        else:
-            self.credit_s = -due_s
-
-    def lift(self, virtual: float) -> None:
-        """No more below the virtual time than at it."""
-        if self.start <= virtual:
-            self.start, self.credit_s = virtual, 0.0
-        elif self.credit_s:
-            self.credit_s = min(self.credit_s, (self.start - virtual) * self.weight)
-
 
 class Flows:
-    """All accounts. `lowered` hears of a flow whose tag has fallen (orders by tag need to know)."""
+    """All accounts, and their only writer. `lowered` hears of a flow whose tag has fallen (what is
+    sorted by tag needs to know)."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.by_key: dict[tuple[int, str], Flow] = {}
         self.virtual: list[float] = []  # by priority: where who comes begins
         self._moves: list[float] = []  # by priority: how far that moves with the next batch
@@ -116,7 +100,7 @@ class Flows:
     def enter(self, flow: Flow, now: float) -> None:
         """Work comes to the flow, of which nothing waits: no credit from the time it was idle. What
         comes back unstarted, or turns late, does not enter."""
-        flow.lift(self.virtual[flow.priority])
+        self._lift(flow)
         flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _STALE_S
         self._forget_stale_demand(now)
 
@@ -128,15 +112,21 @@ class Flows:
             weights = self.weights[flow.priority] + (flow.weight if claims else -flow.weight)
             self.weights[flow.priority] = weights if weights > 1e-9 else 0.0
 
+    def charge(self, flow: Flow, seconds: float) -> None:
+        """It takes, or was found to have taken, so much more; less, if negative."""
+        standing = flow.start, flow.credit_s
+        flow.start, flow.credit_s = self.order.charged(standing, flow.weight, seconds)
+
+    def stands(self, flow: Flow, standing: Standing) -> None:
+        """A plan that charged it is carried out."""
+        flow.start, flow.credit_s = standing
+
     def leads(self, flow: Flow, start: float, seconds: float, rivals: float) -> None:
         """The flow, which had the tag `start`, leads a batch of so many seconds, while flows of the
-        weight `rivals` had work waiting. The virtual time is at least that tag, and at most this
-        batch above it. Were it the tag itself, it would stand still while many flows come with a
-        row each, and who had a long one served would wait for seconds (of 100 tenants' requests at
-        0.8 of the capacity, 97 % were in time instead of 99.5 %)."""
-        priority, virtual = flow.priority, self.virtual[flow.priority]
-        moved = min(virtual + self._moves[priority], start + seconds / flow.weight)
-        self.virtual[priority] = max(virtual, moved, start)
+        weight `rivals` had work waiting."""
+        priority = flow.priority
+        virtual, moves = self.virtual[priority], self._moves[priority]
+        self.virtual[priority] = self.order.virtual(virtual, moves, start, seconds / flow.weight)
         self._moves[priority] = seconds / max(rivals, flow.weight)
 
     def settle(self, charges: Iterable[FlowWork], served: Iterable[FlowWork]) -> None:
@@ -145,7 +135,7 @@ class Flows:
         for (priority, tenant, charged_s), (_, _, served_s) in zip(charges, served, strict=True):
             flow = by_key.get((priority, tenant))
             if flow is not None:
-                flow.charge(served_s - charged_s)
+                self.charge(flow, served_s - charged_s)
                 flow.served_s += served_s
 
     def refund(self, charges: Iterable[FlowWork]) -> None:
@@ -164,7 +154,7 @@ class Flows:
         for priority, tenant, seconds in report.served:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
-                flow.charge(seconds)
+                self.charge(flow, seconds)
                 self._moves[priority] += seconds / max(self.weights[priority], flow.weight)
         for priority, tenant, seconds in report.waiting:
             flow = self.by_key.get((priority, tenant))
@@ -179,6 +169,10 @@ class Flows:
         self.alone = now - self._others_at > _OTHERS_S
         if report.virtual_time:
             self._confirm(now)
+
+    def _lift(self, flow: Flow) -> None:
+        standing, virtual = (flow.start, flow.credit_s), self.virtual[flow.priority]
+        flow.start, flow.credit_s = self.order.entered(standing, flow.weight, virtual)
 
     def _forget_stale_demand(self, now: float) -> None:
         """What nobody says any more: no report says that nothing waits elsewhere, and of several
@@ -198,7 +192,7 @@ class Flows:
         if stale:
             for flow in self.by_key.values():
                 if flow.blind:
-                    flow.lift(self.virtual[flow.priority])
+                    self._lift(flow)
                     flow.blind = False
 
     def _drop_idle(self) -> None:

@@ -13,16 +13,17 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
+from routers.api.policies import Ranking
 from routers.api.requests import Request
 from routers.estimates.batch_size import BatchSizes
 from routers.estimates.generations import GenerationPlan
 from routers.state.flows import Flow
 from routers.state.forecast import Forecast
-from routers.state.tag_order import Mark, TagOrder
+from routers.state.tag_order import Mark, TagOrder, rank_tag, start_tag
 
 _SLACK = 32
 _KEPT = 16  # buckets, or length_classes, before empty ones are dropped, and the turns they remember
@@ -101,12 +102,14 @@ class TrackedRequest:
 
 
 Place = tuple[float, int, Row]
-"""Deadline, order of arrival, and who stands there, if the row still says so."""
+"""Rank (deadline, or order of arrival), order of arrival, and who stands there, if the row still
+says so."""
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Rows of one flow and of lengths up to `edge`, earliest deadline first.
+    """Rows of one flow and of lengths up to `edge`, earliest deadline first, or in the order that
+    they came where the lane's order is by arrivals.
 
     They mostly come in that order and stand in a line; one that does not, or comes back from a
     replica, finds its place in a heap beside it. Deletion is lazy: leaving costs O(log n)
@@ -130,14 +133,18 @@ class Bucket:
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line, place = self.line, (row.tracked.request.deadline, row.order, row)
+        if self.queue.lane.ranking is Ranking.ARRIVALS:
+            place = (float(row.order), row.order, row)
+        else:
+            place = (row.tracked.request.deadline, row.order, row)
+        line = self.line
         if not line or line[-1] <= place:
             line.append(place)
         else:
             heappush(self.heap, place)
 
     def head(self) -> Row | None:
-        """The row with the earliest deadline, left where it is."""
+        """The first row, left where it is."""
         line, heap = self.line, self.heap
         while line and line[0][2].queue is not self:
             line.popleft()
@@ -148,9 +155,27 @@ class Bucket:
         return line[0][2] if line else None
 
     def head_since(self) -> float:
-        """When the row with the earliest deadline came; inf for an empty bucket."""
+        """When the first row came; inf for an empty bucket."""
         row = self.head()
         return row.tracked.queued_at if row is not None else inf
+
+    def rank(self) -> float:
+        """The first row's; inf for an empty bucket."""
+        row = self.head()
+        return inf if row is None else self.rank_of(row)
+
+    def rank_of(self, row: Row) -> float:
+        by_arrival = self.queue.lane.ranking is Ranking.ARRIVALS
+        return float(row.order) if by_arrival else row.tracked.request.deadline
+
+    def in_order(self) -> Iterator[Row]:
+        """Its rows, the first in front, left where they are; nothing may leave meanwhile. Work:
+        O(log n) for each that is asked for."""
+        line: Iterator[Place] = iter(self.line)
+        places = merge(line, heap_in_order(self.heap)) if self.heap else line
+        for place in places:
+            if place[2].queue is self:
+                yield place[2]
 
     def last(self) -> Row | None:
         """The row in line with the latest deadline, or of the others one with a later one still,
@@ -172,9 +197,12 @@ class Bucket:
 
     def due_from(self, deadline: float, most: int) -> list[Row]:
         """Rows with that deadline or a later one, the earliest first, left where they are; of those
-        that came out of order none. Work: what is returned, and what has left between."""
+        that came out of order none, nor any where they stand by arrival. Work: what is returned,
+        and what has left between."""
         found: list[Row] = []
         line = self.line
+        if self.queue.lane.ranking is Ranking.ARRIVALS:
+            return found
         for index in range(bisect_left(line, (deadline,)), len(line)):
             if len(found) >= most:
                 break
@@ -267,6 +295,10 @@ class FlowQueue:
         """Those that hold rows, the one whose turn it is in front."""
         return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
 
+    def rank(self) -> float:
+        """The lowest of its buckets'."""
+        return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
+
     def last(self) -> Row | None:
         """Who is due last where most wait."""
         return max(self.buckets.values(), key=_rows).last()
@@ -284,9 +316,9 @@ class LengthClass:
     """All flows' buckets of one edge in one lane."""
 
     edge: int
+    order: TagOrder[Bucket]
     rows: int = 0
     tokens: int = 0
-    order: TagOrder[Bucket] = field(default_factory=TagOrder)
 
 
 @dataclass(slots=True, eq=False)
@@ -296,15 +328,17 @@ class Lane:
 
     late: bool
     priority: int
+    ranking: Ranking = Ranking.SHARES
     rows: int = 0
     waiting_s: float = 0.0
     since: float = 0.0
-    order: TagOrder[FlowQueue] = field(default_factory=TagOrder)
+    order: TagOrder[FlowQueue] = field(init=False)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
     length_classes: dict[int, LengthClass] = field(default_factory=dict)
     solo: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
+        self.order = self._new_order()
         nobody = Flow("", self.priority)
         self.solo = Bucket(FlowQueue(self, nobody), nobody, 0)
 
@@ -333,6 +367,9 @@ class Lane:
             length_class.order.add(bucket)
             if queue.rows == 1:
                 self.order.add(queue)
+        if self.ranking is not Ranking.SHARES:
+            length_class.order.add(bucket)
+            self.order.add(queue)
 
     def left(self, row: Row, bucket: Bucket) -> None:
         """The row was taken out of the bucket."""
@@ -375,8 +412,24 @@ class Lane:
     def _length_class(self, edge: int) -> LengthClass:
         if len(self.length_classes) >= _KEPT:
             self.length_classes = {e: s for e, s in self.length_classes.items() if s.rows}
-        length_class = self.length_classes[edge] = LengthClass(edge)
+        length_class = self.length_classes[edge] = LengthClass(edge, self._new_order())
         return length_class
+
+    def _new_order(self) -> TagOrder[Any]:
+        return TagOrder(start_tag if self.ranking is Ranking.SHARES else rank_tag)
+
+
+def heap_in_order(heap: list[Place]) -> Iterator[Place]:
+    """The entries of a binary heap from the lowest on, left where they are: behind each that was
+    the lowest, its two children are candidates. Source: Frederickson, An optimal algorithm for
+    selection in a min-heap (1993), in its simple form."""
+    candidates = [(heap[0], 0)] if heap else []
+    while candidates:
+        place, index = heappop(candidates)
+        yield place
+        for child in (2 * index + 1, 2 * index + 2):
+            if child < len(heap):
+                heappush(candidates, (heap[child], child))
 
 
 def _turn(bucket: Bucket) -> float:

@@ -99,7 +99,7 @@ class RequestQueue:
             flow.waiting_s += row.cost_s
             lanes = self.on_time
         while len(lanes) <= flow.priority:
-            lanes.append(Lane(tracked.late, len(lanes)))
+            lanes.append(Lane(tracked.late, len(lanes), self.flows.order.ranking))
         lanes[flow.priority].push(row, now)
         tracked.queued += 1
         if tracked.queued == 1:

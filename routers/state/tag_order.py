@@ -1,7 +1,8 @@
-"""Which flow's queue is next by start tag, while tags move."""
+"""Which queue is next by its tag (its flow's start tag, or its first row's rank), as tags move."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,32 +16,44 @@ Mark = tuple[float, int, Any]
 
 
 class Tagged(Protocol):
-    """`mark`: its valid entry, None: it has none. Owned by the order it stands in."""
+    """`mark`: its valid entry, None: it has none. Owned by the order it stands in. `rank`: of its
+    first row."""
 
     flow: Flow
     rows: int
     mark: Mark | None
+
+    def rank(self) -> float: ...
+
+
+def start_tag(item: Tagged) -> float:
+    return item.flow.start
+
+
+def rank_tag(item: Tagged) -> float:
+    return item.rank()
 
 
 T = TypeVar("T", bound=Tagged)
 
 
 class TagOrder(Generic[T]):
-    """Which of these is next by its flow's tag, when tags move while they wait?
+    """Which of these is next by its `tag`, when tags move while they wait?
 
     A heap with lazy correction: tags mostly grow, so an entry's tag is a lower bound of the true
     one and is put right only when it surfaces. A tag that falls (a refund) needs `add` again. Work:
     O(log n) amortised for each change of a tag that surfaces; memory at most twice what had rows
     when it was last tidied."""
 
-    def __init__(self) -> None:
+    def __init__(self, tag: Callable[[T], float] = start_tag) -> None:
+        self.tag = tag
         self.heap: list[Mark] = []
         self._pushed = 0
         self._most = _STALE_ENTRIES
 
     def add(self, item: T) -> None:
-        """It has rows now, or its flow's tag has fallen."""
-        start, mark = item.flow.start, item.mark
+        """It has rows now, or its tag has fallen."""
+        start, mark = self.tag(item), item.mark
         if mark is not None and mark[0] <= start:
             return
         self._pushed += 1
@@ -50,8 +63,8 @@ class TagOrder(Generic[T]):
             self._tidy()
 
     def first(self) -> T | None:
-        """The one with rows whose flow has the lowest tag, first come among equals."""
-        heap = self.heap
+        """The one with rows that has the lowest tag, first come among equals."""
+        heap, tag = self.heap, self.tag
         while heap:
             mark = heap[0]
             item: T = mark[2]
@@ -60,7 +73,7 @@ class TagOrder(Generic[T]):
             elif not item.rows:
                 heappop(heap)
                 item.mark = None
-            elif (start := item.flow.start) != mark[0]:
+            elif (start := tag(item)) != mark[0]:
                 item.mark = mark = (start, mark[1], item)
                 heapreplace(heap, mark)
             else:

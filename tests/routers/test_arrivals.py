@@ -7,7 +7,9 @@ import pytest
 from routers.api.requests import Request
 from routers.api.settings import BucketSettings, DispatcherSettings
 from routers.core.arrivals import Arrivals
+from routers.estimates.batch_size import gap_s
 from routers.estimates.groups import ReplicaGroups
+from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue
 
@@ -16,7 +18,7 @@ EDGES = (16, 64)
 
 def arrivals(**settings):
     told = DispatcherSettings(EDGES, initial_cost_s=0.01, **settings)
-    return Arrivals(told, RequestQueue(EDGES, Flows()), ReplicaGroups(told))
+    return Arrivals(told, RequestQueue(EDGES, Flows(FairQueueing())), ReplicaGroups(told))
 
 
 def a_request(*lengths, **more):
@@ -80,10 +82,10 @@ def test_rows_that_a_replica_failed_on_travel_alone_and_not_there():
 def test_gap_is_known_from_the_second_arrival_on():
     comes = arrivals()
     comes.note(16, 1.0)
-    assert comes.gap_s(16) == inf
+    assert gap_s(comes.gaps, 16) == inf
     comes.note(16, 1.5)
-    assert comes.gap_s(16) == pytest.approx(0.5)
-    assert comes.gap_s(64) == inf
+    assert gap_s(comes.gaps, 16) == pytest.approx(0.5)
+    assert gap_s(comes.gaps, 64) == inf
 
 
 def test_edges_follow_the_lengths_that_come():

@@ -9,6 +9,7 @@ from routers.api.requests import LeaseEnd, Reason, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.estimates.turnaround import Turnaround
 from routers.policies.admission.lateness import has_place, is_over, is_refused, next_moment
+from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
 from routers.state.lanes import Row, TrackedRequest
 from routers.state.request_queue import RequestQueue
@@ -351,7 +352,7 @@ def a_ticket(*, late, queued=1):
 
 
 def with_late_rows(count, tenant="a"):
-    waiting = RequestQueue((64,), Flows())
+    waiting = RequestQueue((64,), Flows(FairQueueing()))
     waiting.late_rows = count
     if count:
         share = TenantShare(tenant, 1.0, rows=count, late_rows=count)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.api.requests import Report
+from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
 from routers.state.tag_order import Mark, TagOrder
 
@@ -35,16 +36,16 @@ def leaves(flows: Flows, flow: Flow) -> None:
 
 @pytest.mark.parametrize(("weight", "start"), [(0.5, 4.0), (1.0, 2.0), (4.0, 0.5)])
 def test_tag_grows_by_cost_over_weight(weight, start):
-    flow = Flow("a", 0, weight)
-    flow.charge(2.0)
+    flow, flows = Flow("a", 0, weight), Flows(FairQueueing())
+    flows.charge(flow, 2.0)
     assert flow.start == start
 
 
 def test_what_was_charged_too_much_is_taken_off_the_next_charges_and_no_tag_falls():
-    flow = Flow("a", 0, 2.0)
+    flow, flows = Flow("a", 0, 2.0), Flows(FairQueueing())
     tags = []
     for seconds in (4.0, -3.0, 2.0, 2.0):
-        flow.charge(seconds)
+        flows.charge(flow, seconds)
         tags.append((flow.start, flow.credit_s))
     assert tags == [(2.0, 0.0), (2.0, 3.0), (2.0, 1.0), (2.5, 0.0)]
 
@@ -53,32 +54,32 @@ def test_what_was_charged_too_much_is_taken_off_the_next_charges_and_no_tag_fall
     ("service_s", "start", "credit"), [(0.5, 1.0, 0.5), (1.0, 1.0, 0), (3, 3, 0)]
 )
 def test_measured_seconds_replace_predicted_ones(service_s, start, credit):
-    flows = Flows()
+    flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a")
-    flow.charge(1.0)
+    flows.charge(flow, 1.0)
     flows.settle([(0, "a", 1.0)], [(0, "a", service_s)])
     assert (flow.start, flow.credit_s, flow.served_s) == (start, credit, service_s)
 
 
 def test_refund_restores_the_tag_and_names_the_flow():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a")
-    flow.charge(1.0)
+    flows.charge(flow, 1.0)
     flows.refund([(0, "a", 1.0)])
     assert (flow.start, flow.served_s, flows.lowered) == (0.0, 0.0, [flow])
 
 
 def test_refund_after_credit_was_used_leaves_the_account_as_it_was():
     flow = Flow("a", 0, 2.0, start=5.0, credit_s=1.0)
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flows.by_key[flow.key] = flow
-    flow.charge(3.0)
+    flows.charge(flow, 3.0)
     flows.refund([(0, "a", 3.0)])
     assert flow.start - flow.credit_s / flow.weight == 5.0 - 1.0 / 2.0
 
 
 def test_settling_for_a_forgotten_flow_is_no_matter():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flows.settle([(0, "gone", 1.0)], [(0, "gone", 2.0)])
     flows.refund([(0, "gone", 1.0)])
     assert flows.by_key == {}
@@ -89,28 +90,28 @@ def test_settling_for_a_forgotten_flow_is_no_matter():
 
 
 def test_flow_that_slept_gets_no_credit():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     busy, slept = opened(flows, "busy", "slept")
     leaves(flows, slept)
     for _ in range(100):
         start = busy.start
-        busy.charge(1.0)
+        flows.charge(busy, 1.0)
         flows.leads(busy, start, 1.0, 1.0)
     waits(flows, slept)
     assert busy.start - 2.0 <= slept.start <= busy.start
 
 
 def test_flow_that_slept_keeps_its_debt():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a")
-    flow.charge(7.0)
+    flows.charge(flow, 7.0)
     leaves(flows, flow)
     waits(flows, flow)
     assert flow.start == 7.0
 
 
 def test_credit_is_no_way_to_come_back_below_the_virtual_time():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     busy, slept = opened(flows, "busy", "slept", weight=2.0)
     flows.leads(busy, 5.0, 1.0, 2.0)
     for start, credit_s in ((4.0, 9.0), (5.0, 9.0), (6.0, 9.0), (6.0, 1.0)):
@@ -121,7 +122,7 @@ def test_credit_is_no_way_to_come_back_below_the_virtual_time():
 
 
 def test_priorities_have_virtual_times_of_their_own():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     urgent, _ = flows.of("a", 0, 1.0), flows.of("a", 2, 1.0)
     flows.leads(urgent, 9.0, 1.0, 1.0)
     assert flows.of("b", 0, 1.0).start == 9.0
@@ -129,7 +130,7 @@ def test_priorities_have_virtual_times_of_their_own():
 
 
 def test_last_weight_given_is_the_flows_weight():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a", weight=1.0)
     assert flows.of("a", 0, 3.0) is flow
     assert (flow.weight, flows.weights) == (3.0, [3.0])
@@ -141,7 +142,7 @@ def test_last_weight_given_is_the_flows_weight():
 
 
 def test_virtual_time_is_at_least_the_leading_tag():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     a, _ = opened(flows, "a", "b")
     flows.leads(a, 3.0, 1.0, 2.0)
     assert flows.virtual == [3.0]
@@ -151,18 +152,18 @@ def test_virtual_time_is_at_least_the_leading_tag():
 
 def test_virtual_time_moves_though_each_row_is_another_flows():
     """Four of them wait at any time, so each has a quarter of what is served."""
-    flows = Flows()
+    flows = Flows(FairQueueing())
     for number in range(100):
         flow = waits(flows, flows.of(f"t{number}", 0, 1.0))
         start = flow.start
-        flow.charge(1.0)
+        flows.charge(flow, 1.0)
         flows.leads(flow, start, 1.0, 4.0)
         leaves(flows, flow)
     assert flows.virtual[0] == pytest.approx(99 / 4)
 
 
 def test_virtual_time_is_at_most_a_batch_above_the_lowest_tag():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flow, other = opened(flows, "a", "b", weight=2.0)
     for _ in range(10):
         flows.leads(other, 1.0, 8.0, 0.0)
@@ -171,11 +172,11 @@ def test_virtual_time_is_at_most_a_batch_above_the_lowest_tag():
 
 
 def test_newcomer_goes_before_who_was_just_served():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     (aggressor,) = opened(flows, "aggressor")
     for _ in range(5):
         start = aggressor.start
-        aggressor.charge(1.0)
+        flows.charge(aggressor, 1.0)
         flows.leads(aggressor, start, 1.0, 1.0)
     (newcomer,) = opened(flows, "newcomer")
     assert newcomer.start < aggressor.start
@@ -185,14 +186,14 @@ def test_newcomer_goes_before_who_was_just_served():
 
 
 def test_work_done_elsewhere_is_charged_here():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a", weight=2.0)
     flows.learn(Report(served=((0, "a", 3.0), (0, "unknown", 1.0))), 0.0)
     assert (flow.start, flow.served_s) == (1.5, 0.0)
 
 
 def test_virtual_time_of_others_lifts_who_comes_and_never_falls():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flows.of("a", 1, 1.0)
     flows.learn(Report(virtual_time=(4.0, 6.0, 8.0)), 0.0)
     flows.learn(Report(virtual_time=(3.0,)), 0.0)
@@ -200,7 +201,7 @@ def test_virtual_time_of_others_lifts_who_comes_and_never_falls():
 
 
 def test_who_came_while_nothing_was_heard_is_lifted_once_something_is():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flows.learn(Report(virtual_time=(1.0,)), 0.0)
     blind = waits(flows, flows.of("blind", 0, 1.0), 2.0)
     flows.learn(Report(virtual_time=(9.0,)), 2.5)
@@ -211,7 +212,7 @@ def test_who_came_while_nothing_was_heard_is_lifted_once_something_is():
 
 
 def test_flow_that_waits_elsewhere_claims_its_share_until_nobody_says_so():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flow = flows.of("a", 0, 3.0)
     flows.learn(Report(waiting=((0, "a", 0.5), (0, "unknown", 1.0))), 0.0)
     assert (flow.peer_demand_s, flows.weights) == (0.5, [3.0])
@@ -225,7 +226,7 @@ def test_flow_that_waits_elsewhere_claims_its_share_until_nobody_says_so():
 
 
 def test_what_was_heard_long_ago_does_not_count_for_newcomers():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flow = flows.of("a", 0, 1.0)
     flows.learn(Report(waiting=((0, "a", 0.5),)), 0.0)
     flows.enter(flow, 60.0)
@@ -237,7 +238,7 @@ def test_what_was_heard_long_ago_does_not_count_for_newcomers():
     [Report(served=((0, "a", 1.0),)), Report(waiting=((0, "a", 1.0),)), Report(inflight=2, held=1)],
 )
 def test_gateway_is_alone_until_it_hears_of_another_and_after_some_silence(report):
-    flows = Flows()
+    flows = Flows(FairQueueing())
     flows.learn(Report(inflight=1, held=1), 0.0)
     assert flows.alone
     flows.learn(report, 1.0)
@@ -252,11 +253,11 @@ def test_gateway_is_alone_until_it_hears_of_another_and_after_some_silence(repor
 
 
 def test_accounts_of_idle_flows_are_dropped_but_not_the_largest_debts():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     opened(flows, "busy")
     for number in range(5000):
         (flow,) = opened(flows, f"t{number}")
-        flow.charge(100.0 if number == 7 else 0.001)
+        flows.charge(flow, 100.0 if number == 7 else 0.001)
         leaves(flows, flow)
     assert len(flows.by_key) < 600
     assert flows.of("t7", 0, 1.0).start == 100.0
@@ -264,7 +265,7 @@ def test_accounts_of_idle_flows_are_dropped_but_not_the_largest_debts():
 
 
 def test_flow_with_running_or_claimed_work_is_not_dropped():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     running, elsewhere = flows.of("running", 0, 1.0), flows.of("elsewhere", 0, 1.0)
     running.live = 1
     flows.learn(Report(waiting=((0, "elsewhere", 1.0),)), 0.0)
@@ -275,7 +276,7 @@ def test_flow_with_running_or_claimed_work_is_not_dropped():
 
 
 def test_many_live_flows_are_not_looked_at_for_each_newcomer():
-    flows = Flows()
+    flows = Flows(FairQueueing())
     looked = 0
 
     class Counted(dict):

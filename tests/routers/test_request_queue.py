@@ -2,6 +2,7 @@
 
 import pytest
 
+from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue
 
@@ -17,7 +18,7 @@ class Counted(dict):
 
 
 def queue_of(flows, *, waiting=1):
-    queue = RequestQueue((8,), Flows())
+    queue = RequestQueue((8,), Flows(FairQueueing()))
     queue.flows.alone = False
     queue.flows.by_key = Counted()
     for number in range(flows):

@@ -8,6 +8,7 @@ learning: states stay as they are, decisions go on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
@@ -36,8 +37,8 @@ _LATE_WINDOW_S = 2.0
 _SLOS = 5.0  # an average spans at least so many, hence more batches
 
 
-@dataclass(slots=True)
-class _Watch:
+@dataclass(frozen=True, slots=True)
+class Watch:
     """least_s: the shortest wait of the interval that runs. stands: what the one before found."""
 
     least_s: float = inf
@@ -58,7 +59,7 @@ class Codel:
 
     def __init__(self, settings: CodelParameters, *, frozen: bool = False) -> None:
         self.verdicts = Verdicts(settings.mode)
-        self._watches: dict[FlowKey, _Watch] = {}
+        self._watches: dict[FlowKey, Watch] = {}
         self.tune(settings, frozen=frozen)
 
     def tune(self, settings: CodelParameters, *, frozen: bool) -> None:
@@ -66,32 +67,47 @@ class Codel:
         self.settings, self.frozen = settings, frozen
         self.verdicts.tune(settings.mode)
 
+    def judge(self, watch: Watch, wait_s: float, now: float) -> tuple[Watch, bool]:
+        """What is known of a flow once another of its requests has waited so long, and whether that
+        one is shed if the verdict holds. Each is asked about once, before the batch is filled: what
+        is shed leaves its place to the next."""
+        stands = watch.stands
+        if not self.frozen:
+            watch, stands = self._watched(watch, wait_s, now)
+        return watch, stands and wait_s > 2.0 * self.settings.target_s
+
+    def watch(self, flow: FlowKey) -> Watch:
+        return self._watches.get(flow, _NOTHING_SEEN)
+
+    def learn(self, watches: Mapping[FlowKey, Watch]) -> None:
+        """What a decision that was carried out had found."""
+        self._watches.update(watches)
+
     def sheds(self, flow: FlowKey, wait_s: float, now: float) -> bool:
-        """Whether a request whose turn has come after `wait_s` is shed instead. Each is asked about
-        once, before the batch is filled: what is shed leaves its place to the next."""
+        """Whether a request whose turn has come after `wait_s` is shed instead; learns from it."""
         if self.verdicts.off:
             return False
-        watch = self._watches.get(flow)
-        if watch is None:
-            watch = self._watches[flow] = _Watch()
-        stands = watch.stands if self.frozen else self._stands(watch, wait_s, now)
-        return stands and wait_s > 2.0 * self.settings.target_s and self.verdicts.no()
+        watch, is_over = self.judge(self.watch(flow), wait_s, now)
+        self._watches[flow] = watch
+        return is_over and self.verdicts.no()
 
     def standing(self) -> list[FlowKey]:
         """Flows whose queues stand, as last found."""
         return [flow for flow, watch in self._watches.items() if watch.stands]
 
-    def _stands(self, watch: _Watch, wait_s: float, now: float) -> bool:
-        """Take in a sample; the first of an interval sheds nothing."""
+    def _watched(self, watch: Watch, wait_s: float, now: float) -> tuple[Watch, bool]:
+        """With a sample more; the first of an interval sheds nothing."""
         if now <= watch.ends_at:
             if wait_s < watch.least_s:
-                watch.least_s = wait_s
-            return watch.stands
+                watch = Watch(wait_s, watch.ends_at, watch.stands)
+            return watch, watch.stands
         settings = self.settings
         paused = now > watch.ends_at + settings.interval_s
-        watch.stands = watch.least_s > settings.target_s and not paused
-        watch.least_s, watch.ends_at = wait_s, now + settings.interval_s
-        return False
+        stands = watch.least_s > settings.target_s and not paused
+        return Watch(wait_s, now + settings.interval_s, stands), False
+
+
+_NOTHING_SEEN = Watch()
 
 
 @dataclass(slots=True)

@@ -28,6 +28,11 @@ class Verdicts:
         """Another mode; counts stay."""
         self.mode, self.off = mode, mode is Mode.OFF
 
+    @property
+    def acts(self) -> bool:
+        """Whether a no holds."""
+        return self.mode is Mode.ENFORCE
+
     def no(self) -> bool:
         """Count a no; whether it holds."""
         if self.mode is Mode.ENFORCE:

@@ -1,0 +1,245 @@
+"""Which rows form a batch of like lengths, none of them late by it?
+
+The flow with the lowest start tag leads, with the bucket whose turn it is; the batch is filled from
+that bucket over all flows in tag order, up to its target size. Rows that cannot make their deadline
+in such a batch are called late instead of taken. Where there are several groups of replicas, one
+leaves to faster ones what these will have finished sooner, and rows that only they can answer in
+time. Fair in predicted device seconds; spare room is `spare_room`'s question.
+
+Sources: SFQ(D) over weighted flows; early drop by sliding window (Nexus, SOSP'19); token budgets on
+padded size as in text-embeddings-inference.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from routers.api.requests import FlowKey
+from routers.estimates.batch_size import pays_to_wait
+from routers.policies.admission.controllers import Watch
+from routers.policies.batching.draft import Draft, Turns
+from routers.policies.batching.spare_room import late_riders, shorter_riders
+from routers.policies.batching.types import LeadPlan, Leaving
+from routers.policies.batching.view import QueueView
+from routers.state.flows import Flow
+from routers.state.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
+from routers.state.replica_state import ReplicaCapacity
+
+_EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
+_GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
+_FLOWS = 4  # that are looked at behind rows which only a faster group can answer in time
+
+
+class RaggedBatching:
+    def lead(
+        self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
+    ) -> LeadPlan | None:
+        queue = lane.order.first()
+        if queue is None:
+            return None
+        bucket = _bucket(view, queue, capacity, now)
+        draft = new_draft(view, lane, bucket.edge, capacity)
+        held_until = _held_until(view, draft, bucket, now)
+        if held_until is not None:
+            return LeadPlan(draft, queue, bucket, held_until=held_until, is_last=True)
+        if capacity.groups is not None and _finishes_sooner(view, draft, now):
+            return LeadPlan(draft, queue, bucket, holds_back=True, is_last=True)
+        return _Filling(view, draft, queue.flow, now).plan(queue, bucket)
+
+    def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
+        if not draft.capacity.trusted or draft.capacity.others_idle:
+            return ()
+        before = len(draft.rows)
+        shorter_riders(view, draft)
+        late_riders(view, draft, now)
+        return tuple(draft.rows[before:])
+
+
+def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
+    """An empty one; on a replica that is not known yet it takes a single row."""
+    room = capacity.group.sizes.most_rows(_width(view, lane, edge)) if capacity.trusted else 1
+    return Draft(view.order, view.settings, lane, edge, capacity, room)
+
+
+def _width(view: QueueView, lane: Lane, edge: int) -> int:
+    """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
+    if view.settings.pads:
+        return edge
+    length_class = lane.length_classes.get(edge)
+    mean = (
+        length_class.tokens // length_class.rows
+        if length_class is not None and length_class.rows
+        else edge
+    )
+    return min(edge, (mean // _GRAIN + 1) * _GRAIN)
+
+
+def _bucket(view: QueueView, queue: FlowQueue, capacity: ReplicaCapacity, now: float) -> Bucket:
+    """The bucket whose turn it is, or the one whose shape the replica has loaded while that one
+    is ahead by less than loading another costs."""
+    bucket = queue.leading(capacity.group.sizes, now)
+    switch_s = view.settings.buckets.switch_s
+    if switch_s > 0.0 and capacity.last_edge not in (0, bucket.edge):
+        loaded = queue.buckets.get(capacity.last_edge)
+        if loaded is not None and loaded.rows and loaded.turn <= bucket.turn + switch_s:
+            return loaded
+    return bucket
+
+
+def _held_until(view: QueueView, draft: Draft, bucket: Bucket, now: float) -> float | None:
+    """Until when the bucket's next arrival should be waited for; None: it should not. Only the last
+    idle replica waits, and then nobody else takes those rows either."""
+    capacity, lane, edge = draft.capacity, draft.lane, draft.edge
+    if view.settings.hold != "auto" or lane.late or capacity.idle is capacity.others_idle:
+        return None
+    rows = lane.length_classes[edge].rows
+    gap = view.gaps.get(edge)
+    if gap is None or gap.last is None or gap.mean_s == inf or rows >= draft.room:
+        return None
+    until = gap.last + 2.0 * gap.mean_s  # by then the one that was expected is not coming
+    predict, head = capacity.group.cost.predict, bucket.head()
+    assert head is not None
+    in_time = until + predict(rows + 1, edge, quantile=0.99) <= head.tracked.request.deadline
+    seconds = predict(1, edge), predict(rows, edge), predict(rows + 1, edge)
+    if now >= until or not in_time or not pays_to_wait(rows, gap.mean_s, *seconds):
+        return None
+    return until
+
+
+def _finishes_sooner(view: QueueView, draft: Draft, now: float) -> bool:
+    """Whether a faster group that is busy will have finished what waits sooner all the same."""
+    capacity, lane, waiting = draft.capacity, draft.lane, view.waiting
+    assert capacity.groups is not None
+    before_s = waiting.on_time_s if lane.late else waiting.urgent_s(lane.priority)
+    rows = lane.length_classes[draft.edge].rows
+    return capacity.groups.finishes_sooner(
+        capacity.group, rows, draft.edge, before_s + lane.waiting_s, now
+    )
+
+
+class _Filling:
+    """Rows of the leading bucket over all flows, lowest tag first, none that would be late. Flows
+    far above their share fill only a part: the others' cycle through their buckets stays short."""
+
+    __slots__ = (
+        "_done_at",
+        "_draft",
+        "_far_ahead_s",
+        "_gone",
+        "_leader",
+        "_leaving",
+        "_now",
+        "_part",
+        "_passed_over",
+        "_too_old",
+        "_turns",
+        "_view",
+        "_watches",
+    )
+
+    def __init__(self, view: QueueView, draft: Draft, leader: Flow, now: float) -> None:
+        self._view, self._draft, self._leader, self._now = view, draft, leader, now
+        length_class, group = draft.lane.length_classes[draft.edge], draft.capacity.group
+        self._turns = Turns(length_class.order, draft, view.order.ranking)
+        self._far_ahead_s = group.most_work_s
+        self._part = group.sizes.part_rows(draft.edge)
+        self._done_at = now + _turnaround_s(draft, length_class.rows)
+        if draft.lane.late:
+            self._done_at = -inf
+        self._gone: set[TrackedRequest] = set()
+        self._leaving: list[Leaving] = []
+        self._watches: dict[FlowKey, Watch] = {}
+        self._too_old = 0
+        self._passed_over = False
+
+    def plan(self, queue: FlowQueue, bucket: Bucket) -> LeadPlan:
+        leader_start = self._leader.start
+        turns, draft = self._turns, self._draft
+        while draft.room > 0 and (row := turns.first()) is not None:
+            if self._leaves(row):
+                turns.pass_by(row)
+                continue
+            if self._passed_over or self._is_kept_out(row.tracked.flow, leader_start):
+                break
+            if not draft.holds(row):
+                break
+            turns.pass_by(row)
+            draft.take(row)
+        return LeadPlan(
+            draft, queue, bucket, tuple(self._leaving), None, self._passed_over,
+            self._passed_over and not draft.rows, self._watches, self._too_old,
+        )  # fmt: skip
+
+    def _leaves(self, row: Row) -> bool:
+        """Whether its request goes instead of being served now, with all of its rows."""
+        tracked = row.tracked
+        if tracked in self._gone:
+            return True
+        if tracked.request.deadline < self._done_at:
+            if self._is_in_time_elsewhere(row):
+                self._passed_over = True
+                self._fill_in_time()
+                return False
+            self._goes(tracked, is_shed=False)
+            return True
+        if not self._draft.lane.late and self._is_too_old(tracked):
+            self._goes(tracked, is_shed=True)
+            return True
+        return False
+
+    def _fill_in_time(self) -> None:
+        """With rows of the leading bucket that this replica can answer by their deadlines, from
+        behind those that only a faster group can: of the flows furthest below their share, earliest
+        first."""
+        draft, taken = self._draft, set(self._draft.rows)
+        for bucket in self._turns.firsts(_FLOWS):
+            for row in bucket.due_from(self._done_at, draft.room + len(taken)):
+                if row in taken or row.tracked in self._gone:
+                    continue
+                if draft.room <= 0 or not draft.holds(row):
+                    return
+                draft.take(row)
+
+    def _goes(self, tracked: TrackedRequest, *, is_shed: bool) -> None:
+        self._leaving.append(Leaving(len(self._draft.rows), tracked, is_shed))
+        self._gone.add(tracked)
+
+    def _is_in_time_elsewhere(self, row: Row) -> bool:
+        """Whether a row that is late here need not be late."""
+        capacity = self._draft.capacity
+        groups, deadline = capacity.groups, row.tracked.request.deadline
+        return groups is not None and groups.in_time_elsewhere(
+            capacity.group, 1, self._draft.edge, deadline, self._now
+        )
+
+    def _is_too_old(self, tracked: TrackedRequest) -> bool:
+        """What CoDel says of a request of which no row has been served."""
+        codel = self._view.codel
+        if codel.verdicts.off or tracked.forecast is None or tracked.queued < len(tracked.rows):
+            return False
+        if len(tracked.rows) > 1 and any(row.tracked is tracked for row in self._draft.rows):
+            return False
+        flow = tracked.flow.key
+        watch = self._watches.get(flow) or codel.watch(flow)
+        wait_s = self._now - tracked.queued_at
+        self._watches[flow], is_over = codel.judge(watch, wait_s, self._now)
+        self._too_old += is_over
+        return is_over and codel.verdicts.acts
+
+    def _is_kept_out(self, flow: Flow, leader_start: float) -> bool:
+        draft, order = self._draft, self._view.order
+        if len(draft.rows) < self._part or flow is self._leader:
+            return False
+        if not order.is_far_ahead(draft.start(flow), leader_start, self._far_ahead_s):
+            return False
+        draft.most_start = leader_start + self._far_ahead_s
+        return True
+
+
+def _turnaround_s(draft: Draft, waiting: int) -> float:
+    """Predicted seconds to the end of a batch of most of what could be in it, at the 99th
+    percentile: a row that could only be served in a smaller one would keep the others waiting."""
+    rows = max(1, int(_EARLY_DROP * min(draft.room, waiting)))
+    capacity = draft.capacity
+    cost = capacity.group.cost
+    return capacity.starts_in_s + cost.predict(rows, draft.edge, capacity.replica_id, 0.99)

@@ -1,0 +1,1 @@
+"""Whose turn is it among flows?"""

