@@ -31,8 +31,22 @@ class Order(Protocol):
     @property
     def ranking(self) -> Ranking: ...
 
+    @property
+    def settles(self) -> bool:
+        """Whether accounts are put right by the seconds that a batch was predicted, and measured,
+        to take."""
+        ...
+
+    def price(self, length: int, cost_s: float) -> float:
+        """What a row of so many tokens and predicted seconds is charged when it is taken."""
+        ...
+
     def charged(self, standing: Standing, weight: float, seconds: float) -> Standing:
         """The account after it has taken so much more, or less if negative."""
+        ...
+
+    def refunded(self, standing: Standing, weight: float, seconds: float) -> Standing:
+        """The account once work that it was charged for was not even begun."""
         ...
 
     def entered(self, standing: Standing, weight: float, virtual: float) -> Standing:

@@ -167,6 +167,16 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyNames:
+    """Which of its rivals answers each question; the names are `routers.policies.registry`'s. Taken
+    when a model's core is made, and not changed after."""
+
+    order: str = "sfq"
+    batching: str = "ragged"
+    placement: str = "finish_first"
+
+
+@dataclass(frozen=True, slots=True)
 class DispatcherSettings:
     """What the core needs to know of one model.
 
@@ -212,6 +222,7 @@ class DispatcherSettings:
     generation: GenerationParameters | None = None
     groups: tuple[GroupSettings, ...] = ()
     suspect_hold_s: float = 0.0
+    policies: PolicyNames = field(default_factory=PolicyNames)
 
 
 def validate(settings: DispatcherSettings) -> None:

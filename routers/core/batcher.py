@@ -15,7 +15,7 @@ from routers.core.batch_builder import carry_out, form, least_turn_s, take
 from routers.core.request_table import RequestTable
 from routers.core.stream_turns import next_row
 from routers.estimates.groups import ReplicaGroup
-from routers.policies.batching.draft import Draft
+from routers.policies.batching.draft import new_draft
 from routers.state.lanes import Lane, Row
 from routers.state.replica_state import FormedBatch, ReplicaCapacity
 
@@ -120,7 +120,7 @@ def _is_strict(requests: RequestTable) -> bool:
 def _alone(
     requests: RequestTable, lane: Lane, row: Row, capacity: ReplicaCapacity, now: float
 ) -> FormedBatch:
-    draft = Draft(requests.flows.order, requests.settings, lane, row.edge, capacity, 1)
+    draft = new_draft(requests.view, lane, row.edge, capacity)
     rivals = requests.flows.weights[lane.priority]
     draft.take(row)
     take(requests, (row,), now)

@@ -50,6 +50,8 @@ from routers.estimates.cost.model import Coefficients, CostError
 from routers.estimates.groups import ReplicaGroups
 from routers.policies.hedging import Hedging
 from routers.policies.outliers import Outliers
+from routers.policies.registry import PLACEMENTS
+from routers.policies.registry import check as check_names
 from routers.policies.silence import Silence
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget
@@ -64,8 +66,9 @@ class Dispatcher:
 
     def __init__(self, settings: DispatcherSettings) -> None:
         validate(settings)
+        check_names(settings.policies)
         self._groups = ReplicaGroups(settings)
-        self._replicas = ReplicaSet(self._groups)
+        self._replicas = ReplicaSet(self._groups, PLACEMENTS[settings.policies.placement]())
         self._leases = LeaseTable()
         self._requests = RequestTable(settings, self._replicas)
         self._copies = SpeculativeCopies(

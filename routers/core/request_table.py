@@ -20,10 +20,8 @@ from routers.estimates.generations import Generations
 from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
-from routers.policies.batching.ragged import RaggedBatching
-from routers.policies.batching.types import Batching
 from routers.policies.batching.view import QueueView
-from routers.policies.order.fair_queueing import FairQueueing
+from routers.policies.registry import BATCHINGS, ORDERS
 from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.lanes import Row, TrackedRequest
@@ -44,7 +42,7 @@ class RequestTable:
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
         self.live: dict[int, TrackedRequest] = {}
         self.timers = Timers()
-        self.flows = Flows(FairQueueing())
+        self.flows = Flows(ORDERS[settings.policies.order](settings))
         self.groups = replicas.groups
         self.held_until: float | None = None
         self.wants_room: Row | None = None
@@ -57,7 +55,7 @@ class RequestTable:
         self.served = ServedWork(self.flows, self.admission, self._pipeline.rejections)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
         self.suspects = Suspects(replicas)
-        self.batching: Batching = RaggedBatching()
+        self.batching = BATCHINGS[settings.policies.batching]()
         self.view = QueueView(
             self.waiting, self.flows.order, self.arrivals.gaps, self.admission.codel,
             self.groups, settings,

@@ -25,7 +25,7 @@ class ServedWork:
         """The batch took so long; None: nothing was started, nobody pays."""
         self._rejections.clear()
         if service_s is None:
-            self._flows.refund(batch.charges)
+            self._flows.refund(batch.paid)
             return
         served = batch.split(service_s)
         self._flows.settle(batch.charges, served)

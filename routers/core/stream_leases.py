@@ -112,7 +112,7 @@ def _pay(
         ((priority, tenant, paid_s),) = batch.charges
         requests.served.charge(priority, tenant, served_s - paid_s)
         charges = ((priority, tenant, served_s),)
-        lease.owes = replace(batch, predicted_s=served_s, charges=charges)
+        lease.owes = replace(batch, predicted_s=served_s, charges=charges, paid=charges)
     if served_s > running.told_s:
         priority, tenant, _ = lease.batch.charges[0]
         requests.served.tell((priority, tenant, served_s - running.told_s), lease.batch.rank, now)

@@ -135,15 +135,17 @@ class Flows:
         for (priority, tenant, charged_s), (_, _, served_s) in zip(charges, served, strict=True):
             flow = by_key.get((priority, tenant))
             if flow is not None:
-                self.charge(flow, served_s - charged_s)
+                if self.order.settles:
+                    self.charge(flow, served_s - charged_s)
                 flow.served_s += served_s
 
-    def refund(self, charges: Iterable[FlowWork]) -> None:
+    def refund(self, paid: Iterable[FlowWork]) -> None:
         """A batch was never started: its rows come back to the places that they had."""
-        for priority, tenant, seconds in charges:
+        for priority, tenant, seconds in paid:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
-                flow.start -= seconds / flow.weight
+                standing = flow.start, flow.credit_s
+                self.stands(flow, self.order.refunded(standing, flow.weight, seconds))
                 self.lowered.append(flow)
 
     def learn(self, report: Report, now: float) -> None:

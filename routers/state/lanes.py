@@ -133,11 +133,7 @@ class Bucket:
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        if self.queue.lane.ranking is Ranking.ARRIVALS:
-            place = (float(row.order), row.order, row)
-        else:
-            place = (row.tracked.request.deadline, row.order, row)
-        line = self.line
+        line, place = self.line, (self.queue.lane.rank_of(row), row.order, row)
         if not line or line[-1] <= place:
             line.append(place)
         else:
@@ -165,8 +161,7 @@ class Bucket:
         return inf if row is None else self.rank_of(row)
 
     def rank_of(self, row: Row) -> float:
-        by_arrival = self.queue.lane.ranking is Ranking.ARRIVALS
-        return float(row.order) if by_arrival else row.tracked.request.deadline
+        return self.queue.lane.rank_of(row)
 
     def in_order(self) -> Iterator[Row]:
         """Its rows, the first in front, left where they are; nothing may leave meanwhile. Work:
@@ -299,6 +294,14 @@ class FlowQueue:
         """The lowest of its buckets'."""
         return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
 
+    def rank_of(self, row: Row) -> float:
+        return self.lane.rank_of(row)
+
+    def in_order(self) -> Iterator[Row]:
+        """Its rows over all buckets, the first in front, left where they are."""
+        rows = [bucket.in_order() for bucket in self.buckets.values() if bucket.rows]
+        return merge(*rows, key=lambda row: (self.rank_of(row), row.order))
+
     def last(self) -> Row | None:
         """Who is due last where most wait."""
         return max(self.buckets.values(), key=_rows).last()
@@ -393,6 +396,12 @@ class Lane:
             for bucket in queue.buckets.values():
                 if bucket.rows:
                     self.length_classes[bucket.edge].order.add(bucket)
+
+    def rank_of(self, row: Row) -> float:
+        """A row's place in its bucket, lowest first."""
+        if self.ranking is Ranking.ARRIVALS:
+            return float(row.order)
+        return row.tracked.request.deadline
 
     def buckets(self) -> Iterator[Bucket]:
         """All that hold rows, the retried ones' last."""

@@ -1,20 +1,17 @@
 """The replicas that may take a lease now, in the order in which they are to be asked.
 
-First the one predicted to finish it first: what it still has to do, and its group's next batch at
-its own speed. Idle replicas of about the same speed take turns. One that runs beyond its prediction
-is expected to go on for as long as it already has. Stream replicas go by the share of their room
-that is taken and by the prompts that they have yet to read. Unhealthy ones (suspect, overdue,
-ejected) are asked only while no other replica runs, a group that is not open never. Work: O(log n)
-a choice, by one lazy heap a kind and group; at most a few of a kind are asked, since what one of
-them may not take the next may not take either, save for the one replica that a row avoids.
+Which order that is, the placement says. Unhealthy replicas (suspect, overdue, ejected) are asked
+only while no other replica runs, a group that is not open never. Work: O(log n) a choice, by one
+lazy heap a kind and group; at most a few of a kind are asked, since what one of them may not take
+the next may not take either, save for the one replica that a row avoids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from math import inf, log
-from typing import TypeVar
+from math import inf
+from typing import Protocol, TypeVar
 
 from routers.state.replica_state import Entry, ReplicaState
 
@@ -22,18 +19,32 @@ from routers.state.replica_state import Entry, ReplicaState
 IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
-_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
-_READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
 _SLACK = 32
 
 
 _T = TypeVar("_T")
 
 
+class Placement(Protocol):
+    """Which replica is asked first?"""
+
+    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
+        """Of a healthy one: its kind (not `SPARE`), and its order within the kind, lowest first.
+        `DUE` is looked at again once the first number, a time, has passed; others keep their place
+        until something about the replica changes."""
+        ...
+
+    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
+        """Of the first of each kind the lowest is asked; `batch_s`: predicted seconds of the next
+        batch of its group."""
+        ...
+
+
 class ReadyReplicas:
     """Replicas that may take a lease now. An entry is valid while its replica says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
         self._heaps: list[list[Entry]] = [[] for _ in range(_KINDS)]  # of all kinds, by group
         self._counts = [0] * _KINDS
         self._total = self._spare = 0
@@ -53,7 +64,10 @@ class ReadyReplicas:
         return idle < len(self._counts) and self._counts[idle] > own
 
     def place(self, replica: ReplicaState, now: float) -> None:
-        kind, first, second = _place(replica, now)
+        if replica.unhealthy:
+            kind, first, second = SPARE, float(len(replica.leases)), replica.finish_at
+        else:
+            kind, first, second = self.placement.place(replica, now)
         kind += replica.group.index * _KINDS
         entry = replica.entry
         if entry is not None:
@@ -103,14 +117,14 @@ class ReadyReplicas:
         return answer
 
     def _best(self, now: float, tries: list[int]) -> Entry | None:
-        best, best_s = None, inf
+        best, least = None, inf
         for kind, left in enumerate(tries):
             if left and self._counts[kind]:
                 entry = self._top(kind, now)
                 if entry is not None and (group := entry[4].group).is_open:
-                    finish_s = finish_in_s(entry[4], now, group.next_s)
-                    if finish_s < best_s:
-                        best, best_s = entry, finish_s
+                    score = self.placement.score(entry[4], now, group.next_s)
+                    if score < least:
+                        best, least = entry, score
         return best
 
     def _top(self, kind: int, now: float) -> Entry | None:
@@ -157,18 +171,6 @@ def load_of(replica: ReplicaState) -> float:
     return min(1.0, full)
 
 
-def _place(replica: ReplicaState, now: float) -> tuple[int, float, float]:
-    if replica.unhealthy:
-        return SPARE, len(replica.leases), replica.finish_at
-    if replica.streams:
-        load = load_of(replica) + replica.reading / _READING
-        return STREAM, load + _band(replica), replica.last_used
-    if not replica.leases and replica.foreign_until <= now:
-        return IDLE, _band(replica), replica.last_used
-    if replica.finish_at >= now:
-        return DUE, replica.finish_at, len(replica.leases)
-    return OVERRUN, -replica.finish_at, len(replica.leases)
-
-
-def _band(replica: ReplicaState) -> float:
-    return float(round(log(replica.slowdown) / _BAND)) if replica.slowdown > 0.0 else 0.0
+def requests_in_flight(replica: ReplicaState) -> float:
+    """Leases that it holds, those of other gateways as of its last answer."""
+    return float(len(replica.leases) + replica.foreign_leases)

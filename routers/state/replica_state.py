@@ -84,8 +84,9 @@ class ReplicaCapacity:
 class FormedBatch:
     """What a lease is made of: rows in order, the width they are predicted with (the longest row,
     or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
-    see `api.actions.Dispatch`. charges: what each flow paid, for `RequestTable.settle`. speed:
-    work, in seconds of the reference group, that a second of its replica is."""
+    see `api.actions.Dispatch`. charges: each flow's part of the predicted work. paid: what its
+    account was charged, which is the same where the order settles accounts. speed: work, in seconds
+    of the reference group, that a second of its replica is."""
 
     rows: list[Row]
     width: int
@@ -94,6 +95,7 @@ class FormedBatch:
     predicted_s: float = 0.0
     charges: tuple[FlowWork, ...] = ()
     speed: float = 1.0
+    paid: tuple[FlowWork, ...] = ()
 
     @property
     def work_s(self) -> float:

@@ -17,7 +17,7 @@ from math import inf
 from routers.api.requests import Replica
 from routers.estimates.groups import ReplicaGroups
 from routers.state.preemptible import PreemptibleReplicas
-from routers.state.ready_replicas import ReadyReplicas, load_of
+from routers.state.ready_replicas import Placement, ReadyReplicas, load_of
 from routers.state.replica_state import ReplicaCapacity, ReplicaState
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
@@ -28,10 +28,10 @@ _SLACK = 32
 class ReplicaSet:
     """`healthy`: running and not unhealthy. `largest`: capacity of the largest that run."""
 
-    def __init__(self, groups: ReplicaGroups) -> None:
+    def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
         self.groups = groups
         self.by_id: dict[str, ReplicaState] = {}
-        self.ready = ReadyReplicas()
+        self.ready = ReadyReplicas(placement)
         self.preemptible = PreemptibleReplicas()
         self.running = 0  # not draining
         self.healthy = 0

@@ -7,6 +7,7 @@ import pytest
 from routers.api.requests import Replica, ReplicaKind
 from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import ReplicaGroup
+from routers.policies.placement.finish_first import FinishFirst
 from routers.state.affinity import Affinity
 from routers.state.lanes import Row
 from routers.state.leases import LeaseTable
@@ -37,7 +38,7 @@ def stream(replica_id, held, ratio=1.0):
 
 
 def ready(*by_id):
-    among = ReadyReplicas()
+    among = ReadyReplicas(FinishFirst())
     for replica in by_id:
         among.place(replica, NOW)
     return among
@@ -132,7 +133,7 @@ def test_of_a_thousand_idle_replicas_few_are_asked_in_vain_and_one_in_success():
 
 
 def test_memory_is_bounded_by_who_is_ready_however_often_places_change():
-    among, replica = ReadyReplicas(), idle("a")
+    among, replica = ReadyReplicas(FinishFirst()), idle("a")
     for turn in range(1000):
         replica.last_used = turn
         among.place(replica, NOW)

@@ -15,12 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from routers.api.policies import Ranking
 from routers.api.requests import FlowKey, Generation, Reason, Request
 from routers.api.settings import DispatcherSettings
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.feasibility import QueueAhead
 from routers.policies.admission.lateness import has_place, is_over
-from routers.state.flows import Flows
+from routers.state.flows import Flow, Flows
 from routers.state.lanes import TrackedRequest
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
@@ -185,9 +186,10 @@ class AdmissionPipeline:
         if not capacity:
             return self._late_when_one_comes_s(latest, admission, now)
         flow = tracked.flow
-        before_s = self._before_s(tracked) if flow.rows or self._waits_for_room(tracked) else 0.0
+        is_behind = self._waits_behind(flow) or self._waits_for_room(tracked)
+        before_s = self._before_s(tracked) if is_behind else 0.0
         urgent_s = self._waiting.urgent_s(flow.priority)
-        rivals = self._flows.weights[flow.priority]
+        rivals = self._flows.weights[flow.priority] if self._shares else flow.weight
         ahead = QueueAhead(flow.key, flow.weight, before_s, rivals, urgent_s, capacity)
         forecast = admission.feasibility.judge(ahead, latest, now)
         if forecast.late_by_s <= 0.0:
@@ -207,6 +209,17 @@ class AdmissionPipeline:
         until = request.deadline if settings.late == "refuse" else request.expires
         return max(0.0, now + self.capacity_in_s - until)
 
+    def _waits_behind(self, flow: Flow) -> bool:
+        """Whether anything goes before a new request of the flow besides what is more urgent."""
+        if self._shares:
+            return flow.rows > 0
+        lanes = self._waiting.on_time
+        return flow.priority < len(lanes) and lanes[flow.priority].rows > 0
+
+    @property
+    def _shares(self) -> bool:
+        return self._flows.order.ranking is Ranking.SHARES
+
     def _waits_for_room(self, tracked: TrackedRequest) -> bool:
         """Whether as much as it needs has to be given up first by what runs."""
         return tracked.plan is not None and not self._replicas.has_ready
@@ -216,6 +229,8 @@ class AdmissionPipeline:
         before than waits here; else who has the least here would always be called late."""
         flow, before_s = tracked.flow, tracked.cost_s
         lanes = self._waiting.on_time
+        if not self._shares:
+            return before_s + sum([lane.waiting_s for lane in lanes[flow.priority :][:1]])
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
         if queue is not None:  # else all it has are retried rows
             before_s = queue.before_s(tracked.edge, before_s)

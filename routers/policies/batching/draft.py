@@ -7,17 +7,21 @@ seconds are divided in the same proportions and the charges put right (`formed`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from routers.api.policies import Order, Ranking, Standing
 from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
+from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
 from routers.state.lanes import Bucket, Lane, Row
 from routers.state.replica_state import FormedBatch, ReplicaCapacity
-from routers.state.tag_order import TagOrder
+from routers.state.tag_order import Tagged, TagOrder
+
+_GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
 
 
 class Draft:
@@ -90,7 +94,8 @@ class Draft:
         self.total += length
         self.room -= 1
         standing = self.standings.get(flow) or (flow.start, flow.credit_s)
-        self.standings[flow] = self._order.charged(standing, flow.weight, cost_s)
+        price = self._order.price(length, cost_s)
+        self.standings[flow] = self._order.charged(standing, flow.weight, price)
         shares = self._shares
         shares[flow] = shares.get(flow, 0.0) + cost_s
 
@@ -119,63 +124,111 @@ class Draft:
         speed = 1.0 if group.engine is not None else group.speed
         charges = self._put_right(predicted_s * speed)
         rank = (int(lane.late), lane.priority, start)
-        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed)
+        paid = charges if self._order.settles else self._paid()
+        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed, paid)
 
     def _put_right(self, work_s: float) -> tuple[FlowWork, ...]:
-        """Charge each flow its share of the batch instead of its rows' own predictions."""
-        shares, charged = self._shares, self._order.charged
+        """Each flow's share of the batch, charged instead of its rows' own predictions."""
+        shares, charged, settles = self._shares, self._order.charged, self._order.settles
         whole = sum(shares.values())
         charges = []
         for flow, share in shares.items():
             seconds = work_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
-            self.standings[flow] = charged(self.standings[flow], flow.weight, seconds - share)
+            if settles:
+                self.standings[flow] = charged(self.standings[flow], flow.weight, seconds - share)
             charges.append((flow.priority, flow.tenant, seconds))
         return tuple(charges)
 
+    def _paid(self) -> tuple[FlowWork, ...]:
+        """What accounts were charged that are not put right."""
+        prices: dict[Flow, float] = {}
+        for row in self.rows:
+            flow = row.tracked.flow
+            price = self._order.price(row.length, row.cost_s)
+            prices[flow] = prices.get(flow, 0.0) + price
+        return tuple([(flow.priority, flow.tenant, price) for flow, price in prices.items()])
 
-class Turns:
-    """Whose row is next in a length class, while a draft charges flows for what it takes.
 
-    Walks the class's order from its lowest tag on without changing it: behind each entry of the
+def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
+    """An empty one; on a replica that is not known yet it takes a single row."""
+    room = capacity.group.sizes.most_rows(_width(view, lane, edge)) if capacity.trusted else 1
+    return Draft(view.order, view.settings, lane, edge, capacity, room)
+
+
+def _width(view: QueueView, lane: Lane, edge: int) -> int:
+    """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
+    if view.settings.pads:
+        return edge
+    length_class = lane.length_classes.get(edge)
+    mean = (
+        length_class.tokens // length_class.rows
+        if length_class is not None and length_class.rows
+        else edge
+    )
+    return min(edge, (mean // _GRAIN + 1) * _GRAIN)
+
+
+class Waiting(Tagged, Protocol):
+    """Rows of one flow that stand in an order by tags."""
+
+    def in_order(self) -> Iterator[Row]: ...
+
+    def rank_of(self, row: Row) -> float: ...
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+def bucket_of(row: Row) -> Bucket:
+    assert row.queue is not None
+    return row.queue
+
+
+class Turns(Generic[T]):
+    """Whose row is next in an order by tags, while a draft charges flows for what it takes.
+
+    Walks the order from its lowest tag on without changing it: behind each entry of the
     heap that was the lowest, its two children are candidates; a flow that the draft has charged
     stands among them with its new tag. Work: O(log n) a row that is asked for."""
 
-    def __init__(self, order: TagOrder[Bucket], draft: Draft, ranking: Ranking) -> None:
+    def __init__(
+        self, order: TagOrder[T], draft: Draft, ranking: Ranking, item_of: Callable[[Row], T]
+    ) -> None:
+        self._item_of = item_of
         self._marks = order.heap
         self._draft = draft
         self._by_rank = ranking is not Ranking.SHARES
-        self._rows: dict[Bucket, Iterator[Row]] = {}
-        self._heads: dict[Bucket, Row | None] = {}
-        self._next: list[tuple[float, int, int, Bucket]] = []
+        self._rows: dict[T, Iterator[Row]] = {}
+        self._heads: dict[T, Row | None] = {}
+        self._next: list[tuple[float, int, int, T]] = []
         self._look_at(0)
 
     def first(self) -> Row | None:
         """The next row; None: no more wait. The same again until it is passed."""
         candidates = self._next
         while candidates:
-            tag, pushed, index, bucket = candidates[0]
+            tag, pushed, index, item = candidates[0]
             if index >= 0:
                 self._enter(index)
                 continue
-            head = self._heads[bucket]
+            head = self._heads[item]
             if head is None:
                 heappop(candidates)
                 continue
-            now = self._tag(bucket, head)
+            now = self._tag(item, head)
             if now == tag:
                 return head
-            heapreplace(candidates, (now, pushed, -1, bucket))
+            heapreplace(candidates, (now, pushed, -1, item))
         return None
 
     def pass_by(self, row: Row) -> None:
         """The row that `first` has just returned was taken, or leaves."""
-        bucket = row.queue
-        assert bucket is not None
-        self._heads[bucket] = next(self._rows[bucket], None)
+        item = self._item_of(row)
+        self._heads[item] = next(self._rows[item], None)
 
-    def firsts(self, most: int) -> list[Bucket]:
+    def firsts(self, most: int) -> list[T]:
         """The first buckets, in order."""
-        found: list[tuple[float, int, int, Bucket]] = []
+        found: list[tuple[float, int, int, T]] = []
         while len(found) < most and self.first() is not None:
             found.append(heappop(self._next))
         for candidate in found:
@@ -183,21 +236,21 @@ class Turns:
         return [candidate[3] for candidate in found]
 
     def _enter(self, index: int) -> None:
-        """The heap's entry is the lowest candidate: its bucket stands in for it, if it is valid."""
-        _, pushed, _, bucket = heappop(self._next)
+        """The heap's entry is the lowest candidate: if it is valid, its rows come in for it."""
+        _, pushed, _, item = heappop(self._next)
         self._look_at(2 * index + 1)
         self._look_at(2 * index + 2)
-        if bucket.mark is not self._marks[index] or not bucket.rows:
+        if item.mark is not self._marks[index] or not item.rows:
             return
-        rows = self._rows[bucket] = bucket.in_order()
-        head = self._heads[bucket] = next(rows, None)
+        rows = self._rows[item] = item.in_order()
+        head = self._heads[item] = next(rows, None)
         if head is not None:
-            heappush(self._next, (self._tag(bucket, head), pushed, -1, bucket))
+            heappush(self._next, (self._tag(item, head), pushed, -1, item))
 
     def _look_at(self, index: int) -> None:
         if index < len(self._marks):
-            tag, pushed, bucket = self._marks[index]
-            heappush(self._next, (tag, pushed, index, bucket))
+            tag, pushed, item = self._marks[index]
+            heappush(self._next, (tag, pushed, index, item))
 
-    def _tag(self, bucket: Bucket, head: Row) -> float:
-        return bucket.rank_of(head) if self._by_rank else self._draft.start(bucket.flow)
+    def _tag(self, item: T, head: Row) -> float:
+        return item.rank_of(head) if self._by_rank else self._draft.start(item.flow)

@@ -17,7 +17,7 @@ from math import inf
 from routers.api.requests import FlowKey
 from routers.estimates.batch_size import pays_to_wait
 from routers.policies.admission.controllers import Watch
-from routers.policies.batching.draft import Draft, Turns
+from routers.policies.batching.draft import Draft, Turns, bucket_of, new_draft
 from routers.policies.batching.spare_room import late_riders, shorter_riders
 from routers.policies.batching.types import LeadPlan, Leaving
 from routers.policies.batching.view import QueueView
@@ -26,7 +26,6 @@ from routers.state.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
 from routers.state.replica_state import ReplicaCapacity
 
 _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
-_GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
 _FLOWS = 4  # that are looked at behind rows which only a faster group can answer in time
 
 
@@ -53,25 +52,6 @@ class RaggedBatching:
         shorter_riders(view, draft)
         late_riders(view, draft, now)
         return tuple(draft.rows[before:])
-
-
-def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
-    """An empty one; on a replica that is not known yet it takes a single row."""
-    room = capacity.group.sizes.most_rows(_width(view, lane, edge)) if capacity.trusted else 1
-    return Draft(view.order, view.settings, lane, edge, capacity, room)
-
-
-def _width(view: QueueView, lane: Lane, edge: int) -> int:
-    """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
-    if view.settings.pads:
-        return edge
-    length_class = lane.length_classes.get(edge)
-    mean = (
-        length_class.tokens // length_class.rows
-        if length_class is not None and length_class.rows
-        else edge
-    )
-    return min(edge, (mean // _GRAIN + 1) * _GRAIN)
 
 
 def _bucket(view: QueueView, queue: FlowQueue, capacity: ReplicaCapacity, now: float) -> Bucket:
@@ -140,7 +120,7 @@ class _Filling:
     def __init__(self, view: QueueView, draft: Draft, leader: Flow, now: float) -> None:
         self._view, self._draft, self._leader, self._now = view, draft, leader, now
         length_class, group = draft.lane.length_classes[draft.edge], draft.capacity.group
-        self._turns = Turns(length_class.order, draft, view.order.ranking)
+        self._turns = Turns(length_class.order, draft, view.order.ranking, bucket_of)
         self._far_ahead_s = group.most_work_s
         self._part = group.sizes.part_rows(draft.edge)
         self._done_at = now + _turnaround_s(draft, length_class.rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import exp, inf
 
 from routers.estimates.batch_size import gap_s
-from routers.policies.batching.draft import Draft, Turns
+from routers.policies.batching.draft import Draft, Turns, bucket_of
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import LengthClass
 
@@ -30,7 +30,7 @@ def shorter_riders(view: QueueView, draft: Draft) -> None:
     ]
     for edge in sorted(shorter, reverse=True):
         length_class = length_classes[edge]
-        turns = Turns(length_class.order, draft, view.order.ranking)
+        turns = Turns(length_class.order, draft, view.order.ranking, bucket_of)
         for _ in range(_how_many(view, draft, length_class)):
             row = turns.first()
             if row is None or not draft.holds(row):
@@ -91,7 +91,7 @@ def late_riders(view: QueueView, draft: Draft, now: float) -> None:
         return
     deadline = min([row.tracked.request.deadline for row in draft.rows])
     due_s = deadline - now - draft.capacity.starts_in_s
-    turns = Turns(length_class.order, draft, view.order.ranking)
+    turns = Turns(length_class.order, draft, view.order.ranking, bucket_of)
     while draft.room > 0 and (row := turns.first()) is not None:
         if not draft.holds(row) or draft.start(row.tracked.flow) > draft.most_start:
             return

@@ -15,11 +15,20 @@ from routers.api.policies import Ranking, Standing
 
 class FairQueueing:
     ranking = Ranking.SHARES
+    settles = True
+
+    def price(self, length: int, cost_s: float) -> float:
+        return cost_s
 
     def charged(self, standing: Standing, weight: float, seconds: float) -> Standing:
         start, credit_s = standing
         due_s = seconds - credit_s
         return (start + due_s / weight, 0.0) if due_s > 0.0 else (start, -due_s)
+
+    def refunded(self, standing: Standing, weight: float, seconds: float) -> Standing:
+        """The tag falls: its rows come back to the places that they had."""
+        start, credit_s = standing
+        return start - seconds / weight, credit_s
 
     def entered(self, standing: Standing, weight: float, virtual: float) -> Standing:
         """No more below the virtual time than at it."""

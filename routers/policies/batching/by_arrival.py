@@ -1,0 +1,40 @@
+"""Rows of any length in the order that flows are served in, as a dynamic batcher does.
+
+The rival without length buckets: short rows are padded to the longest beside them, and nothing is
+called late or rides along. As many as the model's bounds hold, counting each row as long as the
+longest that may come. Source: dynamic batching as in Triton Inference Server.
+"""
+
+from __future__ import annotations
+
+from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.types import LeadPlan
+from routers.policies.batching.view import QueueView
+from routers.state.lanes import FlowQueue, Lane, Row
+from routers.state.replica_state import ReplicaCapacity
+
+
+class BatchesByArrival:
+    def lead(
+        self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
+    ) -> LeadPlan | None:
+        queue = lane.order.first()
+        if queue is None:
+            return None
+        draft = new_draft(view, lane, view.waiting.edges[-1], capacity)
+        turns = Turns(lane.order, draft, view.order.ranking, _queue_of)
+        bucket = None
+        while draft.room > 0 and (row := turns.first()) is not None and draft.holds(row):
+            bucket = bucket or row.queue
+            turns.pass_by(row)
+            draft.take(row)
+        assert bucket is not None
+        return LeadPlan(draft, queue, bucket)
+
+    def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
+        return ()
+
+
+def _queue_of(row: Row) -> FlowQueue:
+    assert row.queue is not None
+    return row.queue.queue

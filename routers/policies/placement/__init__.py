@@ -1,0 +1,1 @@
+"""Which replica is asked first?"""

@@ -1,0 +1,14 @@
+"""The replica that was used longest ago, whatever it holds: as long as it may take a lease."""
+
+from __future__ import annotations
+
+from routers.state.ready_replicas import IDLE, STREAM, requests_in_flight
+from routers.state.replica_state import ReplicaState
+
+
+class RoundRobin:
+    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
+        return (STREAM if requests_in_flight(replica) else IDLE), replica.last_used, 0.0
+
+    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
+        return replica.last_used
