@@ -24,6 +24,7 @@ from routers.api.settings import (
     LimitParameters,
     Mode,
     OutlierParameters,
+    PolicyNames,
     SilenceParameters,
 )
 
@@ -73,6 +74,9 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         silence=_silence(model),
         generation=_generation(model) if model.task == "generate" else None,
         suspect_hold_s=model.crashes.hold_s,
+        policies=PolicyNames(
+            model.policies.order, model.policies.batching, model.policies.placement
+        ),
     )
 
 

@@ -19,7 +19,12 @@ from deployments.settings.model_fields import ModelFields
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
-from deployments.settings.scheduling import BatchSettings, HedgeSettings, OutlierSettings
+from deployments.settings.scheduling import (
+    BatchSettings,
+    HedgeSettings,
+    OutlierSettings,
+    PolicySettings,
+)
 from yaml_document.document import Document
 from yaml_document.mistakes import explain
 from yaml_document.section import Section, wrong
@@ -117,6 +122,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
             ("outliers",),
             "must be left out: replicas that stream are not left out for being slow",
         )
+    if model.policies.batching != PolicySettings().batching:
+        yield ("policies", "batching"), "must be left out: the engine batches by itself"
     if model.replicas.slots != ReplicaSettings().slots:
         yield (
             ("replicas", "slots"),

@@ -29,6 +29,7 @@ from deployments.settings.scheduling import (
     BatchSettings,
     HedgeSettings,
     OutlierSettings,
+    PolicySettings,
     QueueSettings,
     SilenceSettings,
 )
@@ -141,6 +142,10 @@ class ModelFields(Section):
     )
     admission: AdmissionSettings = Field(
         default_factory=AdmissionSettings, description="What is refused because of load."
+    )
+    policies: PolicySettings = Field(
+        default_factory=PolicySettings,
+        description="Which of the rivals that answer one question is used (docs/policies.md).",
     )
     hedge: HedgeSettings = Field(
         default_factory=HedgeSettings, description="Second copies of batches that take long."

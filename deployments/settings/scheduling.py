@@ -8,10 +8,12 @@ at each gateway on its own, so counts are a gateway's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from routers.policies.registry import KINDS
 from yaml_document.section import Section, off_is_a_word, wrong
 
 Mode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(off_is_a_word)]
@@ -93,6 +95,44 @@ class QueueSettings(Section):
         default=False,
         description="Whether running work of the least urgent priority may be stopped and queued "
         "again for the most urgent, on replicas that stream.",
+    )
+
+
+def _known(kind: str, name: str) -> str:
+    """Raises ValueError for a name that the registry does not have."""
+    if name not in KINDS[kind]:
+        raise ValueError(f"must be one of {', '.join(KINDS[kind])}, got {name!r}")
+    return name
+
+
+def _names(kind: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": list(KINDS[kind])})
+
+
+OrderName = Annotated[str, AfterValidator(partial(_known, "order")), _names("order")]
+BatchingName = Annotated[str, AfterValidator(partial(_known, "batching")), _names("batching")]
+PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _names("placement")]
+
+
+class PolicySettings(Section):
+    """The questions that several policies answer."""
+
+    order: OrderName = Field(
+        default="sfq",
+        description="Whose turn it is: by shares, start-time fair queueing of device seconds "
+        "(`sfq`), virtual token counters (`vtc`) or deficit round robin (`drr`); without shares "
+        "between tenants, the earliest deadline (`edf`) or who came first (`fifo`).",
+    )
+    batching: BatchingName = Field(
+        default="ragged",
+        description="Which rows form a batch: of like lengths, with riders where they cost less "
+        "than they save (`ragged`), of one length interval (`bucket`), or of any lengths in order "
+        "(`arrival`). Models that generate are not batched here.",
+    )
+    placement: PlacementName = Field(
+        default="finish_first",
+        description="Which replica is asked first: the one that is predicted to finish first, the "
+        "`least_loaded`, by Prequal's rule (`prequal`), or in turn (`round_robin`).",
     )
 
 

@@ -168,8 +168,8 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicyNames:
-    """Which of its rivals answers each question; the names are `routers.policies.registry`'s. Taken
-    when a model's core is made, and not changed after."""
+    """Which of its rivals answers each question; the names are `routers.policies.registry`'s. With
+    another order, who has had how much is forgotten."""
 
     order: str = "sfq"
     batching: str = "ragged"

@@ -21,7 +21,8 @@ from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rej
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
 from routers.policies.batching.view import QueueView
-from routers.policies.registry import BATCHINGS, ORDERS
+from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
+from routers.policies.registry import check as check_names
 from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.lanes import Row, TrackedRequest
@@ -328,9 +329,11 @@ class RequestTable:
         """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
         are now too long. Reopens what was closed."""
         validate(settings)
+        check_names(settings.policies)
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
         self._adopt_generation(settings)
+        self._adopt_policies(settings, now)
         moved = settings.bucket_edges != self.settings.bucket_edges
         if moved:
             self.waiting.edges = settings.bucket_edges
@@ -353,6 +356,16 @@ class RequestTable:
         self.is_closed = False
         self._pipeline.rejections.clear()
         self.groups.adopt(settings, self.waiting.edges)
+
+    def _adopt_policies(self, settings: DispatcherSettings, now: float) -> None:
+        names, before = settings.policies, self.settings.policies
+        self.batching = BATCHINGS[names.batching]()
+        if names.placement != before.placement:
+            self._replicas.adopt(PLACEMENTS[names.placement](), now)
+        if names.order != before.order:
+            order = ORDERS[names.order](settings)
+            self.waiting.restart(order, now)
+            self.view.order = order
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
         generation = settings.generation

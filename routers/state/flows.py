@@ -79,6 +79,15 @@ class Flows:
         self._others_at = -inf
         self.alone = True  # no other gateway has been heard of lately
 
+    def restart(self, order: Order) -> None:
+        """Under another order, whose tags are of another kind: everybody begins anew."""
+        self.order = order
+        self.virtual = [0.0] * len(self.virtual)
+        self._moves = [0.0] * len(self._moves)
+        self.lowered.clear()
+        for flow in self.by_key.values():
+            flow.start = flow.credit_s = 0.0
+
     def of(self, tenant: str, priority: int, weight: float) -> Flow:
         """The flow's account, opened if there is none; its weight is the last one given."""
         flow = self.by_key.get((priority, tenant))

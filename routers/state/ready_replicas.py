@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, log
 from typing import Protocol, TypeVar
 
 from routers.state.replica_state import Entry, ReplicaState
@@ -19,6 +19,7 @@ from routers.state.replica_state import Entry, ReplicaState
 IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
+_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
 _SLACK = 32
 
 
@@ -174,3 +175,8 @@ def load_of(replica: ReplicaState) -> float:
 def requests_in_flight(replica: ReplicaState) -> float:
     """Leases that it holds, those of other gateways as of its last answer."""
     return float(len(replica.leases) + replica.foreign_leases)
+
+
+def speed_band(replica: ReplicaState) -> float:
+    """Of how slow it is, in steps: replicas of one band take turns."""
+    return float(round(log(replica.slowdown) / _BAND)) if replica.slowdown > 0.0 else 0.0

@@ -73,6 +73,13 @@ class ReplicaSet:
             self.refresh(replica, now)
         return gone
 
+    def adopt(self, placement: Placement, now: float) -> None:
+        """Another placement: each finds its place anew."""
+        self.ready.placement = placement
+        for replica in self.by_id.values():
+            self.ready.drop(replica)
+            self.refresh(replica, now)
+
     def _count_groups(self) -> None:
         for group in self.groups.all():
             group.begin_count()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from routers.api.policies import Order
 from routers.api.requests import FlowWork
 from routers.state.flows import Flows
 from routers.state.lanes import Lane, Row
@@ -130,6 +131,17 @@ class RequestQueue:
         row.edge = edge
         self.add(row, now)
 
+    def restart(self, order: Order, now: float) -> None:
+        """All that waits is sorted anew, under another order."""
+        rows = [row for lane in self.lanes() for bucket in lane.buckets() for row in bucket.live()]
+        for row in rows:
+            self.remove(row)
+        self.on_time.clear()
+        self.late.clear()
+        self.flows.restart(order)
+        for row in sorted(rows, key=_came):
+            self.add(row, now)
+
     def tidy(self) -> None:
         """Forget the places that rows have left, so that they may come back there."""
         for lane in self.lanes():
@@ -188,3 +200,7 @@ class RequestQueue:
         tracked.queued -= 1
         if not tracked.queued:
             self.requests -= 1
+
+
+def _came(row: Row) -> int:
+    return row.order

@@ -34,9 +34,11 @@ from routers.api.settings import (
     HedgeParameters,
     LimitParameters,
     Mode,
+    PolicyNames,
     SilenceParameters,
 )
 from routers.core.dispatcher import Dispatcher
+from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +109,12 @@ class DispatcherMachine(RuleBasedStateMachine):
             fixed_s=st.sampled_from((None, 0.0, 0.2)),
         ),
         groups=st.sampled_from(((), (), (FAST, SLOW), (FAST, replace(SLOW, after_s=0.2)))),
+        policies=st.builds(
+            PolicyNames,
+            st.sampled_from(tuple(ORDERS)),
+            st.sampled_from(tuple(BATCHINGS)),
+            st.sampled_from(tuple(PLACEMENTS)),
+        ),
     )
     def begin(self, warm, defers, **chosen):
         self.defers, self.undecided = defers, False

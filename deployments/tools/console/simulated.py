@@ -20,10 +20,8 @@ from loadtests.results.summary import Group, Summary
 def show(
     title: str,
     result: SimulationResult,
-    beside: SimulationResult | None = None,
     console: Console | None = None,
 ) -> None:
-    """`beside`: the same scenario through one queue, first in, first out."""
     console, summary = console or Console(), result.summary
     console.print(Text(title, style="bold"))
     console.print(_headline(result))
@@ -39,18 +37,19 @@ def show(
         show_scaling(result.scaling, console)
     if any(result.left_over.values()):
         console.print(Text(f"left over, which is a fault: {result.left_over}", style="bold red"))
-    if beside is not None:
-        tokens = beside.summary.total().first.total
-        what = (
-            "straight to the engines, in turn"
-            if tokens
-            else "through one queue, first in, first out"
-        )
-        console.print(Text(f"the same {what}", style="bold"))
-        console.print(_headline(beside))
-        console.print(_groups("tenant", beside.summary.tenants().items()))
-        if tokens:
-            console.print(_tokens("tenant", beside.summary.tenants().items()))
+
+
+def show_beside(what: str, result: SimulationResult, console: Console | None = None) -> None:
+    """A run of the same scenario that the first is compared with."""
+    console, summary = console or Console(), result.summary
+    console.print(Text(what, style="bold"))
+    console.print(_headline(result))
+    console.print(_groups("tenant", summary.tenants().items()))
+    if summary.total().first.total:
+        console.print(_tokens("tenant", summary.tenants().items()))
+    else:
+        buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
+        console.print(_groups("length", buckets))
 
 
 def _headline(result: SimulationResult) -> Text:

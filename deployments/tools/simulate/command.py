@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deployments.tools.console.progress_bar import SimulatedTimeBar
-from deployments.tools.console.simulated import show
+from deployments.tools.console.simulated import show, show_beside
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 
 
@@ -25,18 +25,25 @@ def simulate(
 
         must_be_there(plot)
     simulation = prepare(path, options)
+    rival = simulation.with_policies(options.policies) if options.policies else None
     if simulation.left_out:
         print(f"not simulated: {', '.join(simulation.left_out)}", file=sys.stderr)
     with SimulatedTimeBar(simulation.scenario.run_s, Console(stderr=True)) as advance:
         result = simulation.run(advance)
-        beside = simulation.run(advance, fifo=True) if options.fifo else None
+        fifo = simulation.run(advance, fifo=True) if options.fifo else None
+        policies = rival.run(advance) if rival is not None else None
     if as_json:
-        object_ = result.as_json()
-        if beside is not None:
-            object_["fifo"] = beside.as_json()
-        print(json.dumps(object_))
+        beside = {"fifo": fifo, "policies": policies}
+        also = {name: each.as_json() for name, each in beside.items() if each is not None}
+        print(json.dumps({**result.as_json(), **also}))
     else:
-        show(simulation.title, result, beside)
+        show(simulation.title, result)
+        if fifo is not None:
+            tokens = fifo.summary.total().first.total
+            way = "straight to the engines, in turn" if tokens else "through one queue, in order"
+            show_beside(f"the same {way}", fifo)
+        if policies is not None:
+            show_beside(f"the same with {', '.join(options.policies)}", policies)
     if plot is not None:
         write(result, plot, simulation.path.stem)
     return 0

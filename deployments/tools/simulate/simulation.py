@@ -8,7 +8,7 @@ end (requests that never ended, leases never closed) is counted: it is 0, or the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.core.dispatcher import Dispatcher
+from routers.policies.registry import KINDS
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
 
@@ -40,13 +41,15 @@ _COUNTS = (
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
     """What the command line says beside the scenario's file. `changes`: `path=value`; those whose
-    path begins with `settings.` change the settings file's tree."""
+    path begins with `settings.` change the settings file's tree. `policies`: `kind=name`, of those
+    that it is compared with."""
 
     changes: Sequence[str] = ()
     trace: Path | None = None
     replicas: int | None = None
     seed: int | None = None
     fifo: bool = False
+    policies: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,13 @@ class Simulation:
         busy = self._utilisation(summary, record)
         return SimulationResult(summary, busy, setup.slo_share, cores, record)
 
+    def with_policies(self, choices: Sequence[str]) -> Simulation:
+        """The same with other policies, `kind=name` each. Raises ScenarioErrors."""
+        names = dict(_policy(choice) for choice in choices)
+        policies = replace(self.setup.core.policies, **names)
+        core = replace(self.setup.core, policies=policies)
+        return replace(self, setup=replace(self.setup, core=core))
+
     @property
     def _beside(self) -> Callable[[DispatcherSettings], Core]:
         """What the dispatcher is compared with."""
@@ -165,6 +175,16 @@ class Simulation:
         if scaling is not None:
             there_s = scaling.serving_s
         return summary.work.busy_s / there_s if there_s else 0.0
+
+
+def _policy(choice: str) -> tuple[str, str]:
+    kind, _, name = choice.partition("=")
+    known = KINDS.get(kind)
+    if known is None:
+        raise ScenarioErrors(f"--policy {choice}: must be one of {'=…, '.join(KINDS)}=…")
+    if name not in known:
+        raise ScenarioErrors(f"--policy {choice}: {kind} must be one of {', '.join(known)}")
+    return kind, name
 
 
 def prepare(path: Path, options: SimulateOptions) -> Simulation:

@@ -7,12 +7,17 @@ by the prompts that they have yet to read.
 
 from __future__ import annotations
 
-from math import log
-
-from routers.state.ready_replicas import DUE, IDLE, OVERRUN, STREAM, finish_in_s, load_of
+from routers.state.ready_replicas import (
+    DUE,
+    IDLE,
+    OVERRUN,
+    STREAM,
+    finish_in_s,
+    load_of,
+    speed_band,
+)
 from routers.state.replica_state import ReplicaState
 
-_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
 _READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
 
 
@@ -20,16 +25,12 @@ class FinishFirst:
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         if replica.streams:
             load = load_of(replica) + replica.reading / _READING
-            return STREAM, load + _band(replica), replica.last_used
+            return STREAM, load + speed_band(replica), replica.last_used
         if not replica.leases and replica.foreign_until <= now:
-            return IDLE, _band(replica), replica.last_used
+            return IDLE, speed_band(replica), replica.last_used
         if replica.finish_at >= now:
             return DUE, replica.finish_at, len(replica.leases)
         return OVERRUN, -replica.finish_at, len(replica.leases)
 
     def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
         return finish_in_s(replica, now, batch_s)
-
-
-def _band(replica: ReplicaState) -> float:
-    return float(round(log(replica.slowdown) / _BAND)) if replica.slowdown > 0.0 else 0.0

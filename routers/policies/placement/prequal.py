@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
-from routers.state.ready_replicas import IDLE, STREAM, requests_in_flight
+from routers.state.ready_replicas import IDLE, STREAM, requests_in_flight, speed_band
 from routers.state.replica_state import ReplicaState
 
 _HOT = 0.84  # as the paper found best
@@ -29,7 +29,7 @@ class Prequal:
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         inflight = requests_in_flight(replica)
         self._note(inflight)
-        latency = replica.slowdown
+        latency = speed_band(replica)
         return (STREAM, inflight, latency) if inflight else (IDLE, latency, replica.last_used)
 
     def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:

@@ -1,0 +1,301 @@
+"""What every policy of a kind must keep, whichever is chosen: one suite over the registry."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from routers.api.errors import BadSettings
+from routers.api.events import Arrive, Closed, Reconfigure, Replicas
+from routers.api.policies import Ranking
+from routers.api.requests import LeaseEnd, Replica, Report, Request
+from routers.api.settings import DispatcherSettings, PolicyNames
+from routers.core.dispatcher import Dispatcher
+from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
+from routers.simulation.simulator import Arrival, SimDevice, simulate
+from routers.state.replica_state import ReplicaCapacity
+
+EDGES = (32, 128, 512)
+PROFILE = tuple((rows, edge, 0.002 + 1e-5 * rows * edge) for rows in (1, 4, 8) for edge in EDGES)
+SETTINGS = DispatcherSettings(EDGES, max_size=8, max_tokens=2048, profile=PROFILE)
+SHARING = [name for name in ORDERS if ORDERS[name](SETTINGS).ranking is Ranking.SHARES]
+
+
+def under(**names: str) -> DispatcherSettings:
+    return replace(SETTINGS, policies=PolicyNames(**names))
+
+
+def traffic(seed: int, count: int = 240):
+    """Twice what two replicas can do, from three tenants, in rows of all lengths."""
+    rng, now = random.Random(seed), 0.0
+    for number in range(count):
+        now += rng.expovariate(1500.0)
+        lengths = tuple(rng.choice((8, 30, 90, 400)) for _ in range(rng.choice((1, 1, 3))))
+        yield Arrival(now, lengths, 0.1, 2.0, tenant=f"t{number % 3}", weight=1.0 + number % 3)
+
+
+def pool(count: int = 2) -> list[SimDevice]:
+    return [
+        SimDevice(f"r{n}", lambda rows, width: 0.002 + 1e-5 * rows * width) for n in range(count)
+    ]
+
+
+COMBINATIONS = [
+    *[{"order": order, "batching": batching} for order in ORDERS for batching in BATCHINGS],
+    *[{"placement": placement, "order": "edf"} for placement in PLACEMENTS],
+]
+
+
+@pytest.mark.parametrize("names", COMBINATIONS, ids=lambda names: "-".join(names.values()))
+def test_every_request_ends_once_and_the_same_seed_ends_the_same(names):
+    first = simulate(under(**names), traffic(1), pool())
+    assert all(outcome.answers + outcome.left == 1 for outcome in first.outcomes)
+    assert sum(outcome.answers for outcome in first.outcomes) > 60
+    for end in first.ends:
+        assert (end.waiting_rows, end.leases, end.drift) == (0, 0, 0)
+    again = simulate(under(**names), traffic(1), pool())
+    assert [each.answered_at for each in again.outcomes] == [
+        each.answered_at for each in first.outcomes
+    ]
+
+
+@pytest.mark.parametrize("kind", ["order", "batching", "placement"])
+def test_unknown_name_is_refused_with_those_that_are_known(kind):
+    with pytest.raises(BadSettings, match=rf"policies\.{kind} must be one of .*, got 'best'"):
+        Dispatcher(under(**{kind: "best"}))
+
+
+# ---- a queue to be looked at
+
+
+class Full:
+    """A core in which much waits and no replica runs."""
+
+    def __init__(self, settings: DispatcherSettings, tenants: int = 3, rows: int = 60) -> None:
+        self.core = Dispatcher(settings)
+        rng = random.Random(7)
+        for number in range(rows):
+            tenant, weight = f"t{number % tenants}", 1.0 + number % tenants
+            length, due = rng.choice((8, 30, 90, 400)), 1.0 + rng.random()
+            request = Request(number, (length,), 0.0, due, due + 9, tenant, weight=weight)
+            self.core.step(Arrive(request), 0.0)
+
+    @property
+    def requests(self):
+        return self.core._requests
+
+    def lead(self, now: float = 0.0):
+        group = self.requests.groups.reference
+        lane = next(lane for lane in self.requests.waiting.lanes() if lane.rows)
+        capacity = ReplicaCapacity("r", group, trusted=True)
+        return self.requests.batching.lead(self.requests.view, lane, capacity, now)
+
+    def digest(self):
+        """Where everything stands."""
+        waiting = self.requests.waiting
+        buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
+        places = [(b.flow.key, b.edge, b.turn, [row.order for row in b.live()]) for b in buckets]
+        accounts = [(f.key, f.start, f.credit_s, f.rows) for f in waiting.flows.by_key.values()]
+        return places, accounts, list(waiting.flows.virtual), self.core.snapshot(0.0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_a_plan_changes_nothing_and_comes_out_the_same_when_asked_again(order, batching):
+    full = Full(under(order=order, batching=batching))
+    before = full.digest()
+    first, second = full.lead(), full.lead()
+    assert [row.order for row in first.draft.rows] == [row.order for row in second.draft.rows]
+    assert first.draft.standings == second.draft.standings
+    assert full.digest() == before
+    full.core.check()
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_a_batch_keeps_the_bounds_in_rows_and_tokens(batching):
+    for most in (32, 512, 2048):
+        full = Full(replace(under(batching=batching), max_tokens=most))
+        draft = full.lead().draft
+        assert 1 <= len(draft.rows) <= SETTINGS.max_size
+        assert len(draft.rows) == 1 or len(draft.rows) * draft.longest <= most
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_a_lane_without_rows_leads_nothing(batching):
+    full = Full(under(batching=batching), rows=1)
+    lane = full.requests.waiting.on_time[0]
+    full.requests.cancel(0, [])
+    capacity = ReplicaCapacity("r", full.requests.groups.reference)
+    assert full.requests.batching.lead(full.requests.view, lane, capacity, 0.0) is None
+
+
+# ---- order
+
+
+def served(settings: DispatcherSettings, asked, batches: int = 40) -> list[int]:
+    """Requests in the order they were sent to one replica, which takes one at a time."""
+    core, ids = Dispatcher(replace(settings, max_size=1)), []
+    for request in asked:
+        core.step(Arrive(request), 0.0)
+    actions = core.step(Replicas((Replica("r", 1.0),)), 0.0)
+    now = 0.0
+    for _ in range(batches):
+        (sent,) = [each for each in actions if hasattr(each, "lease_id")]
+        ids.append(sent.rows[0][0])
+        now += sent.predicted_s
+        report = Report(service_s=sent.predicted_s)
+        actions = core.step(Closed(sent.lease_id, LeaseEnd.DONE, report), now)
+    return ids
+
+
+def backlog(weights: dict[str, float], length: int = 30, each: int = 60):
+    return [
+        Request(number * len(weights) + place, (length,), 0.0, 50.0, 99.0, tenant, weight=weight)
+        for place, (tenant, weight) in enumerate(weights.items())
+        for number in range(each)
+    ]
+
+
+@pytest.mark.parametrize("order", SHARING)
+def test_orders_by_shares_serve_by_weight(order):
+    asked = backlog({"a": 4.0, "b": 1.0})
+    ids = served(under(order=order), asked, batches=50)
+    of_a = sum(number % 2 == 0 for number in ids)
+    assert of_a == pytest.approx(40, abs=6)
+
+
+@pytest.mark.parametrize("order", SHARING)
+def test_who_comes_late_gets_no_credit_and_does_not_wait_for_others_backlog(order):
+    core = Dispatcher(replace(under(order=order), max_size=1))
+    for request in backlog({"old": 1.0}):
+        core.step(Arrive(request), 0.0)
+    actions, now, since = core.step(Replicas((Replica("r", 1.0),)), 0.0), 0.0, []
+    for number in range(40):
+        if number == 20:
+            for request in backlog({"new": 1.0}):
+                core.step(Arrive(replace(request, request_id=1000 + request.request_id)), now)
+        (sent,) = [each for each in actions if hasattr(each, "lease_id")]
+        since.append(sent.rows[0][0] >= 1000)
+        now += sent.predicted_s
+        report = Report(service_s=sent.predicted_s)
+        actions = core.step(Closed(sent.lease_id, LeaseEnd.DONE, report), now)
+    assert any(since[20:32]), "the newcomer waits for the backlog"
+    assert 5 <= sum(since[20:]) <= 15, "the newcomer is paid for having slept"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_charge_never_lowers_a_tag_and_a_refund_gives_it_back(order):
+    rule, rng = ORDERS[order](SETTINGS), random.Random(3)
+    standing = rule.entered((0.0, 0.0), 2.0, 5.0)
+    for _ in range(200):
+        seconds = rng.choice((0.001, 0.03, 0.5))
+        after = rule.charged(standing, 2.0, seconds)
+        assert after[0] >= standing[0]
+        again = rule.charged(rule.refunded(after, 2.0, seconds), 2.0, seconds)
+        assert again == pytest.approx(after)
+        standing = after
+
+
+def test_first_come_serves_in_order_of_arrival_whoever_asks():
+    ids = served(under(order="fifo", batching="arrival"), shuffled())
+    assert ids == [request.request_id for request in shuffled()][:40]
+
+
+def test_earliest_deadline_serves_in_order_of_deadlines_whoever_asks():
+    ids = served(under(order="edf", batching="arrival"), shuffled())
+    by_deadline = sorted(shuffled(), key=lambda request: request.deadline)
+    assert ids == [request.request_id for request in by_deadline][:40]
+
+
+def shuffled():
+    rng = random.Random(5)
+    numbers = rng.sample(range(60), 60)
+    return [
+        Request(n, (rng.choice((8, 400)),), 0.0, 20.0 + rng.random(), 99.0, f"t{n % 5}")
+        for n in numbers
+    ]
+
+
+def test_token_counters_count_tokens_and_fair_queueing_seconds():
+    """Long rows cost less a token than short ones where each row has a fixed part."""
+    profile = tuple((rows, edge, rows * (0.01 + 1e-6 * edge)) for rows in (1, 8) for edge in EDGES)
+    asked = [
+        Request(
+            2 * n + is_long, (400 if is_long else 20,), 0.0, 50.0, 99.0, "l" if is_long else "s"
+        )
+        for n in range(100)
+        for is_long in (0, 1)
+    ]
+    shares = {}
+    for order in ("sfq", "vtc"):
+        settings = replace(under(order=order), profile=profile)
+        ids = served(settings, asked, batches=84)
+        shares[order] = sum(number % 2 for number in ids) / 84
+    assert shares["sfq"] == pytest.approx(0.5, abs=0.05)
+    assert shares["vtc"] == pytest.approx(20 / 420, abs=0.03)
+
+
+# ---- placement
+
+
+def used(placement: str, slow: float = 1.0, count: int = 60) -> dict[str, int]:
+    """How often each of three replicas was used, at a load that one of them could do."""
+    devices = pool(3)
+    devices[0] = replace(devices[0], drag=lambda now: slow)
+    arrivals = [Arrival(0.012 * n, (100,), 1.0, 9.0) for n in range(count)]
+    found = simulate(under(placement=placement), arrivals, devices)
+    counts = dict.fromkeys(("r0", "r1", "r2"), 0)
+    for _, batch in found.batches:
+        counts[batch.replica_id] += 1
+    return counts
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_replicas_that_are_alike_share_the_work(placement):
+    counts = used(placement)
+    assert min(counts.values()) >= 12, counts
+
+
+def test_finish_first_uses_a_slow_replica_less_and_round_robin_does_not():
+    settings = replace(SETTINGS, outliers=replace(SETTINGS.outliers, eject_ratio=float("inf")))
+    devices = pool(3)
+    devices[0] = replace(devices[0], drag=lambda now: 3.0)
+    arrivals = [Arrival(0.012 * n, (100,), 1.0, 9.0) for n in range(90)]
+    share = {}
+    for placement in ("finish_first", "round_robin"):
+        policies = PolicyNames(placement=placement)
+        found = simulate(replace(settings, policies=policies), arrivals, devices)
+        share[placement] = sum(sent.replica_id == "r0" for _, sent in found.batches) / len(
+            found.batches
+        )
+    assert share["finish_first"] < 0.15 < share["round_robin"]
+
+
+# ---- a change while much waits
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_policies_may_change_while_rows_wait_and_run(order, batching):
+    full = Full(SETTINGS)
+    core = full.core
+    sent = core.step(Replicas((Replica("a", 1.0), Replica("b", 1.0))), 0.0)
+    rows = core.snapshot(0.0).waiting_rows
+    placement = list(PLACEMENTS)[len(order) % len(PLACEMENTS)]
+    changed = under(order=order, batching=batching, placement=placement)
+    actions = core.step(Reconfigure(changed), 0.0)
+    core.check()
+    assert core.snapshot(0.0).waiting_rows == rows
+    now, answered = 0.0, 0
+    open_ = [each for each in (*sent, *actions) if hasattr(each, "lease_id")]
+    while open_:
+        lease = open_.pop(0)
+        now += 0.001
+        answered += len(lease.rows)
+        report = Report(service_s=0.01)
+        done = core.step(Closed(lease.lease_id, LeaseEnd.DONE, report), now)
+        core.check()
+        open_ += [each for each in done if hasattr(each, "lease_id")]
+    assert answered == 60
