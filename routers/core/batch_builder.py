@@ -44,12 +44,7 @@ def take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
     """Out of the queue; their requests' forecasts have come true or not."""
     waiting = requests.waiting
     for row in rows:
-        bucket = row.queue
-        assert bucket is not None
-        if bucket.head() is row:
-            waiting.take_head(row)
-        else:
-            waiting.remove(row)
+        waiting.remove(row)
         if row.tracked.forecast is not None:
             requests.starts(row.tracked, now)
 

@@ -133,7 +133,9 @@ class Bucket:
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line, place = self.line, (self.queue.lane.rank_of(row), row.order, row)
+        line, lane = self.line, self.queue.lane
+        rank = row.tracked.request.deadline if lane.by_deadline else float(row.order)
+        place = rank, row.order, row
         if not line or line[-1] <= place:
             line.append(place)
         else:
@@ -168,9 +170,11 @@ class Bucket:
         O(log n) for each that is asked for."""
         line: Iterator[Place] = iter(self.line)
         places = merge(line, heap_in_order(self.heap)) if self.heap else line
-        for place in places:
-            if place[2].queue is self:
-                yield place[2]
+        last = None  # one that came back may still have its old place beside the new one
+        for _, _, row in places:
+            if row.queue is self and row is not last:
+                yield row
+                last = row
 
     def last(self) -> Row | None:
         """The row in line with the latest deadline, or of the others one with a later one still,
@@ -184,19 +188,13 @@ class Bucket:
             return heap[-1][2]
         return line[-1][2] if line else None
 
-    def pop_head(self) -> None:
-        """Take out the row that `head` has just returned."""
-        line, heap = self.line, self.heap
-        in_heap = heap and not (line and line[0] < heap[0])
-        self._count_out(heappop(heap)[2] if in_heap else line.popleft()[2])
-
     def due_from(self, deadline: float, most: int) -> list[Row]:
         """Rows with that deadline or a later one, the earliest first, left where they are; of those
         that came out of order none, nor any where they stand by arrival. Work: what is returned,
         and what has left between."""
         found: list[Row] = []
         line = self.line
-        if self.queue.lane.ranking is Ranking.ARRIVALS:
+        if not self.queue.lane.by_deadline:
             return found
         for index in range(bisect_left(line, (deadline,)), len(line)):
             if len(found) >= most:
@@ -207,19 +205,28 @@ class Bucket:
         return found
 
     def discard(self, row: Row) -> None:
-        """Take out any row; its place is left behind until it surfaces or is compacted."""
+        """Take out any row; the place of one that is not the first is left behind until it surfaces
+        or is compacted."""
+        line, heap = self.line, self.heap
+        while line and line[0][2].queue is not self:
+            line.popleft()
+        if line and line[0][2] is row:
+            line.popleft()
+        elif heap and heap[0][2] is row:
+            heappop(heap)
         self._count_out(row)
         if len(self.line) + len(self.heap) > 2 * self.rows + _SLACK:
             self.tidy()
 
     def tidy(self) -> None:
-        """Forget rows that have left: none of them may come back before."""
+        """Forget rows that have left."""
         self.line = deque([place for place in self.line if place[2].queue is self])
         self.heap = [place for place in self.heap if place[2].queue is self]
         heapify(self.heap)
 
     def live(self) -> list[Row]:
-        return [row for _, _, row in sorted([*self.line, *self.heap]) if row.queue is self]
+        rows = [row for _, _, row in sorted([*self.line, *self.heap]) if row.queue is self]
+        return list(dict.fromkeys(rows))
 
     def _count_out(self, row: Row) -> None:
         row.queue = None
@@ -290,6 +297,10 @@ class FlowQueue:
         """Those that hold rows, the one whose turn it is in front."""
         return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
 
+    def head(self) -> Row | None:
+        """The first row over all buckets, left where it is."""
+        return next(iter(self.in_order()), None)
+
     def rank(self) -> float:
         """The lowest of its buckets'."""
         return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
@@ -300,6 +311,8 @@ class FlowQueue:
     def in_order(self) -> Iterator[Row]:
         """Its rows over all buckets, the first in front, left where they are."""
         rows = [bucket.in_order() for bucket in self.buckets.values() if bucket.rows]
+        if len(rows) == 1:
+            return rows[0]
         return merge(*rows, key=lambda row: (self.rank_of(row), row.order))
 
     def last(self) -> Row | None:
@@ -335,12 +348,14 @@ class Lane:
     rows: int = 0
     waiting_s: float = 0.0
     since: float = 0.0
+    by_deadline: bool = field(init=False)
     order: TagOrder[FlowQueue] = field(init=False)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
     length_classes: dict[int, LengthClass] = field(default_factory=dict)
     solo: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
+        self.by_deadline = self.ranking is not Ranking.ARRIVALS
         self.order = self._new_order()
         nobody = Flow("", self.priority)
         self.solo = Bucket(FlowQueue(self, nobody), nobody, 0)
@@ -399,9 +414,7 @@ class Lane:
 
     def rank_of(self, row: Row) -> float:
         """A row's place in its bucket, lowest first."""
-        if self.ranking is Ranking.ARRIVALS:
-            return float(row.order)
-        return row.tracked.request.deadline
+        return row.tracked.request.deadline if self.by_deadline else float(row.order)
 
     def buckets(self) -> Iterator[Bucket]:
         """All that hold rows, the retried ones' last."""

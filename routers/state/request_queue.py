@@ -113,14 +113,6 @@ class RequestQueue:
         bucket.queue.lane.left(row, bucket)
         self._left(row)
 
-    def take_head(self, row: Row) -> None:
-        """As `remove`, for a row that its bucket's `head` has just returned."""
-        bucket = row.queue
-        assert bucket is not None
-        bucket.pop_head()
-        bucket.queue.lane.left(row, bucket)
-        self._left(row)
-
     def move(self, row: Row, now: float) -> None:
         """Into the bucket that it belongs to by now; a retried one stays. To be tidied after."""
         edge = self.edges[self.bucket_of(row.length)]

@@ -41,10 +41,11 @@ def test_head_is_the_earliest_deadline_and_of_equal_ones_who_came_first(moves):
             bucket.push(waiting[-1])
         elif move == "pop" and waiting:
             assert bucket.head() is waiting[0]
-            bucket.pop_head()
             taken.append(waiting.pop(0))
+            bucket.discard(taken[-1])
         elif move == "leave" and waiting:
-            bucket.discard(waiting.pop(int(number * (len(waiting) - 1))))
+            taken.append(waiting.pop(int(number * (len(waiting) - 1))))
+            bucket.discard(taken[-1])
         elif move == "come back" and taken:
             waiting.append(taken.pop(0))
             bucket.push(waiting[-1])
@@ -52,7 +53,7 @@ def test_head_is_the_earliest_deadline_and_of_equal_ones_who_came_first(moves):
             bucket.tidy()
         waiting.sort(key=lambda row: (row.tracked.request.deadline, row.order))
         assert bucket.head() is (waiting[0] if waiting else None)
-        assert bucket.live() == waiting
+        assert bucket.live() == list(bucket.in_order()) == waiting
         assert (bucket.rows, bucket.tokens) == (len(waiting), 3 * len(waiting))
         assert bucket.waiting_s == 0.5 * len(waiting)
 

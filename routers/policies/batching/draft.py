@@ -94,7 +94,7 @@ class Draft:
         self.total += length
         self.room -= 1
         standing = self.standings.get(flow) or (flow.start, flow.credit_s)
-        price = self._order.price(length, cost_s)
+        price = cost_s if self._order.settles else self._order.price(length, cost_s)
         self.standings[flow] = self._order.charged(standing, flow.weight, price)
         shares = self._shares
         shares[flow] = shares.get(flow, 0.0) + cost_s
@@ -171,6 +171,8 @@ def _width(view: QueueView, lane: Lane, edge: int) -> int:
 class Waiting(Tagged, Protocol):
     """Rows of one flow that stand in an order by tags."""
 
+    def head(self) -> Row | None: ...
+
     def in_order(self) -> Iterator[Row]: ...
 
     def rank_of(self, row: Row) -> float: ...
@@ -187,35 +189,43 @@ def bucket_of(row: Row) -> Bucket:
 class Turns(Generic[T]):
     """Whose row is next in an order by tags, while a draft charges flows for what it takes.
 
-    Walks the order from its lowest tag on without changing it: behind each entry of the
-    heap that was the lowest, its two children are candidates; a flow that the draft has charged
-    stands among them with its new tag. Work: O(log n) a row that is asked for."""
+    Walks the order from its lowest tag on without changing it: behind each entry of the heap that
+    was the lowest, its two children are candidates; what the draft has charged stands among them
+    with its new tag. Work: O(log n) a row that is asked for."""
+
+    __slots__ = ("_by_rank", "_heads", "_item_of", "_marks", "_next", "_rows", "_standings")
 
     def __init__(
         self, order: TagOrder[T], draft: Draft, ranking: Ranking, item_of: Callable[[Row], T]
     ) -> None:
+        order.first()  # so that no entry below the lowest is out of date
         self._item_of = item_of
         self._marks = order.heap
-        self._draft = draft
+        self._standings = draft.standings
         self._by_rank = ranking is not Ranking.SHARES
         self._rows: dict[T, Iterator[Row]] = {}
         self._heads: dict[T, Row | None] = {}
         self._next: list[tuple[float, int, int, T]] = []
-        self._look_at(0)
+        if order.heap:
+            self._next.append((*order.heap[0][:2], 0, order.heap[0][2]))
 
     def first(self) -> Row | None:
         """The next row; None: no more wait. The same again until it is passed."""
-        candidates = self._next
+        candidates, heads, standings = self._next, self._heads, self._standings
         while candidates:
             tag, pushed, index, item = candidates[0]
             if index >= 0:
-                self._enter(index)
+                self._enter(tag, pushed, index, item)
                 continue
-            head = self._heads[item]
+            head = heads[item] if item in heads else item.head()
             if head is None:
                 heappop(candidates)
                 continue
-            now = self._tag(item, head)
+            if self._by_rank:
+                now = item.rank_of(head)
+            else:
+                standing = standings.get(item.flow)
+                now = item.flow.start if standing is None else standing[0]
             if now == tag:
                 return head
             heapreplace(candidates, (now, pushed, -1, item))
@@ -224,10 +234,17 @@ class Turns(Generic[T]):
     def pass_by(self, row: Row) -> None:
         """The row that `first` has just returned was taken, or leaves."""
         item = self._item_of(row)
-        self._heads[item] = next(self._rows[item], None)
+        if item.rows == 1:
+            self._heads[item] = None
+            return
+        rows = self._rows.get(item)
+        if rows is None:
+            rows = self._rows[item] = item.in_order()
+            next(rows)
+        self._heads[item] = next(rows, None)
 
     def firsts(self, most: int) -> list[T]:
-        """The first buckets, in order."""
+        """What stands first, in order."""
         found: list[tuple[float, int, int, T]] = []
         while len(found) < most and self.first() is not None:
             found.append(heappop(self._next))
@@ -235,22 +252,19 @@ class Turns(Generic[T]):
             heappush(self._next, candidate)
         return [candidate[3] for candidate in found]
 
-    def _enter(self, index: int) -> None:
-        """The heap's entry is the lowest candidate: if it is valid, its rows come in for it."""
-        _, pushed, _, item = heappop(self._next)
-        self._look_at(2 * index + 1)
-        self._look_at(2 * index + 2)
-        if item.mark is not self._marks[index] or not item.rows:
-            return
-        rows = self._rows[item] = item.in_order()
-        head = self._heads[item] = next(rows, None)
-        if head is not None:
-            heappush(self._next, (self._tag(item, head), pushed, -1, item))
-
-    def _look_at(self, index: int) -> None:
-        if index < len(self._marks):
-            tag, pushed, item = self._marks[index]
-            heappush(self._next, (tag, pushed, index, item))
-
-    def _tag(self, item: T, head: Row) -> float:
-        return item.rank_of(head) if self._by_rank else self._draft.start(item.flow)
+    def _enter(self, tag: float, pushed: int, index: int, item: T) -> None:
+        """The heap's entry is the lowest candidate: if it is valid, its rows come in for it, with
+        the tag that it had when it was last looked at."""
+        marks, candidates = self._marks, self._next
+        if item.rows and item.mark is marks[index]:
+            heapreplace(candidates, (tag, pushed, -1, item))
+        else:
+            heappop(candidates)
+        child, last = 2 * index + 1, len(marks)
+        if child < last:
+            tag, pushed, item = marks[child]
+            heappush(candidates, (tag, pushed, child, item))
+            child += 1
+            if child < last:
+                tag, pushed, item = marks[child]
+                heappush(candidates, (tag, pushed, child, item))

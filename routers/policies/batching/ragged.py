@@ -133,13 +133,17 @@ class _Filling:
         self._passed_over = False
 
     def plan(self, queue: FlowQueue, bucket: Bucket) -> LeadPlan:
-        leader_start = self._leader.start
-        turns, draft = self._turns, self._draft
+        leader_start, part = self._leader.start, self._part
+        turns, draft, done_at, gone = self._turns, self._draft, self._done_at, self._gone
         while draft.room > 0 and (row := turns.first()) is not None:
-            if self._leaves(row):
+            tracked = row.tracked
+            may_leave = gone or tracked.forecast is not None or tracked.request.deadline < done_at
+            if may_leave and self._leaves(row):
                 turns.pass_by(row)
                 continue
-            if self._passed_over or self._is_kept_out(row.tracked.flow, leader_start):
+            if self._passed_over:
+                break
+            if len(draft.rows) >= part and self._is_kept_out(tracked.flow, leader_start):
                 break
             if not draft.holds(row):
                 break
@@ -208,7 +212,7 @@ class _Filling:
 
     def _is_kept_out(self, flow: Flow, leader_start: float) -> bool:
         draft, order = self._draft, self._view.order
-        if len(draft.rows) < self._part or flow is self._leader:
+        if flow is self._leader:
             return False
         if not order.is_far_ahead(draft.start(flow), leader_start, self._far_ahead_s):
             return False
