@@ -245,7 +245,7 @@ def stop(port: int | None, address: str | None) -> None:
     "policies",
     multiple=True,
     metavar="KIND=NAME",
-    help="Run it also with another policy (order=drr); repeatable, all at once (docs/policies.md).",
+    help="Run it also with another policy (order=drr); repeatable, all at once (docs/policies/choosing.md).",
 )
 @click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",

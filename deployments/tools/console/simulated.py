@@ -52,6 +52,17 @@ def show_beside(what: str, result: SimulationResult, console: Console | None = N
         console.print(_groups("length", buckets))
 
 
+def show_fifo(result: SimulationResult, console: Console | None = None) -> None:
+    """The same scenario without the dispatcher."""
+    generates = result.summary.total().first.total
+    way = "straight to the engines, in turn"
+    show_beside(
+        f"the same {way if generates else 'through one queue, first in, first out'}",
+        result,
+        console,
+    )
+
+
 def _headline(result: SimulationResult) -> Text:
     summary = result.summary
     total = summary.total()

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deployments.tools.console.progress_bar import SimulatedTimeBar
-from deployments.tools.console.simulated import show, show_beside
+from deployments.tools.console.simulated import show, show_beside, show_fifo
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 
 
@@ -39,9 +39,7 @@ def simulate(
     else:
         show(simulation.title, result)
         if fifo is not None:
-            tokens = fifo.summary.total().first.total
-            way = "straight to the engines, in turn" if tokens else "through one queue, in order"
-            show_beside(f"the same {way}", fifo)
+            show_fifo(fifo)
         if policies is not None:
             show_beside(f"the same with {', '.join(options.policies)}", policies)
     if plot is not None:

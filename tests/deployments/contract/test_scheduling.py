@@ -16,6 +16,7 @@ from routers.api.settings import DispatcherSettings, Mode, validate
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {
     "runtime": "synthetic",
+    "policies": {"order": "drr", "batching": "bucket", "placement": "prequal"},
     "slo": {"latency_ms": 250, "late": "refuse"},
     "lengths": {
         "max": 64,

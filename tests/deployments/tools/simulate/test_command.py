@@ -100,6 +100,17 @@ def test_first_in_first_out_runs_beside_it(scenario):
     assert found["fifo"]["padding_ratio"] > found["padding_ratio"]
 
 
+def test_other_policies_run_beside_it(scenario):
+    found = as_json(
+        scenario, "--policy", "batching=arrival", "--policy", "order=fifo", "--set",
+        "arrivals.rate=900",
+    )  # fmt: skip
+    assert found["policies"]["offered"] == found["offered"]
+    assert found["policies"]["padding_ratio"] > found["padding_ratio"]
+    result = simulated(scenario, "--policy", "order=drr")
+    assert "the same with order=drr" in result.stdout
+
+
 def test_tables_name_tenants_lengths_and_what_happened(scenario):
     result = simulated(scenario, "--fifo")
     assert result.exit_code == 0
@@ -127,6 +138,8 @@ def test_tables_name_tenants_lengths_and_what_happened(scenario):
             "settings.models.device.options: option 'base_ms' is -5",
         ),
         (["--set", "settings.models.device.lengths.buckets.²=7"], "² is no position"),
+        (["--policy", "order=best"], "order must be one of sfq, vtc, drr, edf, fifo"),
+        (["--policy", "luck=good"], "must be one of order=…, batching=…, placement=…"),
         (["--trace", "none.csv"], "none.csv: cannot be read: no such file"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from deployments.settings.load import parse
-from deployments.tools.console.simulated import show
+from deployments.tools.console.simulated import show, show_fifo
 from deployments.tools.simulate.engines import Prompts
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
@@ -59,7 +59,8 @@ def test_first_tokens_and_each_one_after_are_shown():
     assert end.as_json()["tenants"]["chat"]["first_p99_ms"] > 0
     assert not any(end.left_over.values())
     out = StringIO()
-    show("mix", end, end, Console(file=out, width=120))
+    show("mix", end, Console(file=out, width=120))
+    show_fifo(end, Console(file=out, width=120))
     assert "first p99" in out.getvalue()
     assert "straight to the engines, in turn" in out.getvalue()
 
