@@ -18,9 +18,9 @@ from routers.estimates.generations import Generations
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
 from routers.policies.edges.edges import EdgeSolver
 from routers.state.flows import Flow
-from routers.state.lanes import Row, TrackedRequest
 from routers.state.offered import OfferedWork
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import Row, TrackedRequest
 
 
 class Arrivals:

@@ -17,8 +17,9 @@ from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import Draft
 from routers.policies.batching.types import LeadPlan
 from routers.state.flows import Flow
-from routers.state.lanes import FlowQueue, Row
+from routers.state.lanes import FlowQueue
 from routers.state.replica_state import FormedBatch
+from routers.state.rows import Row
 
 
 def carry_out(requests: RequestTable, plan: LeadPlan, now: float, actions: list[Action]) -> None:

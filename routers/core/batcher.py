@@ -16,8 +16,9 @@ from routers.core.request_table import RequestTable
 from routers.core.stream_turns import next_row
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import new_draft
-from routers.state.lanes import Lane, Row
+from routers.state.lanes import Lane, bucket_of
 from routers.state.replica_state import FormedBatch, ReplicaCapacity
+from routers.state.rows import Row
 
 
 def form_batch(
@@ -105,8 +106,7 @@ def _stream(
     row = next_row(requests, lane, capacity, now, actions)
     if row is None:
         return None
-    bucket = row.queue
-    assert bucket is not None
+    bucket = bucket_of(row)
     bucket.queue.took_turn(bucket, row.cost_s)
     return _alone(requests, lane, row, capacity, now)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from math import inf, isclose
 
 from routers.core.core_state import State
-from routers.state.lanes import Bucket, Lane, Row, TrackedRequest
+from routers.state.lanes import Bucket, Lane, bucket_of
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import Row, TrackedRequest
 
 _SLACK = 32
 
@@ -36,7 +37,7 @@ def _check_ticket(tracked: TrackedRequest) -> None:
     assert not any(row.lease for row in queued), "a row is queued and leased"
     for row in queued:
         assert row.queue is not None
-        assert row.queue.queue.lane.late == tracked.late, "a row waits in the wrong lane"
+        assert bucket_of(row).queue.lane.late == tracked.late, "a row waits in the wrong lane"
         assert row.length <= row.edge, "a row waits in too short a bucket"
         assert row.queue.edge in (0, row.edge)
 

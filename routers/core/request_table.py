@@ -25,11 +25,11 @@ from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
 from routers.policies.registry import check as check_names
 from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
-from routers.state.lanes import Row, TrackedRequest
 from routers.state.leases import abandon
 from routers.state.replica_state import Lease
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import Row, TrackedRequest
 from routers.state.timers import Timers
 
 _LOAD = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})

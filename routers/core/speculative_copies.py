@@ -17,10 +17,10 @@ from routers.estimates.averages import Utilisation
 from routers.policies.hedging import Hedging
 from routers.policies.outliers import Outliers
 from routers.state.budget import Budget
-from routers.state.lanes import Row
 from routers.state.leases import DispatchCounts, LeaseTable
 from routers.state.replica_state import FormedBatch, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
+from routers.state.rows import Row
 
 _TRIES = 4  # leases that wait to be raced and are looked at in one step
 

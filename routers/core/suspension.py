@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from routers.api.actions import Action
 from routers.core.core_state import State
-from routers.state.lanes import Row
 from routers.state.leases import late_rows, withdraw
 from routers.state.replica_state import Lease, ReplicaState
+from routers.state.rows import Row
 
 
 def suspend(state: State, replica: ReplicaState, now: float, actions: list[Action]) -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from routers.estimates.generations import GenerationPlan, Generations
-from routers.state.lanes import Row
 from routers.state.ready_replicas import load_of
 from routers.state.replica_state import ReplicaState
 from routers.state.replicas import ReplicaSet
+from routers.state.rows import Row
 
 
 def preferred(

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.state.lanes import Row
 from routers.state.replica_state import Lease, ReplicaCapacity, ReplicaState
 from routers.state.replicas import ReplicaSet
+from routers.state.rows import Row
 
 MOST_RUNS = 3
 """How often a row is run at most, whatever the reasons: the first lease, a copy of it or a lease

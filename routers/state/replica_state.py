@@ -15,7 +15,7 @@ from math import inf
 from routers.api.requests import FlowWork, Replica, ReplicaKind, Report
 from routers.estimates.generations import RunningGeneration
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
-from routers.state.lanes import Row
+from routers.state.rows import Row
 
 _TRANSPORT_GAIN = 0.2
 _TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn

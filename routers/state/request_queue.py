@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from routers.api.policies import Order
 from routers.api.requests import FlowWork
 from routers.state.flows import Flows
-from routers.state.lanes import Lane, Row
+from routers.state.lanes import Lane, bucket_of
+from routers.state.rows import Row
 from routers.state.tenant_shares import TenantShares
 
 _FLOWS_A_CALL = 64
@@ -107,8 +108,7 @@ class RequestQueue:
             self.requests += 1
 
     def remove(self, row: Row) -> None:
-        bucket = row.queue
-        assert bucket is not None
+        bucket = bucket_of(row)
         bucket.discard(row)
         bucket.queue.lane.left(row, bucket)
         self._left(row)

@@ -16,7 +16,7 @@ import itertools
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
-from routers.state.lanes import Row
+from routers.state.rows import Row
 
 _STALE_ENTRIES = 32
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.state.lanes import TrackedRequest
+from routers.state.rows import TrackedRequest
 
 _SLACK = 32
 

@@ -11,8 +11,8 @@ from routers.estimates.turnaround import Turnaround
 from routers.policies.admission.lateness import has_place, is_over, is_refused, next_moment
 from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
-from routers.state.lanes import Row, TrackedRequest
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import Row, TrackedRequest
 from routers.state.tenant_shares import TenantShare
 from routers.state.timers import Timers
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from routers.api.requests import Request
 from routers.state.flows import Flow
-from routers.state.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
+from routers.state.lanes import Bucket, FlowQueue, Lane
+from routers.state.rows import Row, TrackedRequest
 
 FLOW = Flow("a", 0)
 

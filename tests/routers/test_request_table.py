@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from routers.state.lanes import Row
+from routers.state.rows import Row
 
 
 @pytest.fixture

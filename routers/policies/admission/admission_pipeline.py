@@ -22,9 +22,9 @@ from routers.policies.admission.controllers import Admission
 from routers.policies.admission.feasibility import QueueAhead
 from routers.policies.admission.lateness import has_place, is_over
 from routers.state.flows import Flow, Flows
-from routers.state.lanes import TrackedRequest
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import TrackedRequest
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from routers.api.requests import Request
 from routers.api.settings import DispatcherSettings
 from routers.state.flows import Flow
-from routers.state.lanes import TrackedRequest
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import TrackedRequest
 
 
 def next_moment(tracked: TrackedRequest, now: float) -> float:

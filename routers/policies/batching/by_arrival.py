@@ -10,8 +10,9 @@ from __future__ import annotations
 from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
-from routers.state.lanes import FlowQueue, Lane, Row
+from routers.state.lanes import FlowQueue, Lane, bucket_of
 from routers.state.replica_state import ReplicaCapacity
+from routers.state.rows import Row
 
 
 class BatchesByArrival:
@@ -25,7 +26,7 @@ class BatchesByArrival:
         turns = Turns(lane.order, draft, view.order.ranking, _queue_of)
         bucket = None
         while draft.room > 0 and (row := turns.first()) is not None and draft.holds(row):
-            bucket = bucket or row.queue
+            bucket = bucket or bucket_of(row)
             turns.pass_by(row)
             draft.take(row)
         assert bucket is not None
@@ -36,5 +37,4 @@ class BatchesByArrival:
 
 
 def _queue_of(row: Row) -> FlowQueue:
-    assert row.queue is not None
-    return row.queue.queue
+    return bucket_of(row).queue

@@ -7,11 +7,12 @@ TensorFlow, with turns between buckets.
 
 from __future__ import annotations
 
-from routers.policies.batching.draft import Draft, Turns, bucket_of, new_draft
+from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
-from routers.state.lanes import Lane, Row
+from routers.state.lanes import Lane, bucket_of
 from routers.state.replica_state import ReplicaCapacity
+from routers.state.rows import Row
 
 
 class BatchesByBucket:

@@ -17,8 +17,9 @@ from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
-from routers.state.lanes import Bucket, Lane, Row
+from routers.state.lanes import Lane
 from routers.state.replica_state import FormedBatch, ReplicaCapacity
+from routers.state.rows import Row
 from routers.state.tag_order import Tagged, TagOrder
 
 _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
@@ -179,11 +180,6 @@ class Waiting(Tagged, Protocol):
 
 
 T = TypeVar("T", bound=Waiting)
-
-
-def bucket_of(row: Row) -> Bucket:
-    assert row.queue is not None
-    return row.queue
 
 
 class Turns(Generic[T]):

@@ -17,13 +17,14 @@ from math import inf
 from routers.api.requests import FlowKey
 from routers.estimates.batch_size import pays_to_wait
 from routers.policies.admission.controllers import Watch
-from routers.policies.batching.draft import Draft, Turns, bucket_of, new_draft
+from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.spare_room import late_riders, shorter_riders
 from routers.policies.batching.types import LeadPlan, Leaving
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
-from routers.state.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
+from routers.state.lanes import Bucket, FlowQueue, Lane, bucket_of
 from routers.state.replica_state import ReplicaCapacity
+from routers.state.rows import Row, TrackedRequest
 
 _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
 _FLOWS = 4  # that are looked at behind rows which only a faster group can answer in time

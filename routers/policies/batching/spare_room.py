@@ -11,9 +11,9 @@ from __future__ import annotations
 from math import exp, inf
 
 from routers.estimates.batch_size import gap_s
-from routers.policies.batching.draft import Draft, Turns, bucket_of
+from routers.policies.batching.draft import Draft, Turns
 from routers.policies.batching.view import QueueView
-from routers.state.lanes import LengthClass
+from routers.state.lanes import LengthClass, bucket_of
 
 _EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
 
