@@ -4,8 +4,10 @@
 as a replica would (same settings, threads, staged artifact), packs the rows of FILE (one length a
 line, tokens) perfectly sorted into batches of `max_size` and `max_tokens`, and runs them in a loop.
 That is the ceiling for everything that serves the same rows one by one. Several models take turns,
-`--rounds` times, so that what slows the machine meets them all. Prints a line of JSON for each
-model and round; no HTTP, no Ray.
+`--rounds` times, so that what slows the machine meets them all. Where a backend can, the next batch
+is put on the device while one computes, as a replica does. Then single rows run, one length after
+the other, for what a lone request waits. Prints a line of JSON for each model and round; no HTTP,
+no Ray.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +30,19 @@ from deployments.replica.describe import runtime_settings
 from deployments.settings.load import load
 from deployments.settings.made import cache_dir
 from runtimes import catalog
-from runtimes.types import Batch, Limits, Ragged, Runtime, RuntimeSettings
+from runtimes.types import Batch, Limits, Prefetching, Ragged, Result, Runtime, RuntimeSettings
 from runtimes.warmup import batch as zeros_batch
 
 ORDINARY_TOKENS = (1000, 29_999)  # words of BERT's vocabulary; other models wrap to what they have
+LONE_ROWS = 16  # lengths of single rows, evenly spread over those of the file
+LONE_SHARE = 0.25  # of the time that the sorted batches get
+Run = Callable[[Batch], Result]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """`tokens` are real ones, `padded_tokens` what the device saw, over `passes` of all rows."""
+    """`tokens` are real ones, `padded_tokens` what the device saw, over `passes` of all rows;
+    `batch_s`: of each batch, `row_s`: of each row that ran alone."""
 
     seconds: float
     passes: int
@@ -42,6 +50,8 @@ class LoopResult:
     rows: int
     tokens: int
     padded_tokens: int
+    batch_s: tuple[float, ...] = ()
+    row_s: tuple[float, ...] = ()
 
     def record(self) -> dict[str, float]:
         return {
@@ -52,7 +62,16 @@ class LoopResult:
             "tokens_per_s": self.tokens / self.seconds,
             "rows_per_s": self.rows / self.seconds,
             "padding": 1 - self.tokens / self.padded_tokens,
+            **_quantiles("batch", self.batch_s),
+            **_quantiles("row", self.row_s),
         }
+
+
+def _quantiles(of: str, seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1e3
+    return {f"{of}_p50_ms": float(p50), f"{of}_p99_ms": float(p99)}
 
 
 def sorted_groups(
@@ -102,12 +121,19 @@ def plain_batch(limits: Limits, lengths: Sequence[int]) -> Batch:
     return Batch(len(lengths), np.array(lengths, np.int64), joined)
 
 
-def run_sorted(runtime: Runtime, batches: Sequence[Batch], seconds: float) -> LoopResult:
-    """Whole passes over all batches, at least one, until `seconds` have gone by."""
+def run_sorted(
+    runtime: Runtime, batches: Sequence[Batch], seconds: float, putting: ThreadPoolExecutor
+) -> LoopResult:
+    """Whole passes over all batches, at least one, until `seconds` have gone by. `putting`: the
+    thread that puts the next batch while one runs."""
     start = time.perf_counter()
-    passes = padded_tokens = 0
+    passes, run = 0, partial(_run_beside, runtime, putting)
+    padded, batch_s = list[int](), list[float]()
     while passes == 0 or time.perf_counter() - start < seconds:
-        padded_tokens += sum(runtime.run(batch).padded_tokens for batch in batches)
+        for at, batch in enumerate(batches):
+            began = time.perf_counter()
+            padded.append(run(batch, batches[(at + 1) % len(batches)]).padded_tokens)
+            batch_s.append(time.perf_counter() - began)
         passes += 1
     return LoopResult(
         seconds=time.perf_counter() - start,
@@ -115,8 +141,36 @@ def run_sorted(runtime: Runtime, batches: Sequence[Batch], seconds: float) -> Lo
         batches=passes * len(batches),
         rows=passes * sum(batch.rows for batch in batches),
         tokens=passes * sum(int(batch.lengths.sum()) for batch in batches),
-        padded_tokens=padded_tokens,
+        padded_tokens=sum(padded),
+        batch_s=tuple(batch_s),
     )
+
+
+def _run_beside(
+    runtime: Runtime, putting: ThreadPoolExecutor, batch: Batch, following: Batch
+) -> Result:
+    if following is batch or not isinstance(runtime, Prefetching) or _on_processors(runtime):
+        return runtime.run(batch)
+    put = putting.submit(runtime.prefetch, following)
+    try:
+        return runtime.run(batch)
+    finally:
+        put.result()
+
+
+def _on_processors(runtime: Runtime) -> bool:
+    return runtime.limits().device == "cpu"
+
+
+def run_alone(run: Run, rows: Sequence[Batch], seconds: float) -> tuple[float, ...]:
+    """Seconds of each run: whole passes over `rows`, at least one, until `seconds` have gone by."""
+    start, taken = time.perf_counter(), list[float]()
+    while not taken or time.perf_counter() - start < seconds:
+        for row in rows:
+            began = time.perf_counter()
+            run(row)
+            taken.append(time.perf_counter() - began)
+    return tuple(taken)
 
 
 def loop(
@@ -125,23 +179,32 @@ def loop(
     """Loads and warms all, runs one pass of each uncounted, then counts in turn: name and result,
     `rounds` times each."""
     with ExitStack() as opened:
-        ready = [(settings, _ready(settings, lengths, opened)) for settings in models]
+        putting = opened.enter_context(ThreadPoolExecutor(1, "putting"))
+        ready = [(settings, _ready(settings, lengths, opened, putting)) for settings in models]
         for _ in range(rounds):
-            for settings, (runtime, batches) in ready:
-                yield settings.name, run_sorted(runtime, batches, seconds)
+            for settings, (runtime, batches, rows) in ready:
+                result = run_sorted(runtime, batches, seconds, putting)
+                row_s = run_alone(runtime.run, rows, LONE_SHARE * seconds)
+                yield settings.name, replace(result, row_s=row_s)
 
 
 def _ready(
-    settings: RuntimeSettings, lengths: Sequence[int], opened: ExitStack
-) -> tuple[Runtime, list[Batch]]:
+    settings: RuntimeSettings,
+    lengths: Sequence[int],
+    opened: ExitStack,
+    putting: ThreadPoolExecutor,
+) -> tuple[Runtime, list[Batch], list[Batch]]:
     runtime = catalog.create(settings)
     opened.callback(runtime.close)
     runtime.load()
     runtime.warm()
+    limits, spread = runtime.limits(), max(1, len(lengths) // LONE_ROWS)
     groups = sorted_groups(lengths, settings.max_size, settings.max_tokens)
-    batches = [batch_of(runtime.limits(), group, seed) for seed, group in enumerate(groups)]
-    run_sorted(runtime, batches, 0.0)
-    return runtime, batches
+    batches = [batch_of(limits, group, seed) for seed, group in enumerate(groups)]
+    rows = [batch_of(limits, (length,), length) for length in sorted(lengths)[::spread]]
+    run_sorted(runtime, batches, 0.0, putting)
+    run_alone(runtime.run, rows, 0.0)
+    return runtime, batches, rows
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -171,6 +171,8 @@ class ONNXRuntimeRuntime(GraphRuntime):
                 SizeRange(1, settings.max_size, settings.max_size), SizeRange(1, usual, longest)
             ),
         )
+        if place.is_cuda:
+            onnxruntime_session.preload(library)
         engines = entry / "engines"
         if chosen.tensorrt_engines:
             engines.mkdir(exist_ok=True)

@@ -7,7 +7,9 @@ library is imported on use.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,16 @@ def library() -> Any:
             "the onnxruntime runtime needs its package: pip install 'headrace[onnxruntime]' "
             f"({error})"
         ) from error
+
+
+def preload(module: Any) -> None:
+    """Loads CUDA and cuDNN from NVIDIA's own packages where they are installed: the library looks
+    for them on the system alone, so that its CUDA provider would not start. What is not found is
+    left for the start of the provider to miss."""
+    found = getattr(module, "preload_dlls", None)  # since ONNX Runtime 1.21
+    if found is not None:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints a line for each it misses
+            found()
 
 
 def opened(file: Path, session_options: Any, wanted: Sequence[Provider] = ((CPU, {}),)) -> Any:

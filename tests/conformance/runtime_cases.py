@@ -22,7 +22,10 @@ MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
 # A row alone and in a batch: a value next to a rounding step may fall to either side of it.
 TOLERANCES = {"fp32": TOLERANCE, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
 # Options that name a case; options that name a source of the suite's.
-MODES = ("mode", "shapes", "io_binding", "pin", "device", "tensorrt_engines")
+MODES = (
+    "mode", "shapes", "io_binding", "pin", "device", "tensorrt_engines", "pinned",
+    "expandable_segments", "arena",
+)  # fmt: skip
 FOLDERS = ("calibration",)
 LENGTHS = (3, 1, 17, LONGEST, 2)
 
@@ -70,8 +73,19 @@ TEXTS = (
     Case("torch", "bert", "embed", {"device": "cuda", "mode": "compile"}),
     Case("torch", "bert", "embed", {"device": "cuda", "mode": "cuda_graphs"}),
     Case("torch", "bert", "embed", {"device": "cuda"}, "int8"),
+    Case("torch", "bert", "embed", {"device": "cuda"}, "fp16"),
+    Case("torch", "bert", "embed", {"device": "cuda"}, "bf16"),
+    Case("torch", "bert", "embed", {"device": "cuda", "mode": "compile"}, "fp16"),
+    Case("torch", "bert", "embed", {"device": "cuda", "mode": "compile"}, "int8"),
+    Case("torch", "bert", "embed", {"device": "cuda", "mode": "cuda_graphs"}, "fp16"),
+    Case("torch", "bert", "embed", {"device": "cuda", "pinned": False}),
+    Case("torch", "bert", "embed", {"device": "cuda", "expandable_segments": False}),
+    Case("torch", "text.pt2", options={"device": "cuda"}),
+    Case("torch", "text.pt2", options={"device": "cuda", "mode": "compile"}),
     Case("torch", "text.pt2", options={"device": "cuda", "mode": "cuda_graphs"}),
     Case("onnxruntime", "bert", "embed", {"device": "cuda"}),
+    Case("onnxruntime", "bert", options={"device": "cuda", "arena": "shrunk"}),
+    Case("onnxruntime", "bert", "embed", {"device": "cuda"}, "fp16"),
     Case("onnxruntime", "bert", "embed", {"device": "cuda", "tensorrt_engines": True}),
     Case("tensorrt", "bert", "embed"),
     Case("tensorrt", "bert", "embed", precision="fp16"),
@@ -85,6 +99,10 @@ STACKED = (
     Case("openvino", "pair.onnx"),
     Case("openvino", "pair.xml"),
     Case("torch", "pair.pt2"),
+    Case("torch", "pair.pt2", options={"device": "cuda", "mode": "cuda_graphs"}),
+    Case("onnxruntime", "image.onnx", options={"device": "cuda"}),
+    Case("onnxruntime", "pair.onnx", options={"device": "cuda"}),
+    Case("onnxruntime", "text.onnx", options={"device": "cuda"}),
 )
 RUNTIMES = tuple(dict.fromkeys(case.runtime for case in TEXTS))
 ONE_EACH = tuple(next(case for case in TEXTS if case.runtime == name) for name in RUNTIMES)

@@ -67,6 +67,8 @@ def test_suite_that_left_no_report_failed_with_its_own_words(tmp_path):
         ("pass", "passed"),
         ("raise SystemExit('broken')", "failed"),
         ("print('Error: No such command'); raise SystemExit(2)", "missing"),
+        ("print('the tensorrt runtime needs its package: …'); raise SystemExit(1)", "missing"),
+        ("print('but onnxruntime sees no CUDA GPU: …'); raise SystemExit(1)", "missing"),
     ],
 )
 def test_commands_pass_fail_or_are_missing(program, outcome):
@@ -118,3 +120,16 @@ def test_every_way_makes_a_settings_file(tmp_path: Path):
         model = yaml.safe_load(gpu_check.settings_file(tmp_path, name, way).read_text())["models"]
         assert model["minilm"]["runtime"] == way["runtime"]
         assert model["minilm"]["options"] == way["options"]
+
+
+def test_way_of_another_precision_than_the_reference_has_bounds_of_its_own():
+    """The bounds of `verify` where none are set are those of fp32."""
+    for way in gpu_check.GPU_MODES.values():
+        assert (way.get("precision", "fp32") == "fp32") == ("accept" not in way)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "incomplete", "missing"])
+def test_what_did_not_pass_shows_in_the_exit_code(tmp_path, monkeypatch, outcome):
+    monkeypatch.setattr(gpu_check, "seen_gpus", list)
+    monkeypatch.setattr(gpu_check, "steps", lambda out, ways: [Step("verify", outcome, 1.0)])
+    assert gpu_check.main(["--out", str(tmp_path), "--without-gpu"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
 sys.path.append(str(Path(__file__).parents[1] / "conformance"))
 from tiny_models import bert_folder  # noqa: E402
 
+ON_GPU_GRAPHS = {"device": "cuda", "mode": "cuda_graphs"}
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
@@ -148,6 +150,24 @@ def test_prefetched_batch_answers_as_any_other(bert, tmp_path):
     embeddings(model, first)  # another batch came first: what was put for nothing is let go
     model.prefetch(second)
     assert np.array_equal(embeddings(model, second), plain)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"pinned": False}, ON_GPU_GRAPHS], ids=str)
+def test_batches_put_while_others_compute_answer_as_any_other(bert, tmp_path, chosen):
+    """As a replica does: one thread puts the next batch while another runs the one before it."""
+    if chosen == ON_GPU_GRAPHS and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU (unverified here: docs/runtimes.md)")
+    fields = {"edges": (8, 64), "max_size": 8, "max_tokens": 256}
+    model = runtime(bert, tmp_path, task="embed", options=chosen, **fields)
+    batches = [ids(*(1 + (place * 7 + row) % 60 for row in range(4))) for place in range(12)]
+    plain = [embeddings(model, batch) for batch in batches]
+    with ThreadPoolExecutor(1) as putting:
+        for _ in range(4):
+            for at, batch in enumerate(batches):
+                put = putting.submit(model.prefetch, batches[(at + 1) % len(batches)])
+                found = embeddings(model, batch)
+                put.result()
+                assert np.abs(found - plain[at]).max() <= 1e-5
 
 
 def test_fault_of_a_prefetched_batch_is_told_by_its_run(bert, tmp_path):

@@ -1,13 +1,15 @@
 """Are the sorted batches full, within bounds, and counted for what they are?"""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.replica.backend_loop import batch_of, loop, sorted_groups
-from runtimes.types import Limits, RuntimeSettings, TensorSpec
+from deployments.replica.backend_loop import batch_of, loop, run_sorted, sorted_groups
+from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes, TensorSpec
 
 LIMITS = Limits(
     inputs=(TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("mask", "INT64", (-1, -1))),
@@ -15,6 +17,27 @@ LIMITS = Limits(
     length_input="ids",
     optional_inputs=("mask",),
 )
+
+
+class Putting:
+    """A device that takes the next batch while it computes."""
+
+    def __init__(self) -> None:
+        self.put: list[Batch] = []
+
+    def load(self) -> None: ...
+    def warm(self) -> None: ...
+    def health(self) -> None: ...
+    def close(self) -> None: ...
+
+    def limits(self) -> Limits:
+        return replace(LIMITS, device="cuda:0")
+
+    def prefetch(self, batch: Batch) -> None:
+        self.put.append(batch)
+
+    def run(self, batch: Batch) -> Result:
+        return Result({}, StageTimes(), 1)
 
 
 @given(
@@ -51,6 +74,25 @@ def test_loop_counts_rows_tokens_and_padding():
     assert name == "device"
     assert (record["passes"], record["batches"], record["rows"]) == (1, 2, 4)
     assert record["padding"] == pytest.approx(1 - 11 / 12)
+
+
+def test_loop_times_each_batch_and_rows_alone():
+    settings = RuntimeSettings(
+        "device", "synthetic", None, Path(), max_size=2, max_tokens=100, options={"base_ms": 2}
+    )
+    ((_, result),) = loop([settings], [4, 4, 2, 1], seconds=0.0)
+    assert (len(result.batch_s), len(result.row_s)) == (2, 4)
+    record = result.record()
+    assert 2 <= record["batch_p50_ms"] <= record["batch_p99_ms"]
+    assert 2 <= record["row_p50_ms"] <= record["row_p99_ms"]
+
+
+def test_next_batch_is_put_while_one_runs_where_a_device_can():
+    first, second = (batch_of(LIMITS, (length,), seed=0) for length in (3, 2))
+    device = Putting()
+    with ThreadPoolExecutor(1) as putting:
+        run_sorted(device, [first, second], 0.0, putting)
+    assert device.put == [second, first]
 
 
 def test_models_take_turns():
