@@ -26,6 +26,7 @@ ORDER = (
     "ragged_embeddings",
     "images",
     "backend_modes",
+    "gpu_modes",
     "generation_routing",
     "generation",
     "memory_start",
@@ -39,8 +40,8 @@ ORDER = (
     "model_changes",
     "endurance",
 )
-# These need `make compare`, `make vllm`, to be root, or an hour.
-APART = ("compare", "generation", "nodes", "endurance")
+# These need `make compare`, `make vllm`, to be root, an NVIDIA GPU, or an hour.
+APART = ("compare", "generation", "nodes", "gpu_modes", "endurance")
 # In virtual time; these import the core, and so live with its tests.
 SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # of namespaces, which live with the cluster's tests

@@ -75,7 +75,10 @@ GPU_MODES: Mapping[str, Mapping[str, Any]] = {
 UNVERIFIED = "unverified here"  # in the suite's words on a backend whose hardware is missing
 SUITE = ("tests/conformance", "tests/runtimes")
 # What a command says of a backend that is not installed here, or not for GPUs.
-NOT_HERE = ("runtime needs its package", "sees no CUDA GPU", "sees no TensorRT")
+NOT_HERE = (
+    "runtime needs its package", "sees no CUDA GPU", "sees no TensorRT",
+    "could not start TensorrtExecutionProvider",
+)  # fmt: skip
 TAIL = 1500  # characters kept of what a failed command said
 LONGEST_S = 3600.0
 

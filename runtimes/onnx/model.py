@@ -9,6 +9,7 @@ It optimises nothing and opens no session. The `onnx` package is imported on use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # at run time it would import onnx
 
 LEAST_OPSET = 13  # ReduceSum and Unsqueeze take their axes as an input from here on
 FLOAT = 1  # TensorProto.FLOAT
+SHAPE_VALUES = 64  # a weight of no more may be a shape or an axis, which inference reads
 DATATYPES: Mapping[int, str] = {  # by TensorProto's numbers
     1: "FP32",
     2: "UINT8",
@@ -103,9 +105,41 @@ def halved(model: Any, kept: Sequence[str] = ()) -> Any:
     were."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
+    # It casts what enters and leaves an operation that stays in float32 only where the type stands
+    # in the graph.
+    model.graph.value_info.extend(_typed(model))
     return convert_float_to_float16(
         model, keep_io_types=True, disable_shape_infer=True, node_block_list=list(kept)
     )
+
+
+def _typed(model: Any) -> list[Any]:
+    """The inner tensors' types, without shapes. Inference needs no large weight's values for them,
+    which could be too many for it; an operation that onnx does not know (ONNX Runtime's own, such
+    as Gelu) is taken to give what its first input is."""
+    import onnx
+
+    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    bare.graph.name = model.graph.name
+    bare.graph.input.extend(model.graph.input)
+    bare.graph.output.extend(model.graph.output)
+    for node in model.graph.node:
+        known = node.domain in ("", "ai.onnx")
+        alike = onnx.helper.make_node("Identity", node.input[:1], node.output[:1])
+        bare.graph.node.append(node if known else alike)
+    for weight in model.graph.initializer:
+        if math.prod(weight.dims) <= SHAPE_VALUES:
+            bare.graph.initializer.append(weight)
+        else:
+            sizes = list(weight.dims)
+            value = onnx.helper.make_tensor_value_info(weight.name, weight.data_type, sizes)
+            bare.graph.input.append(value)
+    stored = {value.name for value in model.graph.value_info}
+    return [
+        onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
+        for value in onnx.shape_inference.infer_shapes(bare).graph.value_info
+        if value.name not in stored
+    ]
 
 
 def id_bounds(model: Any) -> dict[str, int]:

@@ -40,7 +40,8 @@ def preload(module: Any) -> None:
 
 
 def opened(file: Path, session_options: Any, wanted: Sequence[Provider] = ((CPU, {}),)) -> Any:
-    """Raises `LoadError` for a model that cannot be loaded, or a provider that did not start."""
+    """Raises `LoadError` for a model that cannot be loaded, `MissingBackend` for a provider that
+    did not start."""
     try:
         made = library().InferenceSession(str(file), session_options, providers=list(wanted))
     except Exception as error:  # the library's errors share no base class
@@ -48,7 +49,7 @@ def opened(file: Path, session_options: Any, wanted: Sequence[Provider] = ((CPU,
     # The library goes on without a provider that it cannot start.
     missing = [name for name, _ in wanted if name not in made.get_providers()]
     if missing:
-        raise LoadError(
+        raise MissingBackend(
             f"ONNX Runtime could not start {' and '.join(missing)}, see its log: its libraries "
             "(CUDA, cuDNN, TensorRT) must be of the versions that this build asks for"
         )

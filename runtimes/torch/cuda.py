@@ -6,8 +6,8 @@ one batch can be put while another computes, and an event says when a set may be
 Outputs come back through pinned buffers on the computing stream, whose end is the one wait.
 
 With captured graphs a batch is padded to a captured shape, copied into the graph's own inputs and
-replayed; graphs share one pool of memory. Unverified here: see docs/runtimes.md. Source: torch's
-documentation of CUDA semantics (streams, pinned memory, `torch.cuda.CUDAGraph`).
+replayed; graphs share one pool of memory. Source: torch's documentation of CUDA semantics
+(streams, pinned memory, `torch.cuda.CUDAGraph`).
 """
 
 from __future__ import annotations

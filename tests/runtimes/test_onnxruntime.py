@@ -232,8 +232,9 @@ def test_model_that_fails_at_its_own_lengths_is_a_load_error(tmp_path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_precision_it_lacks_is_refused_with_who_has_it(tmp_path, precision) -> None:
+    file, on_processors = identity(tmp_path, TensorProto.FLOAT, "n", 2), {"device": "cpu"}
     with pytest.raises(LoadError, match="fp32 or int8, or use openvino"):
-        loaded(identity(tmp_path, TensorProto.FLOAT, "n", 2), tmp_path, precision=precision)
+        loaded(file, tmp_path, precision=precision, options=on_processors)
 
 
 def test_rubbish_in_an_onnx_file_is_a_load_error(tmp_path) -> None:

@@ -15,6 +15,7 @@ from runtimes.cuda.driver import Gpu
 from runtimes.device import CPU, Device
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.onnxruntime import runtime as onnxruntime
+from runtimes.onnxruntime import session
 from runtimes.onnxruntime.options import (
     ONNXRuntimeOptions,
     profile_options,
@@ -137,3 +138,29 @@ def test_half_precision_is_for_gpus(monkeypatch):
     assert place(WITH_CUDA, 1, monkeypatch, precision="fp16").is_cuda
     with pytest.raises(LoadError, match="onnxruntime has no fp16 on cpu"):
         place(WITH_CUDA, 0, monkeypatch, precision="fp16")
+
+
+class WithoutTensorRT:
+    """A build that has the provider, where its libraries are missing: it goes on without."""
+
+    def InferenceSession(self, file: str, options: object, providers: list[object]) -> object:
+        return SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
+
+
+def test_provider_that_does_not_start_is_a_missing_backend(monkeypatch):
+    monkeypatch.setattr(session, "library", WithoutTensorRT)
+    wanted = [("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {})]
+    with pytest.raises(MissingBackend, match="could not start TensorrtExecutionProvider, see its"):
+        session.opened(Path("model.onnx"), None, wanted)
+
+
+def test_libraries_of_cuda_are_loaded_where_the_library_can():
+    loaded = []
+    session.preload(SimpleNamespace(preload_dlls=lambda: loaded.append("cuda")))
+    session.preload(SimpleNamespace())  # before ONNX Runtime 1.21
+    assert loaded == ["cuda"]
+
+
+def test_what_preloading_prints_of_missing_libraries_is_not_the_servers(capsys):
+    session.preload(SimpleNamespace(preload_dlls=lambda: print("Failed to load libcudnn.so.9")))
+    assert capsys.readouterr().out == ""

@@ -20,6 +20,7 @@ from runtimes.openvino.runtime import OpenVINOOptions, OpenVINORuntime
 from runtimes.options import parse
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
+pytest.importorskip("openvino", reason="pip install 'headrace[openvino]'")
 KINDS = {
     "BOOL": "boolean",
     "UINT8": "u8",

@@ -1,8 +1,9 @@
 """What of a slice's memory one replica takes, part by part, and where each figure comes from.
 
 Weights are counted from the model's file where it lies on this machine, an engine's cache comes
-from its settings; context and activations are stated rules, which nobody has compared with a GPU
-yet. What neither says is not guessed: `CannotTell`. See docs/mig.md.
+from its settings; context and activations are stated rules. On one H100 torch's context took 757
+to 799 MiB, and activations a sixth to two fifths of what the rule says. What neither says is not
+guessed: `CannotTell`. See docs/mig.md.
 """
 
 from __future__ import annotations
