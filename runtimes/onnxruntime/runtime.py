@@ -48,7 +48,7 @@ from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_ELEMENT = 16  # TensorProto.BFLOAT16
-LAYOUT = "2"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "3"  # of a staged entry; raised when what is built for the same inputs changes
 FACTS = "facts.json"
 DATATYPES: Mapping[str, str] = {
     "tensor(bool)": "BOOL",
