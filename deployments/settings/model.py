@@ -93,6 +93,9 @@ def _task(model: ModelFields) -> Iterator[Complaint]:
 
 
 def _of_batches(model: ModelFields) -> Iterator[Complaint]:
+    if model.policies.batching != "ragged" and model.batch.hold != "never":
+        batching = model.policies.batching
+        yield ("batch", "hold"), f"must be left out with policies.batching {batching}"
     for name in ("ttft_ms", "tpot_ms"):
         if getattr(model.slo, name) is not None:
             yield ("slo", name), "must be left out: only task generate has tokens to wait for"

@@ -145,7 +145,7 @@ class ModelFields(Section):
     )
     policies: PolicySettings = Field(
         default_factory=PolicySettings,
-        description="Which of the rivals for one question is used (docs/policies/choosing.md).",
+        description="Which of several policies answers each question (docs/policies/choosing.md).",
     )
     hedge: HedgeSettings = Field(
         default_factory=HedgeSettings, description="Second copies of batches that take long."

@@ -20,7 +20,7 @@ class Ranking(Enum):
     ARRIVALS = "arrivals"
 
 
-Standing = tuple[float, float]
+Account = tuple[float, float]
 """An account's start tag, and the credit in seconds that it uses up before the tag grows."""
 
 
@@ -41,20 +41,24 @@ class Order(Protocol):
         """What a row of so many tokens and predicted seconds is charged when it is taken."""
         ...
 
-    def charged(self, standing: Standing, weight: float, seconds: float) -> Standing:
+    def tag(self, account: Account, weight: float) -> float:
+        """What other gateways, and who comes, are compared with: the tag less the credit."""
+        ...
+
+    def charged(self, account: Account, weight: float, seconds: float) -> Account:
         """The account after it has taken so much more, or less if negative."""
         ...
 
-    def refunded(self, standing: Standing, weight: float, seconds: float) -> Standing:
+    def refunded(self, account: Account, weight: float, seconds: float) -> Account:
         """The account once work that it was charged for was not even begun."""
         ...
 
-    def entered(self, standing: Standing, weight: float, virtual: float) -> Standing:
+    def entered(self, account: Account, weight: float, virtual: float) -> Account:
         """The account of a flow that was idle and asks again; `virtual`: where who comes begins."""
         ...
 
-    def virtual(self, virtual: float, moves: float, start: float, turn_s: float) -> float:
-        """Where who comes begins, once a flow of the tag `start` leads a batch that takes `turn_s`
+    def next_virtual(self, virtual: float, moves: float, start: float, share_s: float) -> float:
+        """Where who comes begins, once a flow of the tag `start` leads a batch that takes `share_s`
         of its share; `moves`: how far the batch before moves it at most."""
         ...
 

@@ -168,7 +168,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicyNames:
-    """Which of its rivals answers each question; the names are `routers.policies.registry`'s. With
+    """Which policy answers each question; the names are `routers.policies.registry`'s. With
     another order, who has had how much is forgotten."""
 
     order: str = "sfq"

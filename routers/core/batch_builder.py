@@ -53,11 +53,12 @@ def take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
 def form(requests: RequestTable, draft: Draft, leader: Flow, rivals: float) -> FormedBatch:
     """The lease's batch, of rows that have been taken out; `rivals`: weights of the flows of its
     priority that had on-time work waiting before. Charges the flows."""
-    flows, tag = requests.flows, leader.tag
+    flows = requests.flows
+    tag = flows.order.tag((leader.start, leader.credit_s), leader.weight)
     is_told = flows.order.ranking is Ranking.SHARES
-    batch = draft.formed(tag if is_told else 0.0)
-    for flow, standing in draft.standings.items():
-        flows.stands(flow, standing)
+    batch = draft.formed(tag if is_told else 0.0, flows.epoch)
+    for flow, standing in draft.accounts.items():
+        flows.set_account(flow, standing)
     flows.leads(leader, tag, batch.work_s, rivals)
     return batch
 

@@ -362,10 +362,10 @@ class RequestTable:
         self.batching = BATCHINGS[names.batching]()
         if names.placement != before.placement:
             self._replicas.adopt(PLACEMENTS[names.placement](), now)
+        order = ORDERS[names.order](settings)
         if names.order != before.order:
-            order = ORDERS[names.order](settings)
             self.waiting.restart(order, now)
-            self.view.order = order
+        self.flows.order = self.view.order = order
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
         generation = settings.generation

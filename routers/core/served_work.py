@@ -25,10 +25,10 @@ class ServedWork:
         """The batch took so long; None: nothing was started, nobody pays."""
         self._rejections.clear()
         if service_s is None:
-            self._flows.refund(batch.paid)
+            self._flows.refund(batch.paid, epoch=batch.epoch)
             return
         served = batch.split(service_s)
-        self._flows.settle(batch.charges, served)
+        self._flows.settle(batch.charges, served, epoch=batch.epoch)
         if not batch.rank[0]:
             self._admission.best_effort_capacity.worked(service_s * batch.speed, now)
         self._admission.feasibility.served(served, now)
@@ -50,7 +50,7 @@ class ServedWork:
     ) -> None:
         """The stream was given so much in all, of which so much is news to the controllers."""
         self._rejections.clear()
-        self._flows.settle(batch.charges, batch.split(served_s))
+        self._flows.settle(batch.charges, batch.split(served_s), epoch=batch.epoch)
         if untold_s > 0.0:
             priority, tenant, _ = batch.charges[0]
             self.tell((priority, tenant, untold_s), batch.rank, now)

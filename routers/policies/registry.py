@@ -1,4 +1,4 @@
-"""The policies that may be chosen by name. A new one is a file beside its rivals and a line here.
+"""The policies that may be chosen by name. A new one is a file beside the others and a line here.
 
 Every one of a kind passes the same suite (`tests/routers/policies`). The first of a kind is what is
 used unless the settings name another.

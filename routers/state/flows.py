@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from routers.api.policies import Order, Standing
+from routers.api.policies import Account, Order
 from routers.api.requests import FlowKey, FlowWork, Report
 from routers.state.offered import MeanWork
 
@@ -66,6 +66,7 @@ class Flows:
 
     def __init__(self, order: Order) -> None:
         self.order = order
+        self.epoch = 0  # of the order: what was charged in another one is not put right
         self.by_key: dict[tuple[int, str], Flow] = {}
         self.virtual: list[float] = []  # by priority: where who comes begins
         self._moves: list[float] = []  # by priority: how far that moves with the next batch
@@ -82,11 +83,14 @@ class Flows:
     def restart(self, order: Order) -> None:
         """Under another order, whose tags are of another kind: everybody begins anew."""
         self.order = order
+        self.epoch += 1
+        self._confirmed_at = -inf  # replicas go on telling tags of the order before
         self.virtual = [0.0] * len(self.virtual)
         self._moves = [0.0] * len(self._moves)
         self.lowered.clear()
         for flow in self.by_key.values():
             flow.start = flow.credit_s = 0.0
+            flow.blind = True
 
     def of(self, tenant: str, priority: int, weight: float) -> Flow:
         """The flow's account, opened if there is none; its weight is the last one given."""
@@ -123,38 +127,45 @@ class Flows:
 
     def charge(self, flow: Flow, seconds: float) -> None:
         """It takes, or was found to have taken, so much more; less, if negative."""
-        standing = flow.start, flow.credit_s
-        flow.start, flow.credit_s = self.order.charged(standing, flow.weight, seconds)
+        account = flow.start, flow.credit_s
+        flow.start, flow.credit_s = self.order.charged(account, flow.weight, seconds)
 
-    def stands(self, flow: Flow, standing: Standing) -> None:
+    def set_account(self, flow: Flow, account: Account) -> None:
         """A plan that charged it is carried out."""
-        flow.start, flow.credit_s = standing
+        flow.start, flow.credit_s = account
 
     def leads(self, flow: Flow, start: float, seconds: float, rivals: float) -> None:
         """The flow, which had the tag `start`, leads a batch of so many seconds, while flows of the
         weight `rivals` had work waiting."""
         priority = flow.priority
         virtual, moves = self.virtual[priority], self._moves[priority]
-        self.virtual[priority] = self.order.virtual(virtual, moves, start, seconds / flow.weight)
+        share_s = seconds / flow.weight
+        self.virtual[priority] = self.order.next_virtual(virtual, moves, start, share_s)
         self._moves[priority] = seconds / max(rivals, flow.weight)
 
-    def settle(self, charges: Iterable[FlowWork], served: Iterable[FlowWork]) -> None:
-        """A batch was served: these seconds instead of those charged, flow by flow."""
+    def settle(
+        self, charges: Iterable[FlowWork], served: Iterable[FlowWork], *, epoch: int
+    ) -> None:
+        """A batch was served: these seconds instead of those charged, flow by flow; `epoch`: of
+        when they were."""
+        settles = self.order.settles and epoch == self.epoch
         by_key = self.by_key
         for (priority, tenant, charged_s), (_, _, served_s) in zip(charges, served, strict=True):
             flow = by_key.get((priority, tenant))
             if flow is not None:
-                if self.order.settles:
+                if settles:
                     self.charge(flow, served_s - charged_s)
                 flow.served_s += served_s
 
-    def refund(self, paid: Iterable[FlowWork]) -> None:
+    def refund(self, paid: Iterable[FlowWork], *, epoch: int) -> None:
         """A batch was never started: its rows come back to the places that they had."""
+        if epoch != self.epoch:
+            return
         for priority, tenant, seconds in paid:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
-                standing = flow.start, flow.credit_s
-                self.stands(flow, self.order.refunded(standing, flow.weight, seconds))
+                account = flow.start, flow.credit_s
+                self.set_account(flow, self.order.refunded(account, flow.weight, seconds))
                 self.lowered.append(flow)
 
     def learn(self, report: Report, now: float) -> None:
@@ -182,8 +193,8 @@ class Flows:
             self._confirm(now)
 
     def _lift(self, flow: Flow) -> None:
-        standing, virtual = (flow.start, flow.credit_s), self.virtual[flow.priority]
-        flow.start, flow.credit_s = self.order.entered(standing, flow.weight, virtual)
+        account, virtual = (flow.start, flow.credit_s), self.virtual[flow.priority]
+        flow.start, flow.credit_s = self.order.entered(account, flow.weight, virtual)
 
     def _forget_stale_demand(self, now: float) -> None:
         """What nobody says any more: no report says that nothing waits elsewhere, and of several

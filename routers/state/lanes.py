@@ -215,6 +215,10 @@ class FlowQueue:
         ]
         return min(owed, key=_turn) if owed else fullest
 
+    def first_bucket(self) -> Bucket:
+        """The bucket of the first row over all of them."""
+        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_rank)
+
     def in_turn(self) -> Bucket:
         """The bucket whose turn it is, where rows travel one by one."""
         return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
@@ -389,6 +393,10 @@ def heap_in_order(heap: list[Place]) -> Iterator[Place]:
 
 def _turn(bucket: Bucket) -> float:
     return bucket.turn
+
+
+def _rank(bucket: Bucket) -> float:
+    return bucket.rank()
 
 
 def _rows(bucket: Bucket) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from routers.state.replica_state import Entry, ReplicaState
 
 # Of the ready replicas, the kinds that each group has:
-IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
+IDLE, DUE, OVERRUN, BUSY, SPARE = range(5)
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _BAND = log(1.25)  # replicas whose slowdown differs by less take turns
@@ -31,13 +31,17 @@ class Placement(Protocol):
 
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         """Of a healthy one: its kind (not `SPARE`), and its order within the kind, lowest first.
-        `DUE` is looked at again once the first number, a time, has passed; others keep their place
-        until something about the replica changes."""
+        Of `DUE` the first number is a time, not before `now`, and once it has passed it is placed
+        again; others keep their place until something about the replica changes."""
         ...
 
     def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
         """Of the first of each kind the lowest is asked; `batch_s`: predicted seconds of the next
         batch of its group."""
+        ...
+
+    def answered(self, replica: ReplicaState, now: float) -> None:
+        """It has answered a lease, and said what it holds: the one thing a placement learns by."""
         ...
 
 
@@ -172,9 +176,11 @@ def load_of(replica: ReplicaState) -> float:
     return min(1.0, full)
 
 
-def requests_in_flight(replica: ReplicaState) -> float:
-    """Leases that it holds, those of other gateways as of its last answer."""
-    return float(len(replica.leases) + replica.foreign_leases)
+def leases_in_flight(replica: ReplicaState, now: float) -> float:
+    """Those that it holds, with those of other gateways as of its last answer, until they should
+    have ended."""
+    foreign = replica.foreign_leases if replica.foreign_until > now else 0
+    return float(len(replica.leases) + foreign)
 
 
 def speed_band(replica: ReplicaState) -> float:

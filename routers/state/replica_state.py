@@ -86,7 +86,7 @@ class FormedBatch:
     or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
     see `api.actions.Dispatch`. charges: each flow's part of the predicted work. paid: what its
     account was charged, which is the same where the order settles accounts. speed: work, in seconds
-    of the reference group, that a second of its replica is."""
+    of the reference group, that a second of its replica is. epoch: see `Flows`."""
 
     rows: list[Row]
     width: int
@@ -96,6 +96,7 @@ class FormedBatch:
     charges: tuple[FlowWork, ...] = ()
     speed: float = 1.0
     paid: tuple[FlowWork, ...] = ()
+    epoch: int = 0
 
     @property
     def work_s(self) -> float:

@@ -154,6 +154,7 @@ class ReplicaSet:
         when it was draining and that was its last lease: it is gone."""
         if alive:
             self._unblock(replica)
+            self.ready.placement.answered(replica, now)
         if replica.overdue:
             replica.overdue = any(lease.overdue for lease in replica.leases.values())
         replica.reckon(now)

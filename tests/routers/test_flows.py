@@ -57,7 +57,7 @@ def test_measured_seconds_replace_predicted_ones(service_s, start, credit):
     flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a")
     flows.charge(flow, 1.0)
-    flows.settle([(0, "a", 1.0)], [(0, "a", service_s)])
+    flows.settle([(0, "a", 1.0)], [(0, "a", service_s)], epoch=0)
     assert (flow.start, flow.credit_s, flow.served_s) == (start, credit, service_s)
 
 
@@ -65,7 +65,7 @@ def test_refund_restores_the_tag_and_names_the_flow():
     flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a")
     flows.charge(flow, 1.0)
-    flows.refund([(0, "a", 1.0)])
+    flows.refund([(0, "a", 1.0)], epoch=0)
     assert (flow.start, flow.served_s, flows.lowered) == (0.0, 0.0, [flow])
 
 
@@ -74,14 +74,14 @@ def test_refund_after_credit_was_used_leaves_the_account_as_it_was():
     flows = Flows(FairQueueing())
     flows.by_key[flow.key] = flow
     flows.charge(flow, 3.0)
-    flows.refund([(0, "a", 3.0)])
+    flows.refund([(0, "a", 3.0)], epoch=0)
     assert flow.start - flow.credit_s / flow.weight == 5.0 - 1.0 / 2.0
 
 
 def test_settling_for_a_forgotten_flow_is_no_matter():
     flows = Flows(FairQueueing())
-    flows.settle([(0, "gone", 1.0)], [(0, "gone", 2.0)])
-    flows.refund([(0, "gone", 1.0)])
+    flows.settle([(0, "gone", 1.0)], [(0, "gone", 2.0)], epoch=0)
+    flows.refund([(0, "gone", 1.0)], epoch=0)
     assert flows.by_key == {}
     assert flows.lowered == []
 

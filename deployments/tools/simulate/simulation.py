@@ -156,7 +156,12 @@ class Simulation:
 
     def with_policies(self, choices: Sequence[str]) -> Simulation:
         """The same with other policies, `kind=name` each. Raises ScenarioErrors."""
-        names = dict(_policy(choice) for choice in choices)
+        chosen = [_policy(choice) for choice in choices]
+        names = dict(chosen)
+        if len(names) < len(chosen):
+            raise ScenarioErrors("--policy: one of a kind at a time")
+        if "batching" in names and self.setup.engine is not None:
+            raise ScenarioErrors("--policy batching=…: this model is batched by its engine")
         policies = replace(self.setup.core.policies, **names)
         core = replace(self.setup.core, policies=policies)
         return replace(self, setup=replace(self.setup, core=core))

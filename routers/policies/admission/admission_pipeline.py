@@ -229,6 +229,8 @@ class AdmissionPipeline:
         before than waits here; else who has the least here would always be called late."""
         flow, before_s = tracked.flow, tracked.cost_s
         lanes = self._waiting.on_time
+        if self._flows.order.ranking is Ranking.DEADLINES:
+            return before_s  # how much of what waits is due earlier is not known without a scan
         if not self._shares:
             return before_s + sum([lane.waiting_s for lane in lanes[flow.priority :][:1]])
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None

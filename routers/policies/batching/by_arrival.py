@@ -1,13 +1,15 @@
 """Rows of any length in the order that flows are served in, as a dynamic batcher does.
 
-The rival without length buckets: short rows are padded to the longest beside them, and nothing is
-called late or rides along. As many as the model's bounds hold, counting each row as long as the
-longest that may come. Source: dynamic batching as in Triton Inference Server.
+The plain one without length buckets: short rows are padded to the longest beside them; nothing is
+called late for the batch's sake, left to a faster group, or rides along. As many as the model's
+bounds hold, counting each row as long as the longest that may come. Source: dynamic batching as in
+Triton Inference Server.
 """
 
 from __future__ import annotations
 
 from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.shedding import take_in_order
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import FlowQueue, Lane, bucket_of
@@ -24,13 +26,11 @@ class BatchesByArrival:
             return None
         draft = new_draft(view, lane, view.waiting.edges[-1], capacity)
         turns = Turns(lane.order, draft, view.order.ranking, _queue_of)
-        bucket = None
-        while draft.room > 0 and (row := turns.first()) is not None and draft.holds(row):
-            bucket = bucket or bucket_of(row)
-            turns.pass_by(row)
-            draft.take(row)
-        assert bucket is not None
-        return LeadPlan(draft, queue, bucket)
+        shedding = take_in_order(view, draft, turns, now)
+        return LeadPlan(
+            draft, queue, queue.first_bucket(), tuple(shedding.leaving),
+            watches=shedding.watches, too_old=shedding.too_old,
+        )  # fmt: skip
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

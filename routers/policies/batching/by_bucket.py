@@ -1,13 +1,15 @@
 """Rows of one bucket, the one whose turn it is, up to the bounds and nothing else.
 
-The rival with fixed buckets: no bucket goes first for being fuller, no row is called late for the
-batch's sake, none rides along in the room that is left. Source: `bucket_by_sequence_length` as in
-TensorFlow, with turns between buckets.
+The plain one with fixed buckets: no bucket goes first for being fuller or loaded, no row is called
+late for the batch's sake or left to a faster group, none rides along in the room that is left.
+Source: `bucket_by_sequence_length` as in TensorFlow, with turns between buckets.
 """
 
 from __future__ import annotations
 
+from routers.api.policies import Ranking
 from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.shedding import take_in_order
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import Lane, bucket_of
@@ -22,13 +24,16 @@ class BatchesByBucket:
         queue = lane.order.first()
         if queue is None:
             return None
-        bucket = queue.in_turn()
+        is_shared = view.order.ranking is Ranking.SHARES
+        bucket = queue.in_turn() if is_shared else queue.first_bucket()
         draft = new_draft(view, lane, bucket.edge, capacity)
-        turns = Turns(lane.length_classes[bucket.edge].order, draft, view.order.ranking, bucket_of)
-        while draft.room > 0 and (row := turns.first()) is not None and draft.holds(row):
-            turns.pass_by(row)
-            draft.take(row)
-        return LeadPlan(draft, queue, bucket)
+        order = lane.length_classes[bucket.edge].order
+        turns = Turns(order, draft, view.order.ranking, bucket_of)
+        shedding = take_in_order(view, draft, turns, now)
+        return LeadPlan(
+            draft, queue, bucket, tuple(shedding.leaving),
+            watches=shedding.watches, too_old=shedding.too_old,
+        )  # fmt: skip
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

@@ -12,7 +12,7 @@ from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
-from routers.api.policies import Order, Ranking, Standing
+from routers.api.policies import Account, Order, Ranking
 from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
 from routers.policies.batching.view import QueueView
@@ -28,12 +28,13 @@ _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worke
 class Draft:
     """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds.
     `most_start`: flows with higher start tags have been kept out of it; inf: none has.
-    `standings`: of the flows that it charges."""
+    `accounts`: of the flows that it charges."""
 
     __slots__ = (
         "_order",
         "_settings",
         "_shares",
+        "accounts",
         "capacity",
         "edge",
         "lane",
@@ -41,7 +42,6 @@ class Draft:
         "most_start",
         "room",
         "rows",
-        "standings",
         "total",
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ class Draft:
         self.longest = 0
         self.total = 0
         self.most_start = inf
-        self.standings: dict[Flow, Standing] = {}
+        self.accounts: dict[Flow, Account] = {}
 
     def width(self, longest: int, rows: int, total: int) -> int:
         """What the device would see a row as: the longest, the shape's edge, or the mean."""
@@ -94,16 +94,16 @@ class Draft:
             self.longest = length
         self.total += length
         self.room -= 1
-        standing = self.standings.get(flow) or (flow.start, flow.credit_s)
+        account = self.accounts.get(flow) or (flow.start, flow.credit_s)
         price = cost_s if self._order.settles else self._order.price(length, cost_s)
-        self.standings[flow] = self._order.charged(standing, flow.weight, price)
+        self.accounts[flow] = self._order.charged(account, flow.weight, price)
         shares = self._shares
         shares[flow] = shares.get(flow, 0.0) + cost_s
 
     def start(self, flow: Flow) -> float:
         """Its start tag once what was planned is charged."""
-        standing = self.standings.get(flow)
-        return flow.start if standing is None else standing[0]
+        account = self.accounts.get(flow)
+        return flow.start if account is None else account[0]
 
     def predicted_s(self, more: int = 0, tokens: int = 0, quantile: float = 0.5) -> float:
         """Seconds with `more` rows of `tokens` in all, none longer than the longest."""
@@ -111,8 +111,9 @@ class Draft:
         width = self.width(self.longest, rows, self.total + tokens)
         return self.capacity.group.cost.predict(rows, width, self.capacity.replica_id, quantile)
 
-    def formed(self, start: float) -> FormedBatch:
-        """The batch as it is; `start`: the tag that the leading flow had. Ends the draft."""
+    def formed(self, start: float, epoch: int) -> FormedBatch:
+        """The batch as it is; `start`: the tag that the leading flow had; `epoch`: of the accounts.
+        Ends the draft."""
         rows, group = self.rows, self.capacity.group
         width = self.width(self.longest, len(rows), self.total)
         if rows[0].tracked.plan is not None:
@@ -126,7 +127,7 @@ class Draft:
         charges = self._put_right(predicted_s * speed)
         rank = (int(lane.late), lane.priority, start)
         paid = charges if self._order.settles else self._paid()
-        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed, paid)
+        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed, paid, epoch)
 
     def _put_right(self, work_s: float) -> tuple[FlowWork, ...]:
         """Each flow's share of the batch, charged instead of its rows' own predictions."""
@@ -136,7 +137,7 @@ class Draft:
         for flow, share in shares.items():
             seconds = work_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
             if settles:
-                self.standings[flow] = charged(self.standings[flow], flow.weight, seconds - share)
+                self.accounts[flow] = charged(self.accounts[flow], flow.weight, seconds - share)
             charges.append((flow.priority, flow.tenant, seconds))
         return tuple(charges)
 
@@ -189,7 +190,7 @@ class Turns(Generic[T]):
     was the lowest, its two children are candidates; what the draft has charged stands among them
     with its new tag. Work: O(log n) a row that is asked for."""
 
-    __slots__ = ("_by_rank", "_heads", "_item_of", "_marks", "_next", "_rows", "_standings")
+    __slots__ = ("_accounts", "_by_rank", "_heads", "_item_of", "_marks", "_next", "_rows")
 
     def __init__(
         self, order: TagOrder[T], draft: Draft, ranking: Ranking, item_of: Callable[[Row], T]
@@ -197,7 +198,7 @@ class Turns(Generic[T]):
         order.first()  # so that no entry below the lowest is out of date
         self._item_of = item_of
         self._marks = order.heap
-        self._standings = draft.standings
+        self._accounts = draft.accounts
         self._by_rank = ranking is not Ranking.SHARES
         self._rows: dict[T, Iterator[Row]] = {}
         self._heads: dict[T, Row | None] = {}
@@ -207,7 +208,7 @@ class Turns(Generic[T]):
 
     def first(self) -> Row | None:
         """The next row; None: no more wait. The same again until it is passed."""
-        candidates, heads, standings = self._next, self._heads, self._standings
+        candidates, heads, accounts = self._next, self._heads, self._accounts
         while candidates:
             tag, pushed, index, item = candidates[0]
             if index >= 0:
@@ -220,8 +221,8 @@ class Turns(Generic[T]):
             if self._by_rank:
                 now = item.rank_of(head)
             else:
-                standing = standings.get(item.flow)
-                now = item.flow.start if standing is None else standing[0]
+                account = accounts.get(item.flow)
+                now = item.flow.start if account is None else account[0]
             if now == tag:
                 return head
             heapreplace(candidates, (now, pushed, -1, item))

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.api.requests import FlowKey
+from routers.api.policies import Ranking
 from routers.estimates.batch_size import pays_to_wait
-from routers.policies.admission.controllers import Watch
 from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.shedding import Shedding
 from routers.policies.batching.spare_room import late_riders, shorter_riders
-from routers.policies.batching.types import LeadPlan, Leaving
+from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
 from routers.state.lanes import Bucket, FlowQueue, Lane, bucket_of
 from routers.state.replica_state import ReplicaCapacity
-from routers.state.rows import Row, TrackedRequest
+from routers.state.rows import Row
 
 _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
 _FLOWS = 4  # that are looked at behind rows which only a faster group can answer in time
@@ -56,8 +56,11 @@ class RaggedBatching:
 
 
 def _bucket(view: QueueView, queue: FlowQueue, capacity: ReplicaCapacity, now: float) -> Bucket:
-    """The bucket whose turn it is, or the one whose shape the replica has loaded while that one
-    is ahead by less than loading another costs."""
+    """Where the order compares who waits, the bucket of who is first; else the bucket whose turn it
+    is, or the one whose shape the replica has loaded while that one is ahead by less than loading
+    another costs."""
+    if view.order.ranking is not Ranking.SHARES:
+        return queue.first_bucket()
     bucket = queue.leading(capacity.group.sizes, now)
     switch_s = view.settings.buckets.switch_s
     if switch_s > 0.0 and capacity.last_edge not in (0, bucket.edge):
@@ -106,16 +109,13 @@ class _Filling:
         "_done_at",
         "_draft",
         "_far_ahead_s",
-        "_gone",
         "_leader",
-        "_leaving",
         "_now",
         "_part",
         "_passed_over",
-        "_too_old",
+        "_shedding",
         "_turns",
         "_view",
-        "_watches",
     )
 
     def __init__(self, view: QueueView, draft: Draft, leader: Flow, now: float) -> None:
@@ -127,15 +127,13 @@ class _Filling:
         self._done_at = now + _turnaround_s(draft, length_class.rows)
         if draft.lane.late:
             self._done_at = -inf
-        self._gone: set[TrackedRequest] = set()
-        self._leaving: list[Leaving] = []
-        self._watches: dict[FlowKey, Watch] = {}
-        self._too_old = 0
+        self._shedding = Shedding(view, draft, now)
         self._passed_over = False
 
     def plan(self, queue: FlowQueue, bucket: Bucket) -> LeadPlan:
         leader_start, part = self._leader.start, self._part
-        turns, draft, done_at, gone = self._turns, self._draft, self._done_at, self._gone
+        turns, draft, done_at, shedding = self._turns, self._draft, self._done_at, self._shedding
+        gone = shedding.gone
         while draft.room > 0 and (row := turns.first()) is not None:
             tracked = row.tracked
             may_leave = gone or tracked.forecast is not None or tracked.request.deadline < done_at
@@ -151,26 +149,23 @@ class _Filling:
             turns.pass_by(row)
             draft.take(row)
         return LeadPlan(
-            draft, queue, bucket, tuple(self._leaving), None, self._passed_over,
-            self._passed_over and not draft.rows, self._watches, self._too_old,
+            draft, queue, bucket, tuple(shedding.leaving), None, self._passed_over,
+            self._passed_over and not draft.rows, shedding.watches, shedding.too_old,
         )  # fmt: skip
 
     def _leaves(self, row: Row) -> bool:
         """Whether its request goes instead of being served now, with all of its rows."""
-        tracked = row.tracked
-        if tracked in self._gone:
+        tracked, shedding = row.tracked, self._shedding
+        if tracked in shedding.gone:
             return True
-        if tracked.request.deadline < self._done_at:
-            if self._is_in_time_elsewhere(row):
-                self._passed_over = True
-                self._fill_in_time()
-                return False
-            self._goes(tracked, is_shed=False)
-            return True
-        if not self._draft.lane.late and self._is_too_old(tracked):
-            self._goes(tracked, is_shed=True)
-            return True
-        return False
+        if tracked.request.deadline >= self._done_at:
+            return shedding.sheds(row)
+        if self._is_in_time_elsewhere(row):
+            self._passed_over = True
+            self._fill_in_time()
+            return False
+        shedding.leaves(tracked, is_shed=False)
+        return True
 
     def _fill_in_time(self) -> None:
         """With rows of the leading bucket that this replica can answer by their deadlines, from
@@ -179,15 +174,11 @@ class _Filling:
         draft, taken = self._draft, set(self._draft.rows)
         for bucket in self._turns.firsts(_FLOWS):
             for row in bucket.due_from(self._done_at, draft.room + len(taken)):
-                if row in taken or row.tracked in self._gone:
+                if row in taken or row.tracked in self._shedding.gone:
                     continue
                 if draft.room <= 0 or not draft.holds(row):
                     return
                 draft.take(row)
-
-    def _goes(self, tracked: TrackedRequest, *, is_shed: bool) -> None:
-        self._leaving.append(Leaving(len(self._draft.rows), tracked, is_shed))
-        self._gone.add(tracked)
 
     def _is_in_time_elsewhere(self, row: Row) -> bool:
         """Whether a row that is late here need not be late."""
@@ -196,20 +187,6 @@ class _Filling:
         return groups is not None and groups.in_time_elsewhere(
             capacity.group, 1, self._draft.edge, deadline, self._now
         )
-
-    def _is_too_old(self, tracked: TrackedRequest) -> bool:
-        """What CoDel says of a request of which no row has been served."""
-        codel = self._view.codel
-        if codel.verdicts.off or tracked.forecast is None or tracked.queued < len(tracked.rows):
-            return False
-        if len(tracked.rows) > 1 and any(row.tracked is tracked for row in self._draft.rows):
-            return False
-        flow = tracked.flow.key
-        watch = self._watches.get(flow) or codel.watch(flow)
-        wait_s = self._now - tracked.queued_at
-        self._watches[flow], is_over = codel.judge(watch, wait_s, self._now)
-        self._too_old += is_over
-        return is_over and codel.verdicts.acts
 
     def _is_kept_out(self, flow: Flow, leader_start: float) -> bool:
         draft, order = self._draft, self._view.order

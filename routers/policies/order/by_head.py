@@ -1,6 +1,6 @@
 """First come, first served, and earliest deadline first: who waits is compared, not who pays.
 
-The rivals without shares between tenants: one tenant's burst delays everybody. Accounts are kept as
+Those without shares between tenants: one tenant's burst delays everybody. Accounts are kept as
 under fair queueing, so that device seconds by tenant are told all the same.
 """
 

@@ -1,6 +1,6 @@
 """Deficit round robin: flows take turns, each with `QUANTUM_S` of device seconds by weight a round.
 
-The rival that keeps no virtual time: a flow is served until its quantum is used up, what it took
+The one that keeps no virtual time: a flow is served until its quantum is used up, what it took
 beyond it is taken off its next one, and who comes joins the round that runs, behind the others. A
 tag is the number of a round; among equals the one that came first into the ring. Cheaper to explain
 than fair queueing, but a flow's turn is a quantum long, so that others wait for it. Source:
@@ -9,15 +9,16 @@ Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round-Robin (SIGCO
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, floor
 
-from routers.api.policies import Ranking, Standing
+from routers.api.policies import Account, Ranking
 
 QUANTUM_S = 0.02
+_EVEN = 1e-9  # of a quantum: what rounding may make of exactly one
 
 
 class DeficitRoundRobin:
-    """A standing is the round of the flow's next turn, and what is left of its quantum there."""
+    """A account is the round of the flow's next turn, and what is left of its quantum there."""
 
     ranking = Ranking.SHARES
     settles = True
@@ -25,27 +26,32 @@ class DeficitRoundRobin:
     def price(self, length: int, cost_s: float) -> float:
         return cost_s
 
-    def charged(self, standing: Standing, weight: float, seconds: float) -> Standing:
-        turn, left_s = standing
+    def tag(self, account: Account, weight: float) -> float:
+        return account[0]
+
+    def charged(self, account: Account, weight: float, seconds: float) -> Account:
+        turn, left_s = account
         left_s -= seconds
-        if left_s > 0.0:
-            return turn, left_s
         quantum_s = QUANTUM_S * weight
-        rounds = ceil(-left_s / quantum_s) or 1
+        if left_s > _EVEN * quantum_s:
+            return turn, left_s
+        rounds = floor(-left_s / quantum_s + _EVEN) + 1
         return turn + rounds, left_s + rounds * quantum_s
 
-    def refunded(self, standing: Standing, weight: float, seconds: float) -> Standing:
-        turn, left_s = standing
+    def refunded(self, account: Account, weight: float, seconds: float) -> Account:
+        turn, left_s = account
         left_s += seconds
         quantum_s = QUANTUM_S * weight
-        rounds = max(0, ceil(left_s / quantum_s) - 1)
+        rounds = max(0, ceil(left_s / quantum_s - _EVEN) - 1)
         return turn - rounds, left_s - rounds * quantum_s
 
-    def entered(self, standing: Standing, weight: float, virtual: float) -> Standing:
-        return standing if standing[0] >= virtual else (virtual, QUANTUM_S * weight)
+    def entered(self, account: Account, weight: float, virtual: float) -> Account:
+        turn, left_s = account
+        is_new = turn < virtual or left_s == 0.0
+        return (max(turn, virtual), QUANTUM_S * weight) if is_new else account
 
-    def virtual(self, virtual: float, moves: float, start: float, turn_s: float) -> float:
-        return max(virtual, float(ceil(start)))
+    def next_virtual(self, virtual: float, moves: float, start: float, share_s: float) -> float:
+        return max(virtual, start)
 
     def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
-        return start > than + 1.0
+        return start > than + 1.0 + seconds / QUANTUM_S

@@ -1,11 +1,12 @@
 """Virtual token counters: the flow that has had the fewest tokens over its weight goes first.
 
-The rival for models that are paid by the token: what a batch or a long row really takes of the
-device plays no part, nor does what a measurement says afterwards. A flow that was idle is lifted to
-the counter of the one that is served, so it gets no credit for having slept and waits behind
-nobody's backlog. Of a model that generates, tokens are weighted as `GenerationParameters` says, and
-put right by those that were really produced. Source: Sheng et al., Fairness in Serving Large
-Language Models (OSDI'24).
+For models that are paid by the token: what a batch or a long row really takes of the device plays
+no part, nor does what a measurement says afterwards; only other gateways' work is known in seconds
+alone, and counts as so many tokens as take that long in a full batch. A flow that was idle is
+lifted to the counter of the one that is served, so it gets no credit for having slept and waits
+behind nobody's backlog. Of a model that generates, tokens are weighted as `GenerationParameters`
+says, and put right by those that were really produced. Source: Sheng et al., Fairness in Serving
+Large Language Models (OSDI'24).
 """
 
 from __future__ import annotations
@@ -33,8 +34,5 @@ class TokenCounters(FairQueueing):
     def price(self, length: int, cost_s: float) -> float:
         return cost_s if self._token_s is None else length * self._token_s
 
-    def virtual(self, virtual: float, moves: float, start: float, turn_s: float) -> float:
+    def next_virtual(self, virtual: float, moves: float, start: float, share_s: float) -> float:
         return max(virtual, start)
-
-    def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
-        return False

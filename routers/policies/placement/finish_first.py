@@ -8,10 +8,10 @@ by the prompts that they have yet to read.
 from __future__ import annotations
 
 from routers.state.ready_replicas import (
+    BUSY,
     DUE,
     IDLE,
     OVERRUN,
-    STREAM,
     finish_in_s,
     load_of,
     speed_band,
@@ -25,7 +25,7 @@ class FinishFirst:
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         if replica.streams:
             load = load_of(replica) + replica.reading / _READING
-            return STREAM, load + speed_band(replica), replica.last_used
+            return BUSY, load + speed_band(replica), replica.last_used
         if not replica.leases and replica.foreign_until <= now:
             return IDLE, speed_band(replica), replica.last_used
         if replica.finish_at >= now:
@@ -34,3 +34,6 @@ class FinishFirst:
 
     def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
         return finish_in_s(replica, now, batch_s)
+
+    def answered(self, replica: ReplicaState, now: float) -> None:
+        """Nothing is learnt of it here."""

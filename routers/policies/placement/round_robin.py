@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from routers.state.ready_replicas import IDLE, STREAM, requests_in_flight
+from routers.state.ready_replicas import BUSY, IDLE, leases_in_flight
 from routers.state.replica_state import ReplicaState
 
 
 class RoundRobin:
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
-        return (STREAM if requests_in_flight(replica) else IDLE), replica.last_used, 0.0
+        return (BUSY if leases_in_flight(replica, now) else IDLE), replica.last_used, 0.0
 
     def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
         return replica.last_used
+
+    def answered(self, replica: ReplicaState, now: float) -> None:
+        """Nothing is learnt of it here."""

@@ -16,7 +16,7 @@ from routers.api.settings import DispatcherSettings, Mode, validate
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {
     "runtime": "synthetic",
-    "policies": {"order": "drr", "batching": "bucket", "placement": "prequal"},
+    "policies": {"order": "drr", "placement": "prequal"},
     "slo": {"latency_ms": 250, "late": "refuse"},
     "lengths": {
         "max": 64,
@@ -66,6 +66,7 @@ NOT_WRITTEN = {
     "groups",  # what their replicas say, see test_groups.py
     "generation",  # of task generate only, and this too
     "preempt_streams",
+    "policies.batching",  # another one than `ragged` knows no `batch.hold`
     "buckets.fixed_shapes",
     "buckets.switch_s",  # written, and acted on where shapes are fixed
 }
@@ -97,6 +98,12 @@ def test_every_setting_of_the_core_is_reached_by_one_that_users_write(
     identity = GatewayIdentity("g", priorities=5, frozen=True)
     found = dispatcher_settings(description(scheduling=scheduling(model)), identity)
     assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
+
+
+def test_batching_is_chosen_by_name_and_knows_no_hold(description: Describe) -> None:
+    assert told(description, policies={"batching": "bucket"}).policies.batching == "bucket"
+    with pytest.raises(ValueError, match="must be left out with policies"):
+        told(description, policies={"batching": "bucket"}, batch={"hold": "auto"})
 
 
 def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:

@@ -10,8 +10,14 @@ import pytest
 from routers.api.errors import BadSettings
 from routers.api.events import Arrive, Closed, Reconfigure, Replicas
 from routers.api.policies import Ranking
-from routers.api.requests import LeaseEnd, Replica, Report, Request
-from routers.api.settings import DispatcherSettings, PolicyNames
+from routers.api.requests import LeaseEnd, Reason, Replica, Report, Request
+from routers.api.settings import (
+    AdmissionParameters,
+    CodelParameters,
+    DispatcherSettings,
+    Mode,
+    PolicyNames,
+)
 from routers.core.dispatcher import Dispatcher
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
@@ -108,7 +114,7 @@ def test_a_plan_changes_nothing_and_comes_out_the_same_when_asked_again(order, b
     before = full.digest()
     first, second = full.lead(), full.lead()
     assert [row.order for row in first.draft.rows] == [row.order for row in second.draft.rows]
-    assert first.draft.standings == second.draft.standings
+    assert first.draft.accounts == second.draft.accounts
     assert full.digest() == before
     full.core.check()
 
@@ -188,23 +194,26 @@ def test_who_comes_late_gets_no_credit_and_does_not_wait_for_others_backlog(orde
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_charge_never_lowers_a_tag_and_a_refund_gives_it_back(order):
     rule, rng = ORDERS[order](SETTINGS), random.Random(3)
-    standing = rule.entered((0.0, 0.0), 2.0, 5.0)
+    account = rule.entered((0.0, 0.0), 2.0, 5.0)
     for _ in range(200):
         seconds = rng.choice((0.001, 0.03, 0.5))
-        after = rule.charged(standing, 2.0, seconds)
-        assert after[0] >= standing[0]
-        again = rule.charged(rule.refunded(after, 2.0, seconds), 2.0, seconds)
-        assert again == pytest.approx(after)
-        standing = after
+        after = rule.charged(account, 2.0, seconds)
+        assert after[0] >= account[0]
+        given_back = rule.refunded(after, 2.0, seconds)
+        assert rule.tag(given_back, 2.0) == pytest.approx(rule.tag(account, 2.0))
+        assert rule.charged(given_back, 2.0, seconds) == pytest.approx(after)
+        account = after
 
 
-def test_first_come_serves_in_order_of_arrival_whoever_asks():
-    ids = served(under(order="fifo", batching="arrival"), shuffled())
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_first_come_serves_in_order_of_arrival_whoever_asks(batching):
+    ids = served(under(order="fifo", batching=batching), shuffled())
     assert ids == [request.request_id for request in shuffled()][:40]
 
 
-def test_earliest_deadline_serves_in_order_of_deadlines_whoever_asks():
-    ids = served(under(order="edf", batching="arrival"), shuffled())
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_earliest_deadline_serves_in_order_of_deadlines_whoever_asks(batching):
+    ids = served(under(order="edf", batching=batching), shuffled())
     by_deadline = sorted(shuffled(), key=lambda request: request.deadline)
     assert ids == [request.request_id for request in by_deadline][:40]
 
@@ -237,13 +246,65 @@ def test_token_counters_count_tokens_and_fair_queueing_seconds():
     assert shares["vtc"] == pytest.approx(20 / 420, abs=0.03)
 
 
+def test_earliest_deadline_keeps_tight_deadlines_that_lax_work_waits_before():
+    """One request in ten has 50 ms, the others 4 s, at most of what a replica can do."""
+    rng, now, arrivals = random.Random(11), 0.0, []
+    for number in range(900):
+        now += rng.expovariate(400.0)
+        slo_s = 0.05 if number % 10 == 0 else 4.0
+        arrivals.append(Arrival(now, (30,), slo_s, 9.0, tenant=f"t{number % 10 == 0}"))
+    found = simulate(under(order="edf"), arrivals, pool(1))
+    tight = [each for each in found.outcomes if each.arrival.slo_s < 1.0]
+    assert sum(each.in_slo for each in tight) / len(tight) > 0.95
+
+
 # ---- placement
 
 
-def used(placement: str, slow: float = 1.0, count: int = 60) -> dict[str, int]:
+class Cold:
+    """A replica that holds so much, as a placement sees it."""
+
+    def __init__(self, name: str, leases: int, slowdown: float = 1.0, foreign: int = 0) -> None:
+        self.name, self.slowdown, self.last_used = name, slowdown, 0
+        self.leases = dict.fromkeys(range(leases))
+        self.foreign_leases, self.foreign_until, self.streams = foreign, 1.0, False
+
+
+def test_prequal_takes_the_quickest_that_is_not_hot_and_else_the_least_loaded():
+    rule = PLACEMENTS["prequal"]()
+    assert rule.score(Cold("a", 3), 0.0, 0.01) > 0.0, "before anybody has answered"
+    for leases in [1] * 80 + [4] * 20:
+        rule.answered(Cold("x", leases), 0.0)
+    quick, slow, hot = Cold("quick", 2), Cold("slow", 1, slowdown=4.0), Cold("hot", 6)
+    by_score = sorted((hot, slow, quick), key=lambda each: rule.score(each, 0.0, 0.01))
+    assert [each.name for each in by_score] == ["quick", "slow", "hot"]
+    (kind, *first), (other, *second) = rule.place(quick, 0.0), rule.place(slow, 0.0)
+    assert kind == other
+    assert first < second
+    assert rule.score(Cold("hotter", 9), 0.0, 0.01) > rule.score(hot, 0.0, 0.01)
+
+
+@pytest.mark.parametrize("placement", ["least_loaded", "prequal"])
+def test_what_other_gateways_hold_counts_until_it_should_have_ended(placement):
+    rule = PLACEMENTS[placement]()
+    busy, free = Cold("busy", 0, foreign=3), Cold("free", 1)
+    assert rule.score(busy, 0.5, 0.01) > rule.score(free, 0.5, 0.01)
+    assert rule.score(busy, 1.5, 0.01) < rule.score(free, 1.5, 0.01)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_asking_a_placement_changes_no_answer(placement):
+    rule, replica = PLACEMENTS[placement](), Cold("a", 2)
+    replica.finish_at, replica.reading = 0.5, 0.0
+    rule.answered(replica, 0.0)
+    first = rule.place(replica, 0.0), rule.score(replica, 0.0, 0.01)
+    for _ in range(5):
+        assert (rule.place(replica, 0.0), rule.score(replica, 0.0, 0.01)) == first
+
+
+def used(placement: str, count: int = 60) -> dict[str, int]:
     """How often each of three replicas was used, at a load that one of them could do."""
     devices = pool(3)
-    devices[0] = replace(devices[0], drag=lambda now: slow)
     arrivals = [Arrival(0.012 * n, (100,), 1.0, 9.0) for n in range(count)]
     found = simulate(under(placement=placement), arrivals, devices)
     counts = dict.fromkeys(("r0", "r1", "r2"), 0)
@@ -283,7 +344,7 @@ def test_policies_may_change_while_rows_wait_and_run(order, batching):
     core = full.core
     sent = core.step(Replicas((Replica("a", 1.0), Replica("b", 1.0))), 0.0)
     rows = core.snapshot(0.0).waiting_rows
-    placement = list(PLACEMENTS)[len(order) % len(PLACEMENTS)]
+    placement = list(PLACEMENTS)[(list(ORDERS).index(order) + len(batching)) % len(PLACEMENTS)]
     changed = under(order=order, batching=batching, placement=placement)
     actions = core.step(Reconfigure(changed), 0.0)
     core.check()
@@ -299,3 +360,47 @@ def test_policies_may_change_while_rows_wait_and_run(order, batching):
         core.check()
         open_ += [each for each in done if hasattr(each, "lease_id")]
     assert answered == 60
+
+
+@pytest.mark.parametrize("before", ORDERS)
+@pytest.mark.parametrize("after", ORDERS)
+def test_nobody_starves_after_a_change_of_order_whatever_replicas_still_say(before, after):
+    """A replica goes on telling the highest tag that it has seen, of whichever order."""
+    core, now, told = Dispatcher(replace(under(order=before), max_size=1)), 0.0, 0.0
+    for request in backlog({"old": 1.0}, each=400):
+        core.step(Arrive(request), 0.0)
+    actions, newcomers = core.step(Replicas((Replica("r", 1.0),)), 0.0), 0
+    for number in range(300):
+        (sent,) = [each for each in actions if hasattr(each, "lease_id")]
+        newcomers += sent.rows[0][0] >= 1000
+        told = max(told, sent.rank[2])
+        now += sent.predicted_s
+        if number == 200:
+            core.step(Reconfigure(replace(under(order=after), max_size=1)), now)
+        if number == 210:
+            for request in backlog({"new": 1.0}):
+                core.step(Arrive(replace(request, request_id=1000 + request.request_id)), now)
+        report = Report(service_s=sent.predicted_s, virtual_time=(told,))
+        actions = core.step(Closed(sent.lease_id, LeaseEnd.DONE, report), now)
+    if ORDERS[after](SETTINGS).ranking is Ranking.SHARES:
+        assert 30 <= newcomers <= 60
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_was_charged_under_another_order_is_neither_put_right_nor_given_back(order):
+    full = Full(SETTINGS)
+    sent = full.core.step(Replicas((Replica("a", 1.0),)), 0.0)
+    (lease,) = [each for each in sent if hasattr(each, "lease_id")]
+    full.core.step(Reconfigure(under(order=order)), 0.0)
+    full.core.step(Replicas(()), 0.0)
+    full.core.step(Closed(lease.lease_id, LeaseEnd.BUSY, Report()), 0.1)
+    accounts = full.requests.flows.by_key.values()
+    assert order == "sfq" or all(each.start >= 0.0 for each in accounts)
+
+
+def test_too_old_requests_are_shed_under_every_batching():
+    codel = CodelParameters(Mode.ENFORCE, target_s=0.005, interval_s=0.05)
+    for batching in BATCHINGS:
+        settings = replace(under(batching=batching), admission=AdmissionParameters(codel=codel))
+        found = simulate(settings, traffic(2, 600), pool(1))
+        assert any(each.reason is Reason.SHED for each in found.outcomes), batching
