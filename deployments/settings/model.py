@@ -19,15 +19,10 @@ from deployments.settings.model_fields import ModelFields
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
-from deployments.settings.scheduling import (
-    BatchSettings,
-    HedgeSettings,
-    OutlierSettings,
-    PolicySettings,
-)
+from deployments.settings.scheduling import BatchSettings, PolicySettings
 from yaml_document.document import Document
 from yaml_document.mistakes import explain
-from yaml_document.section import Section, wrong
+from yaml_document.section import wrong
 
 _LATENCY_MS = 100.0  # the default, which says nothing
 _STREAM_RUNTIMES = ("vllm", "synthetic")
@@ -118,13 +113,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("slo", "latency_ms"), "must be left out: what is promised is ttft_ms and tpot_ms"
     if model.batch != BatchSettings():
         yield ("batch",), "must be left out: the engine batches by itself"
-    if _changed(model.hedge, HedgeSettings(), but=("budget",)):
-        yield ("hedge",), "must be left out but for budget: a request that streams is not copied"
-    if model.outliers != OutlierSettings():
-        yield (
-            ("outliers",),
-            "must be left out: replicas that stream are not left out for being slow",
-        )
+    if model.hedge.mode == "tied":
+        yield ("hedge", "mode"), "is tied: nothing is staged at an engine; must be off or hedge"
     if model.policies.batching != PolicySettings().batching:
         yield ("policies", "batching"), "must be left out: the engine batches by itself"
     if model.replicas.slots != ReplicaSettings().slots:
@@ -166,11 +156,6 @@ def _groups(model: ModelSettings) -> Iterator[Complaint]:
         except ValidationError as error:
             for each in explain(error, ModelSettings, Document("").mistake):
                 yield at, f"{name} makes of the model what is none: {each}"
-
-
-def _changed(section: Section, default: Section, but: tuple[str, ...]) -> bool:
-    names = type(section).model_fields.keys() - set(but)
-    return any(getattr(section, name) != getattr(default, name) for name in names)
 
 
 def _timeout(model: ModelFields) -> Iterator[Complaint]:

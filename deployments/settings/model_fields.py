@@ -148,7 +148,8 @@ class ModelFields(Section):
         description="Which of several policies answers each question (docs/policies/choosing.md).",
     )
     hedge: HedgeSettings = Field(
-        default_factory=HedgeSettings, description="Second copies of batches that take long."
+        default_factory=HedgeSettings,
+        description="Second copies of batches, and of requests to generate, that take long.",
     )
     outliers: OutlierSettings = Field(
         default_factory=OutlierSettings, description="Replicas that are slower than the others."

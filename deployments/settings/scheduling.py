@@ -227,20 +227,23 @@ class AdmissionSettings(Section):
 class HedgeSettings(Section):
     mode: Annotated[Literal["off", "hedge", "tied"], BeforeValidator(off_is_a_word)] = Field(
         default="hedge",
-        description="Whether a batch that takes long gets a copy on another replica (`hedge`); "
-        "`tied`: so does, at once, a batch that is staged behind another one.",
+        description="Whether a batch that takes long gets a copy on another replica (`hedge`), or "
+        "a request to generate whose first token does; `tied`: so does, at once, a batch that is "
+        "staged behind another one.",
     )
     quantile: float = Field(
         default=0.95,
         gt=0,
         lt=1,
-        description="A batch has taken long beyond this quantile of its length interval's times.",
+        description="A batch or first token has taken long beyond this quantile of its length "
+        "interval's times.",
     )
     delay_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
-        description="A batch has taken long after this time; unset, what `quantile` says.",
+        description="A batch or first token has taken long after this time; unset, what "
+        "`quantile` says.",
     )
     budget: float = Field(
         default=0.05,
@@ -259,7 +262,8 @@ class HedgeSettings(Section):
         default=30,
         ge=1,
         le=1_000_000,
-        description="Batches of a length interval that were timed before any is copied.",
+        description="Batches or first tokens of a length interval that were timed before any is "
+        "copied.",
     )
 
 
@@ -308,7 +312,7 @@ class OutlierSettings(Section):
     mode: Annotated[Literal["off", "eject"], BeforeValidator(off_is_a_word)] = Field(
         default="eject",
         description="Whether a replica that is slower than the others is left out (`eject`) until "
-        "a batch that probes it is quick again.",
+        "a batch or first token that probes it is quick again.",
     )
     eject_ratio: float = Field(
         default=2,

@@ -14,9 +14,10 @@ from math import inf
 
 from routers.api.actions import Action, Dispatch, LoneDispatch
 from routers.core.batcher import form_batch
+from routers.core.prompt_reading import began
 from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, row_ids
-from routers.core.stream_leases import began
+from routers.core.stream_copies import StreamCopies
 from routers.policies.silence import Silence
 from routers.policies.stream_choice import preferred as preferred_stream
 from routers.state.affinity import Affinity
@@ -35,6 +36,7 @@ class Assignment:
 
     requests: RequestTable
     copies: SpeculativeCopies
+    stream_copies: StreamCopies
     affinity: Affinity
     silence: Silence
 
@@ -141,6 +143,7 @@ class Assignment:
             copies.hedging.watch(lease)
             if replica.streams:
                 self.silence.watch(replica, now)
+                self.stream_copies.watch(lease)
         copies.replicas.refresh(replica, now)
         sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
         if sessions:
@@ -184,10 +187,12 @@ class Assignment:
         return best if gives_way else replica
 
     def _probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
-        if self.copies.outliers.ejected:
-            probe = self.copies.probe(lease, now)
-            if probe is not None:
-                actions.append(probe)
+        if not self.copies.outliers.ejected:
+            return
+        if lease.running is not None:
+            self.stream_copies.probe(lease, now, actions)
+        elif (probe := self.copies.probe(lease, now)) is not None:
+            actions.append(probe)
 
     def _tie(self, staged: list[tuple[int, Lease]], now: float, actions: list[Action]) -> None:
         for index, lease in staged:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies
+from routers.core.stream_copies import StreamCopies
 from routers.policies.silence import Silence
 from routers.state.leases import LeaseTable
 from routers.state.replicas import ReplicaSet
@@ -20,3 +21,4 @@ class State:
     leases: LeaseTable
     copies: SpeculativeCopies
     silence: Silence
+    stream_copies: StreamCopies

@@ -42,6 +42,7 @@ from routers.core.lease_completion import close_lease, forget_replica
 from routers.core.request_table import RequestTable
 from routers.core.snapshots import take_snapshot
 from routers.core.speculative_copies import SpeculativeCopies
+from routers.core.stream_copies import StreamCopies
 from routers.core.stream_leases import moved
 from routers.core.suspension import heard, suspend
 from routers.core.wakeups import WakeupPlanner
@@ -55,6 +56,7 @@ from routers.policies.registry import check as check_names
 from routers.policies.silence import Silence
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget
+from routers.state.lease_timers import LeaseTimers
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
 
@@ -82,9 +84,19 @@ class Dispatcher:
             DispatchCounts(),
         )
         self._silence = Silence(settings.silence, self._copies.hedging, self._replicas)
-        self._assignment = Assignment(self._requests, self._copies, Affinity(), self._silence)
+        self._stream_copies = StreamCopies(
+            self._requests, self._copies, self._silence, LeaseTimers(), {}
+        )
+        self._assignment = Assignment(
+            self._requests, self._copies, self._stream_copies, Affinity(), self._silence
+        )
         self._state = State(
-            self._requests, self._replicas, self._leases, self._copies, self._silence
+            self._requests,
+            self._replicas,
+            self._leases,
+            self._copies,
+            self._silence,
+            self._stream_copies,
         )
         self._adopt(settings)
         self._wakeups = WakeupPlanner()
@@ -110,7 +122,7 @@ class Dispatcher:
             return self._join(event, now, actions)
         self._advance(now)
         if isinstance(event, Progress | Heard):
-            return self._has_moved(event, now) or not now < wakeups.wakes_at < inf
+            return self._has_moved(event, now, actions) or not now < wakeups.wakes_at < inf
         self._handle(event, now, actions)
         return True
 
@@ -216,6 +228,7 @@ class Dispatcher:
         if self._replicas.running > 1:
             for lease in self._leases.open.values():
                 self._copies.hedging.watch(lease)
+                self._stream_copies.watch(lease)
 
     def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(lease_id)
@@ -226,6 +239,7 @@ class Dispatcher:
                 start_first(lease, actions)
             lease.replica.reckon(now)
             self._copies.hedging.watch(lease)
+            self._stream_copies.watch(lease)
             self._replicas.refresh(lease.replica, now)
 
     def _closed(self, event: Closed, now: float, actions: list[Action]) -> None:
@@ -235,24 +249,24 @@ class Dispatcher:
             heard(self._state, lease.replica, now)
         close_lease(self._state, event, now, actions)
 
-    def _has_moved(self, event: Progress | Heard, now: float) -> bool:
+    def _has_moved(self, event: Progress | Heard, now: float, actions: list[Action]) -> bool:
         """Whether it changes what is decided."""
         if isinstance(event, Progress):
-            return self._progress(event, now)
+            return self._progress(event, now, actions)
         replica = self._replicas.by_id.get(event.replica_id)
         was_silent = replica is not None and replica.suspended
         if replica is not None:
             heard(self._state, replica, now)
         return was_silent
 
-    def _progress(self, event: Progress, now: float) -> bool:
+    def _progress(self, event: Progress, now: float, actions: list[Action]) -> bool:
         """Whether more may fit now, or something else has to be asked anew."""
         lease = self._leases.open.get(event.lease_id)
         if lease is None or not lease.replica.streams:
             return True
         was_silent = lease.replica.suspended
         heard(self._state, lease.replica, now)
-        lease.begun = True
+        self._stream_copies.begun(lease, actions)
         has_changed = moved(self._state, lease, event, now)
         self._replicas.refresh(lease.replica, now)
         return has_changed or was_silent
@@ -291,8 +305,9 @@ class Dispatcher:
         self._assignment.fill(now, actions)
         healthy = replicas.healthy
         copies.hedge(now, actions)
+        self._stream_copies.hedge(now, actions)
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
             self._assignment.fill(now, actions)  # what was left to the one that is raced now
-        self._wakeups.look(self._requests, copies, self._silence)
-        waits = self._requests.waiting.rows > 0 or bool(copies.hedging.waiting)
-        self._wakeups.ask(waits, actions)
+        self._wakeups.look(self._state)
+        races = copies.hedging.waiting or self._stream_copies.waiting
+        self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)

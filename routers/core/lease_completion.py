@@ -18,7 +18,6 @@ from routers.api.actions import Action
 from routers.api.events import Closed
 from routers.api.requests import FlowWork, LeaseEnd, Report
 from routers.core.core_state import State
-from routers.core.speculative_copies import SpeculativeCopies
 from routers.core.stream_leases import ended as end_stream
 from routers.core.suspension import move_rows, probe_instead, take_late_answer
 from routers.state.budget import Budget
@@ -78,17 +77,23 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if lease is None:
         return
     state.copies.hedging.forget(lease)
+    state.stream_copies.forget(lease)
     report = believable(event.report, lease.predicted_s)
     if report is not event.report:
         event = replace(event, report=report)
     replica, end = lease.replica, event.end
     state.requests.served.learn(report, replica.group.speed, now)
+    answered = end is LeaseEnd.DONE
     if lease.running is not None:
-        end_stream(state, lease, end, report.tokens, now)
+        answered = answered and not event.failed  # else its one row has no answer
+        if answered:
+            state.stream_copies.wins(lease, actions)
+        ended = LeaseEnd.ABORTED if event.failed else end
+        end_stream(state, lease, ended, report.tokens, now)
         engine = replica.group.engine
         replica.group.most_streams = inf if engine is None else engine.most_leases
     other = lease.copy or lease.copy_of
-    if end is LeaseEnd.DONE:
+    if answered:
         _answered(state, lease, event, now, actions)
     else:
         _failed(state, lease, event, now, actions)
@@ -97,7 +102,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if report.served:
         served_s = sum(seconds for _, _, seconds in report.served)
         state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
-    replica.learn(report, now, answered=end is LeaseEnd.DONE)
+    replica.learn(report, now, answered=answered)
     for staged in replica.leases.values():
         if not staged.opened:
             state.copies.hedging.starts_now(staged)
@@ -105,12 +110,14 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
     if state.replicas.closed(replica, now, alive=alive):
         forget_replica(state, replica)
+    elif lease.running is not None:
+        state.stream_copies.closed(lease, end, now)
 
 
 def forget_replica(state: State, replica: ReplicaState) -> None:
     replica.group.cost.forget(replica.spec.replica_id)
     if replica.group.engine is not None:
-        replica.group.engine.idle(replica.spec.replica_id)
+        replica.group.engine.forget(replica.spec.replica_id)
     if state.requests.generations is not None:
         state.requests.generations.forget(replica.spec.replica_id)
     state.copies.outliers.gone(replica)
@@ -120,7 +127,7 @@ def _answered(state: State, lease: Lease, event: Closed, now: float, actions: li
     copies, replica, report = state.copies, lease.replica, event.report
     has_lost = lease.owes is None and lease.copy_of is None
     copies.counts.hedges_won += lease.hedge and lease.live > 0
-    if lease.repeats and report.service_s > 0.0:
+    if lease.repeats and report.service_s > 0.0 and not replica.streams:
         _true_up(copies.budget, lease, report.service_s)
     copies.counts.answered(lease, report, now)
     copies.hedging.observe(lease, now)
@@ -144,8 +151,11 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         copies.outliers.failed(replica, now)
     other = lease.copy or lease.copy_of
     stranded = fail(lease)
-    if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
-        _never_ran(copies, lease, other)
+    if other is not None and lease.running is not None:
+        state.stream_copies.inherits(other, now)
+    has_run = lease.opened or event.report.service_s > 0.0 or event.failed
+    if end is not LeaseEnd.LOST and not has_run:
+        _never_ran(state, lease, other)
     if lease.owes is not None:
         state.requests.served.settle(lease.owes, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY:
@@ -159,6 +169,9 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         for row in stranded:
             row.stopped = True
         state.requests.put_back(stranded, now, actions)
+        return
+    if event.failed:
+        state.requests.retry_failed(stranded, lease, now, actions)
         return
     if end is LeaseEnd.LOST:
         state.replicas.block(replica, now + SUSPECT_S, suspect=True)
@@ -183,10 +196,11 @@ def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
             each.paid_s = service_s
 
 
-def _never_ran(copies: SpeculativeCopies, lease: Lease, other: Lease | None) -> None:
+def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
     """If it raced, there was no extra work, and the rows may still be copied once."""
     if lease.paid_s <= 0.0:
         return
+    copies = state.copies
     copies.budget.refund(lease.paid_s)
     lease.paid_s = 0.0
     if other is not None:
@@ -197,7 +211,10 @@ def _never_ran(copies: SpeculativeCopies, lease: Lease, other: Lease | None) -> 
             row.copied = False
             alone[copies.leases.open[row.lease.lease_id]] = None
     for left in alone:
-        copies.hedging.copy_again(left)
+        if left.running is None:
+            copies.hedging.copy_again(left)
+        else:
+            state.stream_copies.again(left)
 
 
 def _sample(state: State, lease: Lease, report: Report, now: float) -> None:

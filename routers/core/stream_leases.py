@@ -14,31 +14,14 @@ from dataclasses import replace
 from routers.api.events import Progress
 from routers.api.requests import LeaseEnd, Tokens
 from routers.core.core_state import State
+from routers.core.prompt_reading import engine_of, has_read
 from routers.core.request_table import RequestTable
-from routers.estimates.engine_speed import EngineSpeed
-from routers.estimates.generations import Generations, RunningGeneration
+from routers.estimates.generations import RunningGeneration
 from routers.state.ready_replicas import load_of
 from routers.state.replica_state import Lease
 
 _FULL = 0.8  # of a replica's room
 _MOST_TOKENS = 1_000_000_000
-
-
-def began(generations: Generations, lease: Lease) -> None:
-    """The lease has just been signed."""
-    row, replica = lease.batch.rows[0], lease.replica
-    plan = row.tracked.plan
-    assert plan is not None
-    spec = replica.spec
-    cached = generations.placed(plan, spec.replica_id, spec.capacity)
-    reads = float(plan.prompt - cached)
-    is_long = reads > generations.settings.long_tokens
-    token_s, ahead = generations.token_s(), replica.reading
-    lease.running = RunningGeneration(
-        plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at
-    )
-    replica.reading += reads
-    replica.reading_long += reads if is_long else 0.0
 
 
 def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
@@ -47,58 +30,71 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     if running is None or generations is None:
         state.leases.resize(lease, event.held)
         return True
-    before = running.tokens
+    before, was_ejected = running.tokens, lease.replica.ejected
     tokens = _believable(event.tokens, before)
     is_first = tokens.output > 0 and running.first_at is None
     if is_first:
         _first_token(state, lease, running, tokens, now)
     elif tokens.output > before.output and running.first_at is not None:
-        _stepped(lease, running, tokens, now)
+        _stepped(state, lease, running, tokens, now)
     running.tokens = tokens
     _pay(state.requests, lease, running, tokens, now)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(state.requests, lease)
-    _engine(lease).worked(lease.replica_id, served, now, full=full)
+    engine_of(lease).worked(lease.replica_id, served, now, full=full)
     held, share = event.held, lease.share
     if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
         held = running.plan.prompt + tokens.output
     if not tokens.output and held < running.plan.prompt:
         held = running.plan.prompt  # the rest of it has yet to be read
     state.leases.resize(lease, held + generations.left(running.plan, tokens.output))
-    return is_first or lease.share < share
+    return is_first or lease.share < share or was_ejected is not lease.replica.ejected
 
 
 def _first_token(
     state: State, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
 ) -> None:
-    generations = state.requests.generations
+    generations, engine = state.requests.generations, engine_of(lease)
     assert generations is not None
     running.first_at = running.at = now
-    seconds = now - lease.sent_at
     read = max(0, tokens.input - tokens.cached)
-    _engine(lease).began(running.ahead + read, seconds)
-    generations.found(running.cached, tokens.cached)
-    state.requests.arrivals.first_token(lease.replica.group, read, seconds)
+    if engine.knows_first_tokens:
+        _judge(state, lease, lease.starts_at, engine.first_token_s(running.ahead + read), now)
+    if lease.live:  # else another replica was quicker: nobody waited for this one
+        seconds = now - lease.sent_at
+        engine.waited(lease.batch.edge, now - lease.starts_at, running.first_s)
+        engine.began(running.ahead + read, seconds)
+        generations.found(running.cached, tokens.cached)
+        state.requests.arrivals.first_token(lease.replica.group, read, seconds)
     has_read(lease)
     if running.plan.blocks:
         running.cached = tokens.cached
 
 
-def _stepped(lease: Lease, running: RunningGeneration, tokens: Tokens, now: float) -> None:
+def _stepped(
+    state: State, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
+) -> None:
     more = (tokens.output - running.tokens.output) / running.plan.sequences
     if more > 0.0 and running.tokens.output:
-        sequences = float(len(lease.replica.leases))
-        _engine(lease).stepped(sequences, (now - running.at) / more)
+        sequences, engine = float(len(lease.replica.leases)), engine_of(lease)
+        step_s = engine.step_s(sequences)
+        if step_s is not None:
+            _judge(state, lease, running.at, more * step_s, now)
+        engine.stepped(sequences, (now - running.at) / more)
     running.at = now
 
 
-def has_read(lease: Lease) -> None:
-    """Its prompt has been read, or will not be."""
-    running, replica = lease.running, lease.replica
-    if running is not None and running.reads:
-        replica.reading -= running.reads
-        replica.reading_long -= running.reads if running.is_long else 0.0
-        running.reads = 0.0
+def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now: float) -> None:
+    """What a wait of this lease says of its replica's pace. One that is ejected is judged by its
+    probes."""
+    replica, engine = lease.replica, engine_of(lease)
+    if engine.frozen or (replica.ejected and not lease.probe):
+        return
+    name = lease.replica_id
+    ratio = engine.pace.took(name, began_at, now, predicted_s, alone=lease.probe)
+    if ratio is not None:
+        replica.slowdown = engine.pace.slowdown(name)
+        state.copies.outliers.judge(replica, ratio, state.replicas.by_id.values(), now)
 
 
 def _pay(
@@ -106,9 +102,10 @@ def _pay(
 ) -> None:
     """What it has had beyond what its flow has paid; the controllers hear of all of it."""
     generations, batch = requests.generations, lease.owes
-    assert generations is not None
+    if batch is None or generations is None:
+        return  # a copy that has not won, which nobody pays for
     served_s = generations.weighted(tokens) * running.token_s
-    if batch is not None and served_s > batch.predicted_s:
+    if served_s > batch.predicted_s:
         ((priority, tenant, paid_s),) = batch.charges
         requests.served.charge(priority, tenant, served_s - paid_s)
         charges = ((priority, tenant, served_s),)
@@ -133,9 +130,9 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     has_read(lease)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(requests, lease)
-    _engine(lease).worked(lease.replica_id, served, now, full=full)
+    engine_of(lease).worked(lease.replica_id, served, now, full=full)
     if not lease.replica.leases:
-        _engine(lease).idle(lease.replica_id)
+        engine_of(lease).idle(lease.replica_id)
     if end is LeaseEnd.DONE and tokens.output:
         generations.answered(running.plan, tokens.output)
     running.tokens = tokens
@@ -146,8 +143,8 @@ def _settle(
     requests: RequestTable, lease: Lease, running: RunningGeneration, end: LeaseEnd, now: float
 ) -> None:
     batch, tokens = lease.owes, running.tokens
-    if batch is None:
-        return
+    if batch is None or _races(lease):
+        return  # what races it goes on with the request, and settles
     lease.owes = None
     nothing = not (tokens.input or tokens.output)
     if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
@@ -162,10 +159,10 @@ def _settle(
     running.told_s = served_s
 
 
-def _engine(lease: Lease) -> EngineSpeed:
-    engine = lease.replica.group.engine
-    assert engine is not None
-    return engine
+def _races(lease: Lease) -> bool:
+    """Whether another lease of the same request is under way."""
+    other = lease.copy or lease.copy_of
+    return other is not None and other.live > 0
 
 
 def _is_full(requests: RequestTable, lease: Lease) -> bool:

@@ -43,6 +43,7 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
             requests.served.settle(each.owes, None, now)
             each.owes = None
     state.copies.hedging.waiting.pop(lease, None)
+    state.stream_copies.waiting.pop(lease, None)
     if ran and not lease.replica.streams:
         requests.retry(rows, lease, now, actions)
         return

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from routers.api.actions import Action, WakeAt
+from routers.core.core_state import State
 from routers.core.request_table import RequestTable
-from routers.core.speculative_copies import SpeculativeCopies
-from routers.policies.silence import Silence
 
 
 class WakeupPlanner:
@@ -22,10 +21,13 @@ class WakeupPlanner:
         self._looks_at = inf  # when time changes something about what is in the core
         self._frees_at = inf  # when a replica may take a lease
 
-    def look(self, requests: RequestTable, copies: SpeculativeCopies, silence: Silence) -> None:
+    def look(self, state: State) -> None:
         """Everything may have changed."""
+        requests, copies, streams = state.requests, state.copies, state.stream_copies
         replicas, hedging = copies.replicas, copies.hedging
-        self._looks_at = min(requests.timers.next_at(), hedging.next_at(), silence.next_at())
+        self._looks_at = min(
+            requests.timers.next_at(), hedging.next_at(), state.silence.next_at(), streams.next_at()
+        )
         self._frees_at = replicas.next_at()
         held_until = requests.held_until
         if held_until is not None and held_until < self._frees_at:
@@ -35,7 +37,8 @@ class WakeupPlanner:
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
         gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
-        if replicas.has_ready or hedging.waiting or gives_way or copies.settings.preempt_streams:
+        races = hedging.waiting or streams.waiting
+        if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
 
     def joined(self, requests: RequestTable) -> None:

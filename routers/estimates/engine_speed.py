@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import inf
 
 from routers.api.settings import GenerationParameters
+from routers.estimates.first_tokens import FirstTokens
+from routers.estimates.replica_pace import ReplicaPace
 
 # Of a fitted line:
 _KEEP = 0.98  # of a point's weight, with each newer one: about the last fifty count
@@ -74,7 +76,8 @@ class _Meter:
 
 
 class EngineSpeed:
-    """`samples`: of `token_s`; 0: it is a guess, or the profile's."""
+    """`samples`: of `token_s`; 0: it is a guess, or the profile's. `pace`: of each replica beside
+    the group's; `first_tokens`: how they scatter around `first_token_s`."""
 
     def __init__(self, settings: GenerationParameters) -> None:
         self.frozen = False
@@ -95,6 +98,7 @@ class EngineSpeed:
         priced = (output_s / settings.output_weight, input_s / settings.input_weight)
         known = [each for each in priced if each]
         self._token_s = sum(known) / len(known) if known else _FIRST_TOKEN_S
+        self.pace, self.first_tokens = ReplicaPace(), FirstTokens()
         self._first_tokens = LineFit(input_s or _FIRST_PROMPT_S)
         self._steps = LineFit()
         self.samples = 0
@@ -143,6 +147,17 @@ class EngineSpeed:
             return steps.slope * leases
         return self._settings.output_weight * self.token_s * load
 
+    def step_s(self, running: float) -> float | None:
+        """Predicted seconds of an output token beside so many sequences; None: too few were
+        measured."""
+        steps = self._steps
+        return steps.base + steps.slope * running if steps.points >= _LEAST else None
+
+    @property
+    def knows_first_tokens(self) -> bool:
+        """Whether `first_token_s` is more than a guess."""
+        return self._first_tokens.points >= _LEAST
+
     # -- what is learnt
 
     def worked(self, replica_id: str, weighted: float, now: float, *, full: bool) -> None:
@@ -170,10 +185,21 @@ class EngineSpeed:
         """It holds nothing any more: the time until it does is nobody's."""
         self._meters.pop(replica_id, None)
 
+    def forget(self, replica_id: str) -> None:
+        """It is gone."""
+        self.idle(replica_id)
+        self.pace.forget(replica_id)
+
     def began(self, tokens: float, seconds: float) -> None:
         """A first token came so long after its lease was sent, with so many to be read for it."""
         if not self.frozen and tokens > 0.0 and seconds > 0.0:
             self._first_tokens.learn(tokens, seconds)
+
+    def waited(self, edge: int, seconds: float, predicted_s: float) -> None:
+        """A first token of this bucket came so long after its replica had begun with it, or was not
+        waited for any longer."""
+        if not self.frozen:
+            self.first_tokens.observe(edge, seconds, predicted_s)
 
     def stepped(self, running: float, seconds: float) -> None:
         """Output tokens came so many seconds apart while so many sequences ran."""

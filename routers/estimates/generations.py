@@ -62,7 +62,7 @@ class RunningGeneration:
     read, 0 once the first token is there; `ahead`: those that it had to read before. `cached`: of
     the prompt, predicted. `token_s`: what a weighted token was worth when it was sent, and is for
     this lease. `told_s`: of what it was served, what the controllers were told. `tokens`: so far.
-    """
+    `first_s`: predicted seconds to its first token."""
 
     plan: GenerationPlan
     token_s: float
@@ -74,6 +74,7 @@ class RunningGeneration:
     told_s: float = 0.0
     first_at: float | None = None
     at: float = 0.0
+    first_s: float = 0.0
 
 
 class Generations:

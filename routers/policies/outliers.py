@@ -92,7 +92,8 @@ class Outliers:
             self._of(replica.group).ejected -= 1
 
     def to_probe(self, group: ReplicaGroup, now: float) -> ReplicaState | None:
-        """An ejected replica of the group whose probe is due and that holds nothing."""
+        """An ejected replica of the group whose probe is due and that holds nothing; one that
+        streams goes on with what it had begun, and has room."""
         probes = self._of(group).probes
         while probes and probes[0][0] <= now and not self.frozen:
             at, _, replica = probes[0]
@@ -144,4 +145,5 @@ def _peers(replica: ReplicaState, pool: Iterable[ReplicaState]) -> list[ReplicaS
 
 def _is_taken(replica: ReplicaState, now: float) -> bool:
     gone = replica.draining or not replica.has_room()
-    return gone or bool(replica.leases) or replica.blocked_until > now
+    busy = bool(replica.leases) and not replica.streams
+    return gone or busy or replica.blocked_until > now

@@ -245,6 +245,7 @@ class _Simulation:
         replica = self._replicas[action.replica_id]
         sim_lease = gateway.leases.get(action.lease_id)
         if sim_lease is not None:
+            sim_lease.aborted = True
             self.at(self.now + replica.device.transport_s / 2, replica.abort, sim_lease)
 
     # -- what replicas report (the environment)
@@ -260,6 +261,8 @@ class _Simulation:
             self._step(gateway, Progress(lease_id, 0.0, held, tokens))
 
     def _note(self, sim_lease: SimLease, tokens: Tokens) -> None:
+        if sim_lease.aborted:
+            return
         for outcome, _ in sim_lease.members:
             outcome.tokens = tokens
             if tokens.output and outcome.first_at is None:

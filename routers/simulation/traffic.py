@@ -95,7 +95,7 @@ class SimLease:
     """A lease between its dispatch and its end. `members`: requests and row indices, in order;
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
     its gateway asked to hear of its start, which it does for ties; `failed`: positions of the rows
-    that the model failed on."""
+    that the model failed on; `aborted`: nothing of it is given to anybody any more."""
 
     gateway: str
     dispatch: Dispatch
@@ -106,6 +106,7 @@ class SimLease:
     watched: bool = False
     started: bool = False
     failed: tuple[int, ...] = ()
+    aborted: bool = False
 
 
 class SimObserver(Protocol):

@@ -184,6 +184,15 @@ def start_first(lease: Lease, actions: list[Action]) -> None:
     _part(lease, lease)
 
 
+def forsake(copy: Lease, actions: list[Action]) -> None:
+    """A copy leaves its rows to the lease that it repeats."""
+    other = copy.copy_of
+    for row in copy.members():
+        row.copy = None
+        _leave(copy, actions)
+    _part(copy, other)
+
+
 def abandon(row: Row, actions: list[Action]) -> None:
     """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
     lease, copy = row.lease, row.copy

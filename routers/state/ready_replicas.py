@@ -20,6 +20,7 @@ IDLE, DUE, OVERRUN, BUSY, SPARE = range(5)
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _BAND = log(1.25)  # replicas whose slowdown differs by less take turns
+_MUCH_SLOWER = 1.5  # times its group's pace
 _SLACK = 32
 
 
@@ -157,9 +158,9 @@ class ReadyReplicas:
 
 def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
     """Predicted seconds until it would have finished a typical batch that it is sent now."""
-    own_s = batch_s * replica.slowdown
     if replica.streams:
-        return own_s * (1.0 + load_of(replica))
+        return batch_s * drag_of(replica) * (1.0 + load_of(replica))
+    own_s = batch_s * replica.slowdown
     if not replica.leases and replica.foreign_until <= now:
         return own_s
     return abs(replica.finish_at - now) + own_s
@@ -181,6 +182,11 @@ def leases_in_flight(replica: ReplicaState, now: float) -> float:
     have ended."""
     foreign = replica.foreign_leases if replica.foreign_until > now else 0
     return float(len(replica.leases) + foreign)
+
+
+def drag_of(replica: ReplicaState) -> float:
+    """How much slower a stream replica is; a little is as likely what it is asked as what it is."""
+    return replica.slowdown if replica.slowdown > _MUCH_SLOWER else 1.0
 
 
 def speed_band(replica: ReplicaState) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -22,13 +23,20 @@ from deployments.gateway.queues.pending_requests import PendingStreamRequest, Pr
 from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
 from routers.api.requests import Generation
+from routers.api.settings import GenerationParameters, HedgeParameters
 
+AT_ONCE = HedgeParameters(fixed_delay_s=0.001, budget=1.0, max_utilisation=1.0)
+"""Whatever has no first token after a millisecond is copied."""
 SHAPE = Generating(context_tokens=1000, cache_tokens=1000, max_sequences=4)
 
 
 class Bench:
     def __init__(
-        self, description: Callable[..., ModelDescription], replicas: int, **changes: Any
+        self,
+        description: Callable[..., ModelDescription],
+        replicas: int,
+        hedge: HedgeParameters | None = None,
+        **changes: Any,
     ) -> None:
         edges = (64, 1000)
         self.description = description(
@@ -38,6 +46,9 @@ class Bench:
         self._prompts = count(1)
         self.terms = terms(self.description)
         settings = dispatcher_settings(self.description, GatewayIdentity("g0"))
+        if hedge is not None:
+            learns = GenerationParameters(tokens_per_s=1000.0, output_tokens=10)
+            settings = replace(settings, hedge=hedge, generation=learns)
         self.queue = StreamQueue(settings, self.terms, self.engines)
         self.names = [f"r{number}" for number in range(replicas)]
         self.run(self.names)
@@ -82,9 +93,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(description: Any, replicas: int = 1) -> AsyncIterator[Bench]:
+async def bench(
+    description: Any, replicas: int = 1, hedge: HedgeParameters | None = None
+) -> AsyncIterator[Bench]:
     """Empty at its end."""
-    made = Bench(description, replicas)
+    made = Bench(description, replicas, hedge)
     await made.up()
     try:
         yield made

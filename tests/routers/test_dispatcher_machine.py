@@ -294,8 +294,41 @@ class DispatcherMachine(RuleBasedStateMachine):
         tokens=st.builds(Tokens, st.integers(-1, 17), st.integers(-1, 17), st.integers(-1, 14)),
     )
     def stream_moves(self, data, held, tokens):
-        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.moves(data.draw(st.sampled_from(sorted(self.leases))), held, tokens)
+
+    def moves(self, lease_id, held, tokens):
+        """Of two leases that race, the first to say anything has the row."""
+        if self.last_kind[self.leases[lease_id].replica_id] is ReplicaKind.STREAM:
+            lease = self.dispatcher._leases.open[lease_id]
+            if lease.probe and lease.copy_of is not None:
+                self.leaves_race(lease_id)
+            elif not lease.probe:
+                self.starts_first(lease_id)
         self.step(Progress(lease_id, 1.0, held, tokens))
+
+    def leaves_race(self, lease_id):
+        """A probe, of which nothing is given to anybody."""
+        ((request_id, index),) = self.leases[lease_id].rows
+        known = self.known.get(request_id)
+        if known is not None:
+            known.leased.get(index, set()).discard(lease_id)
+
+    @rule(most=st.integers(1, 12), wins=st.sampled_from(("copy", "first", "nobody")))
+    def streams_race(self, most, wins):
+        """What generates may be copied, and long enough passes without a token."""
+        if self.settings.generation is None:
+            return
+        kind = ReplicaKind.STREAM
+        self.replicas_change({"a": (20, kind), "b": (20, kind), "c": (20, kind)})
+        before = set(self.leases)
+        self.arrive([3], 5.0, 20.0, True, most=most)
+        self.time_passes(0.3)
+        new = sorted(set(self.leases) - before)
+        copies = [each for each in new if self.leases[each].copy_of]
+        if copies and wins != "nobody":
+            copy = self.leases[copies[0]]
+            first = copy.lease_id if wins == "copy" else copy.copy_of
+            self.moves(first, 4.0, Tokens(3, 0, 1))
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -312,7 +345,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def failures(self, data, lease_id, end):
         """Positions of rows that the model failed on."""
         lease = self.leases[lease_id]
-        if end is not LeaseEnd.DONE or self.last_kind[lease.replica_id] is ReplicaKind.STREAM:
+        if end is not LeaseEnd.DONE:
             return ()
         places = st.sampled_from(range(len(lease.rows)))
         return tuple(sorted(data.draw(st.just(set()) | st.sets(places), label="failed")))

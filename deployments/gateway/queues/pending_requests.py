@@ -98,15 +98,15 @@ class Prompt:
 class PendingStreamRequest:
     """`status`: HTTP's, of the first piece. Times are on the monotonic clock, 0.0: not yet;
     `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
-    ran last, `lease_id`: as what. `retried`: it is another request to the dispatcher than it was;
-    `repeats`: leases besides the first that it has been in. `last_reported`: output tokens that the
+    ran last. `leases`: as what, and at which replica each: two while one races the other, then
+    nothing of either has been given. `repeats`: leases besides the first that it has been in.
+    `last_words`: what its engine said as it failed on it. `last_reported`: output tokens that the
     queue has passed on to the dispatcher. `permit`: of a suspect, released by its first token."""
 
     request: Request
     prompt: Prompt
     terms: VersionTerms
     trace: TraceContext | None = None
-    retried: bool = False
     repeats: int = 0
     status: int = 200
     tokens: Tokens = field(default_factory=Tokens)
@@ -115,7 +115,8 @@ class PendingStreamRequest:
     first_at: float = 0.0
     last_at: float = 0.0
     replica_id: str = ""
-    lease_id: int = 0
+    leases: dict[int, str] = field(default_factory=dict)
+    last_words: Piece | None = None
     last_reported: int = 0
     permit: Permit | None = None
     _unread: list[bytes] = field(default_factory=list)
@@ -165,6 +166,15 @@ class PendingStreamRequest:
     def begun(self) -> bool:
         """Its caller has been given something, or may have been: it cannot run again."""
         return self._given
+
+    def runs_as(self, lease_id: int, replica_id: str) -> None:
+        """This lease's pieces count, and no others'."""
+        self.leases, self.replica_id = {lease_id: replica_id}, replica_id
+
+    def goes_on_without(self, lease_id: int) -> None:
+        """The other one of two goes on alone."""
+        del self.leases[lease_id]
+        (self.replica_id,) = self.leases.values()
 
     def take(self, piece: Piece, now: float) -> bool:
         """Whether there was room for it; counts and times are kept all the same."""

@@ -122,7 +122,9 @@ class StreamCalls(LeaseCalls[StreamRun]):
         if not self._owner.takes(run.pending):
             return None
         lease = run.lease
-        waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, run.at)
+        waiting = None  # of which a copy says nothing
+        if not lease.copy_of:
+            waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, run.at)
         return Kind.BEGIN, encode_generate(self._owner.call_of(run, waiting))
 
     def _refuse_outdated(self, run: StreamRun) -> None:

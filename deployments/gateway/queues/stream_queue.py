@@ -2,15 +2,16 @@
 
 The dispatcher decides which prompt goes where and when; this queue obeys, and tells it what pieces
 say: how many tokens a run has had and holds. What a run brings goes to its caller at once. A caller
-that leaves, reads too slowly or runs out of time has its run aborted, which frees its tokens. Lost
-work runs once more elsewhere while its caller has been given nothing; afterwards the answer ends
-with an error. Prompts that end replicas are refused for a while (`prompt_suspects`).
+that leaves, reads too slowly or runs out of time has its run aborted, which frees its tokens. What
+was lost or failed the dispatcher may have run once more while its caller has been given nothing;
+afterwards the answer ends with an error. Where two runs race, the dispatcher hears of the first
+piece before the caller gets it: by then it is one. Prompts that end replicas are refused for a
+while (`prompt_suspects`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from math import inf
 
 from deployments.contract import errors
@@ -40,11 +41,18 @@ from deployments.gateway.queues.prompt_suspects import (
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
 from deployments.gateway.queues.suspect_permits import SuspectPermits
-from routers.api.actions import Abort, Dispatch
-from routers.api.events import Arrive, Cancel, Closed, Opened, Progress
-from routers.api.requests import FlowWork, LeaseEnd, Replica, ReplicaKind, Report
+from routers.api.actions import Abort, Dispatch, Evict, Reject
+from routers.api.events import Cancel, Closed, Opened, Progress
+from routers.api.requests import (
+    FlowWork,
+    LeaseEnd,
+    Reason,
+    Replica,
+    ReplicaKind,
+    Report,
+    Tokens,
+)
 from routers.api.settings import DispatcherSettings
-from routers.policies.suspects import MOST_RUNS
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
@@ -130,23 +138,47 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     def _open(self, lease: Dispatch, now: float) -> None:
         pending = self._pending[lease.rows[0][0]]
-        pending.dispatched_at, pending.replica_id = now, lease.replica_id
-        pending.lease_id = lease.lease_id
-        pending.repeats += lease.alone
+        if lease.copy_of in pending.leases:
+            pending.leases[lease.lease_id] = lease.replica_id
+            pending.repeats += 1
+        else:
+            pending.dispatched_at = now
+            pending.runs_as(lease.lease_id, lease.replica_id)
+            pending.repeats += lease.alone
         self.calls.begin(lease, pending, now)
 
     def _abort(self, action: Abort) -> None:
         """An answer of which something was given cannot be put back: it goes on."""
         run = self.calls.find(action.lease_id)
-        if run is not None and not (self._is_live(run) and run.pending.begun):
-            self.calls.abort(action.lease_id)
+        if run is None:
+            return
+        if self._is_live(run):
+            if self._races(run):
+                run.pending.goes_on_without(action.lease_id)
+            elif run.pending.begun:
+                return
+        self.calls.abort(action.lease_id)
 
     def _is_live(self, run: StreamRun) -> bool:
         """Whether its caller waits for this very run, not for one that took its place."""
-        request, lease = run.pending.request, run.lease
-        if run.pending.lease_id != lease.lease_id:
-            return False
-        return request.request_id == lease.rows[0][0] and request.request_id in self._pending
+        pending = run.pending
+        return run.lease.lease_id in pending.leases and pending.request.request_id in self._pending
+
+    @staticmethod
+    def _races(run: StreamRun) -> bool:
+        """Of a live one: whether another runs for the same caller."""
+        return len(run.pending.leases) > 1
+
+    def _refuse(self, action: Reject | Evict) -> None:
+        """What an engine said as it failed for the last time is the answer."""
+        pending = self._pending.get(action.request_id)
+        if pending is None or pending.last_words is None or action.reason is not Reason.FAILED:
+            super()._refuse(action)
+        elif self._bring(pending, pending.last_words, clock()):
+            self._leave(pending)
+            pending.finish()
+        else:
+            self._finish(pending, _too_slow())
 
     # ---- what becomes of runs (`StreamCallsOwner`) ------------------------------------------
 
@@ -227,91 +259,88 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self._step(Opened(run.lease.lease_id), clock())
 
     def progressed(self, run: StreamRun, piece: Piece) -> None:
-        if run.aborted or not self._is_live(run):
-            return  # nothing of it is given any more
         pending, now = run.pending, clock()
+        if run.aborted:
+            return  # nothing of it is given any more
+        undecided = not self._is_live(run) or self._races(run)
+        if undecided:
+            self._tell(run, piece, now)
+            if run.aborted or not self._is_live(run):
+                return  # it was only let run to see how its replica does
+            pending.runs_as(run.lease.lease_id, run.lease.replica_id)
+            pending.last_reported = piece.output_tokens
         if not self._bring(pending, piece, now):
             self._finish(pending, _too_slow())
             return
         new = pending.tokens.output - pending.last_reported
-        if not pending.last_reported or new >= _REPORT_TOKENS:
+        if new >= _REPORT_TOKENS or not (undecided or pending.last_reported):
             pending.last_reported = pending.tokens.output
-            progress = Progress(
-                run.lease.lease_id, piece.service_s, float(piece.held_tokens), pending.tokens
-            )
-            self._step(progress, now)
+            self._tell(run, piece, now)
+
+    def _tell(self, run: StreamRun, piece: Piece, now: float) -> None:
+        """The dispatcher, how far it is."""
+        tokens = Tokens(piece.input_tokens, piece.cached_tokens, piece.output_tokens)
+        held = float(piece.held_tokens)
+        self._step(Progress(run.lease.lease_id, piece.service_s, held, tokens), now)
 
     def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
         how = piece.end or StreamEnd.DONE
         end, pending = _END[how], run.pending
+        failed: tuple[int, ...] = ()
         if self.crashes and how is StreamEnd.DONE:
             self.crashes.acquit(pending.prompt.fingerprint)
         if not self._is_live(run):
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end  # nobody waited for it any more
         elif run.aborted:  # its rows were recalled: pieces of it may have been dropped
-            end = LeaseEnd.ABORTED if how in (StreamEnd.DONE, StreamEnd.FAILED) else end
-            self._unanswered(pending)
-        elif how in (StreamEnd.DONE, StreamEnd.FAILED):
-            end = self._answered(pending, piece, how)
+            end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end
+            self._unanswered(run)
+        elif how is StreamEnd.DONE:
+            end = self._answered(pending, piece)
+        elif how is StreamEnd.FAILED and not pending.begun:
+            pending.last_words = piece if piece.data else None
+            self._unanswered(run)
+            failed = (0,)
+        elif how is StreamEnd.FAILED:
+            self._bring(pending, piece, clock())
+            self._finish(pending, errors.RowFailed("the engine failed on this request"))
         else:
-            self._unanswered(pending)
+            self._unanswered(run)
         now = clock()
-        self._step(Closed(run.lease.lease_id, end, report), now)
+        told = LeaseEnd.DONE if failed else end
+        self._step(Closed(run.lease.lease_id, told, report, failed), now)
         self._look_for_others(report, now)
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
         if self._is_live(run):
-            self._unanswered(run.pending)
+            self._unanswered(run)
         self._step(Closed(run.lease.lease_id, end, report), clock())
 
     # ---- what becomes of callers --------------------------------------------------------------
 
-    def _unanswered(self, pending: PendingStreamRequest) -> None:
-        """Its run is over, and the dispatcher may have it run again."""
-        if pending.begun:
+    def _unanswered(self, run: StreamRun) -> None:
+        """It is over, and the dispatcher may have its request run again, where none does yet."""
+        pending = run.pending
+        if self._races(run):
+            pending.goes_on_without(run.lease.lease_id)
+        elif pending.begun:
             self._finish(
                 pending, errors.ReplicaLost("the replica that generated this answer was lost")
             )
         else:
             pending.restart()
 
-    def _answered(self, pending: PendingStreamRequest, piece: Piece, how: StreamEnd) -> LeaseEnd:
+    def _answered(self, pending: PendingStreamRequest, piece: Piece) -> LeaseEnd:
         """Only a whole answer is a sample of what answers cost."""
-        failed = how is StreamEnd.FAILED
-        if failed and not pending.begun and self._retry(pending, pending.replica_id):
-            return LeaseEnd.ABORTED
-        begun = pending.begun
-        fits = self._bring(pending, piece, clock())
-        if not fits:
+        if not self._bring(pending, piece, clock()):
             self._finish(pending, _too_slow())
             return LeaseEnd.DONE
-        if failed and (begun or not piece.data):
-            self._finish(pending, errors.RowFailed("the engine failed on this request"))
-            return LeaseEnd.ABORTED
         self._leave(pending)
         pending.finish()
-        if not failed and pending.status == 200:
+        if pending.status == 200:
             return LeaseEnd.DONE
         self._step(Cancel(pending.request.request_id), clock())
         return LeaseEnd.ABORTED
-
-    def _retry(self, pending: PendingStreamRequest, replica_id: str) -> bool:
-        """What `replica_id` failed on, alone, runs once more as a request of its own, on another
-        replica where there is one. False where it may not."""
-        old, now = pending.request, clock()
-        if pending.retried or not old.retryable or old.expires <= now:
-            return False
-        if 1 + pending.repeats >= MOST_RUNS:
-            return False
-        self._leave(pending)
-        pending.retried = True
-        pending.request = replace(old, request_id=next(self._ids), avoid=replica_id)
-        pending.restart()
-        self._pending[pending.request.request_id] = pending
-        self._step(Cancel(old.request_id), now)
-        self._step(Arrive(pending.request), now)
-        return True
 
     def _bring(self, pending: PendingStreamRequest, piece: Piece, now: float) -> bool:
         before = pending.tokens.output

@@ -2,7 +2,7 @@
 
 Idle replicas of about the same speed take turns. One that runs beyond its prediction is expected to
 go on for as long as it already has. Stream replicas go by the share of their room that is taken and
-by the prompts that they have yet to read.
+by the prompts that they have yet to read, one that is much slower than the others by as much more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from routers.state.ready_replicas import (
     DUE,
     IDLE,
     OVERRUN,
+    drag_of,
     finish_in_s,
     load_of,
     speed_band,
@@ -25,7 +26,7 @@ class FinishFirst:
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         if replica.streams:
             load = load_of(replica) + replica.reading / _READING
-            return BUSY, load + speed_band(replica), replica.last_used
+            return BUSY, (1.0 + load) * drag_of(replica), replica.last_used
         if not replica.leases and replica.foreign_until <= now:
             return IDLE, speed_band(replica), replica.last_used
         if replica.finish_at >= now:

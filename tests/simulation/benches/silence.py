@@ -119,7 +119,7 @@ def batches(
 
 
 def chats(trouble: Trouble, silence: SilenceParameters, seed: int) -> Ran:
-    settings = generating(ENGINE, silence=silence)
+    settings = generating(ENGINE, hedge=HedgeParameters("off"), silence=silence)
     coming: Iterator[Arrival] = CHATS.arrivals(seed, SECONDS)
     return _ran(settings, coming, engines(REPLICAS), trouble, seed)
 

@@ -9,12 +9,13 @@ from random import Random
 
 import pytest
 from fake_engines import Engines
-from stream_bench import Bench, bench
+from stream_bench import AT_ONCE, Bench, bench
 
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
+from routers.api.settings import HedgeParameters
 
 Describe = Callable[..., ModelDescription]
 REQUESTS = 120
@@ -97,12 +98,16 @@ class Chaos:
         engines.disconnect(self.random.choice(self.b.names))
 
 
+@pytest.mark.parametrize("copies", [None, AT_ONCE], ids=["alone", "raced"])
 @pytest.mark.parametrize("seed", range(4))
-async def test_each_request_ends_once_and_nothing_is_left(description: Describe, seed: int) -> None:
-    async with bench(description, 3) as b:
+async def test_each_request_ends_once_and_nothing_is_left(
+    description: Describe, seed: int, copies: HedgeParameters | None
+) -> None:
+    async with bench(description, 3, copies) as b:
         chaos = Chaos(b, Random(seed))
         await asyncio.gather(chaos.calls(), chaos.engines())
         assert len(chaos.ended) == REQUESTS
         assert set(chaos.ended) <= {"ok", "cancelled", "lost", "failed", "shed"}
         assert chaos.ended.count("ok") > REQUESTS / 4
+        assert bool(b.queue.snapshot().hedges) is (copies is not None)
         await b.up()

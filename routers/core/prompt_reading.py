@@ -1,0 +1,47 @@
+"""The prompts that stream replicas have yet to read: the next one waits behind them.
+
+Long ones are counted apart. A lease's prompt counts from when it is sent until its first token, or
+until the lease has closed.
+"""
+
+from __future__ import annotations
+
+from routers.estimates.engine_speed import EngineSpeed
+from routers.estimates.generations import Generations, RunningGeneration
+from routers.state.replica_state import Lease
+
+_LEAST_S = 0.001  # to a first token, as it is predicted
+
+
+def began(generations: Generations, lease: Lease) -> None:
+    """The lease has just been signed."""
+    row, replica = lease.batch.rows[0], lease.replica
+    plan = row.tracked.plan
+    assert plan is not None
+    spec = replica.spec
+    cached = generations.placed(plan, spec.replica_id, spec.capacity)
+    reads = float(plan.prompt - cached)
+    is_long = reads > generations.settings.long_tokens
+    token_s, ahead = generations.token_s(), replica.reading
+    first_s = max(_LEAST_S, engine_of(lease).first_token_s(ahead + reads))
+    lease.running = RunningGeneration(
+        plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s
+    )
+    replica.reading += reads
+    replica.reading_long += reads if is_long else 0.0
+
+
+def has_read(lease: Lease) -> None:
+    """Its prompt has been read, or will not be."""
+    running, replica = lease.running, lease.replica
+    if running is not None and running.reads:
+        replica.reading -= running.reads
+        replica.reading_long -= running.reads if running.is_long else 0.0
+        running.reads = 0.0
+
+
+def engine_of(lease: Lease) -> EngineSpeed:
+    """Of its replica's group, which streams."""
+    engine = lease.replica.group.engine
+    assert engine is not None
+    return engine

@@ -1,0 +1,238 @@
+"""Copies of requests that generate: which are due for one, which replica gets it, and who wins.
+
+`stream_hedging` decides; this is where it is done. A request is raced until its first token: the
+first of its two leases to say anything goes on with it, the other is aborted, so that its prompt is
+not read on, and nothing is given to a caller twice. A copy is paid for from the same budget as
+copies of batches, by the tokens that were done twice, and charged to nobody. Nothing more is sent
+to a replica that is raced and has shown no token since, until it does; after its lease was taken
+back unanswered, not for as long again as that had waited. A probe is a copy that an ejected replica
+is judged by: it never gets the request while the other lease has it, and ends with its first token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from routers.api.actions import Action, Dispatch
+from routers.api.requests import LeaseEnd, Tokens
+from routers.core.prompt_reading import began, engine_of
+from routers.core.request_table import RequestTable
+from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
+from routers.policies.silence import Silence
+from routers.policies.stream_hedging import CopyOffer, FirstTokenWait, may_take, race_at
+from routers.state.lanes import Row
+from routers.state.lease_timers import LeaseTimers
+from routers.state.leases import abort, forsake, start_first
+from routers.state.replica_state import Lease, ReplicaState
+from routers.state.replicas import SUSPECT_S
+
+_TRIES = 4  # leases that wait to be raced and are looked at in one step
+
+
+@dataclass(slots=True)
+class StreamCopies:
+    """`waiting`: leases that should be raced as soon as there is a chance, the oldest first."""
+
+    requests: RequestTable
+    copies: SpeculativeCopies
+    silence: Silence
+    timers: LeaseTimers
+    waiting: dict[Lease, None]
+
+    # -- when
+
+    def watch(self, lease: Lease) -> None:
+        """It waits for its first token; to be called again when its replica has begun with it."""
+        if self._may_race(lease) and not lease.hedge_due:
+            self.timers.look_at(lease, self._race_at(lease))
+
+    def next_at(self) -> float:
+        """When the next lease is due for a copy; inf: none will be."""
+        return self.timers.next_at()
+
+    def forget(self, lease: Lease) -> None:
+        """It waits no more."""
+        self.waiting.pop(lease, None)
+        self.timers.look_at(lease, inf)
+
+    def again(self, lease: Lease) -> None:
+        """Its copy was never begun: it may be copied as if there had been none."""
+        if lease.hedge_due and not lease.begun:
+            self.waiting[lease] = None
+
+    def _race_at(self, lease: Lease) -> float:
+        running, settings = lease.running, self.copies.settings.hedge
+        if running is None:
+            return inf
+        first_tokens = engine_of(lease).first_tokens
+        ratio = first_tokens.ratio(lease.batch.edge, settings.quantile, settings.min_samples)
+        wait = FirstTokenWait(lease.starts_at, running.first_s, ratio, running.is_long)
+        return race_at(wait, settings)
+
+    def _may_race(self, lease: Lease) -> bool:
+        if lease.begun or lease.recalled or lease.aborted or lease.running is None:
+            return False
+        request = lease.batch.rows[0].tracked.request
+        return bool(copiable(lease)) and not (request.suspect or request.avoid)
+
+    # -- where
+
+    def hedge(self, now: float, actions: list[Action]) -> None:
+        """Race what is due for it, as far as replicas and budget go."""
+        self._look(now)
+        copies = self.copies
+        if not self.waiting or copies.utilisation.share > copies.settings.hedge.max_utilisation:
+            return
+        for lease in list(self.waiting)[:_TRIES]:
+            row = lease.batch.rows[0]
+            if not self._may_race(lease) or row.tracked.request.deadline <= now:
+                del self.waiting[lease]
+            elif self._to_another(lease, row, now, actions) is not None:
+                del self.waiting[lease]
+                copies.counts.hedges += 1
+                if not _works(lease):
+                    lease.overdue = lease.replica.overdue = True
+                    copies.replicas.refresh(lease.replica, now)
+
+    def probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
+        """A copy of a lease that was just signed, to an ejected replica that is due."""
+        outliers, row = self.copies.outliers, lease.batch.rows[0]
+        replica = outliers.to_probe(lease.replica.group, now)
+        if replica is None or replica is lease.replica or not self._may_race(lease):
+            return
+        offer = self._offer(replica, row, now)
+        if offer.has_room:
+            outliers.sent_probe(replica)
+            self.copies.counts.probes += 1
+            self._copy(lease, replica, offer.cost_s, now, actions).probe = True
+
+    def _look(self, now: float) -> None:
+        """At all that may be due."""
+        while (lease := self.timers.due(now)) is not None:
+            at = self._race_at(lease)
+            if at > now:
+                self.timers.look_at(lease, at)
+            elif self._may_race(lease):
+                lease.hedge_due = True
+                self.waiting[lease] = None
+        self.timers.trim(len(self.copies.leases.open))
+
+    def _to_another(
+        self, lease: Lease, row: Row, now: float, actions: list[Action]
+    ) -> Lease | None:
+        deadline, budget_s = row.tracked.request.deadline, self.copies.budget.level_s
+
+        def accept(replica: ReplicaState) -> Lease | None:
+            if replica is lease.replica or not replica.streams:
+                return None
+            offer = self._offer(replica, row, now)
+            if not may_take(offer, deadline, budget_s, now):
+                return None
+            copy = self._copy(lease, replica, offer.cost_s, now, actions)
+            copy.hedge = True
+            return copy
+
+        return self.copies.replicas.ready.first(accept, now)
+
+    def _offer(self, replica: ReplicaState, row: Row, now: float) -> CopyOffer:
+        plan, generations = row.tracked.plan, self.requests.generations
+        engine = replica.group.engine
+        assert plan is not None
+        assert generations is not None
+        assert engine is not None
+        settings = generations.settings
+        capacity = self.copies.replicas.capacity_of(replica, now, trusted=True)
+        known = generations.known(plan, replica.spec.replica_id, session=False)
+        first_s = engine.first_token_s(replica.reading + plan.prompt - known)
+        cost_s = generations.weighted(Tokens(plan.prompt, known, 1)) * generations.token_s()
+        reads = capacity.reads(row, settings.long_tokens, settings.max_long_tokens)
+        return CopyOffer(capacity.has_room(row), reads, first_s, cost_s)
+
+    def _copy(
+        self, lease: Lease, replica: ReplicaState, cost_s: float, now: float, actions: list[Action]
+    ) -> Lease:
+        copies, batch, generations = self.copies, lease.batch, self.requests.generations
+        assert generations is not None
+        copy = copies.leases.sign_copy(lease, replica, batch, lease.predicted_s, now)
+        began(generations, copy)
+        copy.hedge_due = True
+        copy.paid_s = lease.paid_s = cost_s
+        copies.budget.pay(cost_s)
+        self.silence.watch(replica, now)
+        copies.replicas.refresh(replica, now)
+        actions.append(
+            Dispatch(
+                copy.lease_id, copy.replica_id, row_ids(batch.rows), batch.edge, copy.predicted_s,
+                batch.rank, copy_of=lease.lease_id,
+            )
+        )  # fmt: skip
+        return copy
+
+    # -- who wins
+
+    def begun(self, lease: Lease, actions: list[Action]) -> None:
+        """Something of its answer has come."""
+        replica, is_first = lease.replica, not lease.begun
+        lease.begun = True
+        if replica.overdue:
+            replica.overdue = False
+            for each in replica.leases.values():
+                each.overdue = False
+        if is_first:
+            self.forget(lease)
+            self.decide(lease, actions)
+
+    def decide(self, lease: Lease, actions: list[Action]) -> None:
+        """The first of two to show anything has the request; a probe never, while the other can."""
+        other = lease.copy or lease.copy_of
+        if not lease.probe:
+            self.wins(lease, actions)
+        elif other is not None and lease.live:
+            forsake(lease, actions)
+            abort(lease, actions)
+        elif not lease.live:
+            abort(lease, actions)  # it was let run to see this
+
+    def wins(self, lease: Lease, actions: list[Action]) -> None:
+        """It goes on with the request alone, if anybody waits for that."""
+        other = lease.copy or lease.copy_of
+        if other is not None and lease.live:
+            lease.paid_s = 0.0  # what was done twice is what the other did
+            self.forget(other)
+            start_first(lease, actions)
+
+    def inherits(self, lease: Lease, now: float) -> None:
+        """What it raced was lost. A probe is none any more: it is what its caller waits for."""
+        if lease.probe and lease.live:
+            lease.probe = False
+            self.copies.outliers.failed(lease.replica, now)
+
+    def closed(self, lease: Lease, end: LeaseEnd, now: float) -> None:
+        """To be called when it holds nothing any more. Without having won, a copy costs what its
+        lease was given; a replica whose lease showed nothing is doubted for as long again."""
+        generations, running, replica = self.requests.generations, lease.running, lease.replica
+        if generations is None or running is None:
+            return
+        if lease.probe:
+            self.copies.outliers.failed(replica, now)
+        gave_up = end is LeaseEnd.ABORTED and not (lease.begun or lease.live)
+        if gave_up and lease.hedge_due and not lease.repeats:
+            waited_s = now - lease.starts_at
+            engine_of(lease).waited(lease.batch.edge, waited_s, running.first_s)
+            if lease.overdue:  # and nothing else has come from there since
+                self.copies.replicas.block(replica, now + min(SUSPECT_S, waited_s))
+                self.copies.replicas.refresh(replica, now)
+        tokens = running.tokens
+        if lease.paid_s > 0.0 and (tokens.input or tokens.output):
+            other = lease.copy or lease.copy_of
+            self.copies.budget.pay(generations.weighted(tokens) * running.token_s - lease.paid_s)
+            lease.paid_s = 0.0
+            if other is not None:
+                other.paid_s = 0.0
+
+
+def _works(lease: Lease) -> bool:
+    """Whether its replica has shown a token of any other since it began with this one."""
+    others = [other.running for other in lease.replica.leases.values() if other.begun]
+    return any(each is not None and each.at > lease.starts_at for each in others)
