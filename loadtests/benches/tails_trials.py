@@ -41,7 +41,8 @@ ENDS = ("answered", "unused", "dropped")
 @dataclass(frozen=True, slots=True)
 class StallingKind:
     """`modes`: what each is set to. `settings`: of every one of its models. `work_s`: seconds of a
-    replica that a request takes, its share of stalls included. `scenario`: what is sent."""
+    replica that a request takes, its share of stalls included. `scenario`: what is sent. `twice`:
+    ends by which work was done that another one did as well, and how much of what answered it."""
 
     name: str
     modes: Mapping[str, Settings]
@@ -49,6 +50,7 @@ class StallingKind:
     work_s: float
     scenario: Mapping[str, Any]
     wire: type[OpenInference] | type[Completions]
+    twice: Mapping[str, float]
 
     def rate(self, load: float) -> float:
         """Requests a second that keep the replicas busy for that share of their time."""
@@ -76,11 +78,13 @@ BATCHES = StallingKind(
     work_s=0.015 + 0.001 + 0.3 / 50,
     scenario={"lengths": _ROWS},
     wire=OpenInference,
+    twice={"unused": 1.0},
 )
-_SEQUENCES, _OUTPUT = 4, 16
+_SEQUENCES, _PROMPT, _OUTPUT = 8, 20, 16  # tokens, of the prompt on average
+_STEPS = 500  # from one stall to the next
 STREAMS = StallingKind(
     name="streams",
-    modes={"as-it-comes": {}},
+    modes={mode: {"hedge": {"mode": mode}} for mode in ("off", "hedge")},
     settings={
         "runtime": "synthetic",
         "task": "generate",
@@ -88,12 +92,13 @@ STREAMS = StallingKind(
         "lengths": {"max": 256},
         "replicas": {"count": REPLICAS, "num_cpus": 0.05},
         "options": {
-            "base_ms": 10, "max_sequences": _SEQUENCES, "hiccup_every": 1000, **_STALLS,
+            "base_ms": 10, "max_sequences": _SEQUENCES, "hiccup_every": _STEPS, **_STALLS,
         },
     },
-    work_s=_OUTPUT * (0.010 + 0.3 / 1000) / _SEQUENCES,  # a step is that of all its sequences
+    work_s=_OUTPUT * (0.010 + 0.3 / _STEPS) / _SEQUENCES,  # a step is that of all its sequences
     scenario={"lengths": _ROWS, "output": {"fixed": _OUTPUT}},
     wire=Completions,
+    twice={"unused": 1.0, "dropped": (_PROMPT + 2) / (_PROMPT + 2 * _OUTPUT)},
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in (BATCHES, STREAMS)}
 
@@ -132,10 +137,13 @@ def percentile_of(trials: Sequence[TailTrial], percent: float) -> float:
     return float(np.percentile(every, percent)) if every.size else float("nan")
 
 
-def extra_work(trials: Sequence[TailTrial]) -> float:
-    """Batches that ran although their rows were answered by another, to those that answered."""
+def extra_work(kind: StallingKind, trials: Sequence[TailTrial]) -> float:
+    """What was done although another one answered, to what answered: batches that ran in vain; of
+    streams the prompts that were read again, and a token, in weighted tokens."""
     answered = sum(trial.counts["answered"] for trial in trials)
-    return sum(trial.counts["unused"] for trial in trials) / answered if answered else float("nan")
+    ends = kind.twice.items()
+    twice = sum(share * trial.counts[end] for trial in trials for end, share in ends)
+    return twice / answered if answered else float("nan")
 
 
 @dataclass(frozen=True, slots=True)

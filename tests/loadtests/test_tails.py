@@ -43,7 +43,7 @@ def end(at_s: float, ended_s: float, status: int = 200, heard: Heard | None = No
 
 
 def trial(*times_ms: float, answered: float = 100.0, unused: float = 0.0, failed: int = 0):
-    counts = {"answered": answered, "unused": unused, "hedges": unused, "ties": 0.0}
+    counts = {"answered": answered, "unused": unused, "hedges": unused, "ties": 0.0, "dropped": 0.0}
     failures = {"503": failed} if failed else {}
     return TailTrial(len(times_ms) + failed, np.array(times_ms), failures, counts)
 
@@ -72,8 +72,17 @@ def test_a_percentile_is_over_all_repeats_together():
 
 
 def test_extra_work_is_what_ran_in_vain_of_what_answered():
-    assert extra_work([trial(answered=150, unused=3), trial(answered=50, unused=7)]) == 0.05
-    assert math.isnan(extra_work([]))
+    done = [trial(answered=150, unused=3), trial(answered=50, unused=7)]
+    assert extra_work(BATCHES, done) == 0.05
+    assert math.isnan(extra_work(BATCHES, []))
+
+
+def test_streams_that_were_taken_back_are_extra_work_and_batches_are_not():
+    done = trial(answered=100, unused=1)
+    counts = {**done.counts, "dropped": 4.0}
+    dropped = TailTrial(done.offered, done.times_ms, {}, counts)
+    assert extra_work(STREAMS, [dropped]) == pytest.approx(0.01 + 0.04 * 22 / 52)
+    assert extra_work(BATCHES, [dropped]) == 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
@@ -85,7 +94,7 @@ def test_servers_of_every_kind_have_settings_that_are_valid(kind: StallingKind):
 
 def test_rate_is_the_share_of_what_the_replicas_can_do():
     assert BATCHES.rate(0.5) == pytest.approx(0.5 * 3 / 0.022)
-    assert STREAMS.rate(1.0) == pytest.approx(3 * 4 / (16 * 0.0103))
+    assert STREAMS.rate(1.0) == pytest.approx(3 * 8 / (16 * 0.0106))
 
 
 @pytest.mark.parametrize(
@@ -110,5 +119,7 @@ def test_modes_that_are_not_asked_for_are_neither_served_nor_judged():
     assert modes_of(BATCHES, options) == ["off", "hedge"]
     assert modes_of(STREAMS, options) == list(STREAMS.modes)
     done = Runs(BenchRun(mode, trial(20.0, 300.0), "batches") for mode in ("off", "hedge"))
+    options = BENCH.parser().parse_args(["--modes", "off", "hedge", "--kinds", "batches"])
     claims = [verdict.claim for verdict in BENCH.report(done, options).verdicts]
-    assert [claim.split(":")[0] for claim in claims] == ["hedge"] * 3 + ["requests that failed"]
+    judged = [claim.split(":")[0] for claim in claims]
+    assert judged == ["batches, hedge"] * 3 + ["requests that failed"]
