@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,18 @@ class Server:
         finally:
             load.stop()
 
+    @contextlib.contextmanager
+    def writes(
+        self, kind: Completions, clients: int, *, gateway: str = "", tenant: str = "default"
+    ) -> Iterator[Load]:
+        """As `load`, for a model that generates."""
+        url = f"{gateway or self.url}/v1/completions"
+        load = Load(url, clients, {"x-tenant": tenant}, kind)
+        try:
+            yield load
+        finally:
+            load.stop()
+
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[Server]:
@@ -309,11 +322,42 @@ def running(server: Server) -> Iterator[Server]:
     assert not left, left
 
 
+class Rows:
+    """One row a request, whose numbers the model adds up."""
+
+    def body(self, client: int) -> dict[str, Any]:
+        return infer_body([client + 1, 2, 3])
+
+    def is_right(self, client: int, answer: httpx.Response) -> bool:
+        return total(answer) == client + 6
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Of so many tokens each."""
+
+    model: str
+    tokens: int
+
+    def body(self, client: int) -> dict[str, Any]:
+        prompt = f"client {client} asks for some words"
+        return {"model": self.model, "prompt": prompt, "max_tokens": self.tokens}
+
+    def is_right(self, client: int, answer: httpx.Response) -> bool:
+        tokens: int = answer.json()["usage"]["completion_tokens"]
+        return tokens == self.tokens
+
+
+LoadKind = Rows | Completions
+
+
 class Load:
     """`failures`: what was not a right answer, as text."""
 
-    def __init__(self, url: str, clients: int, headers: dict[str, str]) -> None:
-        self._url, self._headers = url, headers
+    def __init__(
+        self, url: str, clients: int, headers: dict[str, str], kind: LoadKind | None = None
+    ) -> None:
+        self._url, self._headers, self._kind = url, headers, kind or Rows()
         self._over = threading.Event()
         self.answered = 0
         self.failures: list[str] = []
@@ -322,15 +366,15 @@ class Load:
             thread.start()
 
     def _ask(self, client: int) -> None:
-        ids = [client + 1, 2, 3]
+        body = self._kind.body(client)
         with httpx.Client(timeout=ANSWER_S, headers=self._headers) as connection:
             while not self._over.wait(0.005):
                 try:
-                    answer = connection.post(self._url, json=infer_body(ids))
+                    answer = connection.post(self._url, json=body)
                 except httpx.HTTPError as error:
                     self.failures.append(f"{type(error).__name__}: {error}")
                     continue
-                if answer.status_code == 200 and total(answer) == sum(ids):
+                if answer.status_code == 200 and self._kind.is_right(client, answer):
                     self.answered += 1
                 else:
                     self.failures.append(f"{answer.status_code} {answer.text[:200]}")

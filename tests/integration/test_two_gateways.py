@@ -9,13 +9,20 @@ import time
 
 import httpx
 import pytest
-from served import ANSWER_S, Server, infer_body, metric, synthetic
+from served import ANSWER_S, Completions, Server, infer_body, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
 DEVICE = synthetic(options={"base_ms": 20}, batch={"max_size": 4})
 # Few rows a second, so that the device is what is short, not the machine that all of this shares.
 SHORT = synthetic(options={"base_ms": 50}, batch={"max_size": 4})
+WRITES = synthetic(
+    task="generate",
+    slo={"ttft_ms": 20_000},
+    lengths={"max": 256},
+    options={"base_ms": 30, "max_sequences": 4},
+)
+WORDS = 8
 FATAL = 666
 FRAIL = {**synthetic(options={"base_ms": 20, "die_ids": [FATAL]}), "replicas": {"count": 2}}
 TOLD_S = 2.0  # twice as long as a gateway may not have heard yet
@@ -26,7 +33,7 @@ SETTLE_S, MEASURE_S = 4.0, 16.0
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
     made: Server = serve(
-        {"device": DEVICE, "short": SHORT, "frail": FRAIL},
+        {"device": DEVICE, "short": SHORT, "writes": WRITES, "frail": FRAIL},
         gateway={"replicas": 2},
         tenants={**TENANTS, "default": {}},
     )
@@ -53,7 +60,7 @@ def test_books_of_both_gateways_balance_when_all_is_quiet(server):
     assert server.status()["gateways"] == 2
     assert [metric(server.metrics(rank), "headrace_accounting_drift") for rank in (0, 1)] == [0, 0]
     ready = {m["name"]: m["replicas_ready"] for m in server.status()["models"]}
-    assert ready == {"device": 1, "short": 1, "frail": 2}
+    assert ready == {"device": 1, "short": 1, "writes": 1, "frail": 2}
 
 
 def served_s(server: Server) -> list[float]:
@@ -77,6 +84,23 @@ def test_served_seconds_are_as_the_weights_when_each_tenant_comes_to_one_gateway
     assert [load.failures for load in both] == [[], []]
     assert heavy / light == pytest.approx(4.0, rel=0.05)
     assert heavy + light > 0.6 * MEASURE_S  # the device was short; its machine is shared
+
+
+def test_answers_written_are_as_the_weights_when_each_tenant_comes_to_one_gateway(server):
+    kind = Completions("writes", WORDS)
+    with contextlib.ExitStack() as loads:
+        both = [
+            loads.enter_context(server.writes(kind, 16, gateway=url, tenant=tenant))
+            for url, tenant in zip(server.gateway_urls(), TENANTS, strict=True)
+        ]
+        time.sleep(SETTLE_S)
+        before = [load.answered for load in both]
+        time.sleep(MEASURE_S)
+        heavy, light = (load.answered - then for load, then in zip(both, before, strict=True))
+    assert [load.failures for load in both] == [[], []]
+    print(f"{heavy} answers to {light}, {heavy / light:.2f}:1, in {MEASURE_S:.0f} s")
+    assert heavy / light == pytest.approx(4.0, rel=0.1)
+    assert (heavy + light) * WORDS * 0.03 / 4 > 0.6 * MEASURE_S  # the engine was short
 
 
 def test_what_one_gateway_has_convicted_ends_no_replica_for_the_other(server):
