@@ -7,7 +7,8 @@ hold however unevenly these reach the gateways. Among requests of one flow the g
 since each keeps an account of it. A flow's work is told to the other gateways as charged when it
 begins, and trued up by what it was worth when it ends. Nothing here interrupts what runs.
 
-Pure: the caller owns engine and clock. Source: start-time fair queueing (SIGCOMM'96).
+Pure: the caller owns engine and clock. Work: O(log n) a request, and O(gateways). Source:
+start-time fair queueing (SIGCOMM'96).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from deployments.contract.channel.stream_messages import Shares
+from deployments.replica.waiting_turns import WaitingTurns
 from routers.api.requests import FlowKey, FlowWork
-from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed, whose_turn
+from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +34,13 @@ class StreamTurn:
 
 @dataclass(slots=True)
 class _Gateway:
-    """`turn`: number of the last request of its that began; `waiting`: what waits there; `served`:
-    seconds by flow that it is to be told of, below 0 where it was told of too many."""
+    """`turn`: number of the last request of its that began; `here`: those that wait or run here;
+    `waiting`: what waits there; `served`: seconds by flow that it is to be told of, below 0 where
+    it was told of too many."""
 
     last_seen_at: float
     turn: int = 0
+    here: int = 0
     waiting: tuple[FlowWork, ...] = ()
     served: dict[FlowKey, float] = field(default_factory=dict)
     last_reported_at: float = -inf
@@ -48,8 +52,8 @@ class StreamTurns:
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._gateways: dict[str, _Gateway] = {}
-        self._waiting: list[StreamTurn] = []
-        self._running: list[StreamTurn] = []
+        self._waiting: WaitingTurns[StreamTurn] = WaitingTurns()
+        self._running: set[StreamTurn] = set()
         self._begun = 0
         self._virtual_time: list[float] = []
 
@@ -60,12 +64,14 @@ class StreamTurns:
         gateway = self._known(turn.gateway, now)
         if waiting is not None:
             gateway.waiting = waiting
-        self._waiting.append(turn)
+        gateway.here += 1
+        self._waiting.add(turn)
         return self._next()
 
     def end(self, turn: StreamTurn, seconds: float | None) -> StreamTurn | None:
         """It has ended, or left unbegun. `seconds`: what it was worth at its gateway's price, None:
         what was charged. Who begins now."""
+        self._gateways[turn.gateway].here -= 1
         if turn in self._waiting:
             self._waiting.remove(turn)
             return None
@@ -90,9 +96,9 @@ class StreamTurns:
         if not self._waiting or len(self._running) >= self._at_once:
             return None
         turns = {name: gateway.turn for name, gateway in self._gateways.items()}
-        turn = whose_turn(self._waiting, turns)
+        turn = self._waiting.whose_turn(turns)
         self._waiting.remove(turn)
-        self._running.append(turn)
+        self._running.add(turn)
         self._begun += 1
         self._gateways[turn.gateway].turn = self._begun
         _, priority, tag = turn.rank
@@ -110,19 +116,17 @@ class StreamTurns:
                     gateway.served[flow] = gateway.served.get(flow, 0.0) + share * seconds
 
     def _waiting_elsewhere(self, gateway: str, now: float) -> tuple[FlowWork, ...]:
-        here = {turn.gateway for turn in (*self._waiting, *self._running)}
         return summed(
             other.waiting
             for name, other in self._gateways.items()
-            if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or name in here)
+            if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or other.here)
         )
 
     def _known(self, name: str, now: float) -> _Gateway:
         gateway = self._gateways.get(name)
         if gateway is None:
-            here = {turn.gateway for turn in (*self._waiting, *self._running)}
-            for old in [n for n, g in self._gateways.items() if now - g.last_seen_at > FORGET_S]:
-                if old not in here:
+            for old, peer in list(self._gateways.items()):
+                if now - peer.last_seen_at > FORGET_S and not peer.here:
                     del self._gateways[old]
             gateway = self._gateways[name] = _Gateway(now)
         gateway.last_seen_at = now

@@ -1,0 +1,90 @@
+"""The requests that wait at a replica for their turn, found in O(log n).
+
+Whose turn it is, is `routers.staging.whose_turn`'s rule: the lowest rank; of those that its flow
+leads at the same standing, the one whose gateway has waited longest for a start. So there is one
+order over all of them, and one for each flow and gateway. Those that have left are skipped where
+they surface, and cleared away once they outnumber those that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+from routers.staging import Ranked
+
+_SLACK = 64
+
+R = TypeVar("R", bound=Ranked)
+_Lead = tuple[int, int, int, str]
+_Entry = tuple[tuple[int, int, float], int, R]
+
+
+class WaitingTurns(Generic[R]):
+    """Two are the same if they are one object."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[R, int] = {}  # those that wait, by when they came
+        self._came = 0
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, turn: R) -> bool:
+        return turn in self._numbers
+
+    def add(self, turn: R) -> None:
+        self._came += 1
+        self._numbers[turn] = self._came
+        self._push(turn)
+        self._tidy()
+
+    def remove(self, turn: R) -> None:
+        del self._numbers[turn]
+        self._tidy()
+
+    def whose_turn(self, turns: Mapping[str, int]) -> R:
+        """It goes on waiting until it is removed. `turns`: number of the last start that was its,
+        by gateway. Not to be called while nobody waits."""
+        lowest = self._first(self._order)
+        assert lowest is not None
+        lead = _lead(lowest[2])
+        if lead is None:
+            return lowest[2]
+        alike = self._by_lead[lead]
+        firsts = [(name, self._first(heap)) for name, heap in alike.items()]
+        found = [(turns[name], *entry) for name, entry in firsts if entry is not None]
+        return min(found)[3]
+
+    def _push(self, turn: R) -> None:
+        entry, lead = (turn.rank, self._numbers[turn], turn), _lead(turn)
+        self._pushed += 1
+        heappush(self._order, entry)
+        if lead is not None:
+            heappush(self._by_lead.setdefault(lead, {}).setdefault(turn.gateway, []), entry)
+
+    def _tidy(self) -> None:
+        """Seldom: after as many have come as wait."""
+        if self._pushed > 2 * len(self._numbers) + _SLACK:
+            self._clear()
+            for left in self._numbers:
+                self._push(left)
+
+    def _first(self, heap: list[_Entry[R]]) -> _Entry[R] | None:
+        while heap and self._numbers.get(heap[0][2]) != heap[0][1]:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _clear(self) -> None:
+        self._pushed = 0
+        self._order: list[_Entry[R]] = []
+        self._by_lead: dict[_Lead, dict[str, list[_Entry[R]]]] = {}
+
+
+def _lead(turn: Ranked) -> _Lead | None:
+    """Standing and flow of who leads it; None: a copy, which says nothing of its flows."""
+    if not turn.charges:
+        return None
+    return *turn.rank[:2], *turn.charges[0][:2]
