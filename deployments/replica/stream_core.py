@@ -206,8 +206,9 @@ class StreamCore:
             logger.exception("the engine's own account cannot be had")
             load = self._load
         pieces, shares = stream.outbox.take(), None
-        if any(piece.end is not None for piece in pieces):
-            shares = self._turns.report(stream.link.gateway, time.perf_counter())
+        gateway, now = stream.link.gateway, time.perf_counter()
+        if any(piece.end is not None for piece in pieces) or self._turns.has_news(gateway, now):
+            shares = self._turns.report(gateway, now)
         held = len(stream.running) + stream.outbox.ends
         return StepMessage(pieces, held, stream.seen, self.inflight, load, shares)
 

@@ -81,6 +81,14 @@ class StreamTurns:
             self._account(turn, seconds / charged - 1.0)
         return self._next()
 
+    def has_news(self, gateway: str, now: float) -> bool:
+        """Whether a message that ends nothing should tell it of the others all the same: they were
+        served, and it has not been told for a while."""
+        peer = self._gateways.get(gateway)
+        if peer is None or now - peer.last_reported_at < REPORT_EVERY_S:
+            return False
+        return any(seconds > 0.0 for seconds in peer.served.values())
+
     def report(self, gateway: str, now: float) -> Shares:
         """For a message to that gateway."""
         peer = self._gateways.get(gateway) or _Gateway(now)

@@ -110,7 +110,16 @@ class ServedElsewhere:
     lengths: tuple[int, ...]
 
 
-Note = CapacityExpected | RefusedUnread | ServedElsewhere
+@dataclass(frozen=True, slots=True)
+class PeersServed:
+    """A replica has said, with no lease's end, what other gateways were served there and have
+    waiting: of the report `virtual_time`, `served` and `waiting` are read."""
+
+    replica_id: str
+    report: Report
+
+
+Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed
 """Counted, and nothing follows from it at once."""
 
 Event = (

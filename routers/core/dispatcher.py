@@ -25,6 +25,7 @@ from routers.api.events import (
     Heard,
     Note,
     Opened,
+    PeersServed,
     Progress,
     Reconfigure,
     RefusedUnread,
@@ -38,7 +39,12 @@ from routers.api.snapshot import Snapshot
 from routers.core.assignment import Assignment
 from routers.core.core_state import State
 from routers.core.invariants import check
-from routers.core.lease_completion import close_lease, forget_replica
+from routers.core.lease_completion import (
+    believable,
+    close_lease,
+    forget_replica,
+    learn_of_peers,
+)
 from routers.core.request_table import RequestTable
 from routers.core.snapshots import take_snapshot
 from routers.core.speculative_copies import SpeculativeCopies
@@ -60,7 +66,7 @@ from routers.state.lease_timers import LeaseTimers
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
 
-_NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere)
+_NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed)
 
 
 class Dispatcher:
@@ -113,7 +119,7 @@ class Dispatcher:
         True: `decide` is to be called, soon. So of many events that come together all are known
         before the first batch is formed."""
         if isinstance(event, _NOTES):
-            self._note(event)
+            self._note(event, now)
             return False
         wakeups = self._wakeups
         if now >= wakeups.wakes_at or isinstance(event, Tick):
@@ -192,7 +198,7 @@ class Dispatcher:
 
     # -- events
 
-    def _note(self, event: Note) -> None:
+    def _note(self, event: Note, now: float) -> None:
         requests = self._requests
         match event:
             case CapacityExpected(in_s):
@@ -201,6 +207,10 @@ class Dispatcher:
                 requests.refused_unread(event)
             case ServedElsewhere(tenant, priority, lengths):
                 requests.arrivals.served_elsewhere(tenant, priority, lengths)
+            case PeersServed(replica_id, report):
+                replica = self._replicas.by_id.get(replica_id)
+                if replica is not None:
+                    learn_of_peers(self._state, replica, believable(report, 0.0), now)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:

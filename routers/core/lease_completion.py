@@ -82,7 +82,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if report is not event.report:
         event = replace(event, report=report)
     replica, end = lease.replica, event.end
-    state.requests.served.learn(report, replica.group.speed, now)
+    learn_of_peers(state, replica, report, now)
     answered = end is LeaseEnd.DONE
     if lease.running is not None:
         answered = answered and not event.failed  # else its one row has no answer
@@ -99,9 +99,6 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
         _failed(state, lease, event, now, actions)
     if other is not None and other.is_suspended:
         move_rows(state, other, now, actions, ran=True)  # what has no answer yet
-    if report.served:
-        served_s = sum(seconds for _, _, seconds in report.served)
-        state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
     replica.learn(report, now, answered=answered)
     for staged in replica.leases.values():
         if not staged.opened:
@@ -112,6 +109,14 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
         forget_replica(state, replica)
     elif lease.running is not None:
         state.stream_copies.closed(lease, end, now)
+
+
+def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: float) -> None:
+    """What the replica says of other gateways' flows."""
+    state.requests.served.learn(report, replica.group.speed, now)
+    if report.served:
+        served_s = sum(seconds for _, _, seconds in report.served)
+        state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
 
 
 def forget_replica(state: State, replica: ReplicaState) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
 from routers.api.errors import BadRequestEvent
-from routers.api.requests import Generation, LeaseEnd, Reason, Tokens
+from routers.api.events import PeersServed
+from routers.api.requests import Generation, LeaseEnd, Reason, Report, Tokens
 from routers.api.settings import GenerationParameters
 from tests.routers.conftest import Driver
 
@@ -423,3 +424,14 @@ def test_lost_row_runs_again_elsewhere(start: Start) -> None:
     again = one(driver.close(lease, LeaseEnd.LOST))
     assert again.replica_id != lease.replica_id
     assert driver.dispatcher.snapshot(driver.now).replicas[0].held + held(driver, "b") == 150
+
+
+def test_what_other_gateways_were_served_is_charged_though_no_request_ends(start: Start) -> None:
+    driver = begin(start)
+    lease = one(driver.generate(1, 100, 50, tenant="acme"))
+    before = start_of(driver, "acme")
+    told = Report(virtual_time=(0.0, 0.0), served=((0, "acme", 3.0), (0, "acme", float("nan"))))
+    assert driver.step(PeersServed("a", told)) == []
+    assert driver.step(PeersServed("gone", told)) == []
+    assert start_of(driver, "acme") == pytest.approx(before + 3.0)
+    driver.close(lease, tokens=Tokens(100, 0, 50))

@@ -68,6 +68,9 @@ class StreamCallsOwner(Protocol):
     def call_of(self, run: StreamRun, waiting: tuple[FlowWork, ...] | None) -> GenerateCall:
         """`waiting`: what its replica is told of this queue; None: nothing new."""
 
+    def peers_served(self, replica_id: str, report: Report) -> None:
+        """What the replica says of other gateways, with no end of a run."""
+
     def opened(self, run: StreamRun) -> None: ...
     def progressed(self, run: StreamRun, piece: Piece) -> None: ...
 
@@ -140,7 +143,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         if replica_id in self.loads:
             self.loads[replica_id] = message.load
         if message.shares is not None:
-            self._told(replica_id, message.shares)
+            self._told(replica_id, message)
         for piece in message.pieces:
             run = self._at.get(replica_id, {}).get(piece.lease_id)
             try:
@@ -182,11 +185,17 @@ class StreamCalls(LeaseCalls[StreamRun]):
 
     # ---- what replicas tell of other gateways ---------------------------------------------------
 
-    def _told(self, replica_id: str, news: Shares) -> None:
-        """Kept for the next report, of which there may be none in this message."""
-        known = self._shares.get(replica_id, Shares())
+    def _told(self, replica_id: str, message: StepMessage) -> None:
+        """With the report of an end in this message, else at once."""
+        news = message.shares or Shares()
+        known = self._shares.pop(replica_id, Shares())
         waiting = self._peer_demand.update(replica_id, news.waiting)
-        self._shares[replica_id] = Shares(news.virtual_time, known.served + news.served, waiting)
+        shares = Shares(news.virtual_time, known.served + news.served, waiting)
+        if any(piece.end is not None for piece in message.pieces):
+            self._shares[replica_id] = shares
+        else:
+            report = Report(virtual_time=shares.virtual_time, served=shares.served, waiting=waiting)
+            self._owner.peers_served(replica_id, report)
 
     def _report(self, replica_id: str, piece: Piece, message: StepMessage) -> Report:
         tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)

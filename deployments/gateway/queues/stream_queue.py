@@ -42,7 +42,7 @@ from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
 from deployments.gateway.queues.suspect_permits import SuspectPermits
 from routers.api.actions import Abort, Dispatch, Evict, Reject
-from routers.api.events import Cancel, Closed, Opened, Progress
+from routers.api.events import Cancel, Closed, Opened, PeersServed, Progress
 from routers.api.requests import (
     FlowWork,
     LeaseEnd,
@@ -254,6 +254,9 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             self._priced_at = now
             self._token_prices = learns.input_weight * token_s, learns.output_weight * token_s
         return self._token_prices
+
+    def peers_served(self, replica_id: str, report: Report) -> None:
+        self._step(PeersServed(replica_id, report), clock())
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())

@@ -248,7 +248,7 @@ async def test_a_gateway_that_is_gone_leaves_its_places_to_the_others(
     await stays.end_of(1)
 
 
-async def test_gateways_hear_with_an_end_what_the_others_were_served(
+async def test_gateways_hear_what_the_others_were_served_also_while_they_have_no_end(
     narrow: StreamCore, engine: Told
 ) -> None:
     one, two = Gateway(narrow, "one"), Gateway(narrow, "two")
@@ -262,10 +262,17 @@ async def test_gateways_hear_with_an_end_what_the_others_were_served(
     await turns()
     engine.give(b"b", b"x", count=1)
     await turns()
-    assert all(message.shares is None for message in two.messages)
+    (early,) = [message.shares for message in two.messages if message.shares]
     engine.end(b"b")
     await two.end_of(1)
-    assert two.messages[-1].shares == ((1.5,), ((0, "x", 8.0),), ((0, "x", 7.0),))
+    last = two.messages[-1].shares
+    assert early is not None
+    assert last is not None
+    assert early.virtual_time == last.virtual_time == (1.5,)
+    assert early.waiting == ((0, "x", 7.0),)
+    told = [work for shares in (early, last) for work in shares.served]
+    assert {work[:2] for work in told} == {(0, "x")}
+    assert sum(seconds for _, _, seconds in told) == pytest.approx(8.0)
 
 
 async def test_an_abort_frees_the_engine_before_it_is_told(engine: Told, gateway: Gateway) -> None:

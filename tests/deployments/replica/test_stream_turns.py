@@ -152,3 +152,17 @@ def test_a_gateway_that_is_gone_is_forgotten():
 def test_a_gateway_that_was_never_heard_of_is_told_nothing_but_the_time():
     turns, _ = filled()
     assert turns.report("nobody", 0.0) == Shares((0.0,), (), ())
+
+
+def test_there_is_news_when_others_were_served_and_it_was_not_told_for_a_while():
+    turns, (running,) = filled()
+    assert not turns.has_news("b", 0.0)
+    turns.arrive(turn("b", 5.0, "y"), (), 0.0)
+    turns.arrive(turn("a", 1.0), (), 0.0)
+    assert not turns.has_news("b", 0.0)
+    turns.end(running, None)
+    assert turns.has_news("b", 0.0)
+    assert not turns.has_news("a", 0.0)
+    turns.report("b", 1.0)
+    turns.arrive(turn("a", 2.0), (), 1.0)
+    assert not turns.has_news("b", 1.0 + REPORT_EVERY_S)
