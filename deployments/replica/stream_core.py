@@ -109,6 +109,7 @@ class StreamCore:
         self._inflight = 0
         self._leaving = False
         self._load = EngineLoad()
+        self._read = self._written = 0  # as in `StepMessage`
 
     @property
     def inflight(self) -> int:
@@ -210,7 +211,9 @@ class StreamCore:
         if any(piece.end is not None for piece in pieces) or self._turns.has_news(gateway, now):
             shares = self._turns.report(gateway, now)
         held = len(stream.running) + stream.outbox.ends
-        return StepMessage(pieces, held, stream.seen, self.inflight, load, shares)
+        return StepMessage(
+            pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written
+        )
 
     def _start(self, stream: _Stream, run: _Run) -> None:
         task = self._loop.create_task(self._serve(stream, run))
@@ -242,7 +245,7 @@ class StreamCore:
                     async for chunk in chunks:
                         if len(chunk.data) > MOST_CHUNK_BYTES:
                             chunk = _too_large(chunk)
-                        run.last = chunk
+                        self._count(run, chunk)
                         stream.outbox.put(run.lease_id, chunk, run.service_s())
             run.end = StreamEnd.DONE
         except TimeoutError:
@@ -255,6 +258,14 @@ class StreamCore:
             logger.exception("a request failed", extra={"request": ask.request_id})
         finally:
             self._finish(stream, run)
+
+    def _count(self, run: _Run, chunk: Chunk) -> None:
+        before, run.last = run.last, chunk
+        self._read += max(0, chunk.input_tokens - chunk.cached_tokens)
+        self._written += chunk.output_tokens
+        if before is not None:
+            self._read -= max(0, before.input_tokens - before.cached_tokens)
+            self._written -= before.output_tokens
 
     def _name(self, stream: _Stream, run: _Run) -> str:
         return f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"

@@ -37,12 +37,14 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A stream lease moved: `served` cost units so far, `held` capacity it now occupies, `tokens`
-    it has had so far."""
+    it has had so far. `given`: what its replica gave to requests of all gateways, ever, cached
+    input left out; nothing: it does not say."""
 
     lease_id: int
     served: float
     held: float
     tokens: Tokens = NO_TOKENS
+    given: Tokens = NO_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,9 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     running.tokens = tokens
     _pay(state.requests, lease, running, tokens, now)
     served = generations.weighted(tokens) - generations.weighted(before)
-    full = _is_full(state.requests, lease)
-    engine_of(lease).worked(lease.replica_id, served, now, full=full)
+    given = max(0.0, generations.weighted(event.given))
+    full = _is_full(state.requests, lease, counts_all=given > 0.0)
+    engine_of(lease).worked(lease.replica_id, served, now, full=full, given=given)
     held, share = event.held, lease.share
     if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
         held = running.plan.prompt + tokens.output
@@ -129,7 +130,7 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
         generations.found(running.cached, tokens.cached)  # when its first token came nobody said
     has_read(lease)
     served = generations.weighted(tokens) - generations.weighted(before)
-    full = _is_full(requests, lease)
+    full = _is_full(requests, lease, counts_all=False)
     engine_of(lease).worked(lease.replica_id, served, now, full=full)
     if not lease.replica.leases:
         engine_of(lease).idle(lease.replica_id)
@@ -165,10 +166,13 @@ def _races(lease: Lease) -> bool:
     return other is not None and other.live > 0
 
 
-def _is_full(requests: RequestTable, lease: Lease) -> bool:
-    """Whether its replica works as fast as it can, and for us: what waits, waits for room there."""
+def _is_full(requests: RequestTable, lease: Lease, *, counts_all: bool) -> bool:
+    """Whether its replica works as fast as it can, and for us, unless what it does for all is
+    counted: what waits, waits for room there."""
     replica = lease.replica
-    return requests.waiting.rows > 0 and load_of(replica) > _FULL and not replica.shared
+    if replica.shared and not counts_all:
+        return False
+    return requests.waiting.rows > 0 and load_of(replica) > _FULL
 
 
 def _believable(tokens: Tokens, before: Tokens) -> Tokens:

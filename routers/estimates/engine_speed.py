@@ -70,9 +70,12 @@ class LineFit:
 
 @dataclass(slots=True)
 class _Meter:
+    """`given`: weighted tokens that its replica had given by the last time, 0: it does not say."""
+
     since: float
     tokens: float = 0.0
     full: bool = True
+    given: float = 0.0
 
 
 class EngineSpeed:
@@ -160,20 +163,29 @@ class EngineSpeed:
 
     # -- what is learnt
 
-    def worked(self, replica_id: str, weighted: float, now: float, *, full: bool) -> None:
-        """It has served so many weighted tokens more; `full`: it could not have taken more."""
+    def worked(
+        self, replica_id: str, weighted: float, now: float, *, full: bool, given: float = 0.0
+    ) -> None:
+        """It has served so many weighted tokens more; `full`: it could not have taken more.
+        `given`: what it has given to all gateways, ever; where that is known it counts, and not
+        what this gateway's requests were given."""
         if self.frozen:
             return
         meter = self._meters.get(replica_id)
         if meter is None:
-            meter = self._meters[replica_id] = _Meter(now)
+            self._meters[replica_id] = _Meter(now, given=given)
             return  # what these tokens took is not known
+        if given > 0.0:
+            weighted = max(0.0, given - meter.given) if meter.given else 0.0
+            meter.given = given
+        elif meter.given:
+            return
         meter.tokens += weighted
         meter.full = meter.full and full
         span_s = now - meter.since
         if span_s >= _WINDOW_S and meter.tokens > 0.0:
             self._learn(span_s / meter.tokens, full=meter.full)
-            self._meters[replica_id] = _Meter(now)
+            self._meters[replica_id] = _Meter(now, given=meter.given)
 
     def _learn(self, token_s: float, *, full: bool) -> None:
         if full or token_s < self._token_s:

@@ -108,3 +108,18 @@ def test_line_is_not_believed_before_its_points_lie_apart() -> None:
         line.learn(10.0, 100.0)
     assert (line.slope, line.is_known) == (2.0, False)
     assert line.base == pytest.approx(80.0)
+
+
+def test_what_a_replica_gave_to_all_gateways_counts_where_it_says_so() -> None:
+    speed = EngineSpeed(GenerationParameters())
+    for second in range(12):
+        speed.worked("a", 100.0, float(second), full=True, given=1000.0 + 400.0 * second)
+        speed.worked("a", 100.0, float(second), full=False)  # an end, which does not say
+    assert speed.token_s == pytest.approx(1 / 400, rel=0.02)
+
+
+def test_counts_that_fall_are_no_work() -> None:
+    speed = EngineSpeed(GenerationParameters())
+    for second, given in enumerate((1000.0, 400.0, 900.0, 1400.0)):
+        speed.worked("a", 0.0, float(second), full=True, given=given)
+    assert 1 / 500 <= speed.token_s <= 1 / 250

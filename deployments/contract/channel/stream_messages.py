@@ -70,8 +70,9 @@ class Shares(NamedTuple):
 
 class StepMessage(NamedTuple):
     """`held`, `seen`: as in `api.requests.Report`; `inflight`: requests of all gateways here;
-    `load`: the engine's own account. `shares`: told when one of the pieces is a last one. An empty
-    message says that the replica lives."""
+    `load`: the engine's own account. `shares`: told when one of the pieces is a last one, and now
+    and then besides. `read`, `written`: tokens that requests of all gateways were given here, ever:
+    of prompts but what was cached, and of outputs. An empty message says that the replica lives."""
 
     pieces: tuple[Piece, ...]
     held: int
@@ -79,6 +80,8 @@ class StepMessage(NamedTuple):
     inflight: int
     load: EngineLoad
     shares: Shares | None = None
+    read: int = 0
+    written: int = 0
 
 
 _read_generate = msgspec.msgpack.Decoder(GenerateCall).decode

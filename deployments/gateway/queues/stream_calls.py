@@ -82,8 +82,8 @@ class StreamCallsOwner(Protocol):
 
 
 class StreamCalls(LeaseCalls[StreamRun]):
-    """The requests of one queue that run. `loads`: each replica's own account, as of its last
-    message."""
+    """The requests of one queue that run. `loads`: each replica's own account, `given`: what it
+    gave to requests of all gateways, ever; as of its last message."""
 
     def __init__(self, owner: StreamCallsOwner, channel: ReplicaChannel) -> None:
         super().__init__(channel)
@@ -91,6 +91,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._peer_demand = PeerDemand()
         self._shares: dict[str, Shares] = {}
         self.loads: dict[str, EngineLoad] = {}
+        self.given: dict[str, Tokens] = {}
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         super().follow(listed)
@@ -113,6 +114,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
 
     def links_changed(self) -> None:
         self.loads = {uid: self.loads.get(uid, EngineLoad()) for uid in self.reached}
+        self.given = {uid: given for uid, given in self.given.items() if uid in self.loads}
         self._owner.links_changed()
 
     def link_lost(self, replica_id: str, reason: str) -> None:
@@ -142,6 +144,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
             raise FrameError(str(fault)) from fault
         if replica_id in self.loads:
             self.loads[replica_id] = message.load
+            self.given[replica_id] = Tokens(message.read, 0, message.written)
         if message.shares is not None:
             self._told(replica_id, message)
         for piece in message.pieces:

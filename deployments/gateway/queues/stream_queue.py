@@ -44,6 +44,7 @@ from deployments.gateway.queues.suspect_permits import SuspectPermits
 from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.events import Cancel, Closed, Opened, PeersServed, Progress
 from routers.api.requests import (
+    NO_TOKENS,
     FlowWork,
     LeaseEnd,
     Reason,
@@ -284,7 +285,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         """The dispatcher, how far it is."""
         tokens = Tokens(piece.input_tokens, piece.cached_tokens, piece.output_tokens)
         held = float(piece.held_tokens)
-        self._step(Progress(run.lease.lease_id, piece.service_s, held, tokens), now)
+        given = self.calls.given.get(run.lease.replica_id, NO_TOKENS)
+        self._step(Progress(run.lease.lease_id, piece.service_s, held, tokens, given), now)
 
     def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
         how = piece.end or StreamEnd.DONE

@@ -273,6 +273,7 @@ async def test_gateways_hear_what_the_others_were_served_also_while_they_have_no
     told = [work for shares in (early, last) for work in shares.served]
     assert {work[:2] for work in told} == {(0, "x")}
     assert sum(seconds for _, _, seconds in told) == pytest.approx(8.0)
+    assert (two.messages[-1].read, two.messages[-1].written) == (4, 5)
 
 
 async def test_an_abort_frees_the_engine_before_it_is_told(engine: Told, gateway: Gateway) -> None:
