@@ -21,11 +21,11 @@ from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.silence import Silence
 from routers.policies.stream_hedging import CopyOffer, FirstTokenWait, may_take, race_at
-from routers.state.lanes import Row
 from routers.state.lease_timers import LeaseTimers
 from routers.state.leases import abort, forsake, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
+from routers.state.rows import Row
 
 _TRIES = 4  # leases that wait to be raced and are looked at in one step
 
