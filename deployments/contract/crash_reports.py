@@ -23,10 +23,10 @@ class CrashedInput:
 @dataclass(frozen=True, slots=True)
 class CrashReport:
     """Of one model at one gateway. `spent`: by tenant, for how long each of the replicas counts
-    that its convicted inputs have ended."""
+    that its convicted inputs have ended, by the replica: two gateways may know of the same one."""
 
     inputs: tuple[CrashedInput, ...] = ()
-    spent: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    spent: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 CrashReports = dict[str, CrashReport]

@@ -11,8 +11,8 @@ that stream have rules of their own (`prompt_suspects`). For the event loop's th
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
@@ -22,7 +22,7 @@ from deployments.contract import errors
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import CrashTerms
 from deployments.gateway.queues.batch_calls import SentBatch
-from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere
+from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere, latest
 from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.rows.types import Rows
 
@@ -79,7 +79,7 @@ class CrashRecords:
         self.elsewhere = CrashesElsewhere()
         self._swept_at = 0.0
         self._rows: OrderedDict[bytes, _Record] = OrderedDict()
-        self._spent: OrderedDict[str, deque[float]] = OrderedDict()
+        self._spent: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Whether anything is known of anybody, so that newcomers must be looked at."""
@@ -111,7 +111,7 @@ class CrashRecords:
         record = self._find(key, now) or self._add(key)
         known = self.elsewhere.replicas(key, now)
         if record.convicted and replica_id not in record.lost:
-            self._charge(tenant, 1, now)
+            self._charge(tenant, [replica_id], now)
         record.lost.add(replica_id)
         record.until, record.own = now + self.terms.refuse_s, True
         self.on_loss()
@@ -123,7 +123,7 @@ class CrashRecords:
         record.lost |= self.elsewhere.replicas(key, now)
         record.convicted = True
         self.convictions += 1
-        self._charge(tenant, len(record.lost), now)
+        self._charge(tenant, record.lost, now)
 
     def is_convicted(self, key: bytes) -> bool:
         record = self._rows.get(key)
@@ -132,7 +132,7 @@ class CrashRecords:
     def lost_elsewhere(self, keys: Sequence[bytes], tenant: str, now: float) -> None:
         """Another version of the model lost a replica with these rows: one loss, for each."""
         for key in keys:
-            self.lost(key, tenant, _ELSEWHERE, now, begun_alone=False)
+            self.lost(key, tenant, f"{_ELSEWHERE} {key.hex()}", now, begun_alone=False)
 
     def answered_alone(self, sent: SentBatch) -> None:
         """Its replica lives."""
@@ -153,8 +153,8 @@ class CrashRecords:
         known = [(r.until, key) for key, r in self._rows.items() if _is_told(r, now)]
         inputs = [self._as_told(key, now) for _, key in nlargest(most, known)]
         tenants = list(self._spent)[-most:] if most else []
-        left = {tenant: [t - now for t in self._spent[tenant] if t > now] for tenant in tenants}
-        return CrashReport(tuple(inputs), {t: tuple(s) for t, s in left.items() if s})
+        left = {t: {r: u - now for r, u in self._spent[t].items() if u > now} for t in tenants}
+        return CrashReport(tuple(inputs), {tenant: each for tenant, each in left.items() if each})
 
     def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> set[bytes]:
         """What other gateways have said last, `others` in number, those included that do not know
@@ -229,11 +229,13 @@ class CrashRecords:
         replicas = tuple(sorted(record.lost)[:_MOST_REPLICAS])
         return CrashedInput(key, replicas, record.until - now, record.convicted)
 
-    def _charge(self, tenant: str, replicas: int, now: float) -> None:
-        spent = self._spent.setdefault(tenant, deque())
-        spent.extend([now + self.terms.refuse_s] * replicas)
+    def _charge(self, tenant: str, replicas: Collection[str], now: float) -> None:
+        """Each replica once, whichever of the tenant's inputs were there."""
+        spent = self._spent.setdefault(tenant, {})
+        for replica_id in replicas:
+            spent.setdefault(replica_id, now + self.terms.refuse_s)
         while len(spent) > max(1, self.terms.tenant_budget):
-            spent.popleft()
+            del spent[next(iter(spent))]
         self._spent.move_to_end(tenant)
         if len(self._spent) > _MOST_TENANTS:
             self._spent.popitem(last=False)
@@ -242,14 +244,18 @@ class CrashRecords:
         """Until the tenant has budget again, 0: it has."""
         self._forget_paid(tenant, now)
         budget = self.terms.tenant_budget
-        spent = sorted([*self._spent.get(tenant, ()), *self.elsewhere.spent(tenant, now)])
+        known = latest(self._spent.get(tenant, {}), self.elsewhere.spent(tenant, now))
+        spent = sorted(known.values())
         return spent[-budget] - now if budget and len(spent) >= budget else 0.0
 
     def _forget_paid(self, tenant: str, now: float) -> None:
-        spent = self._spent.get(tenant)
-        while spent and spent[0] <= now:
-            spent.popleft()
-        if spent is not None and not spent:
+        known = self._spent.get(tenant)
+        if known is None:
+            return
+        left = {replica_id: until for replica_id, until in known.items() if until > now}
+        if left:
+            self._spent[tenant] = left
+        else:
             del self._spent[tenant]
 
 

@@ -7,7 +7,7 @@ alone; times are seconds on the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deployments.contract.crash_reports import CrashedInput, CrashReport
@@ -28,7 +28,7 @@ class CrashesElsewhere:
         self.others: int | None = None
         self._suspicions: dict[bytes, _Suspicion] = {}
         self._cleared: dict[bytes, frozenset[str]] = {}
-        self._spent: dict[str, list[float]] = {}
+        self._spent: dict[str, dict[str, float]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._suspicions or self._spent)
@@ -44,7 +44,8 @@ class CrashesElsewhere:
         self._spent = {}
         for report in reports:
             for tenant, left in report.spent.items():
-                self._spent.setdefault(tenant, []).extend([now + seconds for seconds in left])
+                known = self._spent.get(tenant, {})
+                self._spent[tenant] = latest(known, {r: now + left_s for r, left_s in left.items()})
 
     def replicas(self, key: bytes, now: float) -> frozenset[str]:
         """That other gateways have lost with this input, which none has seen answered since."""
@@ -65,9 +66,9 @@ class CrashesElsewhere:
             if other != key
         )
 
-    def spent(self, tenant: str, now: float) -> list[float]:
+    def spent(self, tenant: str, now: float) -> dict[str, float]:
         """Until when each replica counts that the tenant's inputs have ended at other gateways."""
-        return [until for until in self._spent.get(tenant, ()) if until > now]
+        return {r: until for r, until in self._spent.get(tenant, {}).items() if until > now}
 
     def sweep(self, now: float) -> None:
         """Forgets what is over: nobody may say anything any more."""
@@ -82,3 +83,8 @@ class CrashesElsewhere:
             known.replicas, known.until = known.replicas | replicas, max(known.until, until)
         elif replicas:
             self._suspicions[said.key] = _Suspicion(until, replicas)
+
+
+def latest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """All that are in either, each with the later of its times."""
+    return {**one, **{r: max(until, one.get(r, until)) for r, until in other.items()}}

@@ -20,8 +20,9 @@ def records() -> CrashRecords:
 
 
 def convict(records: CrashRecords, key: bytes = ROW, tenant: str = "t", now: float = 0.0) -> None:
-    assert not records.lost(key, tenant, "a", now, begun_alone=False)
-    assert records.lost(key, tenant, "b", now, begun_alone=True)
+    """By two replicas of its own: none ends twice."""
+    assert not records.lost(key, tenant, f"first with {key!r}", now, begun_alone=False)
+    assert records.lost(key, tenant, f"second with {key!r}", now, begun_alone=True)
 
 
 def test_nothing_is_known_at_first_and_newcomers_need_no_look(records: CrashRecords) -> None:
@@ -78,6 +79,17 @@ def test_one_more_conviction_than_the_budget_allows_refuses_the_tenant(
     assert refused.value.retry_after_s == pytest.approx(40.0)
     assert not records.check([b"new"], "somebody else", 60.0)
     assert not records.check([b"new"], "t", 100.0)
+
+
+def test_a_replica_that_two_inputs_were_on_is_charged_once(records: CrashRecords) -> None:
+    for key in (ROW, OTHER):
+        records.lost(key, "t", "both were here", 0.0, begun_alone=False)
+    records.lost(ROW, "t", "a", 0.0, begun_alone=True)
+    records.lost(OTHER, "t", "b", 0.0, begun_alone=True)
+    assert not records.check([b"new"], "t", 1.0)  # three of four
+    records.lost(OTHER, "t", "c", 1.0, begun_alone=True)
+    with pytest.raises(errors.OverOwnLimit):
+        records.check([b"new"], "t", 2.0)
 
 
 def test_a_budget_of_0_is_none() -> None:
@@ -201,6 +213,29 @@ def test_the_budget_counts_replicas_at_all_gateways(
         others.check([b"new"], "t", 60.0)
     assert over.value.retry_after_s == pytest.approx(40.0)
     assert not others.check([b"new"], "t", 100.0)
+
+
+def test_a_replica_that_two_gateways_charge_a_tenant_with_counts_once(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    """Both sent it the input, and heard of each other only then."""
+    for gateway in (records, others):
+        gateway.lost(ROW, "t", "a", 0.0, begun_alone=False)
+        gateway.lost(ROW, "t", "b", 0.0, begun_alone=True)
+    tell(records, others)
+    assert not others.check([OTHER], "t", 1.0)
+    convict(records, OTHER)
+    tell(records, others)
+    with pytest.raises(errors.OverOwnLimit):
+        others.check([b"new"], "t", 1.0)
+
+
+def test_losses_of_another_version_count_for_each_input(records: CrashRecords) -> None:
+    for key in (ROW, OTHER):
+        records.lost_elsewhere([key], "t", 0.0)
+        records.lost(key, "t", f"second with {key!r}", 0.0, begun_alone=True)
+    with pytest.raises(errors.OverOwnLimit):
+        records.check([b"new"], "t", 1.0)
 
 
 def test_what_is_told_is_bounded_and_the_newest(records: CrashRecords) -> None:

@@ -17,7 +17,7 @@ def elsewhere() -> CrashesElsewhere:
 
 def report(*replicas: str, key: bytes = KEY, left_s: float = 60.0, **spent: float) -> CrashReport:
     inputs = (CrashedInput(key, replicas, left_s, convicted=False),) if replicas else ()
-    return CrashReport(inputs, {tenant: (seconds,) for tenant, seconds in spent.items()})
+    return CrashReport(inputs, {tenant: {"a": seconds} for tenant, seconds in spent.items()})
 
 
 def test_nothing_is_known_before_anybody_has_said_anything(elsewhere: CrashesElsewhere) -> None:
@@ -44,12 +44,20 @@ def test_what_was_said_ends_in_its_time_where_nobody_says_anything(
     elsewhere: CrashesElsewhere,
 ) -> None:
     elsewhere.hear([report("a", left_s=60.0, acme=50.0)], 1, 0.0)
-    assert elsewhere.spent("acme", 49.0) == [50.0]
-    assert elsewhere.spent("acme", 50.0) == []
+    assert elsewhere.spent("acme", 49.0) == {"a": 50.0}
+    assert elsewhere.spent("acme", 50.0) == {}
     assert elsewhere.replicas(KEY, 59.0)
     assert not elsewhere.replicas(KEY, 60.0)
     elsewhere.sweep(60.0)
     assert not elsewhere
+
+
+def test_a_replica_that_several_charge_a_tenant_with_counts_once_and_longest(
+    elsewhere: CrashesElsewhere,
+) -> None:
+    other = CrashReport(spent={"acme": {"b": 40.0}})
+    elsewhere.hear([report(acme=50.0), report(acme=60.0), other], 3, 0.0)
+    assert elsewhere.spent("acme", 0.0) == {"a": 60.0, "b": 40.0}
 
 
 def test_an_answer_here_clears_the_replicas_lost_before_and_no_later_one(
