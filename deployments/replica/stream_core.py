@@ -94,8 +94,8 @@ class _Stream:
 
 
 class StreamCore:
-    """A `LeaseCore`. `room`: requests that it takes at once; further ones are answered busy.
-    `at_once`: of those, as many as the engine is given; 0: all."""
+    """A `LeaseCore`. `room`: requests of one gateway that it takes; further ones are answered busy.
+    `at_once`: of all gateways', as many as the engine is given; 0: `room`."""
 
     def __init__(self, runtime: StreamRuntime, room: int, at_once: int = 0) -> None:
         self._runtime = runtime
@@ -154,7 +154,7 @@ class StreamCore:
         if lease_id in stream.running:
             raise MessageError(f"lease {lease_id} is here already")
         stream.seen = max(stream.seen, lease_id)
-        if self._leaving or self.inflight >= self._room:
+        if self._leaving or len(stream.running) >= self._room:
             stream.outbox.end(lease_id, StreamEnd.BUSY, None, 0.0)
         else:
             turn = StreamTurn(stream.link.gateway, call.rank, call.charges)

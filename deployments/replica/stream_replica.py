@@ -11,6 +11,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from deployments.contract.channel.stream_messages import WAITING_SHARE
 from deployments.contract.description import ModelDescription
 from deployments.replica import backend_env, describe
 from deployments.replica.processors import reserved_cpus
@@ -20,14 +21,12 @@ from runtimes import catalog
 from runtimes.stream_profiling import measure
 from runtimes.types import StreamRuntime
 
-_ROOM = 8  # gateways, each of which may send as many requests as the engine runs at once
-
 
 class StreamReplica(ModelReplica):
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         await self._start_up(args)
         at_once = self._runtime.limits().max_sequences
-        self._core = StreamCore(self._runtime, at_once * _ROOM, at_once)
+        self._core = StreamCore(self._runtime, at_once * WAITING_SHARE, at_once)
         limit_s = self._settings.replicas.hang_limit_s
         self._watch = asyncio.get_running_loop().create_task(
             watch_stalls(self._core, limit_s, self._stalled, min(1.0, limit_s / 4))

@@ -15,7 +15,12 @@ from collections.abc import Mapping, Sequence, Set
 from math import inf
 
 from deployments.contract import errors
-from deployments.contract.channel.stream_messages import GenerateCall, Piece, StreamEnd
+from deployments.contract.channel.stream_messages import (
+    WAITING_SHARE,
+    GenerateCall,
+    Piece,
+    StreamEnd,
+)
 from deployments.contract.description import Generating
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.core_loop import (
@@ -57,7 +62,6 @@ from routers.api.settings import DispatcherSettings
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
-_WAIT_SHARED = 2  # times what an engine runs at once, sent to a replica that others use too
 _SHARED_S = 10.0  # for which it counts as such after others were seen there
 _PRICED_EVERY_S = 1.0  # what a token is worth is read from a snapshot of everything
 _REPORT_TOKENS = 16  # how often the dispatcher hears of a run: a step of it costs 10 to 30 us
@@ -188,7 +192,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]
-        most = shape.max_sequences * (_WAIT_SHARED if self._shares else 1)
+        most = shape.max_sequences * (WAITING_SHARE if self._shares else 1)
         return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
 
     def _look_for_others(self, report: Report, now: float) -> None:

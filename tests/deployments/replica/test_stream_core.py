@@ -181,6 +181,20 @@ async def test_more_than_there_is_room_for_are_answered_busy(
     assert engine.asks[-1].body == b"5"
 
 
+async def test_each_gateway_has_room_of_its_own_however_many_there_are(engine: Told) -> None:
+    core = StreamCore(engine, room=3, at_once=3)
+    gateways = [Gateway(core) for _ in range(9)]
+    for gateway in gateways:
+        for lease_id in range(1, 5):
+            gateway.begin(lease_id, b"%d" % len(engine.asks))
+    for gateway in gateways:
+        assert (await gateway.end_of(4)).end is StreamEnd.BUSY
+    assert core.inflight == 27
+    assert len(engine.asks) == 3
+    await core.close()
+    assert core.inflight == 0
+
+
 @pytest.fixture
 async def narrow(engine: Told) -> AsyncIterator[StreamCore]:
     """Takes four requests, and gives its engine one at a time."""

@@ -11,6 +11,7 @@ import pytest
 from fake_engines import until
 from in_process import LocalChannel
 
+from deployments.contract.channel.stream_messages import WAITING_SHARE
 from deployments.contract.description import (
     GatewayIdentity,
     Generating,
@@ -59,7 +60,7 @@ class Gateways:
 
     def __init__(self, description: ModelDescription, engine: Stepped) -> None:
         self.engine = engine
-        self.core = StreamCore(engine, 8 * SHAPE.max_sequences, SHAPE.max_sequences)  # type: ignore[arg-type]
+        self.core = StreamCore(engine, WAITING_SHARE * SHAPE.max_sequences, SHAPE.max_sequences)  # type: ignore[arg-type]
         self.terms = terms(description)
         self.queues = [self._gateway(description, name) for name in ("g0", "g1")]
         self.submitted: list[object] = []
