@@ -193,9 +193,9 @@ def _serves_then_ends(watched: Watched, files: Files) -> bool:
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(watched.pid)
         while not select.select([handle], [], [], _NODE_S if serves else _LOOKS_S)[0]:
-            answers = _process_at(address, _ANSWER_S if serves else _LOOKS_S)
+            answers = process_at(address, _ANSWER_S if serves else _LOOKS_S)
             serves = serves or answers == watched.pid
-            silent = silent + 1 if serves and not answers else 0
+            silent = silent + 1 if serves and answers is None else 0
             if serves:
                 watched.each_look(address)
             if not watched.has_node():
@@ -206,12 +206,16 @@ def _serves_then_ends(watched: Watched, files: Files) -> bool:
     return serves
 
 
-def _process_at(admin_socket: str, limit_s: float) -> int:
-    """The HAProxy that answers there; 0: none does."""
-    with suppress(OSError):
+def process_at(admin_socket: str, limit_s: float) -> int | None:
+    """The HAProxy that answers there; None: somebody listens and says nothing; 0: nobody listens,
+    as between two HAProxies."""
+    try:
         lines = command(admin_socket, "show info\n", limit_s).splitlines()
-        return next((int(x[5:]) for x in lines if x.startswith("Pid: ")), 0)
-    return 0
+    except (TimeoutError, BlockingIOError):
+        return None
+    except OSError:
+        return 0
+    return next((int(x[5:]) for x in lines if x.startswith("Pid: ")), 0)
 
 
 def _is_newest(watched: Watched, files: Files) -> bool:

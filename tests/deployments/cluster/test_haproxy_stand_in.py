@@ -21,7 +21,13 @@ import psutil
 import pytest
 
 from deployments.cluster import haproxy, haproxy_wrapper, ports
-from deployments.cluster.haproxy_stand_in import Files, stand_ins, takes_over, with_gateways
+from deployments.cluster.haproxy_stand_in import (
+    Files,
+    process_at,
+    stand_ins,
+    takes_over,
+    with_gateways,
+)
 
 pytestmark = pytest.mark.slow  # real HAProxies
 
@@ -162,6 +168,29 @@ def test_a_haproxy_that_hangs_is_ended_and_stood_in_for(node):
     until(lambda: node.files.running() not in (None, hung))
     until(lambda: node.answer() == 200, 5.0)
     assert not runs(hung)
+
+
+def test_nobody_at_the_admin_socket_is_no_haproxy_that_hangs(tmp_path):
+    path = str(tmp_path / "admin")
+    assert process_at(path, 0.01) == 0
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)  # whoever listened has gone
+        assert process_at(path, 0.01) == 0
+
+
+def test_one_who_takes_connections_and_says_nothing_hangs(tmp_path):
+    path = str(tmp_path / "admin")
+    with socket.socket(socket.AF_UNIX) as hangs:
+        hangs.bind(path)
+        hangs.listen(0)
+        assert process_at(path, 0.01) is None
+        with contextlib.ExitStack() as full:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    waits = full.enter_context(socket.socket(socket.AF_UNIX))
+                    waits.setblocking(False)
+                    waits.connect(path)
+            assert process_at(path, 0.01) is None
 
 
 def test_serve_finds_no_haproxy_at_the_admin_socket_of_the_killed_one(node):
