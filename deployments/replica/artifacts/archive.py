@@ -99,8 +99,11 @@ def _copy(archive: str, content: IO[bytes], out: IO[bytes], room: int) -> int:
 
 
 def _of_tar(file: Path, opened: ExitStack) -> Iterator[_Entry]:
-    # Streamed: compressed archives cannot be sought in.
-    archive = opened.enter_context(tarfile.open(file, "r|*"))  # noqa: SIM115 - closed by the stack
+    try:
+        archive = tarfile.open(file, "r|*")  # noqa: SIM115 - streamed: compressed, it has no places
+    except TypeError as error:  # what it raises of a gzip header that is cut off
+        raise tarfile.ReadError("its header is cut off") from error
+    opened.enter_context(archive)
     for member in archive:
         if member.isdir():
             yield _Entry(member.name, None)

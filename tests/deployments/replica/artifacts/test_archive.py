@@ -132,6 +132,15 @@ def test_a_damaged_archive_is_refused(tmp_path):
         archive.unpack(tmp_path / "b.tar.gz", tmp_path / "other")
 
 
+@pytest.mark.parametrize("length", range(2, 14))
+def test_a_gzip_header_that_is_cut_off_is_refused(tmp_path, length):
+    """With each of its parts said to follow: more fields, a name, a comment, a checksum."""
+    file = tmp_path / "a.tar.gz"
+    file.write_bytes(b"\x1f\x8b\x08\x1e\x00\x00\x00\x00\x00\xff\x02\x00ab"[:length])
+    with pytest.raises(SourceError, match="cannot be unpacked"):
+        archive.unpack(file, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("name", "stem"),
     [("m.tar.gz", "m"), ("m.tgz", "m"), ("m.v1.zip", "m.v1"), (".zip", "unpacked")],
