@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 
+from deployments.contract import logs
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
@@ -44,14 +45,17 @@ class RegistryActor:
     def __init__(self) -> None:
         self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
         self._changed = asyncio.Event()
+        logs.configure_from_environment()
         # Serve's modules are slow to import: only the actor needs them, not whoever makes it.
+        from deployments.contract.controller_watch import ControllerKeeper
         from deployments.contract.serve_list import ServeList
 
         self._serve = ServeList()
+        self._controller = ControllerKeeper()
         loop = asyncio.get_running_loop()
         from deployments.contract.scaling.autoscaler_actor import autoscaler
 
-        work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler))
+        work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
 
     async def _sweep(self) -> None:
@@ -180,6 +184,7 @@ class RegistryActor:
             logger.warning("Serve does not say how many replicas are to run: %s", fault)
             targets = {}
         found = server_status(await self.status(), targets)
+        found["problem"] = found["problem"] or self._controller.problem()
         return found | {"rollouts": await self.rollouts(), "scaling": await _scaling()}
 
 

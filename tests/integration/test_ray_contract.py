@@ -19,6 +19,8 @@ import ray
 import ray.util
 from ray import serve
 from ray._private import state
+from ray.actor import ActorHandle
+from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.experimental import internal_kv
 from ray.serve import autoscaling_policy, schema
 from ray.serve._private import constants, controller, http_util, replica
@@ -85,6 +87,13 @@ def test_serves_controller_lists_applications_as_the_registry_reads_them():
     for method in ("list_serve_statuses", "get_serve_instance_details"):
         assert callable(getattr(controller.ServeController, method))
     assert "target_num_replicas" in schema.DeploymentDetails.model_fields
+
+
+def test_serves_controller_says_which_process_it_is_and_its_handle_whether_it_runs():
+    assert callable(controller.ServeController.get_pid)
+    assert callable(ActorHandle._get_local_state)
+    assert {"ALIVE", "RESTARTING", "DEAD"} <= set(ActorTableData.ActorState.keys())
+    assert "no_restart" in parameters(ray.kill)
 
 
 def test_the_store_of_the_cluster_takes_what_tenants_are_published_with():
