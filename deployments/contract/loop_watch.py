@@ -4,7 +4,8 @@ A loop that a call never gives back answers nobody: no request, no health check,
 looks twice a second whether the loop has turned since; where it has not for `limit_s`, it writes
 what every thread is doing and ends the process, whose place another one takes. Seconds count only
 while the thread itself looks on time: a process that was stopped, or got no processor, or whose
-interpreter lock somebody holds, has not shown that its loop hangs. Those are found from outside.
+interpreter lock somebody holds, has not shown that its loop hangs. Such a one is found from
+outside, by the `watchdog` to which the thread sends its heartbeats.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+
+from deployments.contract.process_watchdog import ProcessWatchdog
 
 HUNG_EXIT_CODE = 70
 LIMIT_S = 4.0
@@ -47,8 +50,14 @@ class Heartbeat:
 class LoopWatch:
     """Make and close it on the loop."""
 
-    def __init__(self, limit_s: float = LIMIT_S, on_hang: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit_s: float = LIMIT_S,
+        on_hang: Callable[[], None] | None = None,
+        watchdog: ProcessWatchdog | None = None,
+    ) -> None:
         self._limit_s = limit_s
+        self._watchdog = watchdog
         self._on_hang = on_hang or _end
         self._turns = 0
         self._over = threading.Event()
@@ -67,9 +76,13 @@ class LoopWatch:
     def _watch(self) -> None:
         heartbeat = Heartbeat(_EVERY_S)
         while not self._over.wait(_EVERY_S):
+            if self._watchdog is not None:
+                self._watchdog.beat()
             if heartbeat.look(self._turns, time.monotonic()) > self._limit_s:
                 self._on_hang()
-                return
+                break
+        if self._watchdog is not None:
+            self._watchdog.close()
 
 
 def _end() -> None:
