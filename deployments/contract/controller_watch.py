@@ -1,12 +1,13 @@
-"""Does Serve's controller hang, and is it ended, so that Ray starts it anew?
+"""Does Serve's controller do its work no more, and is it ended, so that Ray starts it anew?
 
 While it hangs callers are answered, and nothing is started, replaced or changed any more. One that
 is asked to end (SIGTERM) with calls of its own under way may stay so for ever; once its process has
 ended, Ray starts it again with all that it knew. So it is asked once a second, and ended when it
 has said nothing for `HANGS_S`, or for three times as long as it lately took to answer: its loop
 stands still while it looks through its replicas. Only seconds count in which whoever asks was on
-time itself, and in which Ray holds the controller to run. After each end there is a pause, twice as
-long as the last: what ending does not mend is not ended in a circle.
+time itself, and in which Ray holds the controller to run. It is ended, too, when the wall clock was
+set back: until that is where it was it would look after no replica. After each end there is a
+pause, twice as long as the last: what ending does not mend is not ended in a circle.
 
 Asked by the registry, which may end actors anywhere: the same on one machine and on many.
 """
@@ -32,6 +33,7 @@ LOOKS_S = 1.0
 HANGS_S = 15.0
 _TIMES_BUSY, _KEEPS = 3.0, 0.999  # of the longest answer; what is left of it an answer later
 STARTS_S = 60.0  # to its first answer, once Ray holds it to run: it reads what it knew
+SET_BACK_S = 10.0  # in which Serve looks at each replica three times at least
 PAUSE_S, MOST_PAUSE_S = 30.0, 960.0
 _TOLD_S = 5.0
 _ON_TIME_S = 3 * LOOKS_S  # from look to look: it may wait for an answer and then as long again
@@ -47,19 +49,20 @@ class Sight(Enum):
 
 
 class ControllerWatch:
-    """Times are seconds on the caller's monotonic clock. `silent_s`: for how long it has said
-    nothing while it ran."""
+    """`now`: seconds on the caller's monotonic clock; `wall_s`: of its machine's. `silent_s`: for
+    how long it has said nothing while it ran."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
         self._answered = False
         self._longest_s = 0.0
         self._looked_at: float | None = None
+        self._furthest_s: float | None = None
         self._pause_s = PAUSE_S
         self._not_before = float("-inf")
 
-    def look(self, sight: Sight, now: float) -> bool:
-        """Whether it is to be ended."""
+    def look(self, sight: Sight, now: float, wall_s: float) -> str | None:
+        """Why it is to be ended; None: it is not."""
         before, self._looked_at = self._looked_at, now
         if sight is Sight.SILENT:
             if before is not None and now - before <= _ON_TIME_S:
@@ -70,8 +73,20 @@ class ControllerWatch:
             if now >= self._not_before + MOST_PAUSE_S:
                 self._pause_s = PAUSE_S
         else:
-            self.silent_s, self._answered = 0.0, False
-        return self.silent_s >= self._limit_s() and now >= self._not_before
+            self.silent_s, self._answered, self._furthest_s = 0.0, False, None
+        behind_s = self._behind_s(wall_s - now)
+        if now < self._not_before:
+            return None
+        if self.silent_s >= self._limit_s():
+            return f"it has not answered for {self.silent_s:.0f} s"
+        if behind_s >= SET_BACK_S:
+            return f"the clock was set back by {behind_s:.0f} s, for which its checks would wait"
+        return None
+
+    def ended(self, now: float) -> None:
+        self.silent_s, self._answered, self._furthest_s = 0.0, False, None
+        self._not_before = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
 
     def _limit_s(self) -> float:
         """Of silence."""
@@ -79,10 +94,11 @@ class ControllerWatch:
             return STARTS_S
         return min(max(HANGS_S, _TIMES_BUSY * self._longest_s), STARTS_S)
 
-    def ended(self, now: float) -> None:
-        self.silent_s, self._answered = 0.0, False
-        self._not_before = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+    def _behind_s(self, ahead_s: float) -> float:
+        """Where the wall clock was since this controller began."""
+        furthest_s = ahead_s if self._furthest_s is None else max(self._furthest_s, ahead_s)
+        self._furthest_s = furthest_s
+        return furthest_s - ahead_s
 
 
 class Controller(Protocol):
@@ -129,11 +145,11 @@ class ControllerKeeper:
         self._answer: asyncio.Future[int] | None = None
         self._process = 0
 
-    async def run(self, clock: Callable[[], float] = time.monotonic) -> None:
+    async def run(self) -> None:
         """For ever, whatever goes wrong."""
         while True:
             try:
-                await self.look(clock)
+                await self.look(time.monotonic, time.time)
             except Exception as fault:
                 logger.warning("Serve's controller cannot be looked at or ended: %r", fault)
             if self._answer is None:
@@ -149,11 +165,11 @@ class ControllerKeeper:
             "there again"
         )
 
-    async def look(self, clock: Callable[[], float]) -> None:
+    async def look(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         """Once, for up to `LOOKS_S`."""
         sight = await self._look()
-        if self.watch.look(sight, clock()):
-            self._end(clock())
+        if why := self.watch.look(sight, clock(), wall()):
+            self._end(why, clock())
 
     async def _look(self) -> Sight:
         """One question at a time: an answer that takes long is one all the same."""
@@ -176,12 +192,10 @@ class ControllerKeeper:
         self._controller = None  # a new Serve has another
         return Sight.AWAY
 
-    def _end(self, now: float) -> None:
-        controller, silent_s = self._controller, self.watch.silent_s
-        assert controller is not None  # it was silent
-        controller.end()
+    def _end(self, why: str, now: float) -> None:
+        assert self._controller is not None  # else it were away
+        self._controller.end()
         self.watch.ended(now)
-        why = f"it has not answered for {silent_s:.0f} s"
         logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
         line = AuditLine("the registry", "end", "Serve's controller", f"process {self._process}")
         audit.record(replace(line, detail=why))

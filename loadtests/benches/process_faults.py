@@ -23,7 +23,7 @@ import psutil
 from loadtests.benches.launched import RunningServer
 from loadtests.benches.processes import marked
 
-STOPPED_S = 5.0
+STOPPED_S = 3.0
 BACK_S = 150.0
 GONE_S = 60.0
 _LOOKS_S, _GONE_LOOKS_S = 1.0, 0.05

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from served import Server, running, synthetic
 from small_disks import SmallDisks
 
 from deployments.cluster.server_files import run_folder
+from deployments.gateway.tenancy.tenants import new_key
 
 pytestmark = [
     pytest.mark.chaos,
@@ -39,6 +41,8 @@ FULL = {
     "Ray's own folder": "a replica",
 }
 FREED = {"Ray's own folder": 20.0}  # after so many seconds; the others when all is back
+LEAKED, LEAKED_HASH = new_key()
+IN_FORCE_S = 2.0
 WHOLE = {"state": "ready", "replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
 
 
@@ -58,7 +62,8 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
         replicas={"count": 2},
         record={"folder": str(folder / "recording"), "max_requests": 1_000_000},
     )
-    server = Server(folder, {"steady": model}, gateway={"replicas": 2})
+    tenants = {"default": {}, "acme": {"keys": [{"id": "leaked", "hash": LEAKED_HASH}]}}
+    server = Server(folder, {"steady": model}, gateway={"replicas": 2}, tenants=tenants)
     server.environ["RAY_TMPDIR"] = str(rays)
     paths = {
         "the state folder": folder / "state",
@@ -121,3 +126,26 @@ def test_a_full_disk_costs_nobody_an_answer(disks: Disks, name: str) -> None:
     disks.server.until(lambda: haproxy_knows_all(disks), 60)
     disks.server.until(lambda: WHOLE.items() <= disks.server.model_status("steady").items(), 60)
     assert (cost.lost, cost.refused) == (0, 0), cost
+
+
+def test_a_key_that_is_revoked_while_there_is_no_room_for_it_stays_revoked(disks: Disks) -> None:
+    server, states = disks.server, disks.paths["the state folder"]
+
+    def status() -> int:
+        bearer = {"authorization": f"Bearer {LEAKED}"}
+        return server.infer("steady", [1], headers=bearer).status_code
+
+    def is_written() -> bool:
+        files = disks.small.found(states, "**/revoked-keys")
+        return any(LEAKED_HASH in file.read_text().split() for file in files)
+
+    assert status() == 200
+    disks.small.fill(states)
+    revoked = server.headrace("key", "revoke", "leaked")
+    began = time.monotonic()
+    assert revoked.returncode == 0, revoked.stderr
+    server.until(lambda: status() == 401, IN_FORCE_S)
+    print(f"refused {time.monotonic() - began:.2f} s after `headrace key revoke` returned")
+    assert not is_written()
+    disks.small.free(states)
+    server.until(is_written, 10)

@@ -16,6 +16,7 @@ from deployments.contract.controller_watch import (
     HANGS_S,
     MOST_PAUSE_S,
     PAUSE_S,
+    SET_BACK_S,
     STARTS_S,
     ControllerKeeper,
     ControllerWatch,
@@ -30,13 +31,14 @@ class Looks:
 
     def __init__(self) -> None:
         self.watch, self.now = ControllerWatch(), 0.0
+        self.clock_is_ahead_s = 1e9
 
     def see(self, sight: Sight, seconds: float = 1.0) -> bool:
         """Whether any look of so many seconds ends it; it is ended then."""
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
-            if self.watch.look(sight, self.now):
+            if self.watch.look(sight, self.now, self.now + self.clock_is_ahead_s):
                 self.watch.ended(self.now)
                 return True
         return False
@@ -137,6 +139,36 @@ def test_seconds_in_which_nobody_looked_say_nothing(looks: Looks) -> None:
     assert looks.watch.silent_s == 1.0
 
 
+def test_one_whose_clock_was_set_back_is_ended_once(looks: Looks) -> None:
+    looks.clock_is_ahead_s -= 3600.0
+    assert looks.see(ANSWERED)
+    assert not looks.see(ANSWERED, 10 * PAUSE_S)
+
+
+def test_a_clock_that_is_set_forward_or_back_a_little_or_to_and_fro_ends_nobody(
+    looks: Looks,
+) -> None:
+    for step_s in (3600.0, 1.0 - SET_BACK_S, SET_BACK_S, 1.0 - SET_BACK_S):
+        looks.clock_is_ahead_s += step_s
+        assert not looks.see(ANSWERED, 5)
+    looks.clock_is_ahead_s -= 1.0
+    assert looks.see(ANSWERED)
+
+
+def test_one_that_began_after_the_clock_was_set_back_is_left_alone(looks: Looks) -> None:
+    looks.clock_is_ahead_s -= 3600.0
+    looks.see(AWAY)
+    assert not looks.see(ANSWERED, 60)
+
+
+def test_clocks_that_are_set_back_again_and_again_end_it_as_seldom_as_hangs(looks: Looks) -> None:
+    ends = 0
+    for _ in range(int(3 * PAUSE_S) - 1):
+        looks.clock_is_ahead_s -= 60.0
+        ends += looks.see(ANSWERED)
+    assert ends == 2
+
+
 # ---- the keeper
 
 
@@ -183,6 +215,7 @@ class Kept:
         self.controller, self.there = Scripted(), True
         self.keeper = ControllerKeeper(self.find)
         self.now, self.finds = 0.0, 0
+        self.clock_is_ahead_s = 1e9
 
     def find(self) -> Scripted:
         self.finds += 1
@@ -193,7 +226,7 @@ class Kept:
     async def looks(self, times: float = 1) -> None:
         for _ in range(int(times)):
             self.now += 1.0
-            await self.keeper.look(lambda: self.now)
+            await self.keeper.look(lambda: self.now, lambda: self.now + self.clock_is_ahead_s)
 
 
 @pytest.fixture
@@ -225,6 +258,14 @@ async def test_one_that_hangs_or_refuses_all_calls_is_ended_once_and_that_is_wri
     assert (line["verb"], line["object"]) == ("end", "Serve's controller")
     assert (line["source"], line["detail"]) == ("process 4711", "it has not answered for 15 s")
     assert "process 4711, is ended: it has not answered for 15 s" in caplog.text
+
+
+async def test_one_whose_clock_was_set_back_is_ended_for_that(kept: Kept, tmp_path: Path) -> None:
+    kept.clock_is_ahead_s -= 3600.0
+    await kept.looks(60)
+    assert kept.controller.ends == 1
+    (line,) = audited(tmp_path)
+    assert "set back by 3600 s" in line["detail"]
 
 
 async def test_an_operator_is_told_of_one_that_says_nothing_while_it_does(kept: Kept) -> None:
