@@ -90,7 +90,7 @@ integration: dev
 	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration tests/chaos --durations 25
 
 # Every process killed, asked to end, and hanging for a minute, under light load and at the peak; full
-# disks, output that nobody reads, limits of memory and open files.
+# disks, set clocks, output that nobody reads, limits of memory and open files.
 chaos: dev
 	$(BIN)/python -m pytest -rP -m chaos tests/chaos
 
