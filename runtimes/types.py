@@ -237,7 +237,8 @@ class StreamRuntime(Protocol):
 
     As `Runtime`, but `run` yields as it goes, nothing held back; closing the iterator aborts the
     work and frees its tokens. A fault of the request is a chunk with its status and OpenAI's error;
-    `RunError` is the engine's.
+    `RunError` is the engine's on this request, and `Unhealthy`, of `run` and `health`, says that
+    the engine itself has died, with all that ran there.
     """
 
     async def load(self) -> None: ...

@@ -28,6 +28,7 @@ from runtimes.synthetic.openai_answers import Answers, GenerationRequest, Invali
 from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
 
 EXIT_CODE = 70  # what a process ends with that `die_words` killed
+_DIED = "the synthetic engine died"
 _CONTEXT = 8192
 _SEQUENCES = 64  # of one request at most
 _POSITIVE = ("step_tokens", "max_sequences", "cache_tokens", "block_tokens")
@@ -45,8 +46,8 @@ class SyntheticStreamOptions:
     output tokens of a step. max_sequences, cache_tokens, block_tokens, prefix_cache: what it holds.
     output_tokens: after how many an output ends by itself, 0: never. load_s, warm_s: how long
     starting takes. hiccup_every, hiccup_ms, hiccup_seed: as of `Hiccups`, in steps. A prompt with
-    one of these words: fail_words fails, hang_words stops the engine for all, die_words ends the
-    whole process at once.
+    one of these words: fail_words fails, hang_words stops the engine for all, engine_die_words ends
+    the engine and leaves the process, die_words ends the whole process at once.
     """
 
     base_ms: float = 2.0
@@ -65,6 +66,7 @@ class SyntheticStreamOptions:
     hiccup_seed: int = 0
     fail_words: tuple[str, ...] = ()
     hang_words: tuple[str, ...] = ()
+    engine_die_words: tuple[str, ...] = ()
     die_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,7 +125,7 @@ class SyntheticStreamRuntime:
         self._work: asyncio.Event | None = None
         self._stepping: asyncio.Task[None] | None = None
         self._tokenizer: Any = None
-        self._closed = self._hung = False
+        self._closed = self._hung = self._dead = False
 
     async def load(self) -> None:
         if self._settings.precision != "fp32":
@@ -187,8 +189,7 @@ class SyntheticStreamRuntime:
         if self._stepping is not None:
             self._stepping.cancel()
             self._stepping = None
-        for job in self._jobs:
-            job.fresh.put_nowait(-1)
+        self._end_jobs()
 
     # ---- one request ------------------------------------------------------------------------
 
@@ -204,7 +205,9 @@ class SyntheticStreamRuntime:
         while any(len(of_one) < most for of_one in words):
             index = await job.fresh.get()
             if index < 0:
-                raise RunError("the synthetic engine was closed")
+                raise (
+                    Unhealthy(_DIED) if self._dead else RunError("the synthetic engine was closed")
+                )
             of_one = words[index]
             of_one.append(_word(seeds[index], len(of_one)))
             if request.stream:
@@ -270,10 +273,18 @@ class SyntheticStreamRuntime:
     def _inject(self, text: str) -> None:
         if any(word in text for word in self._options.die_words):
             os._exit(EXIT_CODE)
+        if any(word in text for word in self._options.engine_die_words):
+            self._dead = True
+            self._end_jobs()
+            raise Unhealthy(_DIED)
         if any(word in text for word in self._options.hang_words):
             self._hung = True
         if any(word in text for word in self._options.fail_words):
             raise RunError("the prompt held a word that fails")
+
+    def _end_jobs(self) -> None:
+        for job in self._jobs:
+            job.fresh.put_nowait(-1)
 
     # ---- the engine's time ------------------------------------------------------------------
 
@@ -281,7 +292,7 @@ class SyntheticStreamRuntime:
         """Each step is due when the one before it ended, not when the loop noticed."""
         due = time.perf_counter()
         while True:
-            if self._engine.idle or self._hung:
+            if self._engine.idle or self._hung or self._dead:
                 work.clear()
                 await work.wait()
                 due = time.perf_counter()
@@ -300,6 +311,8 @@ class SyntheticStreamRuntime:
         self._settings.progress(phase, 1.0)
 
     def _check(self) -> None:
+        if self._dead:
+            raise Unhealthy(_DIED)
         if self._closed or self._stepping is None or self._stepping.done():
             raise Unhealthy("the synthetic engine is closed or was never loaded")
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _GIB = 1024**3
 _WARM_TOKENS = 4
+_DIED = "vLLM's engine died"
 _NO_HOST = "none.invalid"  # RFC 2606
 _AT_LEAST_1 = (
     "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "max_lora_rank",
@@ -167,16 +168,22 @@ class VLLMRuntime:
 
     async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
         serving = self._loaded()
-        async with aclosing(serving.answers(ask)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        try:
+            async with aclosing(serving.answers(ask)) as chunks:
+                async for chunk in chunks:
+                    if serving.dead:
+                        break  # vLLM's layer ends a stream with an event that says so, and [DONE]
+                    yield chunk
+        except RunError:
+            if not serving.dead:
+                raise
         if serving.dead:
-            raise RunError("the engine died")
+            raise Unhealthy(_DIED)
 
     async def health(self) -> EngineLoad:
         serving = self._loaded()
         if serving.dead:
-            raise Unhealthy("vLLM's engine died")
+            raise Unhealthy(_DIED)
         return serving.load()
 
     async def close(self) -> None:

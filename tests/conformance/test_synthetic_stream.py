@@ -63,6 +63,21 @@ async def test_a_word_that_fails_fails_its_request_alone(cache: Path) -> None:
     await runtime.close()
 
 
+async def test_a_word_that_kills_the_engine_takes_all_that_runs_and_what_comes(cache: Path) -> None:
+    runtime = catalog.create_stream(
+        settings(SYNTHETIC, None, cache, options={"engine_die_words": ["deadly"]})
+    )
+    await runtime.load()
+    other = asyncio.create_task(hear(runtime, completion(max_tokens=400)))
+    await asyncio.sleep(0.01)
+    for dies in (hear(runtime, completion("a deadly one")), other, hear(runtime, completion())):
+        with pytest.raises(Unhealthy, match="died"):
+            await dies
+    with pytest.raises(Unhealthy, match="died"):
+        await runtime.health()
+    await runtime.close()
+
+
 async def test_a_word_that_hangs_stops_the_steps(cache: Path) -> None:
     runtime = catalog.create_stream(
         settings(SYNTHETIC, None, cache, options={"hang_words": ["stuck"]})

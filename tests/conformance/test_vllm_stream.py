@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from stream_suite import StreamSuite, settled
 from deployments.replica import backend_env
 from examples import make_llm
 from runtimes import catalog
-from runtimes.errors import LoadError
+from runtimes.errors import LoadError, Unhealthy
 from runtimes.types import StreamRuntime
 
 MISSING = catalog.available("vllm", "generate")
@@ -122,3 +123,31 @@ async def test_an_unknown_tool_parser_is_refused(
     chosen = settings(VLLM, model, cache, options={"tool_call_parser": "nobodys"})
     with pytest.raises(LoadError, match="nobodys"):
         await catalog.create_stream(chosen).load()
+
+
+async def until_running(runtime: StreamRuntime, count: int) -> None:
+    async with asyncio.timeout(10):
+        while (await runtime.health()).running < count:  # noqa: ASYNC110 - its process says no more
+            await asyncio.sleep(0.005)
+
+
+async def test_the_death_of_the_engine_is_no_fault_of_a_request(
+    model: Path, cache: Path, environment: None
+) -> None:
+    """Neither answers that flow nor those that come whole end with vLLM's own error."""
+    before = set(multiprocessing.active_children())
+    runtime = catalog.create_stream(settings(VLLM, model, cache, threads=1))
+    await runtime.load()
+    asked = [completion(max_tokens=400, stream=stream) for stream in (True, False)]
+    running = [asyncio.create_task(hear(runtime, body)) for body in asked]
+    await until_running(runtime, len(asked))
+    for engine in set(multiprocessing.active_children()) - before:
+        engine.kill()
+    async with asyncio.timeout(10):
+        ends = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(end) for end in ends] == [Unhealthy, Unhealthy]
+    with pytest.raises(Unhealthy, match="died"):
+        await runtime.health()
+    with pytest.raises(Unhealthy, match="died"):
+        await hear(runtime, completion())
+    await runtime.close()
