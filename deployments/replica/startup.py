@@ -3,14 +3,16 @@
 A constructor loads, warms and profiles before it returns, so a replica that runs is hot; which
 phase it is in, how far, and why it failed, the registry hears. Serve gives an application up whose
 replicas failed three times; those of an optional model end late, so that whoever waits for all
-applications has long gone on. A replica whose device or engine
-hangs ends its process (`os._exit`): Serve replaces it, and gateways retry what it had.
+applications has long gone on. A replica whose device or engine hangs, or whose engine has died,
+ends its process (`os._exit`) and what that has started: Serve replaces it, and gateways retry what
+it had.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,8 @@ class ModelReplica:
 
     def _end_process(self, reason: str) -> None:
         logger.error("%s; the replica ends", reason, extra={"model": self._name})
+        for child in multiprocessing.active_children():
+            child.kill()  # an engine would go on, and hold its device's memory
         os._exit(HUNG_EXIT_CODE)
 
     def record_replica_metadata(self) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """A replica that generates, without Ray: runs requests one by one, tells each gateway what came.
 
-Every request that began ends with a piece that says how, once the engine has freed what it held; a
-gateway's connection that ends aborts all that runs for it. What is told goes out as soon as the
-loop has handed on an engine step's outputs, and merged where the gateway takes it in slowly: no
-gateway holds up the engine.
+Every request that began ends with a piece that says how, once the engine has freed what it held,
+unless the engine dies: then the process ends, so that gateways see a lost replica and no failed
+requests. A gateway's connection that ends aborts all that runs for it. What is told goes out as
+soon as the loop has handed on an engine step's outputs, and merged where the gateway takes it in
+slowly: no gateway holds up the engine.
 """
 
 from __future__ import annotations
@@ -95,10 +96,20 @@ class _Stream:
 
 class StreamCore:
     """A `LeaseCore`. `room`: requests of one gateway that it takes; further ones are answered busy.
-    `at_once`: of all gateways', as many as the engine is given; 0: `room`."""
+    `at_once`: of all gateways', as many as the engine is given; 0: `room`. `on_death` ends the
+    process, given why; it is called as soon as the engine is known to be dead, before gateways hear
+    of anything that failed because of it."""
 
-    def __init__(self, runtime: StreamRuntime, room: int, at_once: int = 0) -> None:
+    def __init__(
+        self,
+        runtime: StreamRuntime,
+        room: int,
+        at_once: int = 0,
+        *,
+        on_death: Callable[[str], None],
+    ) -> None:
         self._runtime = runtime
+        self._on_death = on_death
         self._room = room
         self._turns = StreamTurns(at_once or room)
         self._by_turn: dict[StreamTurn, tuple[_Stream, _Run]] = {}
@@ -107,7 +118,7 @@ class StreamCore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._inflight = 0
-        self._leaving = False
+        self._leaving = self._closed = False
         self._load = EngineLoad()
         self._read = self._written = 0  # as in `StepMessage`
 
@@ -177,12 +188,23 @@ class StreamCore:
                 await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
 
     async def health(self) -> EngineLoad:
-        """Raises `Unhealthy` where the engine will not recover."""
-        self._load = await self._runtime.health()
+        """Raises `Unhealthy` where the engine will not recover, if `on_death` returns."""
+        try:
+            self._load = await self._runtime.health()
+        except Unhealthy as fault:
+            self._died(fault)
+            raise
         return self._load
+
+    def _died(self, fault: Unhealthy) -> None:
+        """One that closes, or leaves with nothing under way, loses nobody anything: it ends as it
+        was about to."""
+        if not self._closed and (self._inflight or not self._leaving):
+            self._on_death(f"{fault}, and {self._inflight} requests with it")
 
     async def close(self) -> None:
         """Aborts all that runs, waits until the engine has let go of it and that has been told."""
+        self._closed = True
         for stream in self._streams.values():
             stream.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -202,7 +224,7 @@ class StreamCore:
         try:
             load = await self.health()
         except Unhealthy:
-            load = self._load  # the health check replaces the replica; what came is handed on
+            load = self._load  # the replica is ending anyway: what came is handed on
         except Exception:
             logger.exception("the engine's own account cannot be had")
             load = self._load
@@ -250,6 +272,9 @@ class StreamCore:
             run.end = StreamEnd.DONE
         except TimeoutError:
             pass  # aborted: nobody waits for it any longer
+        except Unhealthy as fault:
+            run.end = StreamEnd.FAILED
+            self._died(fault)
         except RuntimeFault as fault:
             run.end = StreamEnd.FAILED
             logger.error("the engine failed on a request", extra={"reason": str(fault)})
@@ -302,7 +327,7 @@ async def watch_stalls(
         try:
             load = await core.health()
         except Unhealthy:
-            continue  # the health check's business
+            continue  # the core has seen to it
         now = time.perf_counter()
         if load.steps != steps or not core.inflight:
             steps, since = load.steps, now

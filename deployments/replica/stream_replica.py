@@ -26,7 +26,9 @@ class StreamReplica(ModelReplica):
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         await self._start_up(args)
         at_once = self._runtime.limits().max_sequences
-        self._core = StreamCore(self._runtime, at_once * WAITING_SHARE, at_once)
+        self._core = StreamCore(
+            self._runtime, at_once * WAITING_SHARE, at_once, on_death=self._end_process
+        )
         limit_s = self._settings.replicas.hang_limit_s
         self._watch = asyncio.get_running_loop().create_task(
             watch_stalls(self._core, limit_s, self._stalled, min(1.0, limit_s / 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from channel_peers import Peer, until
 from told_engine import Told
 
@@ -25,7 +26,7 @@ class Generating:
 
     def __init__(self) -> None:
         self.engine = Told()
-        self.core = StreamCore(self.engine, room=8)
+        self.core = StreamCore(self.engine, room=8, on_death=pytest.fail)
         self.server = ChannelServer(self.core, "rep")
 
     async def close(self) -> None:

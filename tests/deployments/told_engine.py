@@ -27,6 +27,12 @@ class Told:
     def end(self, body: bytes, fault: Exception | None = None) -> None:
         self.queues[body].put_nowait(fault)
 
+    def die(self, *, tells: bool = True) -> None:
+        """`tells`: what runs hears of it at once."""
+        self.ill = True
+        for queue in self.queues.values() if tells else ():
+            queue.put_nowait(Unhealthy("the engine died"))
+
     async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
         self.asks.append(ask)
         queue = self.queues[ask.body] = asyncio.Queue()
@@ -41,7 +47,7 @@ class Told:
 
     async def health(self) -> EngineLoad:
         if self.ill:
-            raise Unhealthy("gone")
+            raise Unhealthy("the engine died")
         return EngineLoad(running=len(self.queues) - len(self.freed), steps=self.steps)
 
     async def load(self) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import uvicorn
 from fake_engines import until
 from in_process import LocalChannel, Stand, ask, standing
+from process_ends import Deaths
 
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.gateway.queues.served_model import ServedModel
@@ -33,7 +35,12 @@ CHAT = {
     "runtime": "synthetic",
     "task": "generate",
     "lengths": {"max": 400},
-    "options": {"base_ms": STEP_MS, "max_sequences": 8, "fail_words": ["fail"]},
+    "options": {
+        "base_ms": STEP_MS,
+        "max_sequences": 8,
+        "fail_words": ["fail"],
+        "engine_die_words": ["deadly"],
+    },
 }
 
 
@@ -54,15 +61,23 @@ class Chats:
         return (await ask(self.stand.app, "GET", "/metrics")).body.decode().splitlines()
 
 
+def _end(channel: LocalChannel, deaths: Deaths, replica_id: str, reason: str) -> None:
+    """As the end of its process: what was written arrives, nothing more does."""
+    asyncio.get_running_loop().call_later(0.01, channel.lose, replica_id)
+    deaths.end(reason)
+
+
 async def engines(stand: Stand, folder: Path, count: int) -> tuple[LocalChannel, list[Any]]:
     model = ModelSettings.model_validate(CHAT)
     settings = describe.runtime_settings("chat", model, folder, lambda phase, share: None)
-    channel, runtimes = LocalChannel("g0"), []
+    channel, deaths, runtimes = LocalChannel("g0"), Deaths(), []
     for index in range(count):
         runtime = catalog.create_stream(settings)
         await runtime.load()
         runtimes.append(runtime)
-        channel.cores[f"chat-{index}"] = StreamCore(runtime, 64)
+        name = f"chat-{index}"
+        ends = partial(_end, channel, deaths, name)
+        channel.cores[name] = StreamCore(runtime, 64, on_death=ends)
     description, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
     directory = ReplicaDirectory()
     served = ServedModel(
@@ -76,9 +91,10 @@ async def engines(stand: Stand, folder: Path, count: int) -> tuple[LocalChannel,
 
 
 @pytest.fixture
-async def chats(tmp_path: Path) -> AsyncIterator[Chats]:
+async def chats(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Chats]:
+    """With two replicas, or as many as a test says."""
     async with standing({}, tmp_path) as stand:
-        channel, runtimes = await engines(stand, tmp_path, 2)
+        channel, runtimes = await engines(stand, tmp_path, getattr(request, "param", 2))
         server = uvicorn.Server(
             uvicorn.Config(stand.app, port=0, http="httptools", log_config=None)
         )
@@ -183,3 +199,20 @@ async def test_a_dying_replica_ends_what_it_had_begun_and_nothing_else(chats: Ch
     ends = await asyncio.gather(*tasks)
     broken = [json.loads(end[6:])["error"]["code"] for end in ends if end != "data: [DONE]"]
     assert broken == ["replica_lost"] * running["chat-0"]
+
+
+@pytest.mark.parametrize("chats", [3], indirect=True)
+async def test_a_prompt_that_kills_engines_is_convicted_as_if_it_killed_replicas(
+    chats: Chats,
+) -> None:
+    said = [{"role": "user", "content": "deadly"}]
+    deadly = {"model": "chat", "messages": said, "max_tokens": 5}
+
+    async def sent() -> tuple[int, str, bool, int]:
+        answer = await chats.http.post("/v1/chat/completions", json=deadly)
+        code = answer.json()["error"]["code"]
+        return answer.status_code, code, "retry-after" in answer.headers, len(chats.channel.reached)
+
+    assert await sent() == (503, "replica_lost", True, 1)  # it ran once more, elsewhere
+    assert await sent() == (422, "input_ends_replicas", False, 0)
+    assert await sent() == (422, "input_ends_replicas", False, 0)

@@ -1,12 +1,15 @@
-"""What the autoscaler hears of a replica's start."""
+"""What the autoscaler hears of a replica's start, and what a replica's end takes along."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from typing import Any
 
 import pytest
 
 from autoscaling.types import StartReading, State
+from deployments.contract.loop_watch import HUNG_EXIT_CODE
 from deployments.contract.scaling import actor_name
 from deployments.replica.startup import ModelReplica, tell_autoscaler
 from deployments.settings.model import ModelSettings
@@ -56,3 +59,14 @@ async def test_a_replica_of_an_optional_model_ends_late_and_says_why(monkeypatch
     await Failing(optional=True)._end_late()
     assert slept == [600.0]
     assert "an optional model cannot start; nothing waits for it" in caplog.text
+
+
+def test_a_replica_that_ends_says_why_and_takes_its_engine_along(monkeypatch, caplog) -> None:
+    engine = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+    engine.start()
+    codes: list[int] = []
+    monkeypatch.setattr("deployments.replica.startup.os._exit", codes.append)
+    Failing(optional=False)._end_process("the engine died")
+    engine.join(10)
+    assert (engine.exitcode, codes) == (-signal.SIGKILL, [HUNG_EXIT_CODE])
+    assert "the engine died; the replica ends" in caplog.text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_sessions import FakeSession, frame
+from process_ends import Deaths, ProcessEnds
 from told_engine import Told
 
 from deployments.contract.channel.frames import Kind
@@ -51,8 +52,13 @@ async def engine() -> Told:
 
 
 @pytest.fixture
-async def core(engine: Told) -> AsyncIterator[StreamCore]:
-    core = StreamCore(engine, room=3)
+async def deaths() -> Deaths:
+    return Deaths()
+
+
+@pytest.fixture
+async def core(engine: Told, deaths: Deaths) -> AsyncIterator[StreamCore]:
+    core = StreamCore(engine, room=3, on_death=deaths.end)
     yield core
     await core.close()
     assert core.inflight == 0
@@ -196,9 +202,9 @@ async def test_each_gateway_has_room_of_its_own_however_many_there_are(engine: T
 
 
 @pytest.fixture
-async def narrow(engine: Told) -> AsyncIterator[StreamCore]:
+async def narrow(engine: Told, deaths: Deaths) -> AsyncIterator[StreamCore]:
     """Takes four requests, and gives its engine one at a time."""
-    core = StreamCore(engine, room=4, at_once=1)
+    core = StreamCore(engine, room=4, at_once=1, on_death=deaths.end)
     yield core
     await core.close()
     assert core.inflight == 0
@@ -332,7 +338,7 @@ async def test_what_nobody_awaits_any_longer_is_aborted(engine: Told, gateway: G
 
 @pytest.mark.parametrize("fault", [RunError("broken"), ValueError("a bug")])
 async def test_a_fault_of_the_engine_fails_its_request_alone(
-    engine: Told, gateway: Gateway, fault: Exception
+    engine: Told, gateway: Gateway, deaths: Deaths, fault: Exception
 ) -> None:
     gateway.begin(1, b"a")
     gateway.begin(2, b"b")
@@ -341,6 +347,7 @@ async def test_a_fault_of_the_engine_fails_its_request_alone(
     assert (await gateway.end_of(1)).end is StreamEnd.FAILED
     engine.end(b"b")
     assert (await gateway.end_of(2)).end is StreamEnd.DONE
+    assert deaths == []
 
 
 async def test_a_lease_that_is_here_already_is_refused_and_the_first_goes_on(
@@ -452,6 +459,69 @@ async def test_a_replica_that_closes_aborts_what_runs_and_tells_so(
     assert engine.freed == [b"a"]
 
 
+# ---- an engine that has died --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", ["by a request", "by its health"])
+async def test_the_death_of_an_engine_ends_the_process_before_any_request_has_failed(
+    engine: Told, gateway: Gateway, deaths: Deaths, known: str
+) -> None:
+    gateway.begin(1, b"a")
+    gateway.begin(2, b"b")
+    await turns()
+    engine.give(b"b", b"x")
+    await turns()
+    engine.die(tells=known == "by a request")
+    if known == "by its health":
+        engine.give(b"b", b"y")
+    await turns()
+    assert deaths[0] == "the engine died, and 2 requests with it"
+    assert [(p.lease_id, p.data, p.end) for p in gateway.pieces] == [(2, b"x", None)]
+    engine.end(b"a", Unhealthy("the engine died"))
+    engine.end(b"b", Unhealthy("the engine died"))
+
+
+async def test_the_death_of_an_idle_engine_ends_the_process(
+    core: StreamCore, engine: Told, deaths: Deaths
+) -> None:
+    engine.die()
+    async with asyncio.timeout(1):
+        with pytest.raises(ProcessEnds):
+            await watch_stalls(core, 30.0, pytest.fail, 0.001)
+    assert deaths == ["the engine died, and 0 requests with it"]
+
+
+async def test_a_replica_that_leaves_ends_so_while_something_runs_and_else_in_its_own_time(
+    core: StreamCore, engine: Told, gateway: Gateway, deaths: Deaths
+) -> None:
+    gateway.begin(1)
+    await turns()
+    core.leave()
+    engine.ill = True
+    with pytest.raises(ProcessEnds):
+        await core.health()
+    engine.ill = False
+    engine.end(b"a")
+    await core.until_idle()
+    engine.die()
+    with pytest.raises(Unhealthy):
+        await core.health()
+    assert len(deaths) == 1
+
+
+async def test_an_engine_that_dies_of_its_closing_is_no_death_and_what_came_is_handed_on(
+    core: StreamCore, engine: Told, gateway: Gateway, deaths: Deaths
+) -> None:
+    gateway.begin(1)
+    await turns()
+    closing = asyncio.create_task(core.close())
+    await asyncio.sleep(0)
+    engine.die()
+    await asyncio.wait_for(closing, 5.0)
+    assert (await gateway.end_of(1)).end is StreamEnd.ABORTED
+    assert deaths == []
+
+
 # ---- signs of life, and what an engine says -----------------------------------------------------
 
 
@@ -492,18 +562,6 @@ async def test_an_engine_that_says_nothing_new_after_an_end_is_not_asked_for_eve
     told = await told_until_one_ended(engine, gateway)
     await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
     assert 1 <= len(gateway.messages) - told <= stream_core._LOOKS
-
-
-async def test_what_came_is_handed_on_though_the_engine_is_ill(
-    core: StreamCore, engine: Told, gateway: Gateway
-) -> None:
-    gateway.begin(1)
-    await turns()
-    engine.ill = True
-    engine.end(b"a", RunError("gone"))
-    assert (await gateway.end_of(1)).end is StreamEnd.FAILED
-    with pytest.raises(Unhealthy):
-        await core.health()
 
 
 async def test_an_answer_too_large_for_a_message_is_an_error_of_its_request(

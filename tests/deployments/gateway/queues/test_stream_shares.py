@@ -60,7 +60,8 @@ class Gateways:
 
     def __init__(self, description: ModelDescription, engine: Stepped) -> None:
         self.engine = engine
-        self.core = StreamCore(engine, WAITING_SHARE * SHAPE.max_sequences, SHAPE.max_sequences)  # type: ignore[arg-type]
+        most = SHAPE.max_sequences
+        self.core = StreamCore(engine, WAITING_SHARE * most, most, on_death=pytest.fail)  # type: ignore[arg-type]
         self.terms = terms(description)
         self.queues = [self._gateway(description, name) for name in ("g0", "g1")]
         self.submitted: list[object] = []
