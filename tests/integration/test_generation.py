@@ -27,7 +27,7 @@ CHAT = {
     "lengths": {"max": 1000},
     "slo": {"ttft_ms": 2000, "tpot_ms": 200},
     "replicas": {"count": 2},
-    "options": {"base_ms": STEP_MS, "max_sequences": 8},
+    "options": {"base_ms": STEP_MS, "max_sequences": 8, "engine_die_words": ["deadly"]},
 }
 DONE = "data: [DONE]"
 
@@ -155,6 +155,22 @@ def test_tokens_and_times_are_on_the_metrics_page_and_in_status(server: Server) 
     assert metric(page, "headrace_slo_kept_total", model="chat") >= 3
     assert metric(page, "headrace_replica_engine_steps_total", model="chat") > 100
     assert metric(page, "headrace_accounting_drift", model="chat") == 0
+
+
+def test_a_prompt_that_kills_engines_costs_two_replicas_and_is_then_refused(
+    server: Server,
+) -> None:
+    before = set(server.replicas("chat"))
+    asked = {"model": "chat", "prompt": "a deadly one", "max_tokens": 5}
+    url = f"{server.url}/v1/completions"
+    answers = [httpx.post(url, json=asked, timeout=60) for _ in range(3)]
+    codes = [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
+    assert codes == [(422, "input_ends_replicas")] * 3
+    server.until(lambda: server.model_status("chat")["replicas_ready"] == 2, 60)
+    assert not before & set(server.replicas("chat"))
+    assert httpx.post(url, json=asked, timeout=60).status_code == 422
+    assert Reader(server, 5).ended() == DONE
+    assert len(set(server.replicas("chat"))) == 2
 
 
 def test_a_drain_lets_streams_finish(server: Server) -> None:
