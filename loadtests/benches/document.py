@@ -34,6 +34,7 @@ ORDER = (
     "observability",
     "simulated_against_real",
     "policies",
+    "lengths_in_overload",
     "scaling_spike",
     "scale_to_zero",
     "scaling_churn",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 Found = Mapping[str, Any]
 
 
-def simulated(name: str) -> dict[str, Any]:
-    scenario, more = RUNS[name]
+def simulated(name: str, scenario: str, more: Sequence[str]) -> dict[str, Any]:
+    """What `headrace simulate` says of the scenario, with more arguments. Raises RuntimeError."""
     path = str(SCENARIOS / f"{scenario}.yaml")
     command = [sys.executable, "-m", "deployments.cli", "simulate", path, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -64,7 +64,8 @@ def simulated(name: str) -> dict[str, Any]:
 
 def runs(options: Options) -> Iterator[BenchRun]:
     with ThreadPoolExecutor(options.workers) as pool:
-        for name, found in zip(RUNS, pool.map(simulated, RUNS), strict=True):
+        found_of = pool.map(lambda name: simulated(name, *RUNS[name]), RUNS)
+        for name, found in zip(RUNS, found_of, strict=True):
             yield BenchRun(name, found)
 
 

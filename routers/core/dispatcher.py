@@ -175,13 +175,12 @@ class Dispatcher:
     def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> float | None:
-        """For whom the shortest row would be too late, as the like of it was a moment ago: after
+        """For whom a row of any length would be too late, as the like of it was a moment ago: after
         how many seconds asking again may help. Seconds are from now. Whoever refuses it for that
         says so (`RefusedUnread`)."""
         if self._requests.is_closed:
             return None
-        edge = self._requests.waiting.edges[0]
-        refused = self._requests.fast_reject(tenant, priority, edge, left_s, expires_s, now)
+        refused = self._requests.reject_unread(tenant, priority, left_s, expires_s, now)
         return None if refused is None else refused.retry_after_s
 
     def cost_error(self) -> CostError:
@@ -204,7 +203,7 @@ class Dispatcher:
             case CapacityExpected(in_s):
                 requests.expect_capacity(in_s)
             case RefusedUnread():
-                requests.refused_unread(event)
+                requests.refused_unread(event, now)
             case ServedElsewhere(tenant, priority, lengths):
                 requests.arrivals.served_elsewhere(tenant, priority, lengths)
             case PeersServed(replica_id, report):

@@ -17,7 +17,7 @@ from routers.api.settings import DispatcherSettings, validate
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
-from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection
+from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection, TimesLeft
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
 from routers.policies.batching.view import QueueView
@@ -99,24 +99,28 @@ class RequestTable:
         if refused is not None or not self._pipeline.rejections or len(request.lengths) > 1:
             return refused
         edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
-        left_s, expires_s = request.deadline - now, request.expires - now
-        refused = self.fast_reject(request.tenant, request.priority, edge, left_s, expires_s, now)
+        times = TimesLeft(min(request.deadline, request.expires) - now, request.expires - now)
+        flow = self._priority(request.priority), request.tenant
+        refused = self._pipeline.fast_reject(flow, edge, times, now)
         if refused is not None:
-            self.admission.refused_again((self._priority(request.priority), request.tenant))
+            self.admission.refused_again(flow, 0 if request.generation else edge, now)
         return refused
 
-    def fast_reject(
-        self, tenant: str, priority: int, edge: int, left_s: float, expires_s: float, now: float
+    def reject_unread(
+        self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> Rejection | None:
-        """The rejection of a one-row request of this bucket, as far as an earlier one tells."""
-        flow, due_s = (self._priority(priority), tenant), min(left_s, expires_s)
-        return self._pipeline.fast_reject(flow, edge, due_s, expires_s, now)
+        """The rejection of a one-row request whatever its length, as far as earlier ones tell."""
+        flow = self.flows.by_key.get((self._priority(priority), tenant))
+        if flow is None or not self._pipeline.rejections:
+            return None
+        times = TimesLeft(min(left_s, expires_s), expires_s)
+        return self._pipeline.reject_unread(flow, times, self.admission, self.settings, now)
 
-    def refused_unread(self, event: RefusedUnread) -> None:
+    def refused_unread(self, event: RefusedUnread, now: float) -> None:
         """By its headers alone."""
         self.arrivals.offered.refuse(event.reason.value)
         if event.reason is Reason.LATE:
-            self.admission.refused_again((self._priority(event.priority), event.tenant))
+            self.admission.refused_again((self._priority(event.priority), event.tenant), None, now)
         if event.is_first and event.reason is not Reason.TENANT_FULL:
             self.arrivals.turned_away_unread(event.tenant, event.priority)
 
@@ -151,8 +155,14 @@ class RequestTable:
     # -- what the dispatcher tells and asks
 
     def starts(self, tracked: TrackedRequest, now: float) -> None:
-        """The first of its rows goes to a replica, or it turns late instead: its forecast has
-        come true or not."""
+        """The first of its rows goes to a replica."""
+        forecast = tracked.forecast
+        if forecast is not None:
+            self.admission.feasibility.started(tracked.flow.key, forecast, now)
+            self._waited(tracked, now)
+
+    def _waited(self, tracked: TrackedRequest, now: float) -> None:
+        """It starts, or turns late instead: its forecast has come true or not."""
         forecast = tracked.forecast
         if forecast is not None:
             tracked.forecast = None
@@ -315,7 +325,7 @@ class RequestTable:
     def _demote(self, tracked: TrackedRequest, now: float) -> None:
         if tracked.late:
             return
-        self.starts(tracked, now)
+        self._waited(tracked, now)
         queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)

@@ -13,3 +13,5 @@ class Forecast:
     wait_s: float
     slack_s: float
     late_by_s: float = 0.0
+    edge: int = 0
+    cost_s: float = 0.0

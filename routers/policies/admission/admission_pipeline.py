@@ -41,50 +41,65 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedRejection:
-    """`left_s`: to its deadline; `expires_s`: to its expiry; `late_by_s`: how late it was."""
+class TimesLeft:
+    """Seconds from now to the deadline (or the expiry, if that is sooner), and to the expiry."""
 
-    edge: int
     left_s: float
     expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRejection:
+    """`times`: what it had; `late_by_s`: how late it was; 0.0: it was not rejected."""
+
+    times: TimesLeft
     late_by_s: float
     retry_after_s: float
+
+    def holds_for(self, times: TimesLeft) -> bool:
+        more_s = max(times.left_s - self.times.left_s, times.expires_s - self.times.expires_s)
+        return more_s < self.late_by_s
 
 
 class RejectionCache:
     """Was the like of this refused a moment ago, with nothing gone from the queue since?
 
     Under overload nearly every new request is refused, all for the same reason: what waits before
-    them. A rejection as late holds for every further one-row request of that flow, in that bucket
-    or one of longer rows, that has not more time by as much as the first was late; until a row
-    leaves the queue or a batch ends, and for `KEPT_S` at most, since forecasts move with time too.
-    So all but a few dozen new requests a second are refused by a look, even by their headers alone,
-    before their bodies are read. `at`: how many rows have left the queue so far; what was refused
-    at another count does not count."""
+    them. A rejection as late holds for every further one-row request of that flow, in that bucket,
+    that has not more time by as much as the first was late; until a row leaves the queue or a batch
+    ends, and for `KEPT_S` at most, since forecasts move with time too. It says nothing of other
+    buckets: each has turns of its own. So all but a few dozen new requests a second are refused by
+    a look, and where every bucket refuses, by their headers alone, before their bodies are read.
+    `at`: how many rows have left the queue so far; what was refused at another count does not
+    count."""
 
     def __init__(self) -> None:
-        self._last: dict[FlowKey, tuple[CachedRejection, int, float]] = {}
+        self._last: dict[tuple[FlowKey, int], tuple[CachedRejection, int, float]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything at all was refused a moment ago."""
         return bool(self._last)
 
-    def keep(self, flow: FlowKey, refused: CachedRejection, at: int, now: float) -> None:
-        self._last[flow] = refused, at, now + KEPT_S
+    def keep(self, flow: FlowKey, edge: int, refused: CachedRejection, at: int, now: float) -> None:
+        self._last[flow, edge] = refused, at, now + KEPT_S
 
-    def of(
-        self, flow: FlowKey, edge: int, left_s: float, expires_s: float, at: int, now: float
-    ) -> CachedRejection | None:
-        """The rejection that holds for such a row too."""
-        kept = self._last.get(flow)
+    def last(self, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
+        """What was found of that bucket a moment ago, if that still stands."""
+        kept = self._last.get((flow, edge))
         if kept is None:
             return None
         refused, when, until = kept
         if when != at or now >= until:
-            del self._last[flow]
+            del self._last[flow, edge]
             return None
-        more_s = max(left_s - refused.left_s, expires_s - refused.expires_s)
-        return refused if edge >= refused.edge and more_s < refused.late_by_s else None
+        return refused
+
+    def of(
+        self, flow: FlowKey, edge: int, times: TimesLeft, at: int, now: float
+    ) -> CachedRejection | None:
+        """The rejection that holds for such a row too."""
+        refused = self.last(flow, edge, at, now)
+        return refused if refused is not None and refused.holds_for(times) else None
 
     def clear(self) -> None:
         """A batch has ended, or settings are others: every request is judged anew."""
@@ -123,11 +138,35 @@ class AdmissionPipeline:
         return Reason.TOO_LONG if tokens > most > 0.0 else None
 
     def fast_reject(
-        self, flow: FlowKey, edge: int, left_s: float, expires_s: float, now: float
+        self, flow: FlowKey, edge: int, times: TimesLeft, now: float
     ) -> Rejection | None:
         """By the rejection cache: for one row of this bucket, before anything else is asked."""
-        cached = self.rejections.of(flow, edge, left_s, expires_s, self._waiting.gone, now)
+        cached = self.rejections.of(flow, edge, times, self._waiting.gone, now)
         return None if cached is None else Rejection(Reason.LATE, cached.retry_after_s)
+
+    def reject_unread(
+        self,
+        flow: Flow,
+        times: TimesLeft,
+        admission: Admission,
+        settings: DispatcherSettings,
+        now: float,
+    ) -> Rejection | None:
+        """By the rejection cache: for one row whose length nobody knows. Once some bucket has
+        refused a moment ago, the others are asked what they would say, and that is kept, too."""
+        edges, gone, last = self._waiting.edges, self._waiting.gone, self.rejections.last
+        if all(last(flow.key, edge, gone, now) is None for edge in edges):
+            return None
+        soonest_s = MAX_RETRY_S
+        for edge in edges:
+            cached = last(flow.key, edge, gone, now)
+            if cached is None:
+                cached = self._would_say(flow, edge, times, admission, settings, now)
+                self.rejections.keep(flow.key, edge, cached, gone, now)
+            if not cached.holds_for(times):
+                return None
+            soonest_s = min(soonest_s, cached.retry_after_s)
+        return Rejection(Reason.LATE, soonest_s)
 
     def judge(
         self,
@@ -166,10 +205,44 @@ class AdmissionPipeline:
     ) -> None:
         if tracked.open != 1:
             return
-        request, after_s = tracked.request, rejection.retry_after_s
-        left_s = min(request.deadline, request.expires) - now
-        cached = CachedRejection(tracked.edge, left_s, request.expires - now, late_by_s, after_s)
-        self.rejections.keep(tracked.flow.key, cached, self._waiting.gone, now)
+        request, edges = tracked.request, [tracked.edge]
+        if tracked.plan is not None or not self._replicas.groups.capacity:
+            edges = [edge for edge in self._waiting.edges if edge >= tracked.edge]
+        times = TimesLeft(min(request.deadline, request.expires) - now, request.expires - now)
+        cached = CachedRejection(times, late_by_s, rejection.retry_after_s)
+        for edge in edges:
+            self.rejections.keep(tracked.flow.key, edge, cached, self._waiting.gone, now)
+
+    def _would_say(
+        self,
+        flow: Flow,
+        edge: int,
+        times: TimesLeft,
+        admission: Admission,
+        settings: DispatcherSettings,
+        now: float,
+    ) -> CachedRejection:
+        """What `judge` would say to a row of this bucket; changes nothing. Of models that generate,
+        and while no replica runs, nothing."""
+        groups = self._replicas.groups
+        let_in = CachedRejection(times, 0.0, 0.0)
+        if not groups.capacity or groups.reference.engine is not None:
+            return let_in
+        cost_s = groups.reference.cost.unit_s(edge)
+        latest = groups.latest_start(edge, now, now + times.left_s)
+        late_by_s = now - latest
+        if late_by_s < 0.0:
+            is_behind = self._waits_behind(flow)
+            before_s = self._before_s(flow, edge, cost_s) if is_behind else 0.0
+            ahead = self._ahead(flow, before_s, edge, cost_s)
+            late_by_s = admission.feasibility.late_by_s(ahead, latest, now)
+        late_s, best_effort = self._waiting.late_s + cost_s, admission.best_effort_capacity
+        if late_by_s <= 0.0 or (
+            has_place(1, flow, self._waiting, settings)
+            and not best_effort.would_refuse(late_s, times.expires_s, groups.capacity, now)
+        ):
+            return let_in
+        return CachedRejection(times, late_by_s, retry_after_s(late_by_s, 1))
 
     def queue_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
@@ -182,15 +255,13 @@ class AdmissionPipeline:
         latest = tracked.latest_start
         if latest <= now:
             return max(1e-9, now - latest)
-        capacity = self._replicas.groups.capacity
-        if not capacity:
+        if not self._replicas.groups.capacity:
             return self._late_when_one_comes_s(latest, admission, now)
         flow = tracked.flow
-        is_behind = self._waits_behind(flow) or self._waits_for_room(tracked)
-        before_s = self._before_s(tracked) if is_behind else 0.0
-        urgent_s = self._waiting.urgent_s(flow.priority)
-        rivals = self._flows.weights[flow.priority] if self._shares else flow.weight
-        ahead = QueueAhead(flow.key, flow.weight, before_s, rivals, urgent_s, capacity)
+        before_s, edge, cost_s = 0.0, tracked.edge, tracked.cost_s
+        if self._waits_behind(flow) or self._waits_for_room(tracked):
+            before_s = self._before_s(flow, edge, cost_s)
+        ahead = self._ahead(flow, before_s, edge if tracked.plan is None else 0, cost_s)
         forecast = admission.feasibility.judge(ahead, latest, now)
         if forecast.late_by_s <= 0.0:
             tracked.forecast = forecast  # what is late from the start teaches nothing
@@ -224,18 +295,24 @@ class AdmissionPipeline:
         """Whether as much as it needs has to be given up first by what runs."""
         return tracked.plan is not None and not self._replicas.has_ready
 
-    def _before_s(self, tracked: TrackedRequest) -> float:
+    def _ahead(self, flow: Flow, before_s: float, edge: int, cost_s: float) -> QueueAhead:
+        """`edge`: 0 of what generates, whose lengths are not told apart."""
+        urgent_s = self._waiting.urgent_s(flow.priority)
+        rivals = self._flows.weights[flow.priority] if self._shares else flow.weight
+        capacity = self._replicas.groups.capacity
+        return QueueAhead(flow.key, flow.weight, before_s, rivals, urgent_s, capacity, edge, cost_s)
+
+    def _before_s(self, flow: Flow, edge: int, cost_s: float) -> float:
         """Gateways take turns with a flow, so that of what it has waiting elsewhere no more goes
         before than waits here; else who has the least here would always be called late."""
-        flow, before_s = tracked.flow, tracked.cost_s
-        lanes = self._waiting.on_time
+        before_s, lanes = cost_s, self._waiting.on_time
         if self._flows.order.ranking is Ranking.DEADLINES:
             return before_s  # how much of what waits is due earlier is not known without a scan
         if not self._shares:
             return before_s + sum([lane.waiting_s for lane in lanes[flow.priority :][:1]])
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
         if queue is not None:  # else all it has are retried rows
-            before_s = queue.before_s(tracked.edge, before_s)
+            before_s = queue.before_s(edge, before_s)
         if flow.peer_demand_s > 0.0:
             before_s += min(before_s, flow.peer_demand_s)
         return before_s

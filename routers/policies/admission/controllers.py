@@ -231,6 +231,11 @@ class BestEffortCapacity:
             return False
         return self.verdicts.no()
 
+    def would_refuse(self, late_s: float, time_left_s: float, replicas: float, now: float) -> bool:
+        """As `refuses`, of a request that has not come: counts nothing."""
+        enforces = self.verdicts.mode is Mode.ENFORCE
+        return enforces and late_s > self.capacity_s(time_left_s, replicas, now)
+
     def ends(self, late_s: float, time_left_s: float, replicas: float, now: float) -> bool:
         """Whether all idle moments together could not serve what waits late: for one whose deadline
         has passed; a new request may count on half of them."""
@@ -275,9 +280,10 @@ class Admission:
         self.codel.tune(admission.codel, frozen=frozen)
         self.limit.tune(admission.limit, frozen=frozen)
 
-    def refused_again(self, flow: FlowKey) -> None:
-        """A new request was refused as late, as the like of it had just been."""
-        self.feasibility.refused_again(flow)
+    def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
+        """A new request was refused as late, as the like of it had just been. `edge`: of its
+        bucket; None: nobody has read it."""
+        self.feasibility.refused_again(flow, edge, now)
         self.best_effort_capacity.verdicts.no()
 
     def waited(self, flow: FlowKey, forecast: Forecast, wait_s: float, now: float) -> None:

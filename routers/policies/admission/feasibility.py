@@ -5,10 +5,11 @@ that flow is served, and before those the work of more urgent priorities. The ra
 the flow's weighted share of what more urgent priorities leave and what it was lately given: by its
 share alone an aggressor would be called late that in truth gets what its neighbours do not use, by
 the measured rate alone a flow that has just woken up. Neighbours count by the share of time in
-which they have work waiting. What forecasts are wrong by is learnt (`ForecastError`). Only new
-requests are judged. Once a second a flow's new request is let in against the forecast, so that a
-wrong one cannot refuse for ever. Chosen by simulation, see docs/policies/admission.md. Source:
-deadline admission as in Clockwork (OSDI'20) and Mooncake, here by flow.
+which they have work waiting. What forecasts are wrong by is learnt (`ForecastError`); how much of
+that counts for a length is `length_shares`' question. Only new requests are judged. Once a second a
+new request of each flow and length is let in against the forecast, so that a wrong one cannot
+refuse for ever. Chosen by simulation, see docs/policies/admission.md. Source: deadline admission as
+in Clockwork (OSDI'20) and Mooncake, here by flow.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from math import exp, inf
 from routers.api.requests import FlowKey, FlowWork
 from routers.api.settings import Mode
 from routers.estimates.averages import DecayingRate, TimeAverage
+from routers.policies.admission.length_shares import LengthUse, margin_part
 from routers.policies.admission.verdicts import Verdicts
 from routers.state.forecast import Forecast
 
@@ -38,6 +40,8 @@ _MOST_MARGIN = 0.5  # of the time there is
 PROBE_S = 1.0
 _REFUSED_GAIN = 0.01  # a new request
 _REFUSED_HALF = 0.5
+_ASKS_S = 2.0  # without a new request after which a length is not asked for
+_KEPT = 16  # lengths of a flow, before those that are not asked for are dropped
 _LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
@@ -100,7 +104,8 @@ class QueueAhead:
 
     ahead_s: what of its flow goes before it. urgent_s: what waits in more urgent priorities.
     rivals: weights of the flows of its priority that have work waiting, its own too if it has.
-    replicas: as many as work as fast as those of the reference group.
+    replicas: as many as work as fast as those of the reference group. edge, cost_s: of its bucket,
+    and of its own service.
     """
 
     flow: FlowKey
@@ -109,6 +114,8 @@ class QueueAhead:
     rivals: float
     urgent_s: float
     replicas: float
+    edge: int = 0
+    cost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +130,11 @@ class FlowForecasts:
 
 
 @dataclass(slots=True)
-class _Account:
+class _LengthAccount:
+    """What the new requests of a flow that belong to one bucket were told, and given."""
+
     given: DecayingRate
-    waits: TimeAverage
-    error: ForecastError = field(default_factory=ForecastError)
+    asked_at: float = -inf
     probed_at: float = -inf
     refused: float = 0.0  # share of its new requests lately called late
     trust: float = 0.0
@@ -137,6 +145,39 @@ class _Account:
         nothing."""
         self.refused = refused = self.refused + _REFUSED_GAIN * (late - self.refused)
         self.trust = refused / _REFUSED_HALF if refused < _REFUSED_HALF else 1.0
+
+
+@dataclass(slots=True)
+class _Account:
+    given: DecayingRate
+    waits: TimeAverage
+    error: ForecastError = field(default_factory=ForecastError)
+    lengths: dict[int, _LengthAccount] = field(default_factory=dict)
+
+    def length(self, edge: int, now: float) -> _LengthAccount:
+        found = self.lengths.get(edge)
+        if found is None:
+            if len(self.lengths) >= _KEPT:
+                self.lengths = {e: each for e, each in self.lengths.items() if _asks(each, now)}
+            found = self.lengths[edge] = _LengthAccount(DecayingRate(self.given.window_s))
+        return found
+
+    def trust_in(self, own: _LengthAccount, now: float) -> float:
+        """How much of the margin counts for the length."""
+        if own.trust <= 0.0 or len(self.lengths) < 2:
+            return own.trust
+        uses = [
+            _use(each, now) for each in self.lengths.values() if each is own or _asks(each, now)
+        ]
+        return own.trust * margin_part(_use(own, now), uses)
+
+
+def _asks(length: _LengthAccount, now: float) -> bool:
+    return now - length.asked_at <= _ASKS_S
+
+
+def _use(length: _LengthAccount, now: float) -> LengthUse:
+    return LengthUse(length.given.read(now), length.refused)
 
 
 @dataclass(slots=True)
@@ -160,30 +201,52 @@ class Feasibility:
         """Late (`late_by_s` > 0) or on time; a new request that is queued keeps it for `waited`."""
         slack_s = latest_start - now
         if self.verdicts.off:
-            return Forecast(0.0, slack_s)
+            return Forecast(0.0, slack_s, 0.0, ahead.edge, ahead.cost_s)
         account = self._accounts.get(ahead.flow) or self._open(ahead.flow)
-        level = self._level(ahead.flow[0])
         if not self.frozen:  # who has work waiting at this moment
             account.waits.tell(ahead.weight if ahead.ahead_s > 0.0 else 0.0, now)
-            level.tell(ahead.rivals, now)
-        others = level.value - account.waits.value
-        wait_s = self._wait_s(ahead, account.given, others, now)
-        late_by_s = self._counted_s(account, wait_s, slack_s) - slack_s
-        if (late_by_s > 0.0 or account.refused > 0.0) and not self.frozen:
-            account.note(late_by_s > 0.0)
+            self._level(ahead.flow[0]).tell(ahead.rivals, now)
+        length = account.length(ahead.edge, now)
+        length.asked_at = now
+        forecast = self._forecast(ahead, account, length, slack_s, now)
+        late_by_s = forecast.late_by_s
+        if (late_by_s > 0.0 or length.refused > 0.0) and not self.frozen:
+            length.note(late_by_s > 0.0)
         if late_by_s <= 0.0:
-            return Forecast(wait_s, slack_s)
-        if now >= account.probed_at + PROBE_S:
-            account.probed_at = now
+            return forecast
+        if now >= length.probed_at + PROBE_S:
+            length.probed_at = now
             self.probes += 1
-            return Forecast(wait_s, slack_s)
-        return Forecast(wait_s, slack_s, late_by_s if self.verdicts.no() else 0.0)
+            forecast.late_by_s = 0.0
+        elif not self.verdicts.no():
+            forecast.late_by_s = 0.0
+        return forecast
 
-    def refused_again(self, flow: FlowKey) -> None:
-        """A new request was called late unasked, as the like of it had just been."""
+    def late_by_s(self, ahead: QueueAhead, latest_start: float, now: float) -> float:
+        """As `judge` would say of such a request, had it come; changes nothing. Of a length that
+        nobody asks for no new request waits to be let in against the forecast."""
+        account = self._accounts.get(ahead.flow)
+        if self.verdicts.mode is not Mode.ENFORCE or account is None:
+            return 0.0
+        length = account.lengths.get(ahead.edge) or _LengthAccount(DecayingRate(self.window_s))
+        if _asks(length, now) and now >= length.probed_at + PROBE_S:
+            return 0.0
+        return self._forecast(ahead, account, length, latest_start - now, now).late_by_s
+
+    def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
+        """A new request was called late unasked, as the like of it had just been. `edge`: of its
+        bucket; None: nobody has read it, and every length that is asked for would have been."""
         self.verdicts.no()
-        if not self.frozen:
-            (self._accounts.get(flow) or self._open(flow)).note(late=True)
+        if self.frozen:
+            return
+        account = self._accounts.get(flow) or self._open(flow)
+        if edge is None:
+            lengths = [each for each in account.lengths.values() if _asks(each, now)]
+        else:
+            lengths = [account.length(edge, now)]
+            lengths[0].asked_at = now
+        for length in lengths:
+            length.note(late=True)
 
     def served(self, work: Iterable[FlowWork], now: float) -> None:
         """Flows were given device seconds, by this gateway's batches or by another's."""
@@ -206,6 +269,12 @@ class Feasibility:
             account = self._accounts.get(flow) or self._open(flow)
             account.error.learn(forecast, actual_s, now)
 
+    def started(self, flow: FlowKey, forecast: Forecast, now: float) -> None:
+        """A request goes to a replica, on time."""
+        if not (self.frozen or self.verdicts.off):
+            account = self._accounts.get(flow) or self._open(flow)
+            account.length(forecast.edge, now).given.add(forecast.cost_s, now)
+
     def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
         self.verdicts.tune(mode)
@@ -213,6 +282,7 @@ class Feasibility:
         averages: list[DecayingRate | TimeAverage] = [*self._given.values(), *self._rivals.values()]
         for account in self._accounts.values():
             averages += (account.given, account.waits)
+            averages += [length.given for length in account.lengths.values()]
         for average in averages:
             average.window_s = window_s
 
@@ -223,10 +293,22 @@ class Feasibility:
 
     # -- the forecast
 
-    def _counted_s(self, account: _Account, wait_s: float, slack_s: float) -> float:
+    def _forecast(
+        self,
+        ahead: QueueAhead,
+        account: _Account,
+        length: _LengthAccount,
+        slack_s: float,
+        now: float,
+    ) -> Forecast:
+        others = self._level(ahead.flow[0]).value - account.waits.value
+        wait_s = self._wait_s(ahead, account.given, others, now)
         if self.fixed_margin_s is not None:
-            return wait_s + self.fixed_margin_s
-        return account.error.corrected_s(wait_s, slack_s, account.trust)
+            counted_s = wait_s + self.fixed_margin_s
+        else:
+            counted_s = account.error.corrected_s(wait_s, slack_s, account.trust_in(length, now))
+        late_by_s = max(0.0, counted_s - slack_s)
+        return Forecast(wait_s, slack_s, late_by_s, ahead.edge, ahead.cost_s)
 
     def _wait_s(self, ahead: QueueAhead, given: DecayingRate, others: float, now: float) -> float:
         """`others`: weight of its rivals of late."""
