@@ -29,6 +29,7 @@ from routers.api.settings import (
 )
 
 _NEVER = float("inf")
+_REQUEST_ROWS = 2048  # of one request where settings say nothing of the queue
 _LEAST_SILENCE_MS = 250.0  # several times what a collection of garbage, or a neighbour, may take
 _LEAST_SILENCE_OF_STREAMS_MS = 2500.0  # twice what they may leave between two signs of life
 
@@ -63,7 +64,8 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         fixed_size=batch.fixed_size,
         hold=batch.hold,
         ageing_s=queue.ageing_ms / 1000,
-        max_queue_rows=queue.max_rows,
+        max_queue_rows=queue.max_rows or _REQUEST_ROWS,
+        queue_timeout_s=model.timeout_s if queue.max_rows is None else None,
         max_late_rows=queue.max_late_rows,
         late=model.slo.late,
         preempt_streams=queue.preempt_streams,

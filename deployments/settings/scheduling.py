@@ -64,12 +64,14 @@ class BatchSettings(Section):
 
 
 class QueueSettings(Section):
-    max_rows: int = Field(
-        default=2048,
+    max_rows: int | None = Field(
+        default=None,
         ge=1,
         le=10_000_000,
         description="Rows that may wait at one gateway; more are refused. A tenant that has fewer "
-        "than its share of them by weight takes its place from who is furthest over its own.",
+        "than its share of them by weight takes its place from who is furthest over its own. "
+        "Unset, what the running replicas can answer within the model's timeout, as far as they "
+        "are measured, from 256 to 65,536. Also the most rows of one request; unset, 2,048.",
     )
     max_late_rows: int = Field(
         default=1024,

@@ -185,10 +185,12 @@ class DispatcherSettings:
     when `pads`; else the sum). slo_s and max_slo_share: a batch of more than one row is predicted
     to take at most this share of the SLO. fixed_size: rows a batch at most instead of what these
     two say. hold: "never" waits for a batch to fill; "auto" waits on an idle replica while slack
-    and arrival rate pay for it. max_queue_rows: bound on waiting rows; max_late_rows: of those, how
-    many may be late ones. ageing_s: a priority passed over for so long leads one batch. late: what
-    happens to a request that can no longer be expected to meet its deadline: it goes behind all
-    that still can. There "demote" keeps it until it expires, "refuse" until its deadline.
+    and arrival rate pay for it. max_queue_rows: bound on waiting rows and on a request's;
+    queue_timeout_s: what replicas can serve within it is the bound on waiting rows instead, None:
+    that number is. max_late_rows: how many may be late ones. ageing_s: a priority passed over for
+    so long leads one batch. late: what happens to a request that can no longer be expected to meet
+    its deadline: it goes behind all that still can. There "demote" keeps it until it expires,
+    "refuse" until its deadline.
     profile: (rows, width, seconds) measured while warming up. preempt_streams: running work of the
     least urgent priority on a stream replica may be stopped and requeued for the most urgent.
     generation: of a model that generates; deadlines then are of the first token, and its longest
@@ -208,6 +210,7 @@ class DispatcherSettings:
     priorities: int = 3
     ageing_s: float = 1.0
     max_queue_rows: int = 2048
+    queue_timeout_s: float | None = None
     max_late_rows: int = 1024
     late: str = "demote"
     initial_cost_s: float = 0.0  # assumed seconds a batch until one was measured

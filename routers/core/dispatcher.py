@@ -55,6 +55,7 @@ from routers.core.wakeups import WakeupPlanner
 from routers.estimates.averages import Utilisation
 from routers.estimates.cost.model import Coefficients, CostError
 from routers.estimates.groups import ReplicaGroups
+from routers.policies.admission.queue_bound import is_full
 from routers.policies.hedging import Hedging
 from routers.policies.outliers import Outliers
 from routers.policies.registry import PLACEMENTS
@@ -161,7 +162,7 @@ class Dispatcher:
     def is_full(self, tenant: str, weight: float) -> bool:
         """Whether not even one row of the tenant would find a place; O(1)."""
         requests = self._requests
-        return requests.waiting.is_full(tenant, weight, 1, requests.settings.max_queue_rows)
+        return is_full(tenant, weight, 1, requests.waiting, requests.settings, self._groups)
 
     @property
     def backlog_s(self) -> float:

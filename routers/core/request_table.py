@@ -20,6 +20,7 @@ from routers.estimates.generations import Generations
 from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection, TimesLeft
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
+from routers.policies.admission.queue_bound import most_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
 from routers.policies.registry import check as check_names
@@ -130,7 +131,8 @@ class RequestTable:
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
         """Takes places of a full queue, for one that has less than its share of them, from who is
         furthest over its own."""
-        most = self.settings.max_queue_rows - tracked.open
+        edge, rows = self.waiting.edges[0], tracked.open
+        most = most_rows(self.settings, self.groups, edge, rows) - rows
         while self.waiting.rows > most:
             row = self.waiting.furthest_over()
             if row is None or row.tracked.flow.tenant == tracked.flow.tenant:
@@ -343,7 +345,10 @@ class RequestTable:
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
         self._adopt_generation(settings)
-        self._adopt_policies(settings, now)
+        self.batching = BATCHINGS[settings.policies.batching]()
+        if settings.policies.placement != self.settings.policies.placement:
+            self._replicas.adopt(PLACEMENTS[settings.policies.placement](), now)
+        self.view.order = self.waiting.adopt(ORDERS[settings.policies.order](settings), now)
         moved = settings.bucket_edges != self.settings.bucket_edges
         if moved:
             self.waiting.edges = settings.bucket_edges
@@ -366,16 +371,6 @@ class RequestTable:
         self.is_closed = False
         self._pipeline.rejections.clear()
         self.groups.adopt(settings, self.waiting.edges)
-
-    def _adopt_policies(self, settings: DispatcherSettings, now: float) -> None:
-        names, before = settings.policies, self.settings.policies
-        self.batching = BATCHINGS[names.batching]()
-        if names.placement != before.placement:
-            self._replicas.adopt(PLACEMENTS[names.placement](), now)
-        order = ORDERS[names.order](settings)
-        if names.order != before.order:
-            self.waiting.restart(order, now)
-        self.flows.order = self.view.order = order
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
         generation = settings.generation

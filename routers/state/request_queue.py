@@ -123,8 +123,16 @@ class RequestQueue:
         row.edge = edge
         self.add(row, now)
 
-    def restart(self, order: Order, now: float) -> None:
-        """All that waits is sorted anew, under another order."""
+    def adopt(self, order: Order, now: float) -> Order:
+        """Go on under this one; where it is another kind of order, all that waits is sorted anew and
+        all accounts begin anew."""
+        if type(order) is type(self.flows.order):
+            self.flows.order = order
+        else:
+            self._restart(order, now)
+        return order
+
+    def _restart(self, order: Order, now: float) -> None:
         rows = [row for lane in self.lanes() for bucket in lane.buckets() for row in bucket.live()]
         for row in rows:
             self.remove(row)

@@ -18,9 +18,11 @@ from math import inf
 from routers.api.policies import Ranking
 from routers.api.requests import FlowKey, Generation, Reason, Request
 from routers.api.settings import DispatcherSettings
+from routers.estimates.groups import ReplicaGroups
 from routers.policies.admission.controllers import Admission
 from routers.policies.admission.feasibility import QueueAhead
 from routers.policies.admission.lateness import has_place, is_over
+from routers.policies.admission.queue_bound import is_full
 from routers.state.flows import Flow, Flows
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
@@ -122,9 +124,7 @@ class AdmissionPipeline:
         self, request: Request, settings: DispatcherSettings, now: float
     ) -> Rejection | None:
         """By bounds alone, before anything is made of the request."""
-        reason = bound_reached(
-            request, self._waiting, settings, self._replicas.groups.capacity, now
-        )
+        reason = bound_reached(request, self._waiting, settings, self._replicas.groups, now)
         if reason is None and request.generation is not None:
             reason = self._too_large(request, request.generation)
         if reason is None:
@@ -322,7 +322,7 @@ def bound_reached(
     request: Request,
     waiting: RequestQueue,
     settings: DispatcherSettings,
-    capacity: float,
+    groups: ReplicaGroups,
     now: float,
 ) -> Reason | None:
     """The bound that keeps the request from the queue. First those that waiting cannot change."""
@@ -338,9 +338,9 @@ def bound_reached(
     if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
         return Reason.TENANT_FULL
     tenant, weight = request.tenant, request.weight
-    if waiting.is_full(tenant, weight, rows, settings.max_queue_rows):
+    if is_full(tenant, weight, rows, waiting, settings, groups):
         return Reason.QUEUE_FULL
-    most_s = settings.admission.max_queue_s * (capacity or 1.0)
+    most_s = settings.admission.max_queue_s * (groups.capacity or 1.0)
     if most_s < inf and waiting.rows and waiting.seconds > most_s:
         shares = waiting.shares
         if shares.seconds_of(tenant) > most_s * shares.part(tenant, weight):

@@ -67,6 +67,7 @@ NOT_WRITTEN = {
     "generation",  # of task generate only, and this too
     "preempt_streams",
     "policies.batching",  # another one than `ragged` knows no `batch.hold`
+    "queue_timeout_s",  # where queue.max_rows is not written, see below
     "buckets.fixed_shapes",
     "buckets.switch_s",  # written, and acted on where shapes are fixed
 }
@@ -115,8 +116,15 @@ def test_defaults_are_the_cores_own(description: Describe) -> None:
     own = DispatcherSettings(found.bucket_edges, max_tokens=8192)
     differs = {f.name for f in fields(own) if getattr(found, f.name) != getattr(own, f.name)}
     # A replica that is lost is replaced; in the core's own tests and simulations none is.
-    assert differs == {"buckets", "suspect_hold_s"}
+    assert differs == {"buckets", "suspect_hold_s", "queue_timeout_s"}
     assert found.buckets.adaptive
+
+
+def test_the_queue_is_bounded_by_the_timeout_or_by_a_number_of_rows(description: Describe) -> None:
+    unset = told(description, slo={"latency_ms": 100, "timeout_ms": 700})
+    assert (unset.queue_timeout_s, unset.max_queue_rows) == (0.7, 2048)
+    written = told(description, queue={"max_rows": 300})
+    assert (written.queue_timeout_s, written.max_queue_rows) == (None, 300)
 
 
 def test_streams_may_be_silent_for_longer_than_between_two_signs_of_life(
