@@ -142,8 +142,10 @@ def _threads(pid: int) -> Iterator[tuple[int, Thread]]:
 def _end(pid: int, silent_s: float) -> None:
     stopped = all(each.state == _STOPPED for _, each in _threads(pid))
     why = "it is stopped" if stopped else "a call keeps the interpreter's lock"
-    os.kill(pid, signal.SIGKILL)
-    _say(f"process {pid} has stood still for {silent_s:.1f} s and is ended: {why}")
+    try:  # before it ends: its node may end this one with it
+        _say(f"process {pid} has stood still for {silent_s:.1f} s and is ended: {why}")
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _say(words: str) -> None:
