@@ -187,8 +187,10 @@ async def test_more_than_there_is_room_for_are_answered_busy(
     assert engine.asks[-1].body == b"5"
 
 
-async def test_each_gateway_has_room_of_its_own_however_many_there_are(engine: Told) -> None:
-    core = StreamCore(engine, room=3, at_once=3)
+async def test_each_gateway_has_room_of_its_own_however_many_there_are(
+    engine: Told, deaths: Deaths
+) -> None:
+    core = StreamCore(engine, room=3, at_once=3, on_death=deaths.end)
     gateways = [Gateway(core) for _ in range(9)]
     for gateway in gateways:
         for lease_id in range(1, 5):
