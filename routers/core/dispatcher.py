@@ -58,8 +58,7 @@ from routers.estimates.groups import ReplicaGroups
 from routers.policies.admission.queue_bound import is_full
 from routers.policies.hedging import Hedging
 from routers.policies.outliers import Outliers
-from routers.policies.registry import PLACEMENTS
-from routers.policies.registry import check as check_names
+from routers.policies.registry import PLACEMENTS, check_names
 from routers.policies.silence import Silence
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget

@@ -22,8 +22,7 @@ from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
 from routers.policies.admission.queue_bound import most_rows
 from routers.policies.batching.view import QueueView
-from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
-from routers.policies.registry import check as check_names
+from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
 from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.leases import abandon

@@ -50,7 +50,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def check(names: PolicyNames) -> None:
+def check_names(names: PolicyNames) -> None:
     """Raises `BadSettings` for a name that is not there."""
     for kind, known in KINDS.items():
         name = getattr(names, kind)

@@ -217,7 +217,7 @@ class FlowQueue:
 
     def first_bucket(self) -> Bucket:
         """The bucket of the first row over all of them."""
-        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_rank)
+        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=Bucket.rank)
 
     def in_turn(self) -> Bucket:
         """The bucket whose turn it is, where rows travel one by one."""
@@ -393,10 +393,6 @@ def heap_in_order(heap: list[Place]) -> Iterator[Place]:
 
 def _turn(bucket: Bucket) -> float:
     return bucket.turn
-
-
-def _rank(bucket: Bucket) -> float:
-    return bucket.rank()
 
 
 def _rows(bucket: Bucket) -> int:

@@ -124,8 +124,8 @@ class RequestQueue:
         self.add(row, now)
 
     def adopt(self, order: Order, now: float) -> Order:
-        """Go on under this one; where it is another kind of order, all that waits is sorted anew and
-        all accounts begin anew."""
+        """Go on under this one; where it is of another kind, all that waits is sorted anew and all
+        accounts begin anew."""
         if type(order) is type(self.flows.order):
             self.flows.order = order
         else:
