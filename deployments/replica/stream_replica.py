@@ -1,8 +1,9 @@
 """The Ray Serve deployment of a model that generates: wires a stream runtime to the stream core.
 
 What runs inside is an engine that batches by itself, and what comes of its requests goes out with
-each of its steps. An engine that makes no step while requests run ends the process; gateways run
-again what had not begun to answer.
+each of its steps. An engine that makes no step while requests run ends the process, and so does one
+that has died in a process of its own: to gateways either is a lost replica, whose prompts they
+count; what had not begun to answer they run again.
 """
 
 from __future__ import annotations
