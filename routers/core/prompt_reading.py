@@ -31,10 +31,11 @@ def began(generations: Generations, lease: Lease) -> None:
     replica.reading_long += reads if is_long else 0.0
 
 
-def has_read(lease: Lease) -> None:
+def has_read(lease: Lease, now: float) -> None:
     """Its prompt has been read, or will not be."""
     running, replica = lease.running, lease.replica
     if running is not None and running.reads:
+        replica.read_at = now
         replica.reading -= running.reads
         replica.reading_long -= running.reads if running.is_long else 0.0
         running.reads = 0.0

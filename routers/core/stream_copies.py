@@ -20,13 +20,14 @@ from routers.core.prompt_reading import began, engine_of
 from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.silence import Silence
-from routers.policies.stream_hedging import CopyOffer, FirstTokenWait, may_take, race_at
+from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
 from routers.state.lease_timers import LeaseTimers
 from routers.state.leases import abort, forsake, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
 
+_LEAST_S = 0.001  # from one look at a lease to the next
 _TRIES = 4  # leases that wait to be raced and are looked at in one step
 
 
@@ -91,9 +92,8 @@ class StreamCopies:
             elif self._to_another(lease, row, now, actions) is not None:
                 del self.waiting[lease]
                 copies.counts.hedges += 1
-                if not _works(lease):
-                    lease.overdue = lease.replica.overdue = True
-                    copies.replicas.refresh(lease.replica, now)
+                lease.overdue = lease.replica.overdue = True
+                copies.replicas.refresh(lease.replica, now)
 
     def probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
         """A copy of a lease that was just signed, to an ejected replica that is due."""
@@ -113,6 +113,8 @@ class StreamCopies:
             at = self._race_at(lease)
             if at > now:
                 self.timers.look_at(lease, at)
+            elif _works(lease, at - lease.starts_at, now):
+                self.timers.look_at(lease, now + max(at - lease.starts_at, _LEAST_S))
             elif self._may_race(lease):
                 lease.hedge_due = True
                 self.waiting[lease] = None
@@ -147,6 +149,7 @@ class StreamCopies:
         first_s = engine.first_token_s(replica.reading + plan.prompt - known)
         cost_s = generations.weighted(Tokens(plan.prompt, known, 1)) * generations.token_s()
         reads = capacity.reads(row, settings.long_tokens, settings.max_long_tokens)
+        reads = reads and plan.prompt - known <= MOST_READ
         return CopyOffer(capacity.has_room(row), reads, first_s, cost_s)
 
     def _copy(
@@ -232,7 +235,9 @@ class StreamCopies:
                 other.paid_s = 0.0
 
 
-def _works(lease: Lease) -> bool:
-    """Whether its replica has shown a token of any other since it began with this one."""
+def _works(lease: Lease, within_s: float, now: float) -> bool:
+    """Whether its replica has shown a token of another that lately: then it does not stall, and
+    this one waits for its turn in it, which a copy would take from others elsewhere."""
+    since = max(lease.starts_at, now - within_s)
     others = [other.running for other in lease.replica.leases.values() if other.begun]
-    return any(each is not None and each.at > lease.starts_at for each in others)
+    return any(each is not None and each.at > since for each in others)

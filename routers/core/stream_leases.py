@@ -59,7 +59,9 @@ def _first_token(
     assert generations is not None
     running.first_at = running.at = now
     read = max(0, tokens.input - tokens.cached)
-    if engine.knows_first_tokens:
+    replica = lease.replica
+    others = replica.reading > running.reads or replica.read_at > lease.starts_at
+    if engine.knows_first_tokens and not (running.ahead or running.is_long or others):
         _judge(state, lease, lease.starts_at, engine.first_token_s(running.ahead + read), now)
     if lease.live:  # else another replica was quicker: nobody waited for this one
         seconds = now - lease.sent_at
@@ -67,7 +69,7 @@ def _first_token(
         engine.began(running.ahead + read, seconds)
         generations.found(running.cached, tokens.cached)
         state.requests.arrivals.first_token(lease.replica.group, read, seconds)
-    has_read(lease)
+    has_read(lease, now)
     if running.plan.blocks:
         running.cached = tokens.cached
 
@@ -78,8 +80,9 @@ def _stepped(
     more = (tokens.output - running.tokens.output) / running.plan.sequences
     if more > 0.0 and running.tokens.output:
         sequences, engine = float(len(lease.replica.leases)), engine_of(lease)
-        step_s = engine.step_s(sequences)
-        if step_s is not None:
+        step_s, replica = engine.step_s(sequences), lease.replica
+        reads = replica.reading > 0.0 or replica.read_at > running.at
+        if step_s is not None and not reads:  # else it had more to do than these tokens
             _judge(state, lease, running.at, more * step_s, now)
         engine.stepped(sequences, (now - running.at) / more)
     running.at = now
@@ -128,7 +131,7 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     tokens = _believable(tokens, before) if has_said else before
     if running.first_at is None and end is LeaseEnd.DONE:
         generations.found(running.cached, tokens.cached)  # when its first token came nobody said
-    has_read(lease)
+    has_read(lease, now)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(requests, lease, counts_all=False)
     engine_of(lease).worked(lease.replica_id, served, now, full=full)

@@ -1,10 +1,12 @@
 """How much slower than its group's engines does each stream replica work?
 
 Samples are first tokens and the tokens after them: seconds over what the group's lines predict, so
-neither prompts nor how many run beside each other matter. All streams of a replica feel one stall,
-so samples of one window make one verdict, and a sample that had begun before the last verdict is in
-none: a stall is in two of them at most. The slowdown is the median of the last five verdicts, so
-one stall does not change it.
+neither prompts nor how many run beside each other matter; waits that other prompts were read in say
+nothing, and are left out by the caller. All streams of a replica feel one stall, so samples of one
+window make one verdict: the quickest of them, since an engine that is slow is always slow, and one
+that has something else to do is not. A sample that had begun before the last verdict is in none: a
+stall is in two of them at most. The slowdown is the median of the last five verdicts, so one stall
+does not change it.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-_WINDOW_S = 0.5
+_WINDOW_S = 1.0
 _VERDICTS = 5
 _MOST = 64.0  # times as slow, or as quick, as a verdict may say
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Since the last verdict: seconds that were taken, and those predicted. `verdicts`: the last
-    ones, as if those before the first had said that it is as quick as the others."""
+    """`least`: of the samples since the last verdict, the one that was quickest beside what was
+    predicted. `verdicts`: the last ones, as if those before the first had said that it is as quick
+    as the others."""
 
     since: float = -inf
-    seconds: float = 0.0
-    predicted_s: float = 0.0
+    least: float = inf
     verdicts: tuple[float, ...] = (1.0,) * _VERDICTS
 
 
@@ -40,18 +42,18 @@ class ReplicaPace:
     def took(
         self, replica_id: str, began_at: float, now: float, predicted_s: float, *, alone: bool
     ) -> float | None:
-        """It took from `began_at` until now. The verdict where there is one: what all samples since
-        the last one took, over what was predicted. `alone`: this sample makes one by itself."""
+        """It took from `began_at` until now. The verdict where there is one: of all samples since
+        the last one the quickest, over what was predicted. `alone`: this sample makes one by
+        itself."""
         pace = self._paces.get(replica_id)
         if pace is None:
             pace = self._paces[replica_id] = _Pace()
         if began_at < pace.since or predicted_s <= 0.0:
             return None
-        pace.seconds += now - began_at
-        pace.predicted_s += predicted_s
+        pace.least = min(pace.least, (now - began_at) / predicted_s)
         if not alone and now - pace.since < _WINDOW_S:
             return None
-        ratio = min(_MOST, max(1.0 / _MOST, pace.seconds / pace.predicted_s))
+        ratio = min(_MOST, max(1.0 / _MOST, pace.least))
         self._paces[replica_id] = _Pace(now, verdicts=(*pace.verdicts[1:], ratio))
         return ratio
 

@@ -19,6 +19,9 @@ from math import inf
 
 from routers.api.settings import HedgeParameters
 
+MOST_READ = 512
+"""Tokens of a prompt that a copy may have to read: with prompts of 1,100 tokens copies made p99 of
+first tokens 119 ms instead of 81, since all others wait while they are read again."""
 _LEAST_S = 0.001
 
 

@@ -137,8 +137,8 @@ class ReplicaState:
     last answer came, and when that batch had left the device. `entry`: its place among the ready;
     `preemption_entry`: among those that would give something up. `retries_held`: leases of retried
     rows that it holds. Of a stream replica: `reading`: tokens of prompts that it has yet to read,
-    `reading_long`: of those, of long ones; `saved`: room that is kept free for the row
-    `saves_for`."""
+    `reading_long`: of those, of long ones, `read_at`: when it had last read one; `saved`: room that
+    is kept free for the row `saves_for`."""
 
     spec: Replica
     group: ReplicaGroup
@@ -177,6 +177,7 @@ class ReplicaState:
     retries_held: int = 0
     reading: float = 0.0
     reading_long: float = 0.0
+    read_at: float = -inf
     saved: float = 0.0
     saves_for: Row | None = None
 

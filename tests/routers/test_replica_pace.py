@@ -28,15 +28,15 @@ def test_one_that_was_never_measured_is_as_quick_as_the_others() -> None:
 def test_waits_of_one_window_make_one_verdict() -> None:
     pace = ReplicaPace()
     assert took(pace, 0.0, 0.1, 0.05) == pytest.approx(2.0)
-    assert took(pace, 0.1, 0.3, 0.1) is None
-    assert took(pace, 0.3, 0.7, 0.1) == pytest.approx(3.0)
+    assert took(pace, 0.1, 0.7, 0.2) is None
+    assert took(pace, 0.7, 1.1, 0.1) == pytest.approx(3.0)
 
 
 def test_a_stall_that_all_streams_felt_is_in_one_verdict() -> None:
     pace = ReplicaPace()
     verdicts = [took(pace, 0.0, 0.6, 0.1) for _ in range(16)]
     assert [each for each in verdicts if each is not None] == [pytest.approx(6.0)]
-    assert took(pace, 0.6, 1.2, 0.6) == pytest.approx(1.0)
+    assert took(pace, 0.6, 1.6, 1.0) == pytest.approx(1.0)
 
 
 def test_one_stall_or_two_are_no_slowdown() -> None:
@@ -49,7 +49,7 @@ def test_one_stall_or_two_are_no_slowdown() -> None:
 def test_slowdown_follows_verdicts_and_is_forgotten_with_the_replica() -> None:
     pace = ReplicaPace()
     for n in range(10):
-        took(pace, n, n + 0.9, 0.3)
+        took(pace, 2.0 * n, 2.0 * n + 0.9, 0.3)
     assert pace.slowdown("a") == pytest.approx(3.0)
     pace.forget("a")
     assert pace.slowdown("a") == 1.0
