@@ -90,7 +90,8 @@ def _stepped(
 
 def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now: float) -> None:
     """What a wait of this lease says of its replica's pace. One that is ejected is judged by its
-    probes."""
+    probes. None is ejected while all are so busy that nothing is copied: where prompts of all sizes
+    wait for each other pace says little, and the others could not do its work."""
     replica, engine = lease.replica, engine_of(lease)
     if engine.frozen or (replica.ejected and not lease.probe):
         return
@@ -98,6 +99,9 @@ def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now:
     ratio = engine.pace.took(name, began_at, now, predicted_s, alone=lease.probe)
     if ratio is not None:
         replica.slowdown = engine.pace.slowdown(name)
+        copies = state.copies
+        if copies.utilisation.share > copies.settings.hedge.max_utilisation and not lease.probe:
+            return
         state.copies.outliers.judge(replica, ratio, state.replicas.by_id.values(), now)
 
 
