@@ -22,6 +22,7 @@ from yaml_document.shape import DocumentPath
 MOST_BYTES = 16 * 1024 * 1024
 MOST_NODES = 200_000
 DEEPEST = 50
+_MOST_ABOVE = 200  # nodes that a node stands in, before it is looked at; three calls each
 _MERGE = "tag:yaml.org,2002:merge"
 _DATE = "tag:yaml.org,2002:timestamp"
 _VALUES = {
@@ -29,8 +30,25 @@ _VALUES = {
 }
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that leaves dates as text."""
+class _Bounded(yaml.SafeLoader):
+    """SafeLoader that follows so many nodes into each other and no more, whatever this process
+    allows: raises RecursionError."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._above = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._above >= _MOST_ABOVE:
+            raise RecursionError
+        self._above += 1
+        node = super().compose_node(parent, index)
+        self._above -= 1
+        return node
+
+
+class _Loader(_Bounded):
+    """It leaves dates as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (overrides the base's attribute)
         first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith(":timestamp")]
@@ -65,7 +83,7 @@ def read_document(
     dates, and what is no plain value is said to be no YAML."""
     document = Document(file)
     try:
-        loader = yaml.SafeLoader(text) if as_yaml else _Loader(text)
+        loader = _Bounded(text) if as_yaml else _Loader(text)
         node = loader.get_single_node()
         if node is not None:
             document.lines[()] = node.start_mark.line + 1

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,18 @@ async def test_where_the_settings_say_so_infinity_is_answered(tmp_path: Path) ->
 # ---- rows that end replicas ---------------------------------------------------------------------
 
 
-@pytest.fixture
-async def fatal(tmp_path: Path) -> AsyncIterator[Stand]:
-    """Two replicas that are lost with each row of 4 and more."""
+def fragile(tmp_path: Path, replicas: int) -> AbstractAsyncContextManager[Stand]:
+    """Replicas that are lost with each row of 4 and more."""
     runtime = Moody(lambda value: Unhealthy("broken") if value >= 4 else None)
     models = {"device": {**SYNTHETIC, "crashes": {"hold_s": 0, "tenant_budget": 4}}}
     tenants = {"acme": {}, "other": {}}
     fakes = {"device": runtime}
-    async with standing(models, tmp_path, replicas=2, runtimes=fakes, tenants=tenants) as stand:
+    return standing(models, tmp_path, replicas=replicas, runtimes=fakes, tenants=tenants)
+
+
+@pytest.fixture
+async def fatal(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with fragile(tmp_path, replicas=2) as stand:
         yield stand
 
 
@@ -236,13 +241,20 @@ async def test_one_that_may_not_run_twice_is_convicted_by_the_next_that_sends_it
 
 
 async def test_a_tenant_that_has_spent_its_budget_is_refused_and_others_are_not(
-    fatal: Stand,
+    tmp_path: Path,
 ) -> None:
+    async with fragile(tmp_path, replicas=4) as stand:
+        assert [(await asks(stand, value)).status for value in (4, 5)] == [422, 422]
+        refused = await asks(stand, 1)
+        assert refused.status == 429
+        assert 0 < int(refused.header(b"retry-after") or 0) <= 600
+        assert (await asks(stand, 1, tenant="other")).status == 200
+
+
+async def test_a_replica_that_two_inputs_lost_is_charged_once(fatal: Stand) -> None:
+    """It comes back under its name: the process lives, and only its connection was lost."""
     assert [(await asks(fatal, value)).status for value in (4, 5)] == [422, 422]
-    refused = await asks(fatal, 1)
-    assert refused.status == 429
-    assert 0 < int(refused.header(b"retry-after") or 0) <= 600
-    assert (await asks(fatal, 1, tenant="other")).status == 200
+    assert (await asks(fatal, 1)).status == 200
 
 
 # ---- replicas that are lost -------------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_scenario_without_settings_cannot_be_simulated(scenario):
 
 @pytest.mark.parametrize(
     ("percentile", "verdict"),
-    [("40", "in time, goodput (40%)"), ("50", "in time, not goodput (50%)")],
+    [("30", "in time, goodput (30%)"), ("50", "in time, not goodput (50%)")],
 )
 def test_a_run_is_judged_by_the_percentile_of_the_slo(scenario, percentile, verdict):
     result = simulated(
