@@ -57,8 +57,8 @@ def form(requests: RequestTable, draft: Draft, leader: Flow, rivals: float) -> F
     tag = flows.order.tag((leader.start, leader.credit_s), leader.weight)
     is_told = flows.order.ranking is Ranking.SHARES
     batch = draft.formed(tag if is_told else 0.0, flows.epoch)
-    for flow, standing in draft.accounts.items():
-        flows.set_account(flow, standing)
+    for flow, account in draft.accounts.items():
+        flows.set_account(flow, account)
     flows.leads(leader, tag, batch.work_s, rivals)
     return batch
 

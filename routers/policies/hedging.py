@@ -12,18 +12,17 @@ Sources: Dean & Barroso, The Tail at Scale (CACM'13); retry budgets as in Finagl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from routers.api.settings import HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
+from routers.state.lease_timers import LeaseTimers
 from routers.state.replica_state import Lease
 
 # Of hedging:
 _LEAST_S = 0.001
 _OVERDUE = 3.0  # times the prediction
 _MOST_BUCKETS = 64
-_SLACK = 32
 
 
 class Hedging:
@@ -34,7 +33,7 @@ class Hedging:
         self.frozen = False
         self.waiting: dict[Lease, None] = {}
         self._ratios: dict[tuple[str, int], RatioHistogram] = {}
-        self._checks: list[tuple[float, int, Lease]] = []
+        self._timers = LeaseTimers()
 
     # -- what batches take
 
@@ -75,7 +74,7 @@ class Hedging:
         if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
             at = self._next_check_at(lease)
             if at < lease.next_check_at:
-                self._push(lease, at)
+                self._timers.look_at(lease, at)
 
     def starts_now(self, lease: Lease) -> None:
         """The batch before it has left the device: its waiting is over."""
@@ -95,35 +94,26 @@ class Hedging:
 
     def due(self, now: float, leases: dict[int, Lease]) -> Iterator[Lease]:
         """Leases that have become overdue; those to race are in `waiting` afterwards."""
-        checks = self._checks
-        while checks and checks[0][0] <= now:
-            at, _, lease = heappop(checks)
-            if lease.next_check_at != at:
-                continue
-            lease.next_check_at = inf
+        timers = self._timers
+        while (lease := timers.due(now)) is not None:
             if self._next_check_at(lease) > now:
-                self._push(lease, self._next_check_at(lease))
+                timers.look_at(lease, self._next_check_at(lease))
             elif not lease.hedge_due and self.delay_s(lease) is not None:
                 lease.hedge_due = True
                 self.waiting[lease] = None
-                self._push(lease, max(now, self._next_check_at(lease)))
+                timers.look_at(lease, max(now, self._next_check_at(lease)))
             elif lease.replica.head() is lease:
                 lease.overdue = True
                 yield lease
-        if len(checks) > 2 * len(leases) + _SLACK:
-            checks[:] = [entry for entry in checks if entry[2].next_check_at == entry[0]]
-            heapify(checks)
+        timers.trim(len(leases))
 
     def next_at(self) -> float:
         """inf: never."""
-        checks = self._checks
-        while checks and checks[0][2].next_check_at != checks[0][0]:
-            heappop(checks)
-        return checks[0][0] if checks else inf
+        return self._timers.next_at()
 
     def forget(self, lease: Lease) -> None:
         """It has closed."""
-        lease.next_check_at = inf
+        self._timers.look_at(lease, inf)
         self.waiting.pop(lease, None)
 
     def _next_check_at(self, lease: Lease) -> float:
@@ -131,10 +121,6 @@ class Hedging:
         if delay_s is None:
             delay_s = max(_LEAST_S, _OVERDUE * lease.predicted_s)
         return expected_start(lease) + delay_s
-
-    def _push(self, lease: Lease, at: float) -> None:
-        lease.next_check_at = at
-        heappush(self._checks, (at, lease.lease_id, lease))
 
 
 def expected_start(lease: Lease) -> float:

@@ -9,7 +9,7 @@ Triton Inference Server.
 from __future__ import annotations
 
 from routers.policies.batching.draft import Draft, Turns, new_draft
-from routers.policies.batching.shedding import take_in_order
+from routers.policies.batching.shedding import in_order
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import FlowQueue, Lane, bucket_of
@@ -26,11 +26,7 @@ class BatchesByArrival:
             return None
         draft = new_draft(view, lane, view.waiting.edges[-1], capacity)
         turns = Turns(lane.order, draft, view.order.ranking, _queue_of)
-        shedding = take_in_order(view, draft, turns, now)
-        return LeadPlan(
-            draft, queue, queue.first_bucket(), tuple(shedding.leaving),
-            watches=shedding.watches, too_old=shedding.too_old,
-        )  # fmt: skip
+        return in_order(view, draft, turns, queue.first_bucket(), now)
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from routers.api.policies import Ranking
 from routers.policies.batching.draft import Draft, Turns, new_draft
-from routers.policies.batching.shedding import take_in_order
+from routers.policies.batching.shedding import in_order
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import Lane, bucket_of
@@ -29,11 +29,7 @@ class BatchesByBucket:
         draft = new_draft(view, lane, bucket.edge, capacity)
         order = lane.length_classes[bucket.edge].order
         turns = Turns(order, draft, view.order.ranking, bucket_of)
-        shedding = take_in_order(view, draft, turns, now)
-        return LeadPlan(
-            draft, queue, bucket, tuple(shedding.leaving),
-            watches=shedding.watches, too_old=shedding.too_old,
-        )  # fmt: skip
+        return in_order(view, draft, turns, bucket, now)
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

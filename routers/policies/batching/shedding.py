@@ -10,8 +10,9 @@ from typing import Any
 from routers.api.requests import FlowKey
 from routers.policies.admission.controllers import Watch
 from routers.policies.batching.draft import Draft, Turns
-from routers.policies.batching.types import Leaving
+from routers.policies.batching.types import LeadPlan, Leaving
 from routers.policies.batching.view import QueueView
+from routers.state.lanes import Bucket
 from routers.state.rows import Row, TrackedRequest
 
 
@@ -57,8 +58,10 @@ class Shedding:
         return is_over and codel.verdicts.acts
 
 
-def take_in_order(view: QueueView, draft: Draft, turns: Turns[Any], now: float) -> Shedding:
-    """Into the draft as many as it holds, but for those that leave."""
+def in_order(
+    view: QueueView, draft: Draft, turns: Turns[Any], bucket: Bucket, now: float
+) -> LeadPlan:
+    """As many as the draft holds, but for those that leave; `bucket` leads."""
     shedding = Shedding(view, draft, now)
     while draft.room > 0 and (row := turns.first()) is not None:
         if not shedding.sheds(row):
@@ -66,4 +69,7 @@ def take_in_order(view: QueueView, draft: Draft, turns: Turns[Any], now: float) 
                 break
             draft.take(row)
         turns.pass_by(row)
-    return shedding
+    return LeadPlan(
+        draft, bucket.queue, bucket, tuple(shedding.leaving),
+        watches=shedding.watches, too_old=shedding.too_old,
+    )  # fmt: skip
