@@ -54,7 +54,7 @@ def form(requests: RequestTable, draft: Draft, leader: Flow, rivals: float) -> F
     """The lease's batch, of rows that have been taken out; `rivals`: weights of the flows of its
     priority that had on-time work waiting before. Charges the flows."""
     flows = requests.flows
-    tag = flows.order.tag((leader.start, leader.credit_s), leader.weight)
+    tag = flows.tag(leader)
     is_told = flows.order.ranking is Ranking.SHARES
     batch = draft.formed(tag if is_told else 0.0, flows.epoch)
     for flow, account in draft.accounts.items():

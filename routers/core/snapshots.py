@@ -16,7 +16,7 @@ from routers.api.snapshot import (
 from routers.core.core_state import State
 from routers.core.request_table import RequestTable
 from routers.estimates.groups import ReplicaGroup
-from routers.state.flows import Flow
+from routers.state.flows import Flow, Flows
 from routers.state.lanes import Bucket
 from routers.state.replica_state import ReplicaState
 from routers.state.request_queue import RequestQueue
@@ -37,7 +37,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         backlog_s=waiting.seconds,
         replicas=replicas,
         unknown_closes=state.leases.unknown_closes,
-        flows=tuple(_flow(flow) for flow in waiting.flows.by_key.values()),
+        flows=tuple(_flow(waiting.flows, flow) for flow in waiting.flows.by_key.values()),
         controllers=requests.admission.snapshot(state.replicas.groups.capacity, now),
         edges=waiting.edges,
         batch_targets=tuple(
@@ -64,7 +64,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
     )
 
 
-def _flow(flow: Flow) -> FlowSnapshot:
+def _flow(flows: Flows, flow: Flow) -> FlowSnapshot:
     return FlowSnapshot(
         tenant=flow.tenant,
         priority=flow.priority,
@@ -73,7 +73,7 @@ def _flow(flow: Flow) -> FlowSnapshot:
         late_rows=flow.late_rows,
         waiting_s=flow.waiting_s,
         served_s=flow.served_s,
-        start=flow.tag,
+        start=flows.tag(flow),
     )
 
 

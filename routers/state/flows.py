@@ -54,11 +54,6 @@ class Flow:
     def active(self) -> bool:
         return self.rows + self.late_rows > 0
 
-    @property
-    def tag(self) -> float:
-        """`start` less the credit: what other gateways, and new requests, are compared with."""
-        return self.start - self.credit_s / self.weight
-
 
 class Flows:
     """All accounts, and their only writer. `lowered` hears of a flow whose tag has fallen (what is
@@ -124,6 +119,10 @@ class Flows:
             flow.claims = claims
             weights = self.weights[flow.priority] + (flow.weight if claims else -flow.weight)
             self.weights[flow.priority] = weights if weights > 1e-9 else 0.0
+
+    def tag(self, flow: Flow) -> float:
+        """What other gateways, and new requests, are compared with."""
+        return self.order.tag((flow.start, flow.credit_s), flow.weight)
 
     def charge(self, flow: Flow, seconds: float) -> None:
         """It takes, or was found to have taken, so much more; less, if negative."""
@@ -220,7 +219,7 @@ class Flows:
     def _drop_idle(self) -> None:
         """Forget flows with nothing in the core, but not the largest debts."""
         idle = [f for f in self.by_key.values() if not (f.active or f.live or f.claims)]
-        idle.sort(key=lambda flow: flow.tag - self.virtual[flow.priority])
+        idle.sort(key=lambda flow: self.tag(flow) - self.virtual[flow.priority])
         for flow in idle[: max(0, len(idle) - _IDLE_FLOWS)]:
             del self.by_key[flow.key]
         self._most = 2 * (len(self.by_key) + _IDLE_FLOWS)

@@ -266,9 +266,10 @@ def test_what_another_gateway_was_served_on_a_slow_group_counts_as_that_much_wor
     speed = core.dispatcher._groups.of("slow").speed
     (lease,) = sent(core.arrive(1, tenant="a"))
     core.arrive(2, tenant="b")
-    before = core.dispatcher._requests.flows.by_key[0, "b"].tag
+    flows = core.dispatcher._requests.flows
+    before = flows.tag(flows.by_key[0, "b"])
     core.close(lease, at=0.04, service_s=0.04, served=((0, "b", 1.0),))
-    after = core.dispatcher._requests.flows.by_key[0, "b"].tag
+    after = flows.tag(flows.by_key[0, "b"])
     assert after - before == pytest.approx(speed, rel=0.2)
 
 
