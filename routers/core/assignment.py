@@ -140,7 +140,7 @@ class Assignment:
         urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
         lease.non_preemptible = urgent is not None and batch.rank[:2] > (0, urgent)
         if copies.replicas.running > 1:
-            copies.hedging.watch(lease)
+            copies.watch(lease)
             if replica.streams:
                 self.silence.watch(replica, now)
                 self.stream_copies.watch(lease)

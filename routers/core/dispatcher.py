@@ -62,7 +62,6 @@ from routers.policies.registry import PLACEMENTS, check_names
 from routers.policies.silence import Silence
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget
-from routers.state.lease_timers import LeaseTimers
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
 
@@ -90,9 +89,7 @@ class Dispatcher:
             DispatchCounts(),
         )
         self._silence = Silence(settings.silence, self._copies.hedging, self._replicas)
-        self._stream_copies = StreamCopies(
-            self._requests, self._copies, self._silence, LeaseTimers(), {}
-        )
+        self._stream_copies = StreamCopies(self._requests, self._copies, self._silence)
         self._assignment = Assignment(
             self._requests, self._copies, self._stream_copies, Affinity(), self._silence
         )
@@ -236,7 +233,7 @@ class Dispatcher:
             forget_replica(self._state, replica)
         if self._replicas.running > 1:
             for lease in self._leases.open.values():
-                self._copies.hedging.watch(lease)
+                self._copies.watch(lease)
                 self._stream_copies.watch(lease)
 
     def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
@@ -247,7 +244,7 @@ class Dispatcher:
             if lease.tied:
                 start_first(lease, actions)
             lease.replica.reckon(now)
-            self._copies.hedging.watch(lease)
+            self._copies.watch(lease)
             self._stream_copies.watch(lease)
             self._replicas.refresh(lease.replica, now)
 
@@ -302,7 +299,7 @@ class Dispatcher:
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
         copies, replicas = self._copies, self._replicas
-        for lease in copies.hedging.due(now, self._leases.open):
+        for lease in copies.overdue(now):
             lease.replica.overdue = True
             replicas.refresh(lease.replica, now)
             self._silence.watch(lease.replica, now)
@@ -318,5 +315,5 @@ class Dispatcher:
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
             self._assignment.fill(now, actions)  # what was left to the one that is raced now
         self._wakeups.look(self._state)
-        races = copies.hedging.waiting or self._stream_copies.waiting
+        races = copies.waiting or self._stream_copies.waiting
         self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)

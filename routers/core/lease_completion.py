@@ -76,7 +76,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     lease = state.leases.close(event.lease_id, now)
     if lease is None:
         return
-    state.copies.hedging.forget(lease)
+    state.copies.forget(lease)
     state.stream_copies.forget(lease)
     report = believable(event.report, lease.predicted_s)
     if report is not event.report:
@@ -102,7 +102,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     replica.learn(report, now, answered=answered)
     for staged in replica.leases.values():
         if not staged.opened:
-            state.copies.hedging.starts_now(staged)
+            state.copies.starts_now(staged)
         break
     alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
     if state.replicas.closed(replica, now, alive=alive):
@@ -217,7 +217,7 @@ def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
             alone[copies.leases.open[row.lease.lease_id]] = None
     for left in alone:
         if left.running is None:
-            copies.hedging.copy_again(left)
+            copies.again(left)
         else:
             state.stream_copies.again(left)
 

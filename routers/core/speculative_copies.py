@@ -1,22 +1,25 @@
-"""Which other replica is asked for the rows of a lease, and may that be?
+"""Which lease is raced by a copy on another replica, and which replica is asked for that?
 
+When that is due `hedging` says; the leases are watched here.
 A copy goes to a healthy replica with a free slot that holds nothing more urgent, and takes only
 rows that may run twice and never have been copied before, so slow inputs start no avalanche. It is
 paid from the budget, not sent while the replicas are busy, nor when it could not be back by any of
 its rows' deadlines. Two unstarted copies are tied: the first to start cancels the other. A probe is
-a copy to an ejected replica, never refused, and is let run to its end.
+a copy to an ejected replica, never refused, and is let run to its end. Work: O(log n) a lease.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings
 from routers.estimates.averages import Utilisation
-from routers.policies.hedging import Hedging
+from routers.policies.hedging import Finding, Hedging
 from routers.policies.outliers import Outliers
 from routers.state.budget import Budget
+from routers.state.check_times import CheckTimes
 from routers.state.leases import DispatchCounts, LeaseTable
 from routers.state.replica_state import FormedBatch, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
@@ -27,7 +30,8 @@ _TRIES = 4  # leases that wait to be raced and are looked at in one step
 
 @dataclass(slots=True)
 class SpeculativeCopies:
-    """What races are made of, and the one writer of copies."""
+    """What races are made of, and the one writer of copies. `waiting`: leases that should be raced
+    as soon as there is a chance, the oldest first; `times`: when each lease is looked at."""
 
     settings: DispatcherSettings
     replicas: ReplicaSet
@@ -37,6 +41,8 @@ class SpeculativeCopies:
     budget: Budget
     utilisation: Utilisation
     counts: DispatchCounts
+    times: CheckTimes[Lease] = field(default_factory=CheckTimes)
+    waiting: dict[Lease, None] = field(default_factory=dict)
 
     def adopt(self, settings: DispatcherSettings) -> None:
         """Go on under these settings; what has been learnt is kept."""
@@ -45,9 +51,60 @@ class SpeculativeCopies:
         self.outliers.settings, self.outliers.frozen = settings.outliers, settings.frozen
         self.budget.share = settings.hedge.budget
 
+    # -- when
+
+    def watch(self, lease: Lease) -> None:
+        """Look at it when that is due; to be called again when its start has moved."""
+        if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
+            at = self.hedging.check_at(lease)
+            if at < self.times.at(lease):
+                self.times.look_at(lease, at, lease.lease_id)
+
+    def starts_now(self, lease: Lease) -> None:
+        """The batch before it has left the device: its waiting is over."""
+        if lease.hedge_due and lease.copy is None and lease.copy_of is None:
+            lease.hedge_due = False
+            self.waiting.pop(lease, None)
+        lease.overdue = False
+        self.watch(lease)
+
+    def again(self, lease: Lease) -> None:
+        """What it raced was never started: it may be raced as if it had been alone."""
+        if lease.repeats:
+            lease.hedge_due = False
+            self.watch(lease)
+        elif lease.hedge_due:
+            self.waiting[lease] = None
+
+    def overdue(self, now: float) -> Iterator[Lease]:
+        """Leases that have become so; those to race are in `waiting` afterwards."""
+        hedging, times = self.hedging, self.times
+        for lease, _ in times.due(now):
+            finding = hedging.judge(lease, now)
+            if finding is Finding.EARLY:
+                times.look_at(lease, hedging.check_at(lease), lease.lease_id)
+            elif finding is Finding.RACE:
+                lease.hedge_due = True
+                self.waiting[lease] = None
+                times.look_at(lease, max(now, hedging.check_at(lease)), lease.lease_id)
+            elif finding is Finding.OVERDUE:
+                lease.overdue = True
+                yield lease
+
+    def next_at(self) -> float:
+        """When a lease is looked at next; inf: none is."""
+        return self.times.next_at()
+
+    def forget(self, lease: Lease) -> None:
+        """It has closed."""
+        self.times.drop(lease)
+        self.waiting.pop(lease, None)
+
+    # -- where
+
     def hedge(self, now: float, actions: list[Action]) -> None:
         """Race what waits for it, as far as replicas and budget go."""
-        waiting = self.hedging.waiting
+        waiting = self.waiting
         if not waiting or self.utilisation.share > self.settings.hedge.max_utilisation:
             return
         for lease in list(waiting)[:_TRIES]:
@@ -148,7 +205,7 @@ class SpeculativeCopies:
         copy.paid_s = lease.paid_s = seconds
         copy.tied = lease.tied = unstarted and not probe
         self.budget.pay(seconds)
-        self.hedging.watch(copy)
+        self.watch(copy)
         self.replicas.refresh(replica, now)
         return Dispatch(
             copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, batch.rank,

@@ -11,7 +11,7 @@ is judged by: it never gets the request while the other lease has it, and ends w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from routers.api.actions import Action, Dispatch
@@ -21,7 +21,7 @@ from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.silence import Silence
 from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
-from routers.state.lease_timers import LeaseTimers
+from routers.state.check_times import CheckTimes
 from routers.state.leases import abort, forsake, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
@@ -33,29 +33,30 @@ _TRIES = 4  # leases that wait to be raced and are looked at in one step
 
 @dataclass(slots=True)
 class StreamCopies:
-    """`waiting`: leases that should be raced as soon as there is a chance, the oldest first."""
+    """`waiting`: leases that should be raced as soon as there is a chance, the oldest first;
+    `times`: when each lease that waits is looked at."""
 
     requests: RequestTable
     copies: SpeculativeCopies
     silence: Silence
-    timers: LeaseTimers
-    waiting: dict[Lease, None]
+    times: CheckTimes[Lease] = field(default_factory=CheckTimes)
+    waiting: dict[Lease, None] = field(default_factory=dict)
 
     # -- when
 
     def watch(self, lease: Lease) -> None:
         """It waits for its first token; to be called again when its replica has begun with it."""
         if self._may_race(lease) and not lease.hedge_due:
-            self.timers.look_at(lease, self._race_at(lease))
+            self.times.look_at(lease, self._race_at(lease), lease.lease_id)
 
     def next_at(self) -> float:
         """When the next lease is due for a copy; inf: none will be."""
-        return self.timers.next_at()
+        return self.times.next_at()
 
     def forget(self, lease: Lease) -> None:
         """It waits no more."""
         self.waiting.pop(lease, None)
-        self.timers.look_at(lease, inf)
+        self.times.drop(lease)
 
     def again(self, lease: Lease) -> None:
         """Its copy was never begun: it may be copied as if there had been none."""
@@ -109,16 +110,16 @@ class StreamCopies:
 
     def _look(self, now: float) -> None:
         """At all that may be due."""
-        while (lease := self.timers.due(now)) is not None:
+        for lease, _ in self.times.due(now):
             at = self._race_at(lease)
             if at > now:
-                self.timers.look_at(lease, at)
+                self.times.look_at(lease, at, lease.lease_id)
             elif _works(lease, at - lease.starts_at, now):
-                self.timers.look_at(lease, now + max(at - lease.starts_at, _LEAST_S))
+                again_s = max(at - lease.starts_at, _LEAST_S)
+                self.times.look_at(lease, now + again_s, lease.lease_id)
             elif self._may_race(lease):
                 lease.hedge_due = True
                 self.waiting[lease] = None
-        self.timers.trim(len(self.copies.leases.open))
 
     def _to_another(
         self, lease: Lease, row: Row, now: float, actions: list[Action]

@@ -42,7 +42,7 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
         if each is not None and not each.live and each.owes is not None:
             requests.served.settle(each.owes, None, now)
             each.owes = None
-    state.copies.hedging.waiting.pop(lease, None)
+    state.copies.waiting.pop(lease, None)
     state.stream_copies.waiting.pop(lease, None)
     if ran and not lease.replica.streams:
         requests.retry(rows, lease, now, actions)

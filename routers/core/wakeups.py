@@ -24,9 +24,9 @@ class WakeupPlanner:
     def look(self, state: State) -> None:
         """Everything may have changed."""
         requests, copies, streams = state.requests, state.copies, state.stream_copies
-        replicas, hedging = copies.replicas, copies.hedging
+        replicas = copies.replicas
         self._looks_at = min(
-            requests.timers.next_at(), hedging.next_at(), state.silence.next_at(), streams.next_at()
+            requests.timers.next_at(), copies.next_at(), state.silence.next_at(), streams.next_at()
         )
         self._frees_at = replicas.next_at()
         held_until = requests.held_until
@@ -37,7 +37,7 @@ class WakeupPlanner:
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
         gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
-        races = hedging.waiting or streams.waiting
+        races = copies.waiting or streams.waiting
         if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
 

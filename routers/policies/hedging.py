@@ -4,19 +4,17 @@ Once it has run for the 95th percentile of what its bucket's batches take on rep
 as a multiple of what was predicted for it: counted from its own predicted start, so that waiting
 behind a running batch is no slowness, but waiting behind a straggler is. Far beyond its prediction
 a lease is overdue, and its replica suspect, whether or not anybody is asked. A bucket that was
-measured too little is not hedged. Who is asked is the question of `speculative_copies`, who pays
-`Budget`'s. Work: O(log n) a lease.
+measured too little is not hedged. It only says so: who is asked is the question of
+`speculative_copies`, which watches the leases too, who pays `Budget`'s.
 Sources: Dean & Barroso, The Tail at Scale (CACM'13); retry budgets as in Finagle and gRPC A6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import inf
+from enum import Enum
 
 from routers.api.settings import HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
-from routers.state.lease_timers import LeaseTimers
 from routers.state.replica_state import Lease
 
 # Of hedging:
@@ -25,17 +23,23 @@ _OVERDUE = 3.0  # times the prediction
 _MOST_BUCKETS = 64
 
 
+class Finding(Enum):
+    """What a look at a lease has found. `RACE`: from now on another replica should be asked.
+    `BEHIND`: it waits behind one that is slow, which is no fault of its own."""
+
+    EARLY = "early"
+    RACE = "race"
+    OVERDUE = "overdue"
+    BEHIND = "behind"
+
+
 class Hedging:
-    """`waiting`: leases that should be raced as soon as there is a chance, the oldest first."""
+    """What batches take, by group and bucket, and what follows from that for one of them."""
 
     def __init__(self, settings: HedgeParameters) -> None:
         self.settings = settings
         self.frozen = False
-        self.waiting: dict[Lease, None] = {}
         self._ratios: dict[tuple[str, int], RatioHistogram] = {}
-        self._timers = LeaseTimers()
-
-    # -- what batches take
 
     def observe(self, lease: Lease, now: float) -> None:
         """It took until now, or longer: one that was given up after its delay counts as slow."""
@@ -67,60 +71,20 @@ class Hedging:
             return None
         return ratios.quantile(quantile)
 
-    # -- when to look
-
-    def watch(self, lease: Lease) -> None:
-        """Look at it when its next check is due; to be called again when its start has moved."""
-        if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
-            at = self._next_check_at(lease)
-            if at < lease.next_check_at:
-                self._timers.look_at(lease, at)
-
-    def starts_now(self, lease: Lease) -> None:
-        """The batch before it has left the device: its waiting is over."""
-        if lease.hedge_due and lease.copy is None and lease.copy_of is None:
-            lease.hedge_due = False
-            self.waiting.pop(lease, None)
-        lease.overdue = False
-        self.watch(lease)
-
-    def copy_again(self, lease: Lease) -> None:
-        """What it raced was never started: it may be raced as if it had been alone."""
-        if lease.repeats:
-            lease.hedge_due = False
-            self.watch(lease)
-        elif lease.hedge_due:
-            self.waiting[lease] = None
-
-    def due(self, now: float, leases: dict[int, Lease]) -> Iterator[Lease]:
-        """Leases that have become overdue; those to race are in `waiting` afterwards."""
-        timers = self._timers
-        while (lease := timers.due(now)) is not None:
-            if self._next_check_at(lease) > now:
-                timers.look_at(lease, self._next_check_at(lease))
-            elif not lease.hedge_due and self.delay_s(lease) is not None:
-                lease.hedge_due = True
-                self.waiting[lease] = None
-                timers.look_at(lease, max(now, self._next_check_at(lease)))
-            elif lease.replica.head() is lease:
-                lease.overdue = True
-                yield lease
-        timers.trim(len(leases))
-
-    def next_at(self) -> float:
-        """inf: never."""
-        return self._timers.next_at()
-
-    def forget(self, lease: Lease) -> None:
-        """It has closed."""
-        self._timers.look_at(lease, inf)
-        self.waiting.pop(lease, None)
-
-    def _next_check_at(self, lease: Lease) -> float:
+    def check_at(self, lease: Lease) -> float:
+        """When there is something to say of it: it is to be raced, or overdue."""
         delay_s = None if lease.hedge_due else self.delay_s(lease)
         if delay_s is None:
             delay_s = max(_LEAST_S, _OVERDUE * lease.predicted_s)
         return expected_start(lease) + delay_s
+
+    def judge(self, lease: Lease, now: float) -> Finding:
+        """What is to be done about it, now that it is looked at."""
+        if self.check_at(lease) > now:
+            return Finding.EARLY
+        if not lease.hedge_due and self.delay_s(lease) is not None:
+            return Finding.RACE
+        return Finding.OVERDUE if lease.replica.head() is lease else Finding.BEHIND
 
 
 def expected_start(lease: Lease) -> float:

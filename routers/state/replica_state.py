@@ -287,9 +287,8 @@ class Lease:
     cancels the other. `paid_s`: what the budget paid for the race. `staged`: sent while another
     ran. `is_retry`: of a row that was lost once. `hedge_due`: should be, or is, raced. `overdue`:
     far beyond its prediction. `non_preemptible`: not given up for what is more urgent. `recalled`:
-    the dispatcher has asked for its rows. `aborted`: its replica was told to drop it.
-    `next_check_at`: when `hedging` looks at it next. `running`: of one that generates; `begun`:
-    something of its answer has come."""
+    the dispatcher has asked for its rows. `aborted`: its replica was told to drop it. `running`: of
+    one that generates; `begun`: something of its answer has come."""
 
     lease_id: int
     replica: ReplicaState
@@ -316,7 +315,6 @@ class Lease:
     non_preemptible: bool = False
     recalled: bool = False
     aborted: bool = False
-    next_check_at: float = inf
     running: RunningGeneration | None = None
     begun: bool = False
 
