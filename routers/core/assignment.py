@@ -16,9 +16,9 @@ from routers.api.actions import Action, Dispatch, LoneDispatch
 from routers.core.batcher import form_batch
 from routers.core.prompt_reading import began
 from routers.core.request_table import RequestTable
+from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies, row_ids
 from routers.core.stream_copies import StreamCopies
-from routers.policies.silence import Silence
 from routers.policies.stream_choice import preferred as preferred_stream
 from routers.state.affinity import Affinity
 from routers.state.leases import abort, stream_share
@@ -38,7 +38,7 @@ class Assignment:
     copies: SpeculativeCopies
     stream_copies: StreamCopies
     affinity: Affinity
-    silence: Silence
+    silence: SilenceWatch
 
     def fill(self, now: float, actions: list[Action]) -> None:
         """Send what waits to whoever is ready, then tie what had to be staged."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routers.core.request_table import RequestTable
+from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies
 from routers.core.stream_copies import StreamCopies
-from routers.policies.silence import Silence
 from routers.state.leases import LeaseTable
 from routers.state.replicas import ReplicaSet
 
@@ -20,5 +20,5 @@ class State:
     replicas: ReplicaSet
     leases: LeaseTable
     copies: SpeculativeCopies
-    silence: Silence
+    silence: SilenceWatch
     stream_copies: StreamCopies

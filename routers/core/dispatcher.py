@@ -46,6 +46,7 @@ from routers.core.lease_completion import (
     learn_of_peers,
 )
 from routers.core.request_table import RequestTable
+from routers.core.silence_watch import SilenceWatch
 from routers.core.snapshots import take_snapshot
 from routers.core.speculative_copies import SpeculativeCopies
 from routers.core.stream_copies import StreamCopies
@@ -88,7 +89,8 @@ class Dispatcher:
             Utilisation(),
             DispatchCounts(),
         )
-        self._silence = Silence(settings.silence, self._copies.hedging, self._replicas)
+        silence = Silence(settings.silence, self._copies.hedging, self._replicas)
+        self._silence = SilenceWatch(silence)
         self._stream_copies = StreamCopies(self._requests, self._copies, self._silence)
         self._assignment = Assignment(
             self._requests, self._copies, self._stream_copies, Affinity(), self._silence
@@ -141,7 +143,7 @@ class Dispatcher:
 
     def _adopt(self, settings: DispatcherSettings) -> None:
         self._copies.adopt(settings)
-        self._silence.settings = settings.silence
+        self._silence.policy.settings = settings.silence
 
     def snapshot(self, now: float) -> Snapshot:
         return take_snapshot(self._state, now)
@@ -303,7 +305,7 @@ class Dispatcher:
             lease.replica.overdue = True
             replicas.refresh(lease.replica, now)
             self._silence.watch(lease.replica, now)
-        for replica in self._silence.due(now):
+        for replica in self._silence.silent(now):
             suspend(self._state, replica, now, actions)
         replicas.promote(now)
         self._requests.held_until = None

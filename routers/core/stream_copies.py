@@ -18,8 +18,8 @@ from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
 from routers.core.prompt_reading import began, engine_of
 from routers.core.request_table import RequestTable
+from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
-from routers.policies.silence import Silence
 from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
 from routers.state.check_times import CheckTimes
 from routers.state.leases import abort, forsake, start_first
@@ -38,7 +38,7 @@ class StreamCopies:
 
     requests: RequestTable
     copies: SpeculativeCopies
-    silence: Silence
+    silence: SilenceWatch
     times: CheckTimes[Lease] = field(default_factory=CheckTimes)
     waiting: dict[Lease, None] = field(default_factory=dict)
 

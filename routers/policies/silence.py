@@ -13,8 +13,6 @@ Source: timeouts from observed response times, as in the phi accrual failure det
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from routers.api.settings import SilenceParameters
@@ -26,63 +24,33 @@ _FACTOR = 2.0  # times the quantile
 _UNKNOWN_RATIO = 4.0  # of a batch to its prediction, while too few were measured
 _LONGEST = 2.0  # times the prediction: the upper bound is never below this
 _STALL_S = 0.1  # a look that is this late was late because this process stood still
-_SLACK = 32
 
 
 class Silence:
-    """The replicas that are watched, and when to look at each. `hedging`: what batches take."""
+    """`hedging`: what batches take."""
 
     def __init__(self, settings: SilenceParameters, hedging: Hedging, replicas: ReplicaSet) -> None:
         self.settings = settings
         self._hedging = hedging
         self._replicas = replicas
-        self._looks: list[tuple[float, int, ReplicaState]] = []
-        self._pushed = 0
 
-    def watch(self, replica: ReplicaState, now: float) -> None:
-        """It owes an answer; look at it when that may be called missing. A batch replica is watched
-        from when its batch is overdue."""
-        if replica.next_look_at is None and self.settings.mode != "off":
-            at = self.silent_at(replica)
-            if at < inf:
-                self._push(replica, max(at, now + _STALL_S))
+    def first_look_at(self, replica: ReplicaState, now: float) -> float:
+        """It owes an answer: when that may be called missing; inf: it is not watched."""
+        at = self.silent_at(replica)
+        return at if at == inf else max(at, now + _STALL_S)
 
-    def due(self, now: float) -> Iterator[ReplicaState]:
-        """Those that are silent; each once, until it is watched again."""
-        looks = self._looks
-        while looks and looks[0][0] <= now:
-            at, _, replica = heappop(looks)
-            if replica.next_look_at != at:
-                continue
-            replica.next_look_at = None
-            silent_at = inf if replica.suspended else self.silent_at(replica)
-            if silent_at == inf:
-                continue
-            if silent_at > now:
-                self._push(replica, silent_at)
-            elif now - at >= _STALL_S or not self._others_are_well(replica):
-                self._push(replica, now + _STALL_S)
-            else:
-                yield replica
-        if len(looks) > 2 * len(self._replicas.by_id) + _SLACK:
-            looks[:] = [entry for entry in looks if entry[2].next_look_at == entry[0]]
-            heapify(looks)
+    def look(self, replica: ReplicaState, due_at: float, now: float) -> float:
+        """When to look again, inf: not until it owes something again; now: it is silent. `due_at`:
+        when this look was to be."""
+        silent_at = inf if replica.suspended else self.silent_at(replica)
+        if silent_at > now:
+            return silent_at
+        has_stalled = now - due_at >= _STALL_S
+        return now + _STALL_S if has_stalled or not self._others_are_well(replica) else now
 
-    def next_at(self) -> float:
-        """inf: never."""
-        looks = self._looks
-        while looks and not self._is_due(*looks[0]):
-            heappop(looks)
-        return looks[0][0] if looks else inf
-
-    @staticmethod
-    def _is_due(at: float, _: int, replica: ReplicaState) -> bool:
-        """Whether there is anything to look at then: a batch replica may have answered since."""
-        if replica.next_look_at != at:
-            return False
-        if not (replica.streams or replica.overdue):
-            replica.next_look_at = None
-        return replica.next_look_at is not None
+    def is_worth_a_look(self, replica: ReplicaState) -> bool:
+        """A batch replica is watched from when its batch is overdue until it has answered."""
+        return replica.streams or replica.overdue
 
     def silent_at(self, replica: ReplicaState) -> float:
         """When it will have been silent for too long, as far as is known now; inf: it owes nothing
@@ -123,11 +91,6 @@ class Silence:
     def _others_are_well(self, replica: ReplicaState) -> bool:
         own = not (replica.unhealthy or replica.draining)
         return self._replicas.healthy > own
-
-    def _push(self, replica: ReplicaState, at: float) -> None:
-        replica.next_look_at = at
-        self._pushed += 1
-        heappush(self._looks, (at, self._pushed, replica))
 
 
 def _to_read(lease: Lease) -> float:

@@ -129,16 +129,16 @@ class ReplicaState:
     `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a
     lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`.
     `suspended`: it is silent, and gets nothing until it speaks; `heard_at`: when it last said
-    anything, `next_look_at`: when it is looked at for silence. `foreign_leases`: of other gateways,
-    as of its last answer. `unhealthy`: any of suspect, overdue, ejected and suspended. `slowdown`:
-    its seconds over its group's predictions. `busy_until`: of its predicted end of work, what its
-    group was told. `load`: how busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`:
-    when it may next take a lease, if that is a matter of time. `answered_at`, `idle_from`: when its
-    last answer came, and when that batch had left the device. `entry`: its place among the ready;
-    `preemption_entry`: among those that would give something up. `retries_held`: leases of retried
-    rows that it holds. Of a stream replica: `reading`: tokens of prompts that it has yet to read,
-    `reading_long`: of those, of long ones, `read_at`: when it had last read one; `saved`: room that
-    is kept free for the row `saves_for`."""
+    anything. `foreign_leases`: of other gateways, as of its last answer. `unhealthy`: any of
+    suspect, overdue, ejected and suspended. `slowdown`: its seconds over its group's predictions.
+    `busy_until`: of its predicted end of work, what its group was told. `load`: how busy it is,
+    0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a lease, if that is
+    a matter of time. `answered_at`, `idle_from`: when its last answer came, and when that batch had
+    left the device. `entry`: its place among the ready; `preemption_entry`: among those that would
+    give something up. `retries_held`: leases of retried rows that it holds. Of a stream replica:
+    `reading`: tokens of prompts that it has yet to read, `reading_long`: of those, of long ones,
+    `read_at`: when it had last read one; `saved`: room that is kept free for the row
+    `saves_for`."""
 
     spec: Replica
     group: ReplicaGroup
@@ -151,7 +151,6 @@ class ReplicaState:
     suspended: bool = False
     unhealthy: bool = False
     heard_at: float = -inf
-    next_look_at: float | None = None
     foreign_leases: int = 0
     blocked_until: float = 0.0
     foreign_until: float = 0.0
