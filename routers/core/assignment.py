@@ -187,7 +187,7 @@ class Assignment:
         return best if gives_way else replica
 
     def _probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
-        if not self.copies.outliers.ejected:
+        if not self.copies.replicas.ejected:
             return
         if lease.running is not None:
             self.stream_copies.probe(lease, now, actions)

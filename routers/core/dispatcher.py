@@ -38,6 +38,7 @@ from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.core.assignment import Assignment
 from routers.core.core_state import State
+from routers.core.ejection import Ejection
 from routers.core.invariants import check
 from routers.core.lease_completion import (
     believable,
@@ -84,7 +85,7 @@ class Dispatcher:
             self._replicas,
             self._leases,
             Hedging(settings.hedge),
-            Outliers(settings.outliers),
+            Ejection(Outliers(settings.outliers), self._replicas),
             Budget(settings.hedge.budget),
             Utilisation(),
             DispatchCounts(),
@@ -295,8 +296,7 @@ class Dispatcher:
 
     def _advance(self, now: float) -> None:
         """Before anything changes about how busy the replicas are."""
-        copies = self._copies
-        copies.utilisation.advance(self._replicas.busy_share(copies.outliers.ejected), now)
+        self._copies.utilisation.advance(self._replicas.busy_share, now)
 
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)

@@ -125,7 +125,7 @@ def forget_replica(state: State, replica: ReplicaState) -> None:
         replica.group.engine.forget(replica.spec.replica_id)
     if state.requests.generations is not None:
         state.requests.generations.forget(replica.spec.replica_id)
-    state.copies.outliers.gone(replica)
+    state.copies.ejection.gone(replica)
 
 
 def _answered(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
@@ -153,7 +153,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     if end is LeaseEnd.ABORTED and lease.overdue:
         copies.hedging.observe(lease, now)
     if lease.probe:
-        copies.outliers.failed(replica, now)
+        copies.ejection.failed(replica, now)
     other = lease.copy or lease.copy_of
     stranded = fail(lease)
     if other is not None and lease.running is not None:
@@ -237,5 +237,4 @@ def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
     )
     if report.service_s > 0.0 and expected_s > 0.0 and not replica.streams:
         replica.slowdown = cost.slowdown(replica_id)
-        pool = state.replicas.by_id.values()
-        state.copies.outliers.judge(replica, report.service_s / expected_s, pool, now)
+        state.copies.ejection.judge(replica, report.service_s / expected_s, now)

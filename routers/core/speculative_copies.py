@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings
+from routers.core.ejection import Ejection
 from routers.estimates.averages import Utilisation
 from routers.policies.hedging import Finding, Hedging
-from routers.policies.outliers import Outliers
 from routers.state.budget import Budget
 from routers.state.check_times import CheckTimes
 from routers.state.leases import DispatchCounts, LeaseTable
@@ -37,7 +37,7 @@ class SpeculativeCopies:
     replicas: ReplicaSet
     leases: LeaseTable
     hedging: Hedging
-    outliers: Outliers
+    ejection: Ejection
     budget: Budget
     utilisation: Utilisation
     counts: DispatchCounts
@@ -48,7 +48,8 @@ class SpeculativeCopies:
         """Go on under these settings; what has been learnt is kept."""
         self.settings = settings
         self.hedging.settings, self.hedging.frozen = settings.hedge, settings.frozen
-        self.outliers.settings, self.outliers.frozen = settings.outliers, settings.frozen
+        outliers = self.ejection.policy
+        outliers.settings, outliers.frozen = settings.outliers, settings.frozen
         self.budget.share = settings.hedge.budget
 
     # -- when
@@ -133,11 +134,11 @@ class SpeculativeCopies:
 
     def probe(self, lease: Lease, now: float) -> Dispatch | None:
         """A copy of a lease that was just signed, to an ejected replica that is due."""
-        replica = self.outliers.to_probe(lease.replica.group, now)
+        replica = self.ejection.to_probe(lease.replica.group, now)
         rows = copiable(lease) if replica is not None and replica is not lease.replica else []
         if replica is None or not rows:
             return None
-        self.outliers.sent_probe(replica)
+        self.ejection.probed(replica)
         self.counts.probes += 1
         return self._copy(lease, replica, rows, now, probe=True)
 

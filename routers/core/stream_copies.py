@@ -98,13 +98,13 @@ class StreamCopies:
 
     def probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
         """A copy of a lease that was just signed, to an ejected replica that is due."""
-        outliers, row = self.copies.outliers, lease.batch.rows[0]
-        replica = outliers.to_probe(lease.replica.group, now)
+        ejection, row = self.copies.ejection, lease.batch.rows[0]
+        replica = ejection.to_probe(lease.replica.group, now)
         if replica is None or replica is lease.replica or not self._may_race(lease):
             return
         offer = self._offer(replica, row, now)
         if offer.has_room:
-            outliers.sent_probe(replica)
+            ejection.probed(replica)
             self.copies.counts.probes += 1
             self._copy(lease, replica, offer.cost_s, now, actions).probe = True
 
@@ -210,7 +210,7 @@ class StreamCopies:
         """What it raced was lost. A probe is none any more: it is what its caller waits for."""
         if lease.probe and lease.live:
             lease.probe = False
-            self.copies.outliers.failed(lease.replica, now)
+            self.copies.ejection.failed(lease.replica, now)
 
     def closed(self, lease: Lease, end: LeaseEnd, now: float) -> None:
         """To be called when it holds nothing any more. Without having won, a copy costs what its
@@ -219,7 +219,7 @@ class StreamCopies:
         if generations is None or running is None:
             return
         if lease.probe:
-            self.copies.outliers.failed(replica, now)
+            self.copies.ejection.failed(replica, now)
         gave_up = end is LeaseEnd.ABORTED and not (lease.begun or lease.live)
         if gave_up and lease.hedge_due and not lease.repeats:
             waited_s = now - lease.starts_at

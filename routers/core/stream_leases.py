@@ -102,7 +102,7 @@ def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now:
         copies = state.copies
         if copies.utilisation.share > copies.settings.hedge.max_utilisation and not lease.probe:
             return
-        state.copies.outliers.judge(replica, ratio, state.replicas.by_id.values(), now)
+        copies.ejection.judge(replica, ratio, now)
 
 
 def _pay(

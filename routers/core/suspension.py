@@ -76,7 +76,7 @@ def probe_instead(state: State, replica: ReplicaState, now: float) -> None:
     """Its last lease was given up without a word of it: nothing is left that could be heard."""
     if replica.suspended and not replica.leases:
         replica.suspended = False
-        state.copies.outliers.eject(replica, now)
+        state.copies.ejection.eject(replica, now)
 
 
 def _moves(row: Row) -> bool:

@@ -127,18 +127,17 @@ class ReplicaState:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or a
     loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
     `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a
-    lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`.
-    `suspended`: it is silent, and gets nothing until it speaks; `heard_at`: when it last said
-    anything. `foreign_leases`: of other gateways, as of its last answer. `unhealthy`: any of
-    suspect, overdue, ejected and suspended. `slowdown`: its seconds over its group's predictions.
-    `busy_until`: of its predicted end of work, what its group was told. `load`: how busy it is,
-    0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a lease, if that is
-    a matter of time. `answered_at`, `idle_from`: when its last answer came, and when that batch had
-    left the device. `entry`: its place among the ready; `preemption_entry`: among those that would
-    give something up. `retries_held`: leases of retried rows that it holds. Of a stream replica:
-    `reading`: tokens of prompts that it has yet to read, `reading_long`: of those, of long ones,
-    `read_at`: when it had last read one; `saved`: room that is kept free for the row
-    `saves_for`."""
+    lease. `ejected`: slower than its peers; gets probes only. `suspended`: it is silent, and gets
+    nothing until it speaks; `heard_at`: when it last said anything. `foreign_leases`: of other
+    gateways, as of its last answer. `unhealthy`: any of suspect, overdue, ejected and suspended.
+    `slowdown`: its seconds over its group's predictions. `busy_until`: of its predicted end of
+    work, what its group was told. `load`: how busy it is, 0..1. `wake_at`: when it may next take a
+    lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
+    when that batch had left the device. `entry`: its place among the ready; `preemption_entry`:
+    among those that would give something up. `retries_held`: leases of retried rows that it holds.
+    Of a stream replica: `reading`: tokens of prompts that it has yet to read, `reading_long`: of
+    those, of long ones, `read_at`: when it had last read one; `saved`: room that is kept free for
+    the row `saves_for`."""
 
     spec: Replica
     group: ReplicaGroup
@@ -165,9 +164,6 @@ class ReplicaState:
     busy_until: float = 0.0
     transport_s: float | None = None
     drift: int = 0
-    slow_streak: int = 0
-    probe_every_s: float = 0.0
-    probe_at: float | None = None
     answered_at: float = -inf
     idle_from: float = 0.0
     entry: Entry | None = None

@@ -26,7 +26,8 @@ _SLACK = 32
 
 
 class ReplicaSet:
-    """`healthy`: running and not unhealthy. `largest`: capacity of the largest that run."""
+    """`healthy`: running and not unhealthy. `ejected`: draining or not. `largest`: capacity of the
+    largest that run."""
 
     def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
         self.groups = groups
@@ -35,6 +36,7 @@ class ReplicaSet:
         self.preemptible = PreemptibleReplicas()
         self.running = 0  # not draining
         self.healthy = 0
+        self.ejected = 0
         self.busy = 0.0  # sum of the running ones' loads
         self.largest = 0.0
         self.timers: list[tuple[float, int, ReplicaState]] = []
@@ -137,9 +139,10 @@ class ReplicaSet:
             heappop(timers)
         return inf
 
-    def busy_share(self, ejected: int) -> float:
+    @property
+    def busy_share(self) -> float:
         """Of the replicas that are used, the share that holds work; 0..1."""
-        return min(1.0, self.busy / max(1, self.running - ejected))
+        return min(1.0, self.busy / max(1, self.running - self.ejected))
 
     @property
     def has_ready(self) -> bool:
@@ -148,6 +151,16 @@ class ReplicaSet:
     def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
         replica.blocked_until = max(replica.blocked_until, until)
         replica.suspect = replica.suspect or suspect
+
+    def eject(self, replica: ReplicaState) -> None:
+        """It is to get probes only. To be refreshed."""
+        replica.ejected = True
+        self.ejected += 1
+
+    def readmit(self, replica: ReplicaState) -> None:
+        """It is used like the others again. To be refreshed."""
+        replica.ejected = False
+        self.ejected -= 1
 
     def closed(self, replica: ReplicaState, now: float, *, alive: bool) -> bool:
         """A lease of it has closed; `alive`: by an answer, so whatever blocked it is over. True
@@ -205,6 +218,7 @@ class ReplicaSet:
 
     def _drop(self, replica: ReplicaState) -> None:
         replica.wake_at = None
+        self.ejected -= replica.ejected
         self.preemptible.place(replica)
         self.ready.drop(replica)
 
