@@ -170,7 +170,7 @@ class Arrivals:
             tracked.rows = tuple([self._row(tracked, i, each) for i, each in enumerate(lengths)])
         if request.avoid or request.suspect:
             for row in tracked.rows:
-                row.retried, row.avoid = True, request.avoid
+                row.go_alone(request.avoid)
 
     def note(self, edge: int, now: float) -> None:
         """A request that may wait has come to this bucket."""

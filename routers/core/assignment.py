@@ -152,7 +152,7 @@ class Assignment:
         actions.append(
             dispatch(
                 lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
-                batch.rank, batch.charges, self.requests.waiting_work(),
+                batch.rank, batch.charges, self.requests.waiting.work(),
             )
         )  # fmt: skip
         return lease

@@ -31,7 +31,7 @@ def form_batch(
     lead = _stream if capacity.streams else _led
     for lane in _in_order(requests, now):
         retried = lane.solo.head()
-        if retried is not None and requests.suspects.may_go(retried, capacity, now):
+        if retried is not None and _may_go(requests, retried, capacity, now):
             if capacity.may_try(retried):
                 lane.since = now
                 return _alone(requests, lane, retried, capacity, now)
@@ -60,6 +60,14 @@ def _in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
         yield due
     yield from [lane for lane in waiting.on_time if lane.rows and lane is not due]
     yield from waiting.late
+
+
+def _may_go(requests: RequestTable, row: Row, capacity: ReplicaCapacity, now: float) -> bool:
+    """Whether the retried row may be tried on this replica; when else, if it is held back."""
+    at = requests.suspects.may_go_at(row, capacity, now)
+    if now < at < requests.tries_at:
+        requests.tries_at = at
+    return at <= now
 
 
 def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) -> Lane:

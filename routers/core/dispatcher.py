@@ -309,7 +309,7 @@ class Dispatcher:
             suspend(self._state, replica, now, actions)
         replicas.promote(now)
         self._requests.held_until = None
-        self._requests.suspects.wakes_at = inf
+        self._requests.tries_at = inf
         self._assignment.fill(now, actions)
         healthy = replicas.healthy
         copies.hedge(now, actions)

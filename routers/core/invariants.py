@@ -236,4 +236,4 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
 
 def _is_held(state: State, row: Row) -> bool:
     """Whether it waits until the replica would not be the last one."""
-    return state.requests.suspects.wakes_at < inf and row.held_until > -inf
+    return state.requests.tries_at < inf and row.held_until > -inf

@@ -172,7 +172,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         return
     if end is LeaseEnd.ABORTED and lease.recalled:
         for row in stranded:
-            row.stopped = True
+            row.stop()
         state.requests.put_back(stranded, now, actions)
         return
     if event.failed:
@@ -210,12 +210,7 @@ def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
     lease.paid_s = 0.0
     if other is not None:
         other.paid_s = 0.0
-    alone: dict[Lease, None] = {}
-    for row in lease.batch.rows:
-        if row.lease is not None and row.copy is None:
-            row.copied = False
-            alone[copies.leases.open[row.lease.lease_id]] = None
-    for left in alone:
+    for left in copies.leases.uncopy(lease):
         if left.running is None:
             copies.again(left)
         else:

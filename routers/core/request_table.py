@@ -9,10 +9,12 @@ served is `batcher`'s question.
 
 from __future__ import annotations
 
+from math import inf
+
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
-from routers.api.requests import FlowWork, Reason, Request
+from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings, validate
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
@@ -37,6 +39,7 @@ _LOAD = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})
 
 class RequestTable:
     """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
+    `tries_at`: when the first retried row that was held back in this step is tried all the same.
     `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
     that generates. `view`: what waits, for policies to look at."""
 
@@ -46,6 +49,7 @@ class RequestTable:
         self.flows = Flows(ORDERS[settings.policies.order](settings))
         self.groups = replicas.groups
         self.held_until: float | None = None
+        self.tries_at = inf
         self.wants_room: Row | None = None
         self.generations: Generations | None = None
         self.is_closed = False
@@ -144,7 +148,7 @@ class RequestTable:
         self.arrivals.add_rows(tracked)
         if tracked.request.suspect:
             for row in tracked.rows:
-                self.suspects.came(row, now)
+                row.hold(self.suspects.held_until(row, now))
         if not tracked.flow.active:
             self.flows.enter(tracked.flow, now)
         tracked.flow.live += 1
@@ -177,9 +181,6 @@ class RequestTable:
             return False
         self.evict(tracked, Reason.SHED, actions)
         return True
-
-    def waiting_work(self) -> tuple[FlowWork, ...]:
-        return self.waiting.work()
 
     @property
     def largest(self) -> float:
@@ -233,10 +234,11 @@ class RequestTable:
         for row in members:
             if not row.tracked.open:
                 continue
-            row.losses += 1
+            row.lost()
             if may_run_again(row, lease, now):
-                row.retried, row.avoid = True, lease.replica_id
-                self.suspects.lost(row, lease.replica, now)
+                row.go_alone(lease.replica_id)
+                self.suspects.lost(lease.replica, now)
+                row.hold(self.suspects.held_until(row, now))
                 self.put_back([row], now, actions)
             else:
                 self.evict(row.tracked, Reason.LOST, actions)
@@ -248,10 +250,10 @@ class RequestTable:
         for row in members:
             if not row.tracked.open:
                 continue
-            row.losses += 1
+            row.lost()
             may_wait = not (self.is_closed or is_over(row.tracked.request, self.settings, now))
             if may_wait and may_run_after_failure(row, now):
-                row.failed, row.retried, row.avoid = True, True, lease.replica_id
+                row.fail(lease.replica_id)
                 self.put_back([row], now, actions)
             else:
                 self.evict(row.tracked, Reason.FAILED, actions)
@@ -284,7 +286,7 @@ class RequestTable:
 
     def evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
         self.arrivals.offered.refuse(reason.value)
-        retry_after = self._retry_after_s(reason)
+        retry_after = self.retry_after_s() if reason in _LOAD else 0.0
         actions.append(Evict(tracked.request.request_id, reason, retry_after))
         self._forget(tracked, actions)
 
@@ -385,9 +387,6 @@ class RequestTable:
         engine = self.groups.reference.engine
         assert engine is not None
         return engine.token_s
-
-    def _retry_after_s(self, reason: Reason) -> float:
-        return self.retry_after_s() if reason in _LOAD else 0.0
 
     def expect_capacity(self, in_s: float) -> None:
         """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""

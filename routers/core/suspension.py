@@ -48,8 +48,7 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
         requests.retry(rows, lease, now, actions)
         return
     for row in rows:
-        row.avoid = lease.replica_id
-        row.losses += 1  # it may run there all the same
+        row.move(lease.replica_id)
     requests.put_back(rows, now, actions)
 
 

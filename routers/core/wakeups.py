@@ -32,8 +32,8 @@ class WakeupPlanner:
         held_until = requests.held_until
         if held_until is not None and held_until < self._frees_at:
             self._frees_at = held_until
-        if requests.suspects.wakes_at < self._frees_at:
-            self._frees_at = requests.suspects.wakes_at
+        if requests.tries_at < self._frees_at:
+            self._frees_at = requests.tries_at
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
         gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None

@@ -24,38 +24,36 @@ _SHARE = 0.5  # of what a request has left
 
 
 class Suspects:
-    """`wakes_at`: when the first of those that were held back in this step need not wait any more;
-    inf: none was."""
+    """`hold_s`: the longest that a row is held back."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self.hold_s = 0.0
-        self.wakes_at = inf
         self._replicas = replicas
         self._replaced_by = -inf  # another replica is expected until then
 
-    def lost(self, row: Row, replica: ReplicaState, now: float) -> None:
-        """The row comes back from a lease that was lost with this replica."""
+    def lost(self, replica: ReplicaState, now: float) -> None:
+        """A row comes back from a lease that was lost with this replica."""
         if any(each is not replica and not each.draining for each in self._replicas.by_id.values()):
             self._replaced_by = now + self.hold_s
-        self.came(row, now)
 
-    def came(self, row: Row, now: float) -> None:
-        """The row is suspected, and waits from now on."""
-        if self._replicas.running > 1 or now < self._replaced_by:
-            left_s = row.tracked.request.expires - now
-            row.held_until = now + min(self.hold_s, _SHARE * left_s)
+    def held_until(self, row: Row, now: float) -> float:
+        """The row is suspected, and waits from now on: until then where it would risk the last
+        replica."""
+        if self._replicas.running <= 1 and now >= self._replaced_by:
+            return row.held_until
+        return now + min(self.hold_s, _SHARE * (row.tracked.request.expires - now))
 
-    def may_go(self, row: Row, capacity: ReplicaCapacity, now: float) -> bool:
-        """Whether it may be tried on this replica, once that holds nothing."""
+    def may_go_at(self, row: Row, capacity: ReplicaCapacity, now: float) -> float:
+        """When it may be tried on this replica, once that holds nothing: now, or when it is held
+        back no longer; inf: not while others run."""
         if not capacity.allows(row.avoid):
-            return False
+            return inf
         if now >= row.held_until or capacity.streams:
-            return True
+            return now
         for replica in self._replicas.by_id.values():
             if _remains(replica) and replica.spec.replica_id != capacity.replica_id:
-                return True
-        self.wakes_at = min(self.wakes_at, row.held_until)
-        return False
+                return now
+        return row.held_until
 
 
 def may_run_again(row: Row, lease: Lease, now: float) -> bool:

@@ -98,6 +98,16 @@ class LeaseTable:
             replica.freed(now)
         return lease
 
+    def uncopy(self, lease: Lease) -> list[Lease]:
+        """The lease never ran, so that its rows may be copied once more: the leases in which they
+        stand now."""
+        alone: dict[Lease, None] = {}
+        for row in lease.batch.rows:
+            if row.lease is not None and row.copy is None:
+                row.copied = False
+                alone[self.open[row.lease.lease_id]] = None
+        return list(alone)
+
     def rows(self) -> int:
         """Rows that stand in leases, those in a copy as well counted once."""
         return sum(lease.live for lease in self.open.values() if lease.copy_of is None)

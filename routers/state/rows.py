@@ -70,6 +70,32 @@ class Row:
     losses: int = 0
     moved_from: tuple[LeaseHandle, ...] = ()
 
+    def lost(self) -> None:
+        """Its lease brought nothing."""
+        self.losses += 1
+
+    def fail(self, avoid: str) -> None:
+        """The model failed on it at the replica `avoid`; it runs once more."""
+        self.failed = True
+        self.go_alone(avoid)
+
+    def go_alone(self, avoid: str) -> None:
+        """In a batch of its own, and while others run not on the replica `avoid`."""
+        self.retried, self.avoid = True, avoid
+
+    def hold(self, until: float) -> None:
+        """It does not risk the last replica before."""
+        self.held_until = until
+
+    def move(self, avoid: str) -> None:
+        """Away from a silent replica where it may run all the same."""
+        self.avoid = avoid
+        self.losses += 1
+
+    def stop(self) -> None:
+        """It was taken back for more urgent work, which happens once."""
+        self.stopped = True
+
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
