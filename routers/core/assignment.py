@@ -21,10 +21,11 @@ from routers.core.speculative_copies import SpeculativeCopies, row_ids
 from routers.core.stream_copies import StreamCopies
 from routers.policies.stream_choice import preferred as preferred_stream
 from routers.state.affinity import Affinity
+from routers.state.formed_batch import FormedBatch
 from routers.state.leases import abort, stream_share
 from routers.state.preemptible import preemptible_lease
 from routers.state.ready_replicas import finish_in_s
-from routers.state.replica_state import FormedBatch, Lease, ReplicaState
+from routers.state.replica_state import Lease, ReplicaState
 from routers.state.rows import Row
 
 _MOST_URGENT = (0, 0, inf)

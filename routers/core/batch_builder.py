@@ -17,8 +17,8 @@ from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import Draft
 from routers.policies.batching.types import LeadPlan
 from routers.state.flows import Flow
+from routers.state.formed_batch import FormedBatch
 from routers.state.lanes import FlowQueue
-from routers.state.replica_state import FormedBatch
 from routers.state.rows import Row
 
 

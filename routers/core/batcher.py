@@ -16,8 +16,8 @@ from routers.core.request_table import RequestTable
 from routers.core.stream_turns import next_row
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import new_draft
+from routers.state.formed_batch import FormedBatch, ReplicaCapacity
 from routers.state.lanes import Lane, bucket_of
-from routers.state.replica_state import FormedBatch, ReplicaCapacity
 from routers.state.rows import Row
 
 

@@ -12,7 +12,7 @@ from routers.api.requests import FlowWork, Report
 from routers.policies.admission.admission_pipeline import RejectionCache
 from routers.policies.admission.controllers import Admission
 from routers.state.flows import Flows
-from routers.state.replica_state import FormedBatch
+from routers.state.formed_batch import FormedBatch
 
 
 class ServedWork:

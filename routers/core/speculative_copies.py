@@ -20,8 +20,9 @@ from routers.estimates.averages import Utilisation
 from routers.policies.hedging import Finding, Hedging
 from routers.state.budget import Budget
 from routers.state.check_times import CheckTimes
+from routers.state.formed_batch import FormedBatch
 from routers.state.leases import DispatchCounts, LeaseTable
-from routers.state.replica_state import FormedBatch, Lease, ReplicaState
+from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from routers.api.actions import Action
 from routers.api.requests import Reason
 from routers.core.request_table import RequestTable
+from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, Lane
-from routers.state.replica_state import ReplicaCapacity
 from routers.state.rows import Row
 
 _FLOWS = 4  # whose rows may pass one that has no room, the lowest tags

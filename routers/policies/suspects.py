@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.state.replica_state import Lease, ReplicaCapacity, ReplicaState
+from routers.state.formed_batch import ReplicaCapacity
+from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 

@@ -17,8 +17,9 @@ from math import ceil
 
 from routers.api.actions import Abort, Action
 from routers.api.requests import Report
+from routers.state.formed_batch import FormedBatch
 from routers.state.preemptible import PreemptibleStreams
-from routers.state.replica_state import FormedBatch, Lease, ReplicaState
+from routers.state.replica_state import Lease, ReplicaState
 from routers.state.rows import LeaseHandle, Row
 
 _GAIN = 0.05

@@ -16,9 +16,10 @@ from math import inf
 
 from routers.api.requests import Replica
 from routers.estimates.groups import ReplicaGroups
+from routers.state.formed_batch import ReplicaCapacity
 from routers.state.preemptible import PreemptibleReplicas
 from routers.state.ready_replicas import Placement, ReadyReplicas, load_of
-from routers.state.replica_state import ReplicaCapacity, ReplicaState
+from routers.state.replica_state import ReplicaState
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again

@@ -9,9 +9,10 @@ from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.placement.finish_first import FinishFirst
 from routers.state.affinity import Affinity
+from routers.state.formed_batch import FormedBatch
 from routers.state.leases import LeaseTable
 from routers.state.ready_replicas import ReadyReplicas, finish_in_s
-from routers.state.replica_state import FormedBatch, ReplicaState
+from routers.state.replica_state import ReplicaState
 from routers.state.rows import Row
 
 NOW = 10.0

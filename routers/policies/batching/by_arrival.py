@@ -12,8 +12,8 @@ from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.shedding import in_order
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
+from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import FlowQueue, Lane, bucket_of
-from routers.state.replica_state import ReplicaCapacity
 from routers.state.rows import Row
 
 

@@ -17,8 +17,8 @@ from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
+from routers.state.formed_batch import FormedBatch, ReplicaCapacity
 from routers.state.lanes import Lane
-from routers.state.replica_state import FormedBatch, ReplicaCapacity
 from routers.state.rows import Row
 from routers.state.tag_order import Tagged, TagOrder
 

@@ -22,8 +22,8 @@ from routers.policies.batching.spare_room import late_riders, shorter_riders
 from routers.policies.batching.types import LeadPlan
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
+from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, FlowQueue, Lane, bucket_of
-from routers.state.replica_state import ReplicaCapacity
 from routers.state.rows import Row
 
 _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it

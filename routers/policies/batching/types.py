@@ -15,8 +15,8 @@ from routers.api.requests import FlowKey
 from routers.policies.admission.controllers import Watch
 from routers.policies.batching.draft import Draft
 from routers.policies.batching.view import QueueView
+from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, FlowQueue, Lane
-from routers.state.replica_state import ReplicaCapacity
 from routers.state.rows import Row, TrackedRequest
 
 

@@ -21,7 +21,7 @@ from routers.api.settings import (
 from routers.core.dispatcher import Dispatcher
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
-from routers.state.replica_state import ReplicaCapacity
+from routers.state.formed_batch import ReplicaCapacity
 
 EDGES = (32, 128, 512)
 PROFILE = tuple((rows, edge, 0.002 + 1e-5 * rows * edge) for rows in (1, 4, 8) for edge in EDGES)
