@@ -97,7 +97,7 @@ class Assignment:
         batch = form_batch(self.requests, capacity, now, actions)
         if batch is None:
             return False
-        replica.finish_at = victim.starts_at
+        replica.give_up(victim)
         lease = self._sign(replica, batch, now, actions)
         comes_back = victim if batch.rank < victim.batch.rank else lease
         comes_back.recalled = True

@@ -231,5 +231,5 @@ def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
         edge=batch.edge,
     )
     if report.service_s > 0.0 and expected_s > 0.0 and not replica.streams:
-        replica.slowdown = cost.slowdown(replica_id)
+        replica.runs_at(cost.slowdown(replica_id))
         state.copies.ejection.judge(replica, report.service_s / expected_s, now)

@@ -27,18 +27,14 @@ def began(generations: Generations, lease: Lease) -> None:
     lease.running = RunningGeneration(
         plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s
     )
-    replica.reading += reads
-    replica.reading_long += reads if is_long else 0.0
+    replica.reads(lease.running)
 
 
 def has_read(lease: Lease, now: float) -> None:
     """Its prompt has been read, or will not be."""
     running, replica = lease.running, lease.replica
     if running is not None and running.reads:
-        replica.read_at = now
-        replica.reading -= running.reads
-        replica.reading_long -= running.reads if running.is_long else 0.0
-        running.reads = 0.0
+        replica.has_read(running, now)
 
 
 def engine_of(lease: Lease) -> EngineSpeed:

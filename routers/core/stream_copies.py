@@ -179,10 +179,7 @@ class StreamCopies:
         """Something of its answer has come."""
         replica, is_first = lease.replica, not lease.begun
         lease.begun = True
-        if replica.overdue:
-            replica.overdue = False
-            for each in replica.leases.values():
-                each.overdue = False
+        replica.shows_work()
         if is_first:
             self.forget(lease)
             self.decide(lease, actions)

@@ -98,7 +98,7 @@ def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now:
     name = lease.replica_id
     ratio = engine.pace.took(name, began_at, now, predicted_s, alone=lease.probe)
     if ratio is not None:
-        replica.slowdown = engine.pace.slowdown(name)
+        replica.runs_at(engine.pace.slowdown(name))
         copies = state.copies
         if copies.utilisation.share > copies.settings.hedge.max_utilisation and not lease.probe:
             return

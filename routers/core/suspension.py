@@ -21,7 +21,7 @@ from routers.state.rows import Row
 
 
 def suspend(state: State, replica: ReplicaState, now: float, actions: list[Action]) -> None:
-    replica.suspended = True
+    replica.suspend()
     state.copies.counts.suspensions += 1
     head = replica.head()
     for lease in list(replica.leases.values()):
@@ -63,9 +63,7 @@ def take_late_answer(
 
 def heard(state: State, replica: ReplicaState, now: float) -> None:
     """It has said something."""
-    replica.heard_at = now
-    if replica.suspended:
-        replica.suspended = False
+    if replica.heard(now):
         state.replicas.refresh(replica, now)
         if replica.leases:
             state.silence.watch(replica, now)
@@ -74,7 +72,7 @@ def heard(state: State, replica: ReplicaState, now: float) -> None:
 def probe_instead(state: State, replica: ReplicaState, now: float) -> None:
     """Its last lease was given up without a word of it: nothing is left that could be heard."""
     if replica.suspended and not replica.leases:
-        replica.suspended = False
+        replica.resume()
         state.copies.ejection.eject(replica, now)
 
 

@@ -68,13 +68,8 @@ class LeaseTable:
         size = len(batch.rows)
         lease = Lease(lease_id, replica, batch, share, predicted_s, now, starts_at, now, size)
         lease.staged = bool(replica.leases) and not replica.streams
-        replica.held += share
-        replica.leases[lease_id] = lease
         lease.is_retry = batch.rows[0].retried
-        replica.retries_held += lease.is_retry
-        replica.last_used = lease_id
-        replica.last_edge = batch.edge
-        replica.finish_at = 0.0 if replica.streams else starts_at + predicted_s
+        replica.took(lease)
         self.open[lease_id] = lease
         if replica.streams:
             self.streams.began(lease)
@@ -86,17 +81,9 @@ class LeaseTable:
         if lease is None:
             self.unknown_closes += 1
             return None
-        replica = lease.replica
-        if replica.streams:
+        if lease.replica.streams:
             self.streams.ended(lease)
-        was_head = replica.head() is lease
-        del replica.leases[lease_id]
-        replica.held -= lease.share
-        if replica.saves_for is not None:
-            replica.frees(lease.share)
-        replica.retries_held -= lease.is_retry
-        if was_head:
-            replica.freed(now)
+        lease.replica.gave_back(lease, now)
         return lease
 
     def uncopy(self, lease: Lease) -> list[Lease]:
@@ -115,12 +102,7 @@ class LeaseTable:
 
     def resize(self, lease: Lease, held: float) -> None:
         """A stream lease now occupies `held` units of capacity (rounded up, never negative)."""
-        share = float(max(0, ceil(held)))
-        more, replica = share - lease.share, lease.replica
-        replica.held += more
-        if more < 0.0 and replica.saves_for is not None:
-            replica.frees(-more)
-        lease.share = share
+        lease.replica.resize(lease, float(max(0, ceil(held))))
 
 
 def stream_share(row: Row) -> float:
@@ -273,4 +255,4 @@ class DispatchCounts:
         if lease.sent_at <= replica.answered_at and not report.served:
             gap = max(0.0, started - replica.idle_from)
             self.idle_gap_s += _GAIN * (gap - self.idle_gap_s)
-        replica.answered_at, replica.idle_from = now, ended
+        replica.answered(now, ended)

@@ -108,6 +108,87 @@ class ReplicaState:
             return self.held < capacity or (not self.leases and capacity > 0)
         return self.held + 1.0 <= capacity and not self.retries_held
 
+    # -- its leases
+
+    def took(self, lease: Lease) -> None:
+        """It was sent the lease, which it works on behind those that it holds."""
+        self.leases[lease.lease_id] = lease
+        self.held += lease.share
+        self.retries_held += lease.is_retry
+        self.last_used = lease.lease_id
+        self.last_edge = lease.batch.edge
+        self.finish_at = 0.0 if self.streams else lease.starts_at + lease.predicted_s
+
+    def gave_back(self, lease: Lease, now: float) -> None:
+        """The lease has closed; if it ran, whatever was staged behind it starts now."""
+        was_head = self.head() is lease
+        del self.leases[lease.lease_id]
+        self.held -= lease.share
+        if self.saves_for is not None:
+            self._frees(lease.share)
+        self.retries_held -= lease.is_retry
+        if was_head:
+            head = self.head()
+            if head is not None and not head.opened:
+                head.starts_at = max(now, self.foreign_until)
+
+    def resize(self, lease: Lease, share: float) -> None:
+        """The lease occupies so much from now on."""
+        more = share - lease.share
+        self.held += more
+        if more < 0.0 and self.saves_for is not None:
+            self._frees(-more)
+        lease.share = share
+
+    def give_up(self, lease: Lease) -> None:
+        """The staged lease is to come back: the next one starts when it would have."""
+        self.finish_at = lease.starts_at
+
+    def reads(self, running: RunningGeneration) -> None:
+        """It was sent this prompt."""
+        self.reading += running.reads
+        self.reading_long += running.reads if running.is_long else 0.0
+
+    def has_read(self, running: RunningGeneration, now: float) -> None:
+        """The prompt has been read, or will not be."""
+        self.read_at = now
+        self.reading -= running.reads
+        self.reading_long -= running.reads if running.is_long else 0.0
+        running.reads = 0.0
+
+    # -- how it does
+
+    def heard(self, now: float) -> bool:
+        """It has said something; whether it had been silent."""
+        was_silent = self.suspended
+        self.heard_at, self.suspended = now, False
+        return was_silent
+
+    def suspend(self) -> None:
+        """It is silent."""
+        self.suspended = True
+
+    def resume(self) -> None:
+        """Nothing is left that could be heard of it."""
+        self.suspended = False
+
+    def shows_work(self) -> None:
+        """It goes on with what it streams: nothing there is overdue."""
+        if self.overdue:
+            self.overdue = False
+            for lease in self.leases.values():
+                lease.overdue = False
+
+    def runs_at(self, slowdown: float) -> None:
+        """What it takes, over its group's predictions."""
+        self.slowdown = slowdown
+
+    def answered(self, now: float, ended: float) -> None:
+        """The answer to a batch has come, which had left the device at `ended`."""
+        self.answered_at, self.idle_from = now, ended
+
+    # -- room that is kept
+
     def save(self, row: Row) -> None:
         """Keep room for this row, from what will be freed, unless it is kept for another."""
         if self.saving() is None:
@@ -121,7 +202,7 @@ class ReplicaState:
             self.saved = 0.0
         return row
 
-    def frees(self, room: float) -> None:
+    def _frees(self, room: float) -> None:
         """So much of what it held is free now."""
         row = self.saving()
         if row is not None and row.tracked.plan is not None:
@@ -152,12 +233,6 @@ class ReplicaState:
         if not self.shared:
             return transport_s
         return _TRANSPORT_SPREAD * transport_s + _EARLY * running_s
-
-    def freed(self, now: float) -> None:
-        """The lease that ran has closed: whatever was staged behind it starts now."""
-        head = self.head()
-        if head is not None and not head.opened:
-            head.starts_at = max(now, self.foreign_until)
 
     def learn(self, report: Report, now: float, *, answered: bool) -> None:
         """Take in what an answer says; `seen == 0` says nothing of what the replica holds."""
