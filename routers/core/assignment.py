@@ -83,7 +83,7 @@ class Assignment:
         if urgent is not None and copies.settings.preempt_streams:
             lease = copies.leases.streams.victim(urgent)
             if lease is not None:
-                lease.recalled = True
+                lease.recall()
                 copies.counts.preempted += 1
                 abort(lease, actions)
 
@@ -100,7 +100,7 @@ class Assignment:
         replica.give_up(victim)
         lease = self._sign(replica, batch, now, actions)
         comes_back = victim if batch.rank < victim.batch.rank else lease
-        comes_back.recalled = True
+        comes_back.recall()
         self.copies.counts.evictions += 1
         return True
 
@@ -130,7 +130,9 @@ class Assignment:
         """The lease, sent, paid and watched."""
         copies = self.copies
         replica_id = replica.spec.replica_id
-        lease = copies.leases.sign(replica, batch, batch.predicted_s, now)
+        urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
+        preemptible = urgent is None or batch.rank[:2] <= (0, urgent)
+        lease = copies.leases.sign(replica, batch, now, preemptible=preemptible)
         replica.group.took(batch.predicted_s, batch.edge)
         if len(copies.replicas.groups.by_name) > 1:
             copies.replicas.groups.weigh(batch.edge)
@@ -138,8 +140,6 @@ class Assignment:
         if generations is not None and batch.rows[0].tracked.plan is not None:
             began(generations, lease)
         self._pay(lease)
-        urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
-        lease.non_preemptible = urgent is not None and batch.rank[:2] > (0, urgent)
         if copies.replicas.running > 1:
             copies.watch(lease)
             if replica.streams:

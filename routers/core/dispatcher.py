@@ -243,7 +243,7 @@ class Dispatcher:
         lease = self._leases.open.get(lease_id)
         if lease is not None and not lease.opened:
             heard(self._state, lease.replica, now)
-            lease.opened, lease.starts_at = True, now
+            lease.begin(now)
             if lease.tied:
                 start_first(lease, actions)
             lease.replica.reckon(now)
@@ -302,7 +302,6 @@ class Dispatcher:
         self._requests.run_timers(now, actions)
         copies, replicas = self._copies, self._replicas
         for lease in copies.overdue(now):
-            lease.replica.overdue = True
             replicas.refresh(lease.replica, now)
             self._silence.watch(lease.replica, now)
         for replica in self._silence.silent(now):

@@ -21,7 +21,7 @@ from routers.core.core_state import State
 from routers.core.stream_leases import ended as end_stream
 from routers.core.suspension import move_rows, probe_instead, take_late_answer
 from routers.state.budget import Budget
-from routers.state.leases import fail, win
+from routers.state.leases import fail, race_costs, win
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S
 
@@ -196,9 +196,7 @@ def _service_s(lease: Lease, event: Closed) -> float | None:
 def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
     """A copy costs what it took: where inputs are slow, few of them empty the budget."""
     budget.pay(service_s - copy.paid_s)
-    for each in (copy, copy.copy_of):
-        if each is not None:
-            each.paid_s = service_s
+    race_costs(copy, copy.copy_of, service_s)
 
 
 def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
@@ -207,9 +205,7 @@ def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
         return
     copies = state.copies
     copies.budget.refund(lease.paid_s)
-    lease.paid_s = 0.0
-    if other is not None:
-        other.paid_s = 0.0
+    race_costs(lease, other, 0.0)
     for left in copies.leases.uncopy(lease):
         if left.running is None:
             copies.again(left)

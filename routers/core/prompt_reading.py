@@ -24,17 +24,11 @@ def began(generations: Generations, lease: Lease) -> None:
     is_long = reads > generations.settings.long_tokens
     token_s, ahead = generations.token_s(), replica.reading
     first_s = max(_LEAST_S, engine_of(lease).first_token_s(ahead + reads))
-    lease.running = RunningGeneration(
-        plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s
+    lease.generate(
+        RunningGeneration(
+            plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s
+        )
     )
-    replica.reads(lease.running)
-
-
-def has_read(lease: Lease, now: float) -> None:
-    """Its prompt has been read, or will not be."""
-    running, replica = lease.running, lease.replica
-    if running is not None and running.reads:
-        replica.has_read(running, now)
 
 
 def engine_of(lease: Lease) -> EngineSpeed:

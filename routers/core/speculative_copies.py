@@ -21,7 +21,7 @@ from routers.policies.hedging import Finding, Hedging
 from routers.state.budget import Budget
 from routers.state.check_times import CheckTimes
 from routers.state.formed_batch import FormedBatch
-from routers.state.leases import DispatchCounts, LeaseTable
+from routers.state.leases import CopyTerms, DispatchCounts, LeaseTable
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
@@ -64,16 +64,15 @@ class SpeculativeCopies:
 
     def starts_now(self, lease: Lease) -> None:
         """The batch before it has left the device: its waiting is over."""
-        if lease.hedge_due and lease.copy is None and lease.copy_of is None:
-            lease.hedge_due = False
+        lease.lead()
+        if not lease.hedge_due:
             self.waiting.pop(lease, None)
-        lease.overdue = False
         self.watch(lease)
 
     def again(self, lease: Lease) -> None:
         """What it raced was never started: it may be raced as if it had been alone."""
         if lease.repeats:
-            lease.hedge_due = False
+            lease.race_again()
             self.watch(lease)
         elif lease.hedge_due:
             self.waiting[lease] = None
@@ -86,11 +85,11 @@ class SpeculativeCopies:
             if finding is Finding.EARLY:
                 times.look_at(lease, hedging.check_at(lease), lease.lease_id)
             elif finding is Finding.RACE:
-                lease.hedge_due = True
+                lease.call_due()
                 self.waiting[lease] = None
                 times.look_at(lease, max(now, hedging.check_at(lease)), lease.lease_id)
             elif finding is Finding.OVERDUE:
-                lease.overdue = True
+                lease.call_overdue()
                 yield lease
 
     def next_at(self) -> float:
@@ -118,7 +117,6 @@ class SpeculativeCopies:
             if dispatch is not None:
                 del waiting[lease]
                 self.counts.hedges += 1
-                self.leases.open[dispatch.lease_id].hedge = True
                 self._distrust(lease, now)
                 actions.append(dispatch)
 
@@ -129,7 +127,6 @@ class SpeculativeCopies:
         rows = copiable(lease)
         dispatch = self._to_another(lease, rows, now, spare=True) if rows else None
         if dispatch is not None:
-            lease.tied = True
             self.counts.ties += 1
         return dispatch
 
@@ -146,7 +143,7 @@ class SpeculativeCopies:
     def _distrust(self, lease: Lease, now: float) -> None:
         """Nothing is staged behind what is being raced, until it has closed."""
         if lease.replica.head() is lease:
-            lease.overdue = lease.replica.overdue = True
+            lease.call_overdue()
             self.replicas.refresh(lease.replica, now)
 
     def _pays_off(self, lease: Lease, rows: list[Row], now: float) -> bool:
@@ -170,7 +167,7 @@ class SpeculativeCopies:
                 return None
             if not self.budget.affords(seconds, spare=spare):
                 return None
-            return self._copy(lease, replica, rows, now)
+            return self._copy(lease, replica, rows, now, hedge=not spare)
 
         return replicas.ready.first(accept, now)
 
@@ -195,17 +192,16 @@ class SpeculativeCopies:
         rows: list[Row],
         now: float,
         *,
+        hedge: bool = False,
         probe: bool = False,
     ) -> Dispatch:
         replica_id, batch = replica.spec.replica_id, lease.batch
         width = self._width(lease, rows)
         seconds = replica.group.cost.predict(len(rows), width, replica_id)
         unstarted = not lease.opened and lease.replica.head() is not lease
-        copied = FormedBatch(rows, width, batch.edge, batch.rank)
-        copy = self.leases.sign_copy(lease, replica, copied, seconds, now)
-        copy.probe, copy.hedge_due = probe, True
-        copy.paid_s = lease.paid_s = seconds
-        copy.tied = lease.tied = unstarted and not probe
+        copied = FormedBatch(rows, width, batch.edge, batch.rank, seconds)
+        terms = CopyTerms(seconds, hedge, probe, tied=unstarted and not probe)
+        copy = self.leases.sign_copy(lease, replica, copied, terms, now)
         self.budget.pay(seconds)
         self.watch(copy)
         self.replicas.refresh(replica, now)

@@ -22,7 +22,7 @@ from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
 from routers.state.check_times import CheckTimes
-from routers.state.leases import abort, forsake, start_first
+from routers.state.leases import CopyTerms, abort, forsake, race_costs, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
@@ -93,7 +93,7 @@ class StreamCopies:
             elif self._to_another(lease, row, now, actions) is not None:
                 del self.waiting[lease]
                 copies.counts.hedges += 1
-                lease.overdue = lease.replica.overdue = True
+                lease.call_overdue()
                 copies.replicas.refresh(lease.replica, now)
 
     def probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
@@ -106,7 +106,7 @@ class StreamCopies:
         if offer.has_room:
             ejection.probed(replica)
             self.copies.counts.probes += 1
-            self._copy(lease, replica, offer.cost_s, now, actions).probe = True
+            self._copy(lease, replica, CopyTerms(offer.cost_s, probe=True), now, actions)
 
     def _look(self, now: float) -> None:
         """At all that may be due."""
@@ -118,7 +118,7 @@ class StreamCopies:
                 again_s = max(at - lease.starts_at, _LEAST_S)
                 self.times.look_at(lease, now + again_s, lease.lease_id)
             elif self._may_race(lease):
-                lease.hedge_due = True
+                lease.call_due()
                 self.waiting[lease] = None
 
     def _to_another(
@@ -132,9 +132,7 @@ class StreamCopies:
             offer = self._offer(replica, row, now)
             if not may_take(offer, deadline, budget_s, now):
                 return None
-            copy = self._copy(lease, replica, offer.cost_s, now, actions)
-            copy.hedge = True
-            return copy
+            return self._copy(lease, replica, CopyTerms(offer.cost_s, hedge=True), now, actions)
 
         return self.copies.replicas.ready.first(accept, now)
 
@@ -154,15 +152,18 @@ class StreamCopies:
         return CopyOffer(capacity.has_room(row), reads, first_s, cost_s)
 
     def _copy(
-        self, lease: Lease, replica: ReplicaState, cost_s: float, now: float, actions: list[Action]
+        self,
+        lease: Lease,
+        replica: ReplicaState,
+        terms: CopyTerms,
+        now: float,
+        actions: list[Action],
     ) -> Lease:
         copies, batch, generations = self.copies, lease.batch, self.requests.generations
         assert generations is not None
-        copy = copies.leases.sign_copy(lease, replica, batch, lease.predicted_s, now)
+        copy = copies.leases.sign_copy(lease, replica, batch, terms, now)
         began(generations, copy)
-        copy.hedge_due = True
-        copy.paid_s = lease.paid_s = cost_s
-        copies.budget.pay(cost_s)
+        copies.budget.pay(terms.paid_s)
         self.silence.watch(replica, now)
         copies.replicas.refresh(replica, now)
         actions.append(
@@ -177,10 +178,7 @@ class StreamCopies:
 
     def begun(self, lease: Lease, actions: list[Action]) -> None:
         """Something of its answer has come."""
-        replica, is_first = lease.replica, not lease.begun
-        lease.begun = True
-        replica.shows_work()
-        if is_first:
+        if lease.show():
             self.forget(lease)
             self.decide(lease, actions)
 
@@ -199,14 +197,14 @@ class StreamCopies:
         """It goes on with the request alone, if anybody waits for that."""
         other = lease.copy or lease.copy_of
         if other is not None and lease.live:
-            lease.paid_s = 0.0  # what was done twice is what the other did
+            race_costs(lease, None, 0.0)  # what was done twice is what the other did
             self.forget(other)
             start_first(lease, actions)
 
     def inherits(self, lease: Lease, now: float) -> None:
         """What it raced was lost. A probe is none any more: it is what its caller waits for."""
         if lease.probe and lease.live:
-            lease.probe = False
+            lease.step_in()
             self.copies.ejection.failed(lease.replica, now)
 
     def closed(self, lease: Lease, end: LeaseEnd, now: float) -> None:
@@ -228,9 +226,7 @@ class StreamCopies:
         if lease.paid_s > 0.0 and (tokens.input or tokens.output):
             other = lease.copy or lease.copy_of
             self.copies.budget.pay(generations.weighted(tokens) * running.token_s - lease.paid_s)
-            lease.paid_s = 0.0
-            if other is not None:
-                other.paid_s = 0.0
+            race_costs(lease, other, 0.0)
 
 
 def _works(lease: Lease, within_s: float, now: float) -> bool:

@@ -9,12 +9,10 @@ by `Progress` and by the report that closes the lease.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from routers.api.events import Progress
 from routers.api.requests import LeaseEnd, Tokens
 from routers.core.core_state import State
-from routers.core.prompt_reading import engine_of, has_read
+from routers.core.prompt_reading import engine_of
 from routers.core.request_table import RequestTable
 from routers.estimates.generations import RunningGeneration
 from routers.state.ready_replicas import load_of
@@ -69,7 +67,7 @@ def _first_token(
         engine.began(running.ahead + read, seconds)
         generations.found(running.cached, tokens.cached)
         state.requests.arrivals.first_token(lease.replica.group, read, seconds)
-    has_read(lease, now)
+    lease.has_read(now)
     if running.plan.blocks:
         running.cached = tokens.cached
 
@@ -116,8 +114,7 @@ def _pay(
     if served_s > batch.predicted_s:
         ((priority, tenant, paid_s),) = batch.charges
         requests.served.charge(priority, tenant, served_s - paid_s)
-        charges = ((priority, tenant, served_s),)
-        lease.owes = replace(batch, predicted_s=served_s, charges=charges, paid=charges)
+        lease.owe(served_s)
     if served_s > running.told_s:
         priority, tenant, _ = lease.batch.charges[0]
         requests.served.tell((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
@@ -135,7 +132,7 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     tokens = _believable(tokens, before) if has_said else before
     if running.first_at is None and end is LeaseEnd.DONE:
         generations.found(running.cached, tokens.cached)  # when its first token came nobody said
-    has_read(lease, now)
+    lease.has_read(now)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(requests, lease, counts_all=False)
     engine_of(lease).worked(lease.replica_id, served, now, full=full)
@@ -150,10 +147,11 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
 def _settle(
     requests: RequestTable, lease: Lease, running: RunningGeneration, end: LeaseEnd, now: float
 ) -> None:
-    batch, tokens = lease.owes, running.tokens
-    if batch is None or _races(lease):
+    if _races(lease):
         return  # what races it goes on with the request, and settles
-    lease.owes = None
+    batch, tokens = lease.take_owed(), running.tokens
+    if batch is None:
+        return
     nothing = not (tokens.input or tokens.output)
     if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
         requests.served.settle(batch, None, now)

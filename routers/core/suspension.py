@@ -39,9 +39,8 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
     other = lease.copy or lease.copy_of
     withdraw(lease, rows, actions)
     for each in (lease, other):
-        if each is not None and not each.live and each.owes is not None:
-            requests.served.settle(each.owes, None, now)
-            each.owes = None
+        if each is not None and not each.live and (owed := each.take_owed()) is not None:
+            requests.served.settle(owed, None, now)
     state.copies.waiting.pop(lease, None)
     state.stream_copies.waiting.pop(lease, None)
     if ran and not lease.replica.streams:

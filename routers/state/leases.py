@@ -25,6 +25,16 @@ from routers.state.rows import LeaseHandle, Row
 _GAIN = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class CopyTerms:
+    """Of a copy. `paid_s`: what the budget pays for the race; the others are a lease's."""
+
+    paid_s: float
+    hedge: bool = False
+    probe: bool = False
+    tied: bool = False
+
+
 class LeaseTable:
     """All open leases by id. Ids start at 1 and are never used twice."""
 
@@ -35,10 +45,10 @@ class LeaseTable:
         self._last_id = 0
 
     def sign(
-        self, replica: ReplicaState, batch: FormedBatch, predicted_s: float, now: float
+        self, replica: ReplicaState, batch: FormedBatch, now: float, *, preemptible: bool = True
     ) -> Lease:
-        lease = self._open(replica, batch, predicted_s, now)
-        lease.owes = batch
+        lease = self._open(replica, batch, now)
+        lease.owes, lease.non_preemptible = batch, not preemptible
         for row in batch.rows:
             row.lease = lease
         return lease
@@ -48,24 +58,25 @@ class LeaseTable:
         lease: Lease,
         replica: ReplicaState,
         batch: FormedBatch,
-        predicted_s: float,
+        terms: CopyTerms,
         now: float,
     ) -> Lease:
         """A copy of some of the lease's members, whose flows have paid already."""
-        copy = self._open(replica, batch, predicted_s, now)
+        copy = self._open(replica, batch, now)
+        copy.hedge, copy.probe, copy.hedge_due = terms.hedge, terms.probe, True
+        copy.tied = lease.tied = terms.tied
+        copy.paid_s = lease.paid_s = terms.paid_s
         copy.copy_of, lease.copy = lease, copy
         copy.since, copy.repeats = lease.since, True
         for row in batch.rows:
             row.copy, row.copied = copy, True
         return copy
 
-    def _open(
-        self, replica: ReplicaState, batch: FormedBatch, predicted_s: float, now: float
-    ) -> Lease:
+    def _open(self, replica: ReplicaState, batch: FormedBatch, now: float) -> Lease:
         self._last_id = lease_id = self._last_id + 1
         share = stream_share(batch.rows[0]) if replica.streams else 1.0
         starts_at = now if replica.streams else max(now, replica.finish_at)
-        size = len(batch.rows)
+        size, predicted_s = len(batch.rows), batch.predicted_s
         lease = Lease(lease_id, replica, batch, share, predicted_s, now, starts_at, now, size)
         lease.staged = bool(replica.leases) and not replica.streams
         lease.is_retry = batch.rows[0].retried
@@ -109,6 +120,13 @@ def stream_share(row: Row) -> float:
     """What the row takes of a stream replica's capacity, as far as can be told before it runs."""
     plan = row.tracked.plan
     return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
+
+
+def race_costs(lease: Lease, other: Lease | None, seconds: float) -> None:
+    """What the budget has paid for the race is put right, where both of its leases know it."""
+    lease.paid_s = seconds
+    if other is not None:
+        other.paid_s = seconds
 
 
 def win(lease: Lease, failed: Sequence[int], actions: list[Action]) -> tuple[list[Row], list[Row]]:

@@ -9,7 +9,7 @@ Nothing here decides anything; seconds are on the caller's monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from routers.api.requests import Replica, ReplicaKind, Report
@@ -296,6 +296,69 @@ class Lease:
     aborted: bool = False
     running: RunningGeneration | None = None
     begun: bool = False
+
+    def begin(self, now: float) -> None:
+        """Its replica says that it has."""
+        self.opened, self.starts_at = True, now
+
+    def lead(self) -> None:
+        """What ran before it has left the device: it has waited for that, and not been slow."""
+        self.overdue = False
+        if self.copy is None and self.copy_of is None:
+            self.hedge_due = False
+
+    def call_due(self) -> None:
+        """It is to be raced."""
+        self.hedge_due = True
+
+    def call_overdue(self) -> None:
+        """And its replica with it."""
+        self.overdue = self.replica.overdue = True
+
+    def race_again(self) -> None:
+        """The other one never ran: it may be raced once more."""
+        self.hedge_due = False
+
+    def recall(self) -> None:
+        """Its rows are wanted back."""
+        self.recalled = True
+
+    def step_in(self) -> None:
+        """What it was to probe beside was lost: somebody waits for it now."""
+        self.probe = False
+
+    # -- of one that generates
+
+    def generate(self, running: RunningGeneration) -> None:
+        """Its prompt is to be read."""
+        self.running = running
+        self.replica.reads(running)
+
+    def has_read(self, now: float) -> None:
+        """Its prompt has been read, or will not be."""
+        if self.running is not None and self.running.reads:
+            self.replica.has_read(self.running, now)
+
+    def show(self) -> bool:
+        """Something of its answer has come; whether that is the first of it."""
+        is_first = not self.begun
+        self.begun = True
+        self.replica.shows_work()
+        return is_first
+
+    # -- what is owed
+
+    def take_owed(self) -> FormedBatch | None:
+        """For who settles it; nothing is owed from now on."""
+        batch, self.owes = self.owes, None
+        return batch
+
+    def owe(self, served_s: float) -> None:
+        """A stream's flow has paid for so much in all; what it owes is settled against that."""
+        if self.owes is not None:
+            ((priority, tenant, _),) = self.owes.charges
+            charges = ((priority, tenant, served_s),)
+            self.owes = replace(self.owes, predicted_s=served_s, charges=charges, paid=charges)
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order they were sent."""

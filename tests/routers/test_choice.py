@@ -27,7 +27,7 @@ def idle(replica_id="a", ratio=1.0, last_used=0):
 
 def running(replica_id, finish_at):
     replica = idle(replica_id)
-    LeaseTable().sign(replica, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
+    LeaseTable().sign(replica, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1, predicted_s=1.0), NOW)  # type: ignore[arg-type]
     replica.finish_at = finish_at
     return replica
 
