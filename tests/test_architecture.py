@@ -12,12 +12,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import record_writers
 import structure
 from structure import ROOT, sources, tree
 
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
 MOST_PARAMETERS = 6
+WRITERS = {
+    "Lease": {"replica_state", "leases"},
+    "ReplicaState": {"replica_state", "replicas", "ready_replicas", "preemptible"},
+    "Row": {"rows", "lanes", "request_queue", "leases"},
+}
+"""Shared record of the core → modules of routers/state/ that assign its fields."""
+NOT_YET = {("TrackedRequest", "routers/policies/admission/admission_pipeline.py")}
 FORBIDDEN_NAMES = {"common", "utils", "helpers", "util", "helper", "misc"}
 
 
@@ -101,6 +109,60 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
     return [alias.name for alias in node.names]
+
+
+@pytest.fixture(scope="module")
+def writers():
+    """Shared record of the core → modules that assign its fields."""
+    found = record_writers.writers(record_writers.sources())
+    return {record: record_writers.modules(fields) for record, fields in found.items()}
+
+
+def test_policies_assign_no_field_of_a_shared_record(writers):
+    every = {(record, module) for record, modules in writers.items() for module in modules}
+    assert not {each for each in every if each[1].startswith("routers/policies/")} - NOT_YET
+
+
+@pytest.mark.parametrize("record", WRITERS)
+def test_shared_records_are_written_by_their_owners(writers, record):
+    assert writers[record] == {f"routers/state/{name}.py" for name in WRITERS[record]}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "def f(lease): lease.live = 1",
+        "def f(lease): lease.live += 1",
+        "def f(lease): del lease.live",
+        "def f(lease): at, lease.live = 0, 1",
+        "def f(lease): lease.live[0] = 1",
+        "def f(each: Other): each.lease.live = 1",
+        "def f(open): open[0].live = 1",
+        "def f(open):\n for each in open: each.live = 1",
+        "def f(each: Lease | None): each.live = 1",
+        "def f(each: Handle): each.live = 1",
+    ],
+)
+def test_whoever_assigns_a_field_is_found(function):
+    records = "class Lease:\n live: int\nclass Handle(Protocol):\n live: int\nclass Other: pass"
+    found = record_writers.writers({"records": records, "policy": function})
+    assert found["Lease"] == {"live": {"policy"}}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "def f(lease): return lease.live",
+        "def f(lease): lease.other = 1",
+        "def f(lease: Other): lease.live = 1",
+        "class Other:\n def f(self): self.live = 1",
+        "def f(open):\n other = Other()\n other.live = 1",
+    ],
+)
+def test_whoever_reads_or_assigns_another_classs_field_is_not(function):
+    records = "class Lease:\n live: int\nclass Other:\n live: int"
+    found = record_writers.writers({"records": records, "policy": function})
+    assert found["Lease"] == {}
 
 
 NAMED = re.compile(r"\b((?:deployments|routers|runtimes|loadtests|tests)/[\w/]+\.(?:py|yaml))\b")
