@@ -15,8 +15,8 @@ from math import inf
 from routers.api.actions import Action, Dispatch, LoneDispatch
 from routers.core.batcher import form_batch
 from routers.core.prompt_reading import began
+from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies, row_ids
 from routers.core.stream_copies import StreamCopies
 from routers.policies.stream_choice import preferred as preferred_stream

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies
 from routers.core.stream_copies import StreamCopies
 from routers.state.leases import LeaseTable

@@ -38,7 +38,6 @@ from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.core.assignment import Assignment
 from routers.core.core_state import State
-from routers.core.ejection import Ejection
 from routers.core.invariants import check
 from routers.core.lease_completion import (
     believable,
@@ -46,8 +45,8 @@ from routers.core.lease_completion import (
     forget_replica,
     learn_of_peers,
 )
+from routers.core.replica_watch import Ejection, SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.silence_watch import SilenceWatch
 from routers.core.snapshots import take_snapshot
 from routers.core.speculative_copies import SpeculativeCopies
 from routers.core.stream_copies import StreamCopies

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings
-from routers.core.ejection import Ejection
+from routers.core.replica_watch import Ejection
 from routers.estimates.averages import Utilisation
 from routers.policies.hedging import Finding, Hedging
 from routers.state.budget import Budget

@@ -17,8 +17,8 @@ from math import inf
 from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
 from routers.core.prompt_reading import began, engine_of
+from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.silence_watch import SilenceWatch
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
 from routers.state.check_times import CheckTimes

@@ -5,7 +5,7 @@ median of its group by `eject_ratio` is ejected, a limited share of the group at
 it gets a copy of a batch that is served elsewhere, so that nobody waits for it, at intervals that
 double while it stays slow, and is back as soon as its ratio is good again. Two slow answers in a
 row do not eject. While frozen nobody is ejected, probed or taken back. Who is ejected, and when
-each is probed, `ejection` keeps. Source: outlier detection as in Envoy.
+each is probed, `replica_watch` keeps. Source: outlier detection as in Envoy.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ above. Batches of other gateways that are known to stand before ours count as mu
 replica is due with the longest first token that it owes. Two kinds of false alarm are told apart
 from silence: a look that comes late means that this gateway stood still, so what has come meanwhile
 is read first; and while no other healthy replica runs, nobody is called silent, since then more
-likely the network or the gateway is. Work: O(log n) a batch that is far overdue, none otherwise.
+likely the network or the gateway is. When a replica is looked at is `replica_watch`'s matter.
 Source: timeouts from observed response times, as in the phi accrual failure detector (SRDS'04).
 """
 
