@@ -34,7 +34,8 @@ class SilenceWatch:
 
     def silent(self, now: float) -> Iterator[ReplicaState]:
         """Those that are; each once, until it is watched again."""
-        for replica, due_at in self._times.due(now):
+        while (due := self._times.due(now)) is not None:
+            replica, due_at = due
             at = self.policy.look(replica, due_at, now)
             if at > now:
                 self._look_at(replica, at)
@@ -44,9 +45,11 @@ class SilenceWatch:
     def next_at(self) -> float:
         """When to look next; inf: at nobody."""
         times = self._times
-        while (replica := times.first()) is not None and not self.policy.is_worth_a_look(replica):
+        while (replica := times.first()) is not None:
+            if self.policy.is_worth_a_look(replica):
+                return times.at(replica)
             times.drop(replica)
-        return times.next_at()
+        return inf
 
     def _look_at(self, replica: ReplicaState, at: float) -> None:
         self._asked += 1
@@ -66,6 +69,8 @@ class Ejection:
     def judge(self, replica: ReplicaState, ratio: float, now: float) -> None:
         """It has answered; `ratio`: that answer's seconds over its group's prediction."""
         verdict = self.policy.judge(replica, ratio, self.replicas.by_id.values())
+        if verdict is Verdict.AS_BEFORE:
+            return
         if verdict is Verdict.EJECT:
             self.eject(replica, now)
         elif verdict is Verdict.READMIT:

@@ -80,7 +80,8 @@ class SpeculativeCopies:
     def overdue(self, now: float) -> Iterator[Lease]:
         """Leases that have become so; those to race are in `waiting` afterwards."""
         hedging, times = self.hedging, self.times
-        for lease, _ in times.due(now):
+        while (due := times.due(now)) is not None:
+            lease = due[0]
             finding = hedging.judge(lease, now)
             if finding is Finding.EARLY:
                 times.look_at(lease, hedging.check_at(lease), lease.lease_id)

@@ -110,7 +110,8 @@ class StreamCopies:
 
     def _look(self, now: float) -> None:
         """At all that may be due."""
-        for lease, _ in self.times.due(now):
+        while (due := self.times.due(now)) is not None:
+            lease = due[0]
             at = self._race_at(lease)
             if at > now:
                 self.times.look_at(lease, at, lease.lease_id)

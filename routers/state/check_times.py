@@ -5,7 +5,7 @@ Entries whose time has moved, or is asked for no more, are skipped and compacted
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -45,15 +45,15 @@ class CheckTimes(Generic[T]):
         """It is not to be looked at."""
         self._at.pop(what, None)
 
-    def due(self, now: float) -> Iterator[tuple[T, float]]:
-        """Who is due, and since when; once for each time that was asked for. Those that are asked
-        for meanwhile are looked at too, where that is due."""
+    def due(self, now: float) -> tuple[T, float] | None:
+        """Who is due, and since when; once for each time that was asked for."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, _, what = heappop(heap)
             if self._at.get(what) == at:
                 del self._at[what]
-                yield what, at
+                return what, at
+        return None
 
     def first(self) -> T | None:
         heap = self._heap
