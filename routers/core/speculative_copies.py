@@ -1,11 +1,11 @@
 """Which lease is raced by a copy on another replica, and which replica is asked for that?
 
-When that is due `hedging` says; the leases are watched here.
-A copy goes to a healthy replica with a free slot that holds nothing more urgent, and takes only
-rows that may run twice and never have been copied before, so slow inputs start no avalanche. It is
-paid from the budget, not sent while the replicas are busy, nor when it could not be back by any of
-its rows' deadlines. Two unstarted copies are tied: the first to start cancels the other. A probe is
-a copy to an ejected replica, never refused, and is let run to its end. Work: O(log n) a lease.
+When that is due `hedging` says, for leases that are watched here. A copy goes to a healthy replica
+with a free slot that holds nothing more urgent, and takes only rows that may run twice and never
+have been copied before, so slow inputs start no avalanche. It is paid from the budget, not sent
+while the replicas are busy, nor when it could not be back by any of its rows' deadlines. Two
+unstarted copies are tied: the first to start cancels the other. A probe is a copy to an ejected
+replica, never refused, and is let run to its end. Work: O(log n) a lease.
 """
 
 from __future__ import annotations
