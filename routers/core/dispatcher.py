@@ -300,10 +300,10 @@ class Dispatcher:
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
         copies, replicas = self._copies, self._replicas
-        for lease in copies.overdue(now):
+        while (lease := copies.overdue(now)) is not None:
             replicas.refresh(lease.replica, now)
             self._silence.watch(lease.replica, now)
-        for replica in self._silence.silent(now):
+        while (replica := self._silence.silent(now)) is not None:
             suspend(self._state, replica, now, actions)
         replicas.promote(now)
         self._requests.held_until = None

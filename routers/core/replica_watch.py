@@ -6,7 +6,6 @@ batch that is far overdue and a probe, none otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -32,15 +31,15 @@ class SilenceWatch:
         if self._times.at(replica) == inf:
             self._look_at(replica, self.policy.first_look_at(replica, now))
 
-    def silent(self, now: float) -> Iterator[ReplicaState]:
-        """Those that are; each once, until it is watched again."""
+    def silent(self, now: float) -> ReplicaState | None:
+        """The next one that is; each once, until it is watched again."""
         while (due := self._times.due(now)) is not None:
             replica, due_at = due
             at = self.policy.look(replica, due_at, now)
-            if at > now:
-                self._look_at(replica, at)
-            else:
-                yield replica
+            if at <= now:
+                return replica
+            self._look_at(replica, at)
+        return None
 
     def next_at(self) -> float:
         """When to look next; inf: at nobody."""

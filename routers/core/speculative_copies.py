@@ -10,7 +10,6 @@ replica, never refused, and is let run to its end. Work: O(log n) a lease.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
@@ -77,8 +76,9 @@ class SpeculativeCopies:
         elif lease.hedge_due:
             self.waiting[lease] = None
 
-    def overdue(self, now: float) -> Iterator[Lease]:
-        """Leases that have become so; those to race are in `waiting` afterwards."""
+    def overdue(self, now: float) -> Lease | None:
+        """The next lease that has become so; None: there is no more, and those to race are in
+        `waiting`."""
         hedging, times = self.hedging, self.times
         while (due := times.due(now)) is not None:
             lease = due[0]
@@ -91,7 +91,8 @@ class SpeculativeCopies:
                 times.look_at(lease, max(now, hedging.check_at(lease)), lease.lease_id)
             elif finding is Finding.OVERDUE:
                 lease.call_overdue()
-                yield lease
+                return lease
+        return None
 
     def next_at(self) -> float:
         """When a lease is looked at next; inf: none is."""
