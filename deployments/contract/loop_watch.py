@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from deployments.contract.process_watchdog import ProcessWatchdog
+from deployments.contract.process_watchdog import ProcessWatchdog, process_watchdog
 
 HUNG_EXIT_CODE = 70
 LIMIT_S = 4.0
@@ -83,6 +83,11 @@ class LoopWatch:
                 break
         if self._watchdog is not None:
             self._watchdog.close()
+
+
+def watch_process() -> LoopWatch:
+    """Of this process, in which this loop is the one that matters: what hangs is ended."""
+    return LoopWatch(watchdog=process_watchdog())
 
 
 def _end() -> None:

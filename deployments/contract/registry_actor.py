@@ -4,7 +4,7 @@ One for a cluster, created by whoever comes first, restarted by Ray when it dies
 again on their next renewal, so what is lost is at most one renewal's time. Which models there ought
 to be it asks Serve, once a second and whenever an anchor comes that it does not expect. Leases run
 on the monotonic clock; generations and revisions come from the wall clock, because they must grow
-across restarts of the actor.
+across restarts of the actor. One that hangs is ended from outside, and restarted likewise.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import ray
 
 from deployments.contract import logs
 from deployments.contract.description import ModelDescription
+from deployments.contract.loop_watch import watch_process
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
@@ -57,6 +58,7 @@ class RegistryActor:
 
         work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
+        self._loop_watch = watch_process()  # only now: what is imported above holds the loop up
 
     async def _sweep(self) -> None:
         while True:

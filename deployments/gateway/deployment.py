@@ -18,9 +18,8 @@ from deployments.contract import audit, tenants_store
 from deployments.contract.audit import AuditLine
 from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
-from deployments.contract.loop_watch import LoopWatch
+from deployments.contract.loop_watch import watch_process
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.process_watchdog import process_watchdog
 from deployments.contract.registry import CRASHES, RATES
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
@@ -94,7 +93,7 @@ class Gateway:
         strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
         fast_path.install(self._app)
         _settle()
-        self._loop_watch = LoopWatch(watchdog=process_watchdog())
+        self._loop_watch = watch_process()
 
     def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
         return fast_path.Wrapped(self._app)

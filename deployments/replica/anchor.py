@@ -8,7 +8,8 @@ application runs at once, unless a version of it serves that would end with that
 sleeps it announces what was stored when a replica last ran, and asks nobody. Then it renews the
 lease, announces what groups come up besides, and withdraws all when it goes. The autoscaler hears
 whether anything is known of the model: where not, a replica must run first. It is never on a
-request's way.
+request's way. One that hangs is ended, for Serve to replace it: without its renewals a gateway that
+starts would not find the model.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from deployments.contract import description_store, logs
 from deployments.contract.app_names import directory_key
+from deployments.contract.loop_watch import watch_process
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ANSWER_S, LEASE_S, ModelOutline
 from deployments.contract.registry_actor import registry
@@ -42,6 +44,7 @@ class ModelAnchor:
     async def __init__(self, args: dict[str, Any], *replicas: Any) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
         logs.configure_from_environment()
+        self._loop_watch = watch_process()
         self._name: str = args["name"]
         names = [group["name"] for group in args.get("groups") or [{"name": ""}]]
         asked = [
@@ -118,6 +121,7 @@ class ModelAnchor:
             await (asyncio.sleep(_SAYS_S) if known else self._described.wait_known(_SAYS_S))
 
     async def __del__(self) -> None:
+        self._loop_watch.close()
         for task in self._tasks:
             task.cancel()
         self._described.stop()

@@ -25,9 +25,8 @@ from deployments.contract import logs
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
 from deployments.contract.groups import version_of
-from deployments.contract.loop_watch import HUNG_EXIT_CODE, LoopWatch
+from deployments.contract.loop_watch import HUNG_EXIT_CODE, watch_process
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.process_watchdog import process_watchdog
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
@@ -100,7 +99,7 @@ class ModelReplica:
         self._server = ChannelServer(core, replica_id, tls=server_tls(channel_tls(channel)))
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         await self._server.listen(host, channel_ports(channel))
-        self._loop_watch = LoopWatch(watchdog=process_watchdog())
+        self._loop_watch = watch_process()
         self._progress.tell("ready", 1.0)
         tell_autoscaler(self._name, self._group, self._progress.spent())
         logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})

@@ -213,9 +213,11 @@ def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(ser
     bearers = [{"authorization": f"Bearer {key}"} for key in (leaked, kept)]
     server.until(lambda: server.infer("a", [1], headers=bearers[0]).status_code == 200, 5)
     (registry,) = server.named("ray::RegistryActor")
+    hung = [registry, *registry.children()]  # whose watchdog would end it
     file = server.write("more.yaml", {"a": A, "b": B, "c": C}, tenants=tenants)
     with ThreadPoolExecutor(1) as pool:
-        registry.suspend()
+        for process in hung:
+            process.suspend()
         try:
             applying = pool.submit(server.headrace, "apply", str(file))
             server.until(lambda: bool(server.named("ray::ServeReplica:model-c")), 60)
@@ -227,7 +229,8 @@ def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(ser
             assert not applying.done()
             assert server.infer("a", [1], headers=bearers[1]).status_code == 200
         finally:
-            registry.resume()
+            for process in hung:
+                process.resume()
         finished = applying.result(90)
     assert finished.returncode == 0, finished.stderr  # of a file that has the key yet
     assert server.infer("a", [1], headers=bearers[0]).status_code == 401

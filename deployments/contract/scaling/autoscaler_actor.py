@@ -4,7 +4,8 @@ Decides once a second, and at once when a gateway reports what cannot wait; what
 controller fetches (`target_reader`), gateways hear with the answer to their report, and pool
 replicas while they wait for an order. Settings come from the cluster's store, where its state is
 kept too: every 10 s, and when somebody sets a number by hand. All blocking calls are made in
-threads. Restarted by Ray for ever; while it is away, everything stays as it is.
+threads. Ended when it hangs, restarted by Ray for ever; while it is away, everything stays as it
+is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import ray
 
 from autoscaling.types import StartReading
 from deployments.contract import logs
+from deployments.contract.loop_watch import watch_process
 from deployments.contract.scaling import actor_name, document, store
 from deployments.contract.scaling.cluster_resources import available_resources, most_resources
 from deployments.contract.scaling.decider import Decider
@@ -45,6 +47,7 @@ logger = logging.getLogger("headrace.autoscaler")
 class AutoscalerActor:
     async def __init__(self) -> None:  # type: ignore[misc]
         logs.configure_from_environment()
+        self._loop_watch = watch_process()
         self._decider = Decider(clock(), int(time.time() * 1000))
         self._text = ""
         self._pressed = asyncio.Event()

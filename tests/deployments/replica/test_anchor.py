@@ -54,6 +54,14 @@ class FakeGroups:
         return self._description, b""
 
 
+class FakeWatch:
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
 class Anchor(ModelAnchor):
     """Whose end only a test calls."""
 
@@ -65,6 +73,8 @@ class Starting:
         self.registry, self.groups = FakeRegistry(serving), FakeGroups(description)
         monkeypatch.setattr(anchor, "registry", lambda: self.registry)
         monkeypatch.setattr(anchor, "DescribedGroups", lambda *_: self.groups)
+        self.watch = FakeWatch()
+        monkeypatch.setattr(anchor, "watch_process", lambda: self.watch)
         monkeypatch.setattr(anchor, "keep_replica_calls_local", lambda: None)
         monkeypatch.setattr(anchor.logs, "configure_from_environment", lambda: None)
         self.anchor: Any = Anchor.__new__(Anchor)
@@ -104,6 +114,18 @@ async def test_it_waits_for_its_model_unless_nobody_does(starting, settings, ser
     assert task.done()
     assert run.registry.announced == [7]
     await ModelAnchor.__del__(run.anchor)
+
+
+async def test_it_is_watched_while_it_waits_and_until_it_goes(starting):
+    run = starting(False)
+    task = await run.begin()
+    assert not task.done()
+    assert run.anchor._loop_watch is run.watch
+    run.groups.changed.set()
+    await run.turns()
+    assert run.watch.is_open
+    await ModelAnchor.__del__(run.anchor)
+    assert not run.watch.is_open
 
 
 async def test_it_tells_the_registry_whether_its_model_is_optional(starting):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,12 +25,16 @@ class Store(dict[str, str]):
     """The cluster's; away for so many questions."""
 
     away = 0
+    watchers = 0  # of a process
 
     def fetch(self, name: str) -> str | None:
         if self.away:
             self.away -= 1
             raise ConnectionError("the store is away")
         return self.get(name)
+
+    def watched(self) -> None:
+        self.watchers += 1
 
 
 class NoServe:
@@ -46,6 +51,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(autoscaler_actor, "available_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "_serve_list", NoServe)
     monkeypatch.setattr(autoscaler_actor, "_LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(autoscaler_actor, "watch_process", found.watched)
     return found
 
 
@@ -90,6 +96,16 @@ async def test_a_number_by_hand_is_kept_at_once_and_known_to_a_successor(actor, 
     end(successor)
     assert status["models"]["a"]["pinned"] == {"": 3}
     assert status["models"]["a"]["reason"] == "manual"
+
+
+async def test_it_is_watched_while_the_store_does_not_answer(kept: Store) -> None:
+    kept.away = 1_000_000
+    begins = asyncio.create_task(begun())
+    await asyncio.sleep(0)
+    assert (kept.watchers, begins.done()) == (1, False)
+    begins.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await begins
 
 
 async def test_nothing_is_overwritten_that_could_not_be_read(actor, kept, monkeypatch) -> None:

@@ -59,6 +59,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(autoscaler_actor, "most_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "available_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "_serve_list", NoServe)
+    monkeypatch.setattr(autoscaler_actor, "watch_process", lambda: None)  # it would end this one
     return fake
 
 
