@@ -136,10 +136,13 @@ class ServeController:
 
 class ControllerKeeper:
     """Looks after one controller after the other; for an event loop's thread alone. `find` blocks,
-    and may raise."""
+    and may raise. `on_end` is told of each that was ended."""
 
-    def __init__(self, find: Callable[[], Controller] = ServeController) -> None:
+    def __init__(
+        self, on_end: Callable[[], None], find: Callable[[], Controller] = ServeController
+    ) -> None:
         self.watch = ControllerWatch()
+        self._on_end = on_end
         self._find = find
         self._controller: Controller | None = None
         self._answer: asyncio.Future[int] | None = None
@@ -199,3 +202,4 @@ class ControllerKeeper:
         logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
         line = AuditLine("the registry", "end", "Serve's controller", f"process {self._process}")
         audit.record(replace(line, detail=why))
+        self._on_end()

@@ -82,7 +82,8 @@ class View:
     """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
     what stands in for such, as far as known, `optional` those that nobody waits for. `pool`: who
     serves a model in the shared pool, `rollouts` what goes to a model's canary; canaries are among
-    `models` by names of their own. Not `complete`: what is here is true, and more may be."""
+    `models` by names of their own. Not `complete`: what is here is true, and more may be.
+    controller_ends: how often this registry has ended Serve's controller."""
 
     revision: int
     models: dict[str, ModelDescription]
@@ -93,6 +94,7 @@ class View:
     pool: dict[str, tuple[PoolMember, ...]] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
     rollouts: dict[str, RolloutRoute] = field(default_factory=dict)
+    controller_ends: int = 0
 
 
 @dataclass(slots=True)
@@ -116,6 +118,7 @@ class Registry:
     pool: dict[str, PoolEntry] = field(default_factory=dict)
     last_generation: int = 0
     rollouts: Rollouts = field(default_factory=Rollouts)
+    controller_ends: int = 0
 
     def declare(self, names: Collection[str], now: float) -> bool:
         """The whole list of models that ought to exist; others become unknown (404). Whether
@@ -233,6 +236,11 @@ class Registry:
             self._changed()
         return changed
 
+    def controller_ended(self) -> None:
+        """Serve's, because it hung; gateways count it where they are scraped."""
+        self.controller_ends += 1
+        self._changed()
+
     def drain(self, draining: bool) -> None:
         self.draining = draining
         self._changed()
@@ -302,6 +310,7 @@ class Registry:
             frozenset(name for name, outline in self.outlines.items() if outline.optional)
             | {name for name in self.declared if is_canary(name)},
             self.rollouts.routes(),
+            self.controller_ends,
         )
 
     def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:

@@ -52,7 +52,7 @@ class RegistryActor:
         from deployments.contract.serve_list import ServeList
 
         self._serve = ServeList()
-        self._controller = ControllerKeeper()
+        self._controller = ControllerKeeper(self._controller_ended)
         loop = asyncio.get_running_loop()
         from deployments.contract.scaling.autoscaler_actor import autoscaler
 
@@ -86,6 +86,10 @@ class RegistryActor:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _controller_ended(self) -> None:
+        self._registry.controller_ended()
+        self._wake()
 
     async def watch(self, revision: int, timeout_s: float) -> View:
         """The view, as soon as its revision differs from `revision`, or after `timeout_s`."""

@@ -134,6 +134,14 @@ def age(gateway: str, values: str) -> dict[str, str]:
     return {of("tenants_age_seconds", {"namespace": "serving"}, gateway=gateway): values}
 
 
+def ends(*values: str) -> dict[str, str]:
+    """Of Serve's controller, as each gateway tells it."""
+    return {
+        of("serve_controller_ends_total", {"namespace": "serving"}, gateway=str(number)): each
+        for number, each in enumerate(values)
+    }
+
+
 def readiness(*values: str, optional: str = "false") -> dict[str, str]:
     """As each gateway tells it."""
     return {
@@ -356,6 +364,20 @@ CASES = (
         "good there.",
     ),
     AlertCase("HeadraceTenantsAreOld", "for a moment", 10, age("a", "0.5x8 45 0.5x10")),
+    AlertCase(
+        "HeadraceControllerHangs", "twice, as both gateways say", 70,
+        ends("0x20 1x10 2x60", "0x20 1x10 2x60"), {"namespace": "serving"},
+        "Serve's controller was ended 2 times in an hour, because it hung.",
+    ),
+    AlertCase(
+        "HeadraceControllerHangs", "the registry began anew between", 70,
+        ends("0x20 1x10 0x5 1x60"), {"namespace": "serving"},
+        "Serve's controller was ended 2 times in an hour, because it hung.",
+    ),
+    AlertCase("HeadraceControllerHangs", "once", 70, ends("0x20 1x90", "0x20 1x90")),
+    AlertCase(
+        "HeadraceControllerHangs", "a gateway hears of what was", 70, ends("_x20 5x90", "5x120")
+    ),
     AlertCase(
         "HeadraceGpuMemoryIsFull", "nearly all", 30, gpu_memory(79_000, 1_000), GPU,
         "98.75% of GPU 0's memory on node-1 is in use.",

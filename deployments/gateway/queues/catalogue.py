@@ -109,6 +109,7 @@ class Catalogue:
         self._optional: frozenset[str] = frozenset()
         self._awaited: set[str] | None = None
         self._all_known = False
+        self.controller_ends: int | None = None  # as in `View`; None before the first one
         self._adopting: dict[str, _Adopting] = {}
         self.draining = False
 
@@ -284,6 +285,7 @@ class Catalogue:
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
         self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
+        self.controller_ends = view.controller_ends
         if self._awaited is None and self._declared and view.complete:
             self._awaited = set(self._declared)
         if self._awaited is not None:

@@ -251,7 +251,7 @@ class GatewayTelemetry:
         ready = {(name, known.is_optional(name)): known.ready(name) for name in known.declared}
         return GatewayLevels(
             models, self._pool.statistics(), known.frozen, ready, tuple(self._keys),
-            self._tenants.age_s,
+            self._tenants.age_s, known.controller_ends,
         )  # fmt: skip
 
 

@@ -58,7 +58,8 @@ class ModelLevels:
 class GatewayLevels:
     """`frozen`: whether the controllers of all models are. `ready`: of every declared model,
     whether it answers, by its name and whether it is optional. `tenants_age_s`: since the tenants
-    in force were last found to be those that are to be."""
+    in force were last found to be those that are to be. `controller_ends`: how often the registry
+    has ended Serve's controller; None before it was heard."""
 
     models: tuple[ModelLevels, ...] = ()
     preprocess: TurnStatistics | None = None
@@ -66,6 +67,7 @@ class GatewayLevels:
     ready: Mapping[tuple[str, bool], bool] = field(default_factory=dict)
     keys: Sequence[tuple[KeyLabels, KeyUse]] = ()
     tenants_age_s: float = 0.0
+    controller_ends: int | None = None
 
 
 class TokenRates:

@@ -92,6 +92,12 @@ def _preprocess(s: Scrape) -> Items[TurnStatistics] | None:
     return None if pool is None else [((), pool)]
 
 
+def _controller_ends(s: Scrape) -> Items[int] | None:
+    """Not shown before it is known: what comes then would look like an increase."""
+    ends = s.levels.controller_ends
+    return None if ends is None else [((), ends)]
+
+
 def _coefficients(s: Scrape) -> Items[float]:
     for model in s.levels.models:
         cost = model.coefficients
@@ -142,6 +148,7 @@ REQUESTS = Scope((*FLOW_LABELS, "protocol", "outcome", "reason"),
 TOKENS = Scope(FLOW_LABELS, lambda s: s.recorded.generation.totals())
 FALLBACKS = Scope(("model", "fallback"), lambda s: s.recorded.fallbacks.items())
 PREPROCESS = Scope((), _preprocess)
+CONTROLLER_ENDS = Scope((), _controller_ends)
 MODEL = Scope(("model",), lambda s: [((m.model,), m) for m in s.levels.models])
 DECLARED = Scope(("model", "optional"), lambda s: [
     ((model, str(optional).lower()), int(ready))
@@ -345,6 +352,8 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     gauge("key_expires_timestamp_seconds", KEYS_ENDING, "When a key ends.", _itself),
     gauge("tenants_age_seconds", GATEWAY, "Since the tenants in force were last found current.",
           lambda s: s.levels.tenants_age_s),
+    counter("serve_controller_ends", CONTROLLER_ENDS,
+            "Times that the registry has ended Serve's controller.", _itself),
 
     gauge("preprocess_waiting_jobs", PREPROCESS, "Requests waiting for it.",
           lambda p: p.waiting_jobs),

@@ -181,6 +181,15 @@ ALERTS = (
         "gateway's log; `headrace status`.",
     ),
     Alert(
+        "HeadraceControllerHangs",
+        "round(max by (namespace) (increase(headrace_serve_controller_ends_total[1h]))) >= 2",
+        "0m",
+        Severity.WARNING,
+        "Serve's controller was ended {{ $value }} times in an hour, because it hung.",
+        "The registry's log and the audit: why. The head's processors and memory, and how many "
+        "replicas and applications there are; the controller's own log.",
+    ),
+    Alert(
         "HeadraceGpuMemoryIsFull",
         "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.97",
         "10m",

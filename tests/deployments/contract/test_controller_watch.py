@@ -213,9 +213,14 @@ class Kept:
 
     def __init__(self) -> None:
         self.controller, self.there = Scripted(), True
-        self.keeper = ControllerKeeper(self.find)
+        self.told = 0
+        self.keeper = ControllerKeeper(self.hear, self.find)
         self.now, self.finds = 0.0, 0
         self.clock_is_ahead_s = 1e9
+
+    def hear(self) -> None:
+        """Of an end."""
+        self.told += 1
 
     def find(self) -> Scripted:
         self.finds += 1
@@ -252,7 +257,7 @@ async def test_one_that_hangs_or_refuses_all_calls_is_ended_once_and_that_is_wri
     await kept.looks()
     assert kept.controller.ends == 1
     await kept.looks(5 * HANGS_S)
-    assert kept.controller.ends == 1
+    assert (kept.controller.ends, kept.told) == (1, 1)
     (line,) = audited(tmp_path)
     assert line["actor"] == "the registry"
     assert (line["verb"], line["object"]) == ("end", "Serve's controller")
@@ -309,8 +314,9 @@ async def test_what_cannot_be_ended_is_tried_again(kept: Kept) -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="no control store"):
             await kept.looks()
+    assert kept.told == 0
     await kept.looks()
-    assert kept.controller.ends == 1
+    assert (kept.controller.ends, kept.told) == (1, 1)
 
 
 async def test_it_is_looked_at_for_ever_whatever_goes_wrong(
@@ -328,7 +334,7 @@ async def test_it_is_looked_at_for_ever_whatever_goes_wrong(
 
     tries: list[int] = []
     loop = asyncio.get_running_loop()
-    task = asyncio.create_task(ControllerKeeper(find).run())
+    task = asyncio.create_task(ControllerKeeper(lambda: None, find).run())
     async with asyncio.timeout(5.0):
         await found.wait()
     assert not task.done()

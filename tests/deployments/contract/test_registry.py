@@ -114,12 +114,13 @@ def test_every_change_that_gateways_must_hear_of_has_a_new_revision(
         lambda: registry.begin("device", 1.0, ModelOutline()),
         lambda: registry.announce(description(), b"", 1.0),
         lambda: registry.drain(True),
+        lambda: registry.controller_ended(),
         lambda: registry.withdraw("device", 1),
     ):
         change()
         seen.append(registry.revision)
     assert seen == sorted(set(seen))
-    assert registry.view().draining
+    assert (registry.view().draining, registry.view().controller_ends) == (True, 1)
 
 
 def test_tokenisers_are_kept_while_somebody_uses_them(

@@ -111,6 +111,16 @@ async def test_who_stands_in_is_known_before_a_model_was_ready(
     assert following.catalogue.fallback_of("device") == description().reuse.fallback
 
 
+async def test_how_often_serves_controller_was_ended_is_what_the_registry_says(
+    following: Following,
+) -> None:
+    assert following.catalogue.controller_ends is None
+    await following.registry.tell(controller_ends=2)
+    assert following.catalogue.controller_ends == 2
+    await following.registry.tell(complete=False)  # the registry restarted
+    assert following.catalogue.controller_ends == 0
+
+
 async def test_the_switch_reaches_the_models_that_are_there_and_those_to_come(
     following: Following, description: Describe
 ) -> None:

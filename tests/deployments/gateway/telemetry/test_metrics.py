@@ -72,6 +72,7 @@ LEVELS = GatewayLevels(
         ),
     ),
     preprocess=TurnStatistics(3, 9, 1, 2, 40, 6, 0.001),
+    controller_ends=2,
 )  # fmt: skip
 
 
@@ -295,6 +296,12 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
     assert value(metrics, "headrace_preprocess_waiting_jobs") == 3
     assert value(metrics, "headrace_preprocess_refused_total") == 6
     assert value(metrics, "headrace_preprocess_cache_hits_total", model="m") == 11
+    assert value(metrics, "headrace_serve_controller_ends_total") == 2
+
+
+def test_how_often_serves_controller_was_ended_is_not_said_before_it_is_known():
+    metrics = GatewayMetrics("gw-0", levels=GatewayLevels)
+    assert b"headrace_serve_controller_ends" not in metrics.exposition()[0]
 
 
 def test_connections_opened_and_reused_are_counted(metrics):

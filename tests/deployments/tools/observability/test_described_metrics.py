@@ -37,7 +37,9 @@ Labels = Mapping[str, set[str]]
 def known() -> Labels:
     """Labels by the name of a sample, as `/metrics` has them and as rules record them."""
     nothing = TurnStatistics(0, 0, 0, 0, 0, 0, 0.0)
-    metrics = GatewayMetrics("g", levels=lambda: GatewayLevels(preprocess=nothing))
+    metrics = GatewayMetrics(
+        "g", levels=lambda: GatewayLevels(preprocess=nothing, controller_ends=0)
+    )
     found: dict[str, set[str]] = dict(DCGM)
     for family in metrics.collect():
         labels = set(family._labelnames) | OF_TARGETS
