@@ -28,4 +28,4 @@ class RunError(RuntimeFault):
 
 
 class Unhealthy(RuntimeFault):
-    """The backend will not recover; replace the replica."""
+    """The backend will not recover: its process ends, for another one to take its place."""

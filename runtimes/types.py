@@ -156,7 +156,8 @@ class Runtime(Protocol):
     lengths x sizes; raises `LoadError` where one fails. limits: after load. run: raises `BadRows`
     for input that is the caller's fault and `RunError` for its own; never leaves the device in a
     state that fails the next batch.
-    health: raises `Unhealthy`. close: frees everything; idempotent.
+    health: raises `Unhealthy`, as `run` may: the device is lost to this process, which ends.
+    close: frees everything; idempotent.
     """
 
     def load(self) -> None: ...

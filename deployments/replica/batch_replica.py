@@ -1,4 +1,8 @@
-"""The Ray Serve deployment of a model that takes batches: wires a runtime to the replica core."""
+"""The Ray Serve deployment of a model that takes batches: wires a runtime to the replica core.
+
+A batch that hangs ends the process, and so does a runtime that says that it will not recover: to
+gateways either is a lost replica, whose rows they run again.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,7 @@ class BatchReplica(ModelReplica):
             on_hang=lambda: self._end_process("a batch hangs (hang_limit_s, hang_factor)"),
             allow_non_finite=self._settings.allow_non_finite,
         )
+        self._worker.on_death = self._end_process
         self._core = ReplicaCore(self._worker)
         self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, limits.most_s / 4)))
         limit_mib = self._settings.replicas.memory_limit_mib

@@ -5,9 +5,10 @@ under one lock: what runs next is chosen by the thread that has just become free
 the loop between two batches. A runtime is used by one thread at a time, so its health is asked on
 that thread, between batches. A run that lasts much longer than the gateway has predicted, or longer
 than `hang_limit_s`, calls `on_hang`: nothing in Python can end it, so the replica's process ends
-instead. Where the runtime can put a batch on
-its device while another computes, a second thread has it do so for each batch that waits. Where
-several runtimes share a device, their workers take turns, a batch each (`DeviceTurn`).
+instead; so it does where the runtime says that it will not recover (`on_death`). Where the runtime
+can put a batch on its device while another computes, a second thread has it do so for each batch
+that waits. Where several runtimes share a device, their workers take turns, a batch each
+(`DeviceTurn`).
 A job is written by one thread at a time. Times are `time.perf_counter` seconds of this process.
 """
 
@@ -27,6 +28,7 @@ from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
 from deployments.settings.model import ModelSettings
 from routers.api.requests import FlowWork, Report
 from routers.staging import Staged, Staging, Turn
+from runtimes.errors import Unhealthy
 from runtimes.types import Batch, Prefetching, Runtime
 
 Key = tuple[str, int]
@@ -240,7 +242,8 @@ def hang_limits(model: ModelSettings) -> HangLimits:
 class DeviceWorker:
     """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process. `limits`:
     when a run counts as hung. `turn`: of a device that other workers use too. `allow_non_finite`:
-    NaN and infinity are answers."""
+    NaN and infinity are answers. `on_death` is told why, on the device's thread, when the runtime
+    says that it will not recover, before gateways hear of anything that failed by it."""
 
     def __init__(
         self,
@@ -258,6 +261,8 @@ class DeviceWorker:
         self._prefetch = _prefetch_of(runtime)
         self._limits = limits
         self._on_hang = on_hang
+        self.on_death: Callable[[str], None] = _nobody
+        self._closing = False
         self._turn = turn or contextlib.nullcontext()
         self._allow_non_finite = allow_non_finite
         self._loop = asyncio.get_running_loop()
@@ -314,6 +319,7 @@ class DeviceWorker:
             self._on_hang()
 
     def close(self) -> None:
+        self._closing = True
         self._staged.put(None)
         self.queue.close()
         self._thread.join(timeout=self._limits.most_s)
@@ -352,6 +358,9 @@ class DeviceWorker:
                 self._runtime, job.batch, allow_non_finite=self._allow_non_finite,
                 on_run=self._begins,
             )  # fmt: skip
+        except Unhealthy as fault:
+            self._died(fault)
+            job.fault = fault
         except Exception as fault:
             job.fault = fault
         job.finished = time.perf_counter()
@@ -365,9 +374,21 @@ class DeviceWorker:
     def _probe(self) -> Exception | None:
         try:
             self._runtime.health()
+        except Unhealthy as fault:
+            self._died(fault)
+            return fault
         except Exception as fault:
             return fault
         return None
+
+    def _died(self, fault: Unhealthy) -> None:
+        """One that closes has let its runtime go, and ends as it was about to."""
+        if not self._closing:
+            self.on_death(f"{fault}, and {self.queue.inflight} batches with it")
+
+
+def _nobody(why: str) -> None:
+    pass
 
 
 def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:

@@ -3,9 +3,8 @@
 A constructor loads, warms and profiles before it returns, so a replica that runs is hot; which
 phase it is in, how far, and why it failed, the registry hears. Serve gives an application up whose
 replicas failed three times; those of an optional model end late, so that whoever waits for all
-applications has long gone on. A replica whose device or engine hangs, or whose engine has died,
-ends its process (`os._exit`) and what that has started: Serve replaces it, and gateways retry what
-it had.
+applications has long gone on. A replica whose device or engine hangs, or will not recover, ends its
+process (`os._exit`) and what that has started: Serve replaces it, and gateways retry what it had.
 """
 
 from __future__ import annotations

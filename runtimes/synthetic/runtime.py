@@ -57,9 +57,9 @@ class SyntheticOptions:
     output `embedding` is. load_s, warm_s: how long starting takes. hiccup_every, hiccup_ms,
     hiccup_seed: as of `Hiccups`, in batches. A batch holding one of these ids in any row: fail_ids
     raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids ends the whole process
-    at once. nan_ids: a row that holds one is answered with NaN. answer_bias: what every answer is
-    off by. grow_mib: what every batch adds to the memory that the process has resident, for
-    good.
+    at once, lose_ids loses the device: that batch and all after it raise `Unhealthy`. nan_ids: a
+    row that holds one is answered with NaN. answer_bias: what every answer is off by. grow_mib:
+    what every batch adds to the memory that the process has resident, for good.
     """
 
     base_ms: float = 2.0
@@ -74,6 +74,7 @@ class SyntheticOptions:
     fail_ids: tuple[int, ...] = ()
     hang_ids: tuple[int, ...] = ()
     die_ids: tuple[int, ...] = ()
+    lose_ids: tuple[int, ...] = ()
     nan_ids: tuple[int, ...] = ()
     hang_s: float = 3600.0
     answer_bias: float = 0.0
@@ -107,9 +108,9 @@ class SyntheticRuntime:
         self._loaded = False
         self._closed = threading.Event()
         self._leaked: list[np.ndarray[Any, Any]] = []
-        self._faulty = bool(
-            self._options.fail_ids or self._options.hang_ids or self._options.die_ids
-        )
+        self._lost = False
+        given = self._options
+        self._faulty = any((given.fail_ids, given.hang_ids, given.die_ids, given.lose_ids))
 
     def load(self) -> None:
         if self._settings.precision != "fp32":
@@ -147,6 +148,8 @@ class SyntheticRuntime:
     def health(self) -> None:
         if self._closed.is_set() or not self._loaded:
             raise Unhealthy("the synthetic device is closed or was never loaded")
+        if self._lost:
+            raise Unhealthy("the synthetic device is lost")
 
     def close(self) -> None:
         self._closed.set()
@@ -162,6 +165,9 @@ class SyntheticRuntime:
     def _inject(self, ids: np.ndarray[Any, Any]) -> None:
         if _holds(ids, self._options.die_ids):
             os._exit(EXIT_CODE)
+        if _holds(ids, self._options.lose_ids):
+            self._lost = True
+            self.health()
         if _holds(ids, self._options.hang_ids):
             self._closed.wait(self._options.hang_s)
             raise RunError("the batch held an id that hangs")

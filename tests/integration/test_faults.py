@@ -16,8 +16,10 @@ from served import ANSWER_S, Later, Load, Server, get, metric, patient, syntheti
 
 pytestmark = pytest.mark.integration
 
-KILLER, HANGER, SERIAL_KILLER = 666, 777, 888
-FATAL = {"base_ms": 200, "die_ids": [KILLER, SERIAL_KILLER], "hang_ids": [HANGER]}
+KILLER, HANGER, SERIAL_KILLER, LOSER = 666, 777, 888, 999
+FATAL = {
+    "base_ms": 200, "die_ids": [KILLER, SERIAL_KILLER], "hang_ids": [HANGER], "lose_ids": [LOSER],
+}  # fmt: skip
 MODEL = {
     **synthetic(options=FATAL),
     "replicas": {"count": 2, "hang_limit_s": 1.0},
@@ -102,7 +104,7 @@ def crowd(server: Server, culprit: int, innocents: int = 12) -> tuple[Later, lis
     return asked[0], asked[1:]
 
 
-@pytest.mark.parametrize("culprit", [KILLER, HANGER])
+@pytest.mark.parametrize("culprit", [KILLER, HANGER, LOSER])
 def test_only_the_request_that_ends_its_replica_fails(server, culprit):
     before = server.replicas("frail")
     guilty, innocent = crowd(server, culprit)
@@ -111,6 +113,7 @@ def test_only_the_request_that_ends_its_replica_fails(server, culprit):
     assert [total(a) for a in answers] == [n + 1 for n in range(1, len(answers) + 1)]
     assert guilty.answer().status_code == 422
     assert "retry-after" not in guilty.answer().headers
+    assert ("the synthetic device is lost, and " in server.output) is (culprit == LOSER)
     server.until(lambda: server.replicas("frail") != before, 20)
     until_whole(server)
 

@@ -122,6 +122,17 @@ def test_marked_id_ends_the_process(monkeypatch):
     assert left.value.code == synthetic.EXIT_CODE
 
 
+def test_marked_id_loses_the_device_for_good():
+    runtime = device(lose_ids=[5])
+    assert sums(runtime, [1]) == [1]
+    runtime.health()
+    for ids in ([5], [1]):
+        with pytest.raises(Unhealthy, match="lost"):
+            runtime.run(batch(ids))
+    with pytest.raises(Unhealthy, match="lost"):
+        runtime.health()
+
+
 def test_starting_tells_its_progress():
     told: list[tuple[str, float]] = []
     settings = RuntimeSettings(

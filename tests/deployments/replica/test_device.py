@@ -294,6 +294,53 @@ async def test_health_raises_what_the_runtime_says() -> None:
     worker.close()
 
 
+async def test_of_a_runtime_that_will_not_recover_is_told_before_its_batch_has_failed() -> None:
+    worker, told = worker_of(Moody(lambda value: Unhealthy("gone"))), []
+    job = job_of(1)
+    worker.on_death = lambda why: told.append((why, job.fault, job.done.done()))
+    worker.queue.put(job)
+    await job.done
+    worker.close()
+    assert told == [("gone, and 1 batches with it", None, False)]
+    assert isinstance(job.fault, Unhealthy)
+
+
+async def test_of_one_whose_health_says_so_is_told_and_not_once_it_closes() -> None:
+    runtime = Moody(lambda value: None)
+    worker, told = worker_of(runtime), list[str]()
+    worker.on_death = told.append
+
+    def gone() -> None:
+        raise Unhealthy("gone")
+
+    runtime.health = gone  # type: ignore[method-assign]
+    with pytest.raises(Unhealthy):
+        await worker.health()
+    assert told == ["gone, and 0 batches with it"]
+    worker._closing = True
+    with pytest.raises(Unhealthy):
+        await worker.health()
+    assert len(told) == 1
+    worker.close()
+
+
+async def test_a_batch_or_a_health_check_that_only_failed_is_no_death() -> None:
+    runtime = Moody(lambda value: RunError("bad"))
+    worker, told = worker_of(runtime), list[str]()
+    worker.on_death = told.append
+
+    def fails() -> None:
+        raise RunError("bad")
+
+    runtime.health = fails  # type: ignore[method-assign]
+    worker.queue.put(job := job_of(1))
+    await job.done
+    with pytest.raises(RunError):
+        await worker.health()
+    worker.close()
+    assert told == []
+
+
 async def test_the_duty_cycle_is_that_of_late(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("deployments.replica.device.time.perf_counter", lambda: now[0])
