@@ -7,7 +7,8 @@ has said nothing for `HANGS_S`, or for three times as long as it lately took to 
 stands still while it looks through its replicas. Only seconds count in which whoever asks was on
 time itself, and in which Ray holds the controller to run. It is ended, too, when the wall clock was
 set back: until that is where it was it would look after no replica. After each end there is a
-pause, twice as long as the last: what ending does not mend is not ended in a circle.
+pause, twice as long as the last: what ending does not mend is not ended in a circle. One that
+answered after its end was mended, and starts well: in a pause it gets as long as one that starts.
 
 Asked by the registry, which may end actors anywhere: the same on one machine and on many.
 """
@@ -75,7 +76,7 @@ class ControllerWatch:
         else:
             self.silent_s, self._answered, self._furthest_s = 0.0, False, None
         behind_s = self._behind_s(wall_s - now)
-        if now < self._not_before:
+        if now < self._not_before and not self._hangs_again():
             return None
         if self.silent_s >= self._limit_s():
             return f"it has not answered for {self.silent_s:.0f} s"
@@ -87,6 +88,10 @@ class ControllerWatch:
         self.silent_s, self._answered, self._furthest_s = 0.0, False, None
         self._not_before = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+
+    def _hangs_again(self) -> bool:
+        """For good, after it was ended and had answered."""
+        return self._answered and self.silent_s >= STARTS_S
 
     def _limit_s(self) -> float:
         """Of silence."""

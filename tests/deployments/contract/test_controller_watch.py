@@ -130,6 +130,22 @@ def test_one_that_answers_for_a_moment_between_two_hangs_has_its_pause_all_the_s
     assert looks.see(SILENT, 2)
 
 
+def test_in_a_long_pause_one_that_has_answered_gets_as_long_as_one_that_starts(
+    looks: Looks,
+) -> None:
+    for _ in range(4):
+        looks.see(ANSWERED)
+        while not looks.see(SILENT):
+            pass
+    assert not looks.see(AWAY, 10)  # its pause: 240 s
+    looks.see(ANSWERED)
+    assert not looks.see(SILENT, STARTS_S - 1)
+    looks.see(ANSWERED)
+    assert not looks.see(SILENT, STARTS_S - 1)
+    assert looks.see(SILENT)
+    assert not looks.see(SILENT, 8 * PAUSE_S)  # and none that never answered
+
+
 def test_seconds_in_which_nobody_looked_say_nothing(looks: Looks) -> None:
     """Whoever looks was stopped, or got no processor."""
     looks.see(SILENT)
