@@ -77,7 +77,10 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         generation=_generation(model) if model.task == "generate" else None,
         suspect_hold_s=model.crashes.hold_s,
         policies=PolicyNames(
-            model.policies.order, model.policies.batching, model.policies.placement
+            model.policies.order,
+            model.policies.batching,
+            model.policies.placement,
+            model.policies.admission,
         ),
     )
 
@@ -129,6 +132,7 @@ def _admission(model: ModelSettings) -> AdmissionParameters:
         max_queue_s=_NEVER if work_s is None else work_s,
         codel=CodelParameters(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
         limit=LimitParameters(Mode(limit.mode), limit.fixed, limit.least, limit.most),
+        modes=tuple((name, Mode(mode)) for name, mode in sorted(admission.modes.items())),
     )
 
 

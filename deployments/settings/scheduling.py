@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from routers.policies.registry import KINDS
-from yaml_document.section import Section, off_is_a_word, wrong
+from routers.policies.registry import KINDS, modeless
+from yaml_document.section import Section, listed, off_is_a_word, wrong
 
 Mode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(off_is_a_word)]
 _MODES = "not asked (`off`), only counted (`observe`), or acted on (`enforce`)"
@@ -114,6 +114,24 @@ def _names(kind: str) -> WithJsonSchema:
 OrderName = Annotated[str, AfterValidator(partial(_known, "order")), _names("order")]
 BatchingName = Annotated[str, AfterValidator(partial(_known, "batching")), _names("batching")]
 PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _names("placement")]
+AdmissionName = Annotated[str, AfterValidator(partial(_known, "admission")), _names("admission")]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises ValueError where one is named twice."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"names one twice: {', '.join(names)}")
+    return names
+
+
+def _without_parameters(name: str) -> str:
+    """Raises ValueError for a controller whose mode stands elsewhere, or that is not there."""
+    if name not in modeless():
+        known = ", ".join(modeless()) or "none is there"
+        raise ValueError(
+            f"must be a controller without parameters of its own ({known}), got {name!r}"
+        )
+    return name
 
 
 class PolicySettings(Section):
@@ -135,6 +153,15 @@ class PolicySettings(Section):
         default="finish_first",
         description="Which replica is asked first: the one that is predicted to finish first, the "
         "`least_loaded`, by Prequal's rule (`prequal`), or in turn (`round_robin`).",
+    )
+    admission: Annotated[
+        tuple[AdmissionName, ...], BeforeValidator(listed), AfterValidator(_each_once)
+    ] = Field(
+        default=("limit", "feasibility", "best_effort_capacity", "codel"),
+        description="Who may turn requests away, in this order: by a learnt limit of requests in "
+        "hand (`limit`), a forecast of the wait (`feasibility`), what late work idle moments could "
+        "serve (`best_effort_capacity`), standing queues (`codel`); what each does, and whether "
+        "that is only counted, `admission` says. `[]`: nobody but the bounds of the queue.",
     )
 
 
@@ -223,6 +250,11 @@ class AdmissionSettings(Section):
     )
     limit: LearntLimitSettings = Field(
         default_factory=LearntLimitSettings, description="How many requests may be in hand."
+    )
+    modes: dict[Annotated[str, AfterValidator(_without_parameters)], Mode] = Field(
+        default_factory=dict,
+        description="Of controllers of `policies.admission` that have no section here: whether "
+        f"they are {_MODES}; those that are left out are acted on.",
     )
 
 

@@ -71,7 +71,8 @@ class AdmissionParameters:
     its deadline, and refuse it where no idle moment is left for late ones. margin_s,
     best_effort_capacity_s: fixed values of what it learns, the margin of its forecasts and the
     seconds of late work that may wait. max_queue_s: bound on predicted seconds of waiting work a
-    replica; inf: none."""
+    replica; inf: none. modes: of controllers that have no parameters here, by name; else they
+    enforce."""
 
     feasibility: Mode = Mode.ENFORCE
     margin_s: float | None = None
@@ -79,6 +80,7 @@ class AdmissionParameters:
     max_queue_s: float = float("inf")
     codel: CodelParameters = field(default_factory=CodelParameters)
     limit: LimitParameters = field(default_factory=LimitParameters)
+    modes: tuple[tuple[str, Mode], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +171,13 @@ class GroupSettings:
 @dataclass(frozen=True, slots=True)
 class PolicyNames:
     """Which policy answers each question; the names are `routers.policies.registry`'s. With
-    another order, who has had how much is forgotten."""
+    another order, who has had how much is forgotten. admission: those that are asked, in this
+    order; what one has learnt that is named no more is forgotten."""
 
     order: str = "sfq"
     batching: str = "ragged"
     placement: str = "finish_first"
+    admission: tuple[str, ...] = ("limit", "feasibility", "best_effort_capacity", "codel")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,9 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
-    """A controller of admission. shed: what it refused or evicted; would_shed: what it would have,
-    in "observe". value: "feasibility": the largest margin, seconds; "best_effort_capacity": the
-    share of the replicas' time that late work may have; "codel": how many flows' queues stand;
-    "limit": the lowest. by_flow: (priority, tenant, value), where it has one a flow.
-    """
+    """A controller of admission, by its name in the registry of policies. shed: what it refused or
+    evicted; would_shed: what it would have, in "observe". value: what it has learnt, see its
+    `value`; by_flow: (priority, tenant, value), where it has one a flow."""
 
     name: str
     mode: str

@@ -24,11 +24,11 @@ from routers.state.rows import Row
 
 def carry_out(requests: RequestTable, plan: LeadPlan, now: float, actions: list[Action]) -> None:
     """Takes the plan's first rows; who leaves goes where it says."""
-    codel, draft, taken = requests.admission.codel, plan.draft, 0
-    if plan.watches:
-        codel.learn(plan.watches)
-    for _ in range(plan.too_old):
-        codel.verdicts.no()
+    draft, taken = plan.draft, 0
+    for look in plan.looks:
+        look.controller.learn(look.seen)
+        for _ in range(look.noes):
+            look.controller.verdicts.no()
     for leaving in plan.leaving:
         take(requests, draft.rows[taken : leaving.after], now)
         taken = leaving.after
@@ -46,7 +46,7 @@ def take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
     waiting = requests.waiting
     for row in rows:
         waiting.remove(row)
-        if row.tracked.forecast is not None:
+        if row.tracked.forecast_s is not None:
             requests.starts(row.tracked, now)
 
 

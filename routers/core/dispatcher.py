@@ -74,7 +74,7 @@ class Dispatcher:
 
     def __init__(self, settings: DispatcherSettings) -> None:
         validate(settings)
-        check_names(settings.policies)
+        check_names(settings)
         self._groups = ReplicaGroups(settings)
         self._replicas = ReplicaSet(self._groups, PLACEMENTS[settings.policies.placement]())
         self._leases = LeaseTable()

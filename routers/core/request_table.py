@@ -16,11 +16,10 @@ from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
 from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings, validate
+from routers.core.admission import Admission, Rejection
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
-from routers.policies.admission.admission_pipeline import AdmissionPipeline, Rejection, TimesLeft
-from routers.policies.admission.controllers import Admission
 from routers.policies.admission.lateness import is_over, is_refused, next_moment
 from routers.policies.admission.queue_bound import most_rows
 from routers.policies.batching.view import QueueView
@@ -28,6 +27,7 @@ from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
 from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.leases import abandon
+from routers.state.rejection_cache import TimesLeft
 from routers.state.replica_state import Lease
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
@@ -55,14 +55,14 @@ class RequestTable:
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
-        self._pipeline = AdmissionPipeline(self.waiting, self.flows, replicas)
-        self.admission = Admission(settings)
-        self.served = ServedWork(self.flows, self.admission, self._pipeline.rejections)
+        self.admission = Admission(settings, self.waiting, self.flows, replicas)
+        self.controllers = self.admission.controllers
+        self.served = ServedWork(self.flows, self.controllers, self.admission.rejections)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
         self.suspects = Suspects(replicas)
         self.batching = BATCHINGS[settings.policies.batching]()
         self.view = QueueView(
-            self.waiting, self.flows.order, self.arrivals.gaps, self.admission.codel,
+            self.waiting, self.flows.order, self.arrivals.gaps, self.controllers.at_turn,
             self.groups, settings,
         )  # fmt: skip
         self._adopt_generation(settings)
@@ -83,7 +83,7 @@ class RequestTable:
         if refused is None:
             tracked = self.arrivals.track(request, now)
             self.arrivals.offers(request, tracked)
-            refused = self._pipeline.judge(tracked, self.admission, self.settings, now)
+            refused = self.admission.judge(tracked, now)
             if refused is None:
                 refused = self._make_room(tracked, actions)
             if refused is None:
@@ -99,15 +99,15 @@ class RequestTable:
         """What is said before anything is made of the request."""
         if self.is_closed:
             return Rejection(Reason.CLOSED)
-        refused = self._pipeline.bounded(request, self.settings, now)
-        if refused is not None or not self._pipeline.rejections or len(request.lengths) > 1:
+        refused = self.admission.bounded(request, now)
+        if refused is not None or not self.admission.rejections.kept or len(request.lengths) > 1:
             return refused
         edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
         times = TimesLeft(min(request.deadline, request.expires) - now, request.expires - now)
         flow = self._priority(request.priority), request.tenant
-        refused = self._pipeline.fast_reject(flow, edge, times, now)
+        refused = self.admission.fast_reject(flow, edge, times, now)
         if refused is not None:
-            self.admission.refused_again(flow, 0 if request.generation else edge, now)
+            self.controllers.refused_again(flow, 0 if request.generation else edge, now)
         return refused
 
     def reject_unread(
@@ -115,16 +115,18 @@ class RequestTable:
     ) -> Rejection | None:
         """The rejection of a one-row request whatever its length, as far as earlier ones tell."""
         flow = self.flows.by_key.get((self._priority(priority), tenant))
-        if flow is None or not self._pipeline.rejections:
+        if flow is None or not self.admission.rejections.kept:
             return None
         times = TimesLeft(min(left_s, expires_s), expires_s)
-        return self._pipeline.reject_unread(flow, times, self.admission, self.settings, now)
+        return self.admission.reject_unread(flow, times, now)
 
     def refused_unread(self, event: RefusedUnread, now: float) -> None:
         """By its headers alone."""
         self.arrivals.offered.refuse(event.reason.value)
         if event.reason is Reason.LATE:
-            self.admission.refused_again((self._priority(event.priority), event.tenant), None, now)
+            self.controllers.refused_again(
+                (self._priority(event.priority), event.tenant), None, now
+            )
         if event.is_first and event.reason is not Reason.TENANT_FULL:
             self.arrivals.turned_away_unread(event.tenant, event.priority)
 
@@ -160,24 +162,15 @@ class RequestTable:
     # -- what the dispatcher tells and asks
 
     def starts(self, tracked: TrackedRequest, now: float) -> None:
-        """The first of its rows goes to a replica."""
-        forecast = tracked.forecast
-        if forecast is not None:
-            self.admission.feasibility.started(tracked.flow.key, forecast, now)
-            self._waited(tracked, now)
-
-    def _waited(self, tracked: TrackedRequest, now: float) -> None:
-        """It starts, or turns late instead: its forecast has come true or not."""
-        forecast = tracked.forecast
-        if forecast is not None:
-            tracked.forecast = None
-            self.admission.waited(tracked.flow.key, forecast, now - tracked.queued_at, now)
+        """The first of its rows goes to a replica, and it was on time."""
+        self.controllers.waited(tracked, now, taken=True)
+        tracked.forecast_s = None
 
     def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
-        """Whether a row whose turn has come has waited too long, and leaves with its request."""
-        if tracked.forecast is None or tracked.queued < len(tracked.rows):
+        """Whether a row whose turn has come leaves with its request, by what controllers say."""
+        if tracked.forecast_s is None or tracked.queued < len(tracked.rows):
             return False
-        if not self.admission.codel.sheds(tracked.flow.key, now - tracked.queued_at, now):
+        if not self.controllers.shed_at_turn(tracked, now):
             return False
         self.evict(tracked, Reason.SHED, actions)
         return True
@@ -278,7 +271,7 @@ class RequestTable:
                 self.evict(tracked, Reason.EXPIRED, actions)
             elif tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
                 self.evict(tracked, Reason.LATE, actions)
-            elif self._waits_in_vain(tracked, now):
+            elif self.admission.waits_in_vain(tracked, now):
                 self.evict(tracked, Reason.EXPIRED, actions)
             else:
                 self._demote(tracked, now)
@@ -315,20 +308,12 @@ class RequestTable:
         else:
             self._demote(tracked, now)  # its timer comes too early, which does no harm
 
-    def _waits_in_vain(self, tracked: TrackedRequest, now: float) -> bool:
-        """Whether its deadline has passed and no idle moment is to come that could serve it: better
-        told now than when it expires."""
-        request = tracked.request
-        if now < request.deadline or tracked.queued < tracked.open:
-            return False
-        late_s = self.waiting.late_s + (0.0 if tracked.late else tracked.cost_s)
-        left_s, capacity = request.expires - now, self.groups.capacity
-        return self.admission.best_effort_capacity.ends(late_s, left_s, capacity, now)
-
     def _demote(self, tracked: TrackedRequest, now: float) -> None:
         if tracked.late:
             return
-        self._waited(tracked, now)
+        if tracked.forecast_s is not None:
+            self.controllers.waited(tracked, now, taken=False)
+            tracked.forecast_s = None
         queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)
@@ -342,9 +327,10 @@ class RequestTable:
         """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
         are now too long. Reopens what was closed."""
         validate(settings)
-        check_names(settings.policies)
+        check_names(settings)
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
+        self.view.at_turn = self.controllers.at_turn
         self._adopt_generation(settings)
         self.batching = BATCHINGS[settings.policies.batching]()
         if settings.policies.placement != self.settings.policies.placement:
@@ -370,7 +356,6 @@ class RequestTable:
         self.settings = self.view.settings = settings
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
-        self._pipeline.rejections.clear()
         self.groups.adopt(settings, self.waiting.edges)
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
@@ -390,10 +375,8 @@ class RequestTable:
 
     def expect_capacity(self, in_s: float) -> None:
         """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
-        if in_s < self._pipeline.capacity_in_s:
-            self._pipeline.rejections.clear()
-        self._pipeline.capacity_in_s = in_s
+        self.admission.expect_capacity(in_s)
 
     def retry_after_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
-        return self._pipeline.queue_s()
+        return self.admission.queue_s()

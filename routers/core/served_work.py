@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from routers.api.requests import FlowWork, Report
-from routers.policies.admission.admission_pipeline import RejectionCache
-from routers.policies.admission.controllers import Admission
+from routers.core.controllers import Controllers
 from routers.state.flows import Flows
 from routers.state.formed_batch import FormedBatch
+from routers.state.rejection_cache import RejectionCache
 
 
 class ServedWork:
-    def __init__(self, flows: Flows, admission: Admission, rejections: RejectionCache) -> None:
+    def __init__(self, flows: Flows, controllers: Controllers, rejections: RejectionCache) -> None:
         self._flows = flows
-        self._admission = admission
+        self._controllers = controllers
         self._rejections = rejections
 
     def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
@@ -29,9 +29,7 @@ class ServedWork:
             return
         served = batch.split(service_s)
         self._flows.settle(batch.charges, served, epoch=batch.epoch)
-        if not batch.rank[0]:
-            self._admission.best_effort_capacity.worked(service_s * batch.speed, now)
-        self._admission.feasibility.served(served, now)
+        self._controllers.served(served, now, late=bool(batch.rank[0]))
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
         """A stream takes so much more than its flow has paid for."""
@@ -41,9 +39,7 @@ class ServedWork:
 
     def tell(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
         """A stream of this rank was given so much, of which its flow's account is settled later."""
-        self._admission.feasibility.served((work,), now)
-        if not rank[0]:
-            self._admission.best_effort_capacity.worked(work[2], now)
+        self._controllers.served((work,), now, late=bool(rank[0]))
 
     def settle_stream(
         self, batch: FormedBatch, served_s: float, untold_s: float, now: float
@@ -61,6 +57,5 @@ class ServedWork:
             served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
             report = replace(report, served=served)
         self._flows.learn(report, now)
-        self._admission.feasibility.served(report.served, now)
-        for _, _, seconds in report.served:
-            self._admission.best_effort_capacity.worked(seconds, now)
+        if report.served:
+            self._controllers.served(report.served, now, late=False)

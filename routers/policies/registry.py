@@ -1,7 +1,7 @@
 """The policies that may be chosen by name. A new one is a file beside the others and a line here.
 
-Every one of a kind passes the same suite (`tests/routers/policies`). The first of a kind is what is
-used unless the settings name another.
+Every one of a kind passes the same suite (`tests/routers/policies`). What is used unless the
+settings name another is said by `PolicyNames`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping
 
 from routers.api.errors import BadSettings
 from routers.api.policies import Order
-from routers.api.settings import DispatcherSettings, PolicyNames
+from routers.api.settings import AdmissionParameters, DispatcherSettings
+from routers.policies.admission.best_effort_capacity import BestEffortCapacity
+from routers.policies.admission.codel import Codel
+from routers.policies.admission.feasibility import Feasibility
+from routers.policies.admission.learnt_limit import LearntLimit
+from routers.policies.admission.types import Controller
 from routers.policies.batching.by_arrival import BatchesByArrival
 from routers.policies.batching.by_bucket import BatchesByBucket
 from routers.policies.batching.ragged import RaggedBatching
@@ -43,16 +48,42 @@ PLACEMENTS: Mapping[str, Callable[[], Placement]] = {
     "prequal": Prequal,
     "round_robin": RoundRobin,
 }
+ADMISSIONS: Mapping[str, Callable[[], Controller]] = {
+    "feasibility": Feasibility,
+    "best_effort_capacity": BestEffortCapacity,
+    "codel": Codel,
+    "limit": LearntLimit,
+}
 KINDS: Mapping[str, Mapping[str, object]] = {
     "order": ORDERS,
     "batching": BATCHINGS,
     "placement": PLACEMENTS,
+    "admission": ADMISSIONS,
 }
+SEVERAL = frozenset({"admission"})
+"""Kinds of which any number answer, in the order in which they are named."""
 
 
-def check_names(names: PolicyNames) -> None:
-    """Raises `BadSettings` for a name that is not there."""
+def check_names(settings: DispatcherSettings) -> None:
+    """Raises `BadSettings` for a name that is not there, is named twice, or is given a mode that
+    stands elsewhere."""
     for kind, known in KINDS.items():
-        name = getattr(names, kind)
-        if name not in known:
-            raise BadSettings(f"policies.{kind} must be one of {', '.join(known)}, got {name!r}")
+        value = getattr(settings.policies, kind)
+        names = value if kind in SEVERAL else (value,)
+        for name in names:
+            if name not in known:
+                raise BadSettings(
+                    f"policies.{kind} must be one of {', '.join(known)}, got {name!r}"
+                )
+        if len(set(names)) < len(names):
+            raise BadSettings(f"policies.{kind} names one twice: {', '.join(names)}")
+    for name, _ in settings.admission.modes:
+        if name not in modeless():
+            raise BadSettings(f"admission.modes: {name!r} has none to be set there")
+
+
+def modeless() -> tuple[str, ...]:
+    """Controllers of admission without parameters of their own, whose modes stand in
+    `admission.modes`."""
+    given = AdmissionParameters()
+    return tuple(name for name, make in ADMISSIONS.items() if make().mode(given) is None)

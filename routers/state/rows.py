@@ -13,7 +13,6 @@ from typing import Protocol
 from routers.api.requests import Request
 from routers.estimates.generations import GenerationPlan
 from routers.state.flows import Flow
-from routers.state.forecast import Forecast
 
 
 class BucketHandle(Protocol):
@@ -102,7 +101,8 @@ class TrackedRequest:
     """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
     `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
-    `forecast` of its wait, until it has become true or not. `rows`: once it may wait. `plan`: of
+    `forecast_s`: its queue wait, until that has become true or not; of one that came while no
+    replica ran, or late, there is none. `rows`: once it may wait. `plan`: of
     one that generates. `work_s`: as `routers.state.offered` prices it."""
 
     request: Request
@@ -114,7 +114,7 @@ class TrackedRequest:
     cost_s: float = 0.0
     queued: int = 0
     late: bool = False
-    forecast: Forecast | None = None
+    forecast_s: float | None = None
     rows: tuple[Row, ...] = ()
     plan: GenerationPlan | None = None
     work_s: float = 0.0

@@ -114,6 +114,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             st.sampled_from(tuple(ORDERS)),
             st.sampled_from(tuple(BATCHINGS)),
             st.sampled_from(tuple(PLACEMENTS)),
+            st.sampled_from(((), ("codel",), ("feasibility",), PolicyNames().admission)),
         ),
     )
     def begin(self, warm, defers, **chosen):

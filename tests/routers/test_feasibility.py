@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from routers.api.settings import Mode
-from routers.policies.admission.feasibility import PROBE_S, Feasibility, ForecastError, QueueAhead
-from routers.policies.admission.verdicts import Verdicts
-from routers.state.forecast import Forecast
+from routers.api.settings import AdmissionParameters
+from routers.policies.admission.feasibility import PROBE_S, Feasibility, ForecastError
+from routers.policies.admission.types import ADMIT
+from tests.routers import newcomers
+from tests.routers.newcomers import ask, found, tuned
 
 SLACK_S = 0.08
 
@@ -19,7 +20,7 @@ def learnt(actual, forecasts=lambda rng: rng.uniform(0.0, SLACK_S), samples=4000
     error, rng = ForecastError(), random.Random(3)
     for n in range(samples):
         wait_s = forecasts(rng)
-        error.learn(Forecast(wait_s, SLACK_S), actual(wait_s, rng), n / rate)
+        error.learn(wait_s, SLACK_S, actual(wait_s, rng), n / rate)
     return error
 
 
@@ -77,7 +78,7 @@ def test_margin_falls_again_once_forecasts_are_right():
     error = learnt(lambda wait_s, rng: wait_s + 0.03)
     high = error.margin_s
     for n in range(5000):
-        error.learn(Forecast(0.03, SLACK_S), 0.03, 8.0 + n / 500)
+        error.learn(0.03, SLACK_S, 0.03, 8.0 + n / 500)
     assert error.margin_s < high / 4
 
 
@@ -85,7 +86,7 @@ def test_burst_of_misses_does_not_overshoot():
     """A thousand requests turn late in the same instant, as after a hiccup: one step, not many."""
     error = learnt(lambda wait_s, rng: wait_s + 0.001)
     for _ in range(1000):
-        error.learn(Forecast(0.03, SLACK_S), 0.05, 8.0)
+        error.learn(0.03, SLACK_S, 0.05, 8.0)
     assert error.margin_s < 0.05
 
 
@@ -93,14 +94,33 @@ A, B, BULK = (0, "a"), (0, "b"), (2, "a")
 
 
 def claim(flow=A, *, ahead_s=0.0, weight=1.0, rivals=None, urgent_s=0.0, replicas=1):
+    """One that comes with so much slack, at the time that it is called with."""
     own = weight if ahead_s else 0.0
-    return QueueAhead(flow, weight, ahead_s, own if rivals is None else rivals, urgent_s, replicas)
+
+    def comes(slack_s, now, before_s=ahead_s):
+        return found(
+            newcomers.came(flow, now, weight=weight, slack_s=slack_s), now, before_s=before_s,
+            urgent_s=urgent_s, rivals=own if rivals is None else rivals, capacity=replicas,
+        )  # fmt: skip
+
+    return comes
+
+
+def judged(feasibility, given, slack_s, now=0.0):
+    return ask(feasibility, given(slack_s, now), now)
 
 
 def late(feasibility, given, slack_s=0.08, now=0.0):
     """Judged with the probe of this second already spent."""
-    feasibility.judge(replace(given, ahead_s=1e9), now, now)
-    return feasibility.judge(given, now + slack_s, now).late_by_s > 0.0
+    ask(feasibility, given(1e-6, now, 1e9), now)
+    return judged(feasibility, given, slack_s, now).late_by_s > 0.0
+
+
+def leaves(feasibility, given, wait_s, now=0.0, slack_s=0.08):
+    """It comes, and is taken from the queue after `wait_s`; all in one moment."""
+    newcomer = given(slack_s, now)
+    newcomer.tracked.forecast_s = ask(feasibility, newcomer, now).forecast_s
+    feasibility.waited(newcomer.tracked, wait_s, now, taken=True)
 
 
 def serve(feasibility, shares, seconds=3.0, batch_s=0.02):
@@ -109,7 +129,7 @@ def serve(feasibility, shares, seconds=3.0, batch_s=0.02):
     while now < seconds:
         now += batch_s
         for flow, share in shares.items():
-            feasibility.served([(*flow, share * batch_s)], now)
+            feasibility.served([(*flow, share * batch_s)], now, late=False)
     return now
 
 
@@ -123,8 +143,11 @@ def test_only_flow_waits_for_its_own_work():
     assert late(feasibility, claim(ahead_s=0.09))
 
 
-def test_latest_start_in_the_past_is_late():
-    assert late(Feasibility(), claim(), slack_s=-0.001)
+@pytest.mark.parametrize("slack_s", [0.0, -0.001])
+def test_of_one_whose_latest_start_has_passed_it_says_and_learns_nothing(slack_s):
+    feasibility = Feasibility()
+    assert judged(feasibility, claim(ahead_s=9.0), slack_s) is ADMIT
+    assert not list(feasibility.flows(0.0))
 
 
 def test_more_replicas_serve_more():
@@ -134,10 +157,10 @@ def test_more_replicas_serve_more():
 
 def test_wait_and_lateness_are_told():
     feasibility = Feasibility()
-    feasibility.judge(claim(ahead_s=9.0), 0.0, 0.0)  # the probe
-    forecast = feasibility.judge(claim(ahead_s=0.5), 0.1, 0.0)
-    assert forecast.wait_s == pytest.approx(0.5)
-    assert forecast.late_by_s == pytest.approx(0.4)
+    assert judged(feasibility, claim(ahead_s=9.0), 0.1).is_probe
+    answer = judged(feasibility, claim(ahead_s=0.5), 0.1)
+    assert answer.forecast_s == pytest.approx(0.5)
+    assert answer.late_by_s == pytest.approx(0.4)
 
 
 def test_flow_gets_its_weighted_share_beside_others():
@@ -160,9 +183,9 @@ def test_neighbours_count_by_the_time_they_wait():
     feasibility = Feasibility()
     now = 0.0
     for _ in range(60):
-        feasibility.judge(claim(B, rivals=1.0), now + 1.0, now)
+        judged(feasibility, claim(B, rivals=1.0), 1.0, now)
         now += 0.018
-        feasibility.judge(claim(B, rivals=9.0), now + 1.0, now)
+        judged(feasibility, claim(B, rivals=9.0), 1.0, now)
         now += 0.002
     assert not late(feasibility, claim(ahead_s=0.02, rivals=9.0), now=now)
     assert late(Feasibility(), claim(ahead_s=0.02, rivals=9.0), now=now)
@@ -190,7 +213,7 @@ def test_urgent_work_that_has_ended_is_forgotten():
 
 def test_one_newcomer_a_second_is_let_in_against_the_forecast():
     feasibility, hopeless = Feasibility(), claim(ahead_s=100.0)
-    on_time = [n for n in range(50) if not feasibility.judge(hopeless, n / 10, n / 10).late_by_s]
+    on_time = [n for n in range(50) if not judged(feasibility, hopeless, 0.01, n / 10).late_by_s]
     assert on_time == [0, 10, 20, 30, 40]
     assert feasibility.probes == 5
     assert PROBE_S == 1.0
@@ -199,16 +222,15 @@ def test_one_newcomer_a_second_is_let_in_against_the_forecast():
 def test_each_flow_has_probes_of_its_own():
     feasibility = Feasibility()
     for flow in (A, B):
-        assert feasibility.judge(claim(flow, ahead_s=100.0), 0.0, 0.0).late_by_s == 0.0
-        assert feasibility.judge(claim(flow, ahead_s=100.0), 0.0, 0.0).late_by_s > 0.0
+        assert judged(feasibility, claim(flow, ahead_s=100.0), 0.1).late_by_s == 0.0
+        assert judged(feasibility, claim(flow, ahead_s=100.0), 0.1).late_by_s > 0.0
 
 
 def test_forecasts_that_were_too_long_are_shortened():
     feasibility = Feasibility()
     now = 0.0
     for _ in range(2000):
-        forecast = feasibility.judge(claim(ahead_s=0.06), now + 0.08, now)
-        feasibility.waited(A, forecast, 0.02, now)
+        leaves(feasibility, claim(ahead_s=0.06), 0.02, now)
         now += 0.002
     assert not late(feasibility, claim(ahead_s=0.12), now=now)
     (flow,) = feasibility.flows(now)
@@ -220,45 +242,28 @@ def test_requests_that_turned_late_while_waiting_make_it_careful():
     feasibility = Feasibility()
     now = 0.0
     for n in range(1000):
-        forecast = feasibility.judge(claim(ahead_s=0.04 + 0.01 * (n % 4)), now + 0.08, now)
-        feasibility.waited(A, forecast, 0.08, now)
+        leaves(feasibility, claim(ahead_s=0.04 + 0.01 * (n % 4)), 0.08, now)
         now += 0.002
     assert late(feasibility, claim(ahead_s=0.06), now=now)
     assert not late(feasibility, claim(), now=now)
 
 
-def test_observing_calls_nobody_late_and_counts():
-    feasibility = Feasibility(Verdicts(Mode.OBSERVE))
-    assert not late(feasibility, claim(ahead_s=100.0))
-    assert feasibility.verdicts.would_shed > 0
-    assert feasibility.verdicts.shed == 0
-
-
-def test_switched_off_it_neither_judges_nor_learns():
-    feasibility = Feasibility(Verdicts(Mode.OFF))
-    forecast = feasibility.judge(claim(ahead_s=100.0), 0.0, 0.0)
-    feasibility.waited(A, forecast, 1.0, 0.0)
-    assert (forecast.wait_s, forecast.late_by_s) == (0.0, 0.0)
-    assert feasibility.verdicts.would_shed == 0
-    assert not list(feasibility.flows(0.0))
-
-
 def test_frozen_state_stays_and_judges_on():
     feasibility = Feasibility()
     now = serve(feasibility, {A: 0.6, B: 0.4})
-    feasibility.frozen = True
+    tuned(feasibility, frozen=True)
     before = list(feasibility.flows(now))
-    feasibility.served([(*A, 5.0)], now)
-    feasibility.waited(A, feasibility.judge(claim(ahead_s=0.05), now + 0.08, now), 9.0, now)
+    feasibility.served([(*A, 5.0)], now, late=False)
+    leaves(feasibility, claim(ahead_s=0.05), 9.0, now)
     assert list(feasibility.flows(now + 100.0)) == before
     assert late(feasibility, claim(ahead_s=1.0), now=now + 100.0)
 
 
 def test_fixed_margin_is_added_and_nothing_is_learnt():
-    feasibility = Feasibility(fixed_margin_s=0.03)
+    feasibility = Feasibility()
+    tuned(feasibility, AdmissionParameters(margin_s=0.03))
     for n in range(500):
-        forecast = feasibility.judge(claim(ahead_s=0.04), 0.002 * n + 0.08, 0.002 * n)
-        feasibility.waited(A, forecast, 0.079, 0.002 * n)
+        leaves(feasibility, claim(ahead_s=0.04), 0.079, 0.002 * n)
     assert not late(feasibility, claim(ahead_s=0.049), now=1.0)
     assert late(feasibility, claim(ahead_s=0.051), now=1.0)
 
@@ -267,9 +272,8 @@ def test_other_settings_keep_what_was_learnt():
     feasibility = Feasibility()
     now = serve(feasibility, {A: 0.6})
     before = list(feasibility.flows(now))
-    feasibility.tune(Mode.OBSERVE, 3.0, frozen=False)
+    feasibility.tune(replace(newcomers.SETTINGS, slo_s=3.0))
     assert list(feasibility.flows(now)) == before
-    assert feasibility.verdicts.mode is Mode.OBSERVE
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 4])
@@ -281,16 +285,16 @@ def test_every_gateway_draws_the_line_at_the_same_work(gateways):
         feasibility = Feasibility()
         waiting = [ahead / gateways] * gateways
         elsewhere = sum(waiting) - waiting[here]
-        feasibility.judge(claim(ahead_s=9.0), 0.0, 0.0)
-        forecasts.append(feasibility.judge(claim(ahead_s=waiting[here] + elsewhere), 0.08, 0.0))
+        judged(feasibility, claim(ahead_s=9.0), 0.1)
+        forecasts.append(judged(feasibility, claim(ahead_s=waiting[here] + elsewhere), 0.08))
     assert all(each.late_by_s == pytest.approx(0.01) for each in forecasts)
 
 
 def test_batch_of_two_flows_counts_for_each_and_for_their_priority_once():
     together, apart = Feasibility(), Feasibility()
-    together.served([(*A, 0.3), (*B, 0.1)], 1.0)
+    together.served([(*A, 0.3), (*B, 0.1)], 1.0, late=False)
     for flow, seconds in ((A, 0.3), (B, 0.1)):
-        apart.served([(*flow, seconds)], 1.0)
+        apart.served([(*flow, seconds)], 1.0, late=True)
     for feasibility in (together, apart):
         assert [flow.given for flow in feasibility.flows(1.0)] == pytest.approx([0.6, 0.2])
         assert feasibility._given_above(1, 1.0) == pytest.approx(0.8)

@@ -2,120 +2,131 @@
 
 import pytest
 
-from routers.api.settings import LimitParameters, Mode
-from routers.policies.admission.controllers import LearntLimit
+from routers.api.settings import AdmissionParameters, LimitParameters, Mode
+from routers.policies.admission.learnt_limit import LearntLimit
+from routers.policies.admission.types import REFUSE
+from tests.routers.newcomers import ask, came, found, tuned
 
 A, B = (0, "a"), (0, "b")
 ENFORCE = LimitParameters(Mode.ENFORCE, least=16, most=1000)
 SLACK_S = 0.1
 
 
+def made(parameters=ENFORCE):
+    limit = LearntLimit()
+    tuned(limit, AdmissionParameters(limit=parameters))
+    return limit
+
+
+def limits(limit):
+    shown = {(priority, tenant): each for priority, tenant, each in limit.by_flow(0.0)}
+    assert limit.value(1.0, 0.0) == min(shown.values())
+    return shown
+
+
+def sheds(limit, flow, inflight, now):
+    """Whether one is refused that comes while so many of its flow are in the core."""
+    return ask(limit, found(came(flow, now, inflight=inflight), now), now) is REFUSE
+
+
+def waited(limit, flow, wait_s, slack_s, now):
+    limit.waited(came(flow, 0.0, slack_s=slack_s), wait_s, now, taken=True)
+
+
 def run(limit, share, inflight, since=0.0, seconds=5.0, flow=A, every_s=0.005):
     """All requests wait this share of their slack while so many are in the core."""
     now = since
     while now < since + seconds:
-        limit.sheds(flow, inflight, now)
-        limit.waited(flow, share * SLACK_S, SLACK_S, now)
+        sheds(limit, flow, inflight, now)
+        waited(limit, flow, share * SLACK_S, SLACK_S, now)
         now += every_s
     return now
 
 
 def test_limit_stands_at_its_most_until_something_waits_long():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     run(limit, 0.3, 200)
-    assert limit.limits() == {A: 1000}
+    assert limits(limit) == {A: 1000}
 
 
 @pytest.mark.parametrize("share", [0.6, 1.0])
 def test_long_waits_lower_it_below_what_is_in_the_core(share):
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     run(limit, share, 200, seconds=2.0)
-    assert limit.limits()[A] < 200
-    assert limit.sheds(A, 200, 2.0)
+    assert limits(limit)[A] < 200
+    assert sheds(limit, A, 200, 2.0)
 
 
 def test_it_never_falls_below_its_least_nor_rises_above_its_most():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     now = run(limit, 1.0, 16, seconds=60.0)
-    assert limit.limits()[A] == 16
+    assert limits(limit)[A] == 16
     run(limit, 0.1, 1000, since=now, seconds=60.0)
-    assert limit.limits()[A] == 1000
+    assert limits(limit)[A] == 1000
 
 
 def test_unused_limit_does_not_grow():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     now = run(limit, 1.0, 200, seconds=1.0)
     now = run(limit, 0.1, 5, since=now, seconds=1.0)
-    before = limit.limits()[A]
+    before = limits(limit)[A]
     run(limit, 0.1, 5, since=now, seconds=30.0)
-    assert limit.limits()[A] == before
+    assert limits(limit)[A] == before
 
 
 def test_used_limit_grows_again_once_waits_are_short():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     now = run(limit, 1.0, 100, seconds=2.0)
-    low = limit.limits()[A]
+    low = limits(limit)[A]
     run(limit, 0.2, int(low), since=now, seconds=3.0)
-    assert limit.limits()[A] > 1.5 * low
+    assert limits(limit)[A] > 1.5 * low
 
 
 def test_length_of_service_is_no_congestion():
     """Rows that take seconds but hardly wait leave the limit where it is."""
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     for n in range(200):
-        limit.sheds(A, 100, 2.0 * n)
-        limit.waited(A, 0.1, 5.0, 2.0 * n)
-    assert limit.limits() == {A: 1000}
+        sheds(limit, A, 100, 2.0 * n)
+        waited(limit, A, 0.1, 5.0, 2.0 * n)
+    assert limits(limit) == {A: 1000}
 
 
 def test_few_samples_teach_nothing():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     for n in range(9):
-        limit.sheds(A, 500, float(n))
-        limit.waited(A, 1.0, SLACK_S, float(n))
-    assert limit.limits()[A] == 1000
+        sheds(limit, A, 500, float(n))
+        waited(limit, A, 1.0, SLACK_S, float(n))
+    assert limits(limit)[A] == 1000
 
 
 def test_request_without_slack_counts_as_one_that_waited_all_of_it():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     for n in range(100):
-        limit.sheds(A, 100, 0.01 * n)
-        limit.waited(A, 0.0, 0.0, 0.01 * n)
-    assert limit.limits()[A] < 100
+        sheds(limit, A, 100, 0.01 * n)
+        waited(limit, A, 0.0, 0.0, 0.01 * n)
+    assert limits(limit)[A] < 100
 
 
 def test_flows_have_limits_of_their_own():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     run(limit, 1.0, 100, flow=A)
     run(limit, 0.1, 20, flow=B)
-    assert limit.sheds(A, 100, 6.0)
-    assert not limit.sheds(B, 100, 6.0)
+    assert sheds(limit, A, 100, 6.0)
+    assert not sheds(limit, B, 100, 6.0)
 
 
 @pytest.mark.parametrize(("inflight", "refused"), [(0, False), (6, False), (7, True), (8, True)])
 def test_fixed_limit_learns_nothing(inflight, refused):
-    limit = LearntLimit(LimitParameters(Mode.ENFORCE, fixed=7))
+    limit = made(LimitParameters(Mode.ENFORCE, fixed=7))
     run(limit, 1.0, 3)
-    assert limit.limits() == {A: 7}
-    assert limit.sheds(A, inflight, 9.0) is refused
-
-
-def test_observing_refuses_nobody_and_counts():
-    limit = LearntLimit(LimitParameters(Mode.OBSERVE, fixed=1))
-    assert not limit.sheds(A, 5, 0.0)
-    assert limit.verdicts.would_shed == 1
-
-
-def test_switched_off_it_refuses_nobody():
-    limit = LearntLimit(LimitParameters(Mode.OFF, fixed=1))
-    assert not limit.sheds(A, 5, 0.0)
-    assert limit.verdicts.would_shed == 0
+    assert limits(limit) == {A: 7}
+    assert sheds(limit, A, inflight, 9.0) is refused
 
 
 def test_frozen_limit_stays():
-    limit = LearntLimit(ENFORCE)
+    limit = made()
     now = run(limit, 1.0, 100, seconds=1.0)
-    before = limit.limits()
-    limit.tune(ENFORCE, frozen=True)
+    before = limits(limit)
+    tuned(limit, AdmissionParameters(limit=ENFORCE), frozen=True)
     run(limit, 1.0, 100, since=now)
-    assert limit.limits() == before
+    assert limits(limit) == before

@@ -2,8 +2,9 @@
 
 import pytest
 
-from routers.policies.admission.feasibility import Feasibility, QueueAhead
+from routers.policies.admission.feasibility import Feasibility
 from routers.policies.admission.length_shares import LEAST_SHARE, LengthUse, margin_part
+from tests.routers.newcomers import ask, came, found
 
 FLOW = (0, "a")
 
@@ -41,12 +42,12 @@ def test_alone_or_before_anything_was_given_all_of_it_counts():
     assert part(use(0.0), use(0.0)) == 1.0
 
 
-def ahead(edge, ahead_s):
-    return QueueAhead(FLOW, 1.0, ahead_s, 1.0, 0.0, 1.0, edge, 0.01)
+def one(edge, now, before_s=9.0):
+    return found(came(FLOW, now, edge=edge, cost_s=0.01), now, before_s=before_s, rivals=1.0)
 
 
-def refused(feasibility, edge, now, ahead_s=9.0):
-    return feasibility.judge(ahead(edge, ahead_s), now + 0.1, now).late_by_s > 0.0
+def refused(feasibility, edge, now):
+    return ask(feasibility, one(edge, now), now).late_by_s > 0.0
 
 
 def test_each_length_lets_one_in_against_the_forecast():
@@ -56,22 +57,21 @@ def test_each_length_lets_one_in_against_the_forecast():
     ]  # fmt: skip
 
 
-def test_what_a_length_would_be_told_is_what_it_is_told_and_counts_nothing():
+def test_what_a_length_would_be_told_is_what_it_is_told():
     feasibility = Feasibility()
     refused(feasibility, 32, 0.0)
-    shed = feasibility.verdicts.shed
-    would_be = feasibility.late_by_s(ahead(32, 9.0), 0.2, 0.1)
-    assert feasibility.verdicts.shed == shed
-    assert would_be == feasibility.judge(ahead(32, 9.0), 0.2, 0.1).late_by_s > 0.0
+    would_be = [feasibility.judge(one(32, 0.1), 0.1) for _ in range(9)]
+    assert would_be == 9 * [ask(feasibility, one(32, 0.1), 0.1)]
+    assert would_be[0].late_by_s > 0.0
 
 
 def test_a_length_nobody_asks_for_is_judged_without_waiting_for_one_to_be_let_in():
     feasibility = Feasibility()
     refused(feasibility, 32, 0.0)
-    assert feasibility.late_by_s(ahead(512, 9.0), 0.2, 0.1) > 0.0
+    assert feasibility.judge(one(512, 0.1), 0.1).late_by_s > 0.0
     refused(feasibility, 512, 0.1)
-    assert feasibility.late_by_s(ahead(512, 9.0), 1.3, 1.2) == 0.0  # the next is let in
-    assert feasibility.late_by_s(ahead(512, 9.0), 4.3, 4.2) > 0.0  # none has come for long
+    assert feasibility.judge(one(512, 1.2), 1.2).is_probe  # the next is let in
+    assert feasibility.judge(one(512, 4.2), 4.2).late_by_s > 0.0  # none has come for long
 
 
 def test_lengths_that_edges_have_left_behind_are_forgotten():

@@ -22,9 +22,9 @@ from routers.api.settings import (
     LimitParameters,
     Mode,
 )
-from routers.policies.admission.controllers import Admission
-from routers.policies.admission.feasibility import QueueAhead
-from routers.state.forecast import Forecast
+from routers.core.controllers import Controllers
+from routers.state.rows import TrackedRequest
+from tests.routers.newcomers import ask, came, found
 
 CAPACITY = 1322
 SLO_S, TIMEOUT_S, TURNAROUND_S, ROWS = 0.1, 1.0, 0.03, 32
@@ -40,7 +40,7 @@ LIMIT = replace(NONE, limit=LimitParameters(Mode.ENFORCE, least=8))
 class Row:
     flow: Flow
     arrival: float
-    forecast: Forecast | None = None
+    tracked: TrackedRequest
     outcome: str = ""
     ended: float = 0.0
 
@@ -58,7 +58,8 @@ class Queue:
     """`drops_late`: rows leave at their latest start, refused after having queued."""
 
     def __init__(self, admission: AdmissionParameters, *, drops_late: bool = False) -> None:
-        self.admission = Admission(DispatcherSettings((64,), slo_s=SLO_S, admission=admission))
+        settings = DispatcherSettings((64,), slo_s=SLO_S, admission=admission)
+        self.controllers = Controllers(settings)
         self.flows: dict[str, Flow] = {}
         self.rows: list[Row] = []
         self.limits: list[tuple[float, float]] = []
@@ -87,16 +88,19 @@ class Queue:
 
     def _arrive(self, tenant: str, now: float) -> None:
         flow = self.flows.setdefault(tenant, Flow((0, tenant)))
-        row = Row(flow, now)
+        tracked = came(flow.key, now, inflight=flow.inflight, slack_s=SLO_S - TURNAROUND_S)
+        row = Row(flow, now, tracked)
         self.rows.append(row)
         waits_s = [len(each.waiting) * self._unit_s for each in self.flows.values()]
         rivals = sum(wait_s > 0.0 for wait_s in waits_s)
-        claim = QueueAhead(flow.key, 1.0, len(flow.waiting) * self._unit_s, rivals, 0.0, 1)
-        latest_start = now + SLO_S - TURNAROUND_S
-        row.forecast = self.admission.feasibility.judge(claim, latest_start, now)
-        if row.forecast.late_by_s or self.admission.limit.sheds(flow.key, flow.inflight, now):
-            row.outcome, row.ended = "refused", now
-            return
+        before_s, tracked.forecast_s = len(flow.waiting) * self._unit_s, 0.0
+        newcomer = found(tracked, now, before_s=before_s, rivals=rivals)
+        for each in self.controllers.on_arrival:
+            answer = ask(each, newcomer, now)
+            if (answer.refused or answer.late_by_s) and each.verdicts.no():
+                row.outcome, row.ended = "refused", now
+                return
+            tracked.forecast_s = max(tracked.forecast_s, answer.forecast_s)
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual)
         flow.waiting.append(row)
@@ -105,9 +109,8 @@ class Queue:
     def _form(self, now: float) -> list[Row]:
         batch: list[Row] = []
         while len(batch) < ROWS and (row := self._next(now)) is not None:
-            wait_s = now - row.arrival
-            self.admission.waited(row.flow.key, row.forecast, wait_s, now)
-            if self.admission.codel.sheds(row.flow.key, wait_s, now):
+            self.controllers.waited(row.tracked, now, taken=False)
+            if self.controllers.shed_at_turn(row.tracked, now):
                 self._leave(row, "shed", now)
             else:
                 batch.append(row)
@@ -121,7 +124,7 @@ class Queue:
                 self._virtual = max(self._virtual, flow.tag)
                 flow.tag += self._unit_s / flow.weight
                 return row
-            self.admission.waited(flow.key, row.forecast, now - row.arrival, now)
+            self.controllers.waited(row.tracked, now, taken=False)
             self._leave(row, "dropped", now)
         return None
 
@@ -135,8 +138,10 @@ class Queue:
         for row in batch:
             self._leave(row, "answered", now)
         for key, rows in Counter(row.flow.key for row in batch).items():
-            self.admission.feasibility.served([(*key, self._serving_s * rows / len(batch))], now)
-        self.limits += [(now, limit) for limit in self.admission.limit.limits().values()]
+            work = (*key, self._serving_s * rows / len(batch))
+            self.controllers.served([work], now, late=False)
+        shown = {each.name: each for each in self.controllers.snapshot(1.0, now)}
+        self.limits += [(now, limit) for *_, limit in shown["limit"].by_flow]
 
     def _leave(self, row: Row, outcome: str, now: float) -> None:
         row.flow.inflight -= 1

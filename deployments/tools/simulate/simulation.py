@@ -28,7 +28,7 @@ from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.core.dispatcher import Dispatcher
-from routers.policies.registry import KINDS
+from routers.policies.registry import KINDS, SEVERAL
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
 
@@ -157,7 +157,7 @@ class Simulation:
     def with_policies(self, choices: Sequence[str]) -> Simulation:
         """The same with other policies, `kind=name` each. Raises ScenarioErrors."""
         chosen = [_policy(choice) for choice in choices]
-        names = dict(chosen)
+        names: dict[str, Any] = dict(chosen)
         if len(names) < len(chosen):
             raise ScenarioErrors("--policy: one of a kind at a time")
         if "batching" in names and self.setup.engine is not None:
@@ -182,14 +182,21 @@ class Simulation:
         return summary.work.busy_s / there_s if there_s else 0.0
 
 
-def _policy(choice: str) -> tuple[str, str]:
-    kind, _, name = choice.partition("=")
+def _policy(choice: str) -> tuple[str, str | tuple[str, ...]]:
+    kind, _, value = choice.partition("=")
     known = KINDS.get(kind)
     if known is None:
         raise ScenarioErrors(f"--policy {choice}: must be one of {'=…, '.join(KINDS)}=…")
-    if name not in known:
-        raise ScenarioErrors(f"--policy {choice}: {kind} must be one of {', '.join(known)}")
-    return kind, name
+    names: tuple[str, ...] = (value,)
+    if kind in SEVERAL:
+        names = () if value == "none" else tuple(value.split("+"))
+    if any(name not in known for name in names):
+        several = ", several joined by +, or none" if kind in SEVERAL else ""
+        said = f"{kind} must be one of {', '.join(known)}{several}"
+        raise ScenarioErrors(f"--policy {choice}: {said}")
+    if len(set(names)) < len(names):
+        raise ScenarioErrors(f"--policy {choice}: names one twice")
+    return kind, names if kind in SEVERAL else value
 
 
 def prepare(path: Path, options: SimulateOptions) -> Simulation:

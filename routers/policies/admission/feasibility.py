@@ -14,20 +14,21 @@ in Clockwork (OSDI'20) and Mooncake, here by flow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
+from typing import ClassVar
 
-from routers.api.requests import FlowKey, FlowWork
-from routers.api.settings import Mode
+from routers.api.requests import FlowKey, FlowWork, Reason
+from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate, TimeAverage
 from routers.policies.admission.length_shares import LengthUse, margin_part
-from routers.policies.admission.verdicts import Verdicts
-from routers.state.forecast import Forecast
+from routers.policies.admission.types import ADMIT, Answer, Newcomer, OnArrival, window_s
+from routers.state.rows import TrackedRequest
 
 # Of what forecasts were wrong by:
 QUANTILE = 0.98
-_WINDOW_S = 2.0
+_ERROR_WINDOW_S = 2.0
 _PRIOR = 0.25  # of the time there was
 _LEAST_SCALE, _MOST_SCALE = 0.2, 2.0
 _ERROR_GAIN = 0.05
@@ -38,6 +39,7 @@ _MOST_MARGIN = 0.5  # of the time there is
 
 # Of a forecast:
 PROBE_S = 1.0
+_WINDOW_S = 0.5
 _REFUSED_GAIN = 0.01  # a new request
 _REFUSED_HALF = 0.5
 _ASKS_S = 2.0  # without a new request after which a length is not asked for
@@ -73,18 +75,19 @@ class ForecastError:
             corrected_s += trust * min(self.margin_s, _MOST_MARGIN * slack_s)
         return corrected_s
 
-    def learn(self, forecast: Forecast, actual_s: float, now: float) -> None:
-        wait_s, kept = forecast.wait_s, exp((self._at - now) / _WINDOW_S)
+    def learn(self, wait_s: float, slack_s: float, actual_s: float, now: float) -> None:
+        """Of the `slack_s` that there were, `wait_s` were forecast to be waited."""
+        kept = exp((self._at - now) / _ERROR_WINDOW_S)
         self._at = now
         self._weight = weight = self._weight * kept + 1.0
         self._product = product = self._product * kept + wait_s * actual_s
         self._square = square = self._square * kept + wait_s * wait_s
-        prior = weight * (_PRIOR * forecast.slack_s) ** 2 + 1e-12
+        prior = weight * (_PRIOR * slack_s) ** 2 + 1e-12
         scale = (product + prior) / (square + prior)
         if not _LEAST_SCALE <= scale <= _MOST_SCALE:
             scale = _LEAST_SCALE if scale < _LEAST_SCALE else _MOST_SCALE
         self.scale = scale
-        self._learn_margin(actual_s - wait_s * scale, _STEP * _WINDOW_S / weight)
+        self._learn_margin(actual_s - wait_s * scale, _STEP * _ERROR_WINDOW_S / weight)
 
     def _learn_margin(self, off_s: float, step: float) -> None:
         """The corrected wait was too short by `off_s`; `step`: mean errors to move by, at most."""
@@ -95,27 +98,6 @@ class ForecastError:
         if margin_s > _MOST_ERRORS * error_s:
             margin_s = _MOST_ERRORS * error_s
         self.margin_s = margin_s if margin_s > 0.0 else 0.0
-
-
-@dataclass(slots=True)
-class QueueAhead:
-    """What a new request finds. Seconds are predicted device seconds of on-time work, here and, as
-    far as is known, at other gateways.
-
-    ahead_s: what of its flow goes before it. urgent_s: what waits in more urgent priorities.
-    rivals: weights of the flows of its priority that have work waiting, its own too if it has.
-    replicas: as many as work as fast as those of the reference group. edge, cost_s: of its bucket,
-    and of its own service.
-    """
-
-    flow: FlowKey
-    weight: float
-    ahead_s: float
-    rivals: float
-    urgent_s: float
-    replicas: float
-    edge: int = 0
-    cost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +146,7 @@ class _Account:
 
     def trust_in(self, own: _LengthAccount, now: float) -> float:
         """How much of the margin counts for the length."""
-        if own.trust <= 0.0 or len(self.lengths) < 2:
+        if len(self.lengths) < 2:
             return own.trust
         uses = [
             _use(each, now) for each in self.lengths.values() if each is own or _asks(each, now)
@@ -180,64 +162,84 @@ def _use(length: _LengthAccount, now: float) -> LengthUse:
     return LengthUse(length.given.read(now), length.refused)
 
 
-@dataclass(slots=True)
-class Feasibility:
-    """One account a flow ever seen, O(1) a call. `window_s` should span several batches.
+class Feasibility(OnArrival):
+    """One account a flow ever seen, O(1) a call. `probes`: new requests let in against the
+    forecast. A fixed margin is added to forecasts that are taken as they are."""
 
-    verdicts: a no is a new request called late. probes: new requests let in against the forecast.
-    fixed_margin_s: forecasts are taken as they are, and this much is added.
-    """
+    reason: ClassVar[Reason] = Reason.LATE
 
-    verdicts: Verdicts = field(default_factory=lambda: Verdicts(Mode.ENFORCE))
-    window_s: float = 0.5
-    fixed_margin_s: float | None = None
-    frozen: bool = False
-    probes: int = 0
-    _accounts: dict[FlowKey, _Account] = field(default_factory=dict)
-    _given: dict[int, DecayingRate] = field(default_factory=dict)  # by priority
-    _rivals: dict[int, TimeAverage] = field(default_factory=dict)  # by priority
+    def __init__(self) -> None:
+        super().__init__()
+        self.probes = 0
+        self._window_s = _WINDOW_S
+        self._fixed_margin_s: float | None = None
+        self._frozen = False
+        self._accounts: dict[FlowKey, _Account] = {}
+        self._given: dict[int, DecayingRate] = {}  # by priority
+        self._rivals: dict[int, TimeAverage] = {}  # by priority
 
-    def judge(self, ahead: QueueAhead, latest_start: float, now: float) -> Forecast:
-        """Late (`late_by_s` > 0) or on time; a new request that is queued keeps it for `waited`."""
-        slack_s = latest_start - now
-        if self.verdicts.off:
-            return Forecast(0.0, slack_s, 0.0, ahead.edge, ahead.cost_s)
-        account = self._accounts.get(ahead.flow) or self._open(ahead.flow)
-        if not self.frozen:  # who has work waiting at this moment
-            account.waits.tell(ahead.weight if ahead.ahead_s > 0.0 else 0.0, now)
-            self._level(ahead.flow[0]).tell(ahead.rivals, now)
-        length = account.length(ahead.edge, now)
+    def mode(self, admission: AdmissionParameters) -> Mode:
+        return admission.feasibility
+
+    def tune(self, settings: DispatcherSettings) -> None:
+        self._fixed_margin_s = settings.admission.margin_s
+        self._window_s, self._frozen = window_s(_WINDOW_S, settings), settings.frozen
+        averages: list[DecayingRate | TimeAverage] = [*self._given.values(), *self._rivals.values()]
+        for account in self._accounts.values():
+            averages += (account.given, account.waits)
+            averages += [length.given for length in account.lengths.values()]
+        for average in averages:
+            average.window_s = self._window_s
+
+    def judge(self, newcomer: Newcomer, now: float) -> Answer:
+        """Of a length that nobody asks for no new request waits to be let in against the
+        forecast."""
+        slack_s = newcomer.slack_s
+        if slack_s <= 0.0:
+            return ADMIT
+        if not newcomer.capacity:
+            return _until_one_comes(newcomer, now)
+        account = self._accounts.get(newcomer.tracked.flow.key)
+        if account is None:
+            return ADMIT
+        length = account.lengths.get(newcomer.edge) or self._new_length()
+        wait_s = self._wait_s(newcomer, account, now)
+        if self._fixed_margin_s is not None:
+            counted_s = wait_s + self._fixed_margin_s
+        else:
+            trust = account.trust_in(length, now) if length.trust > 0.0 else 0.0
+            counted_s = account.error.corrected_s(wait_s, slack_s, trust)
+        if counted_s <= slack_s:
+            return Answer(wait_s, teaches=True) if length.refused > 0.0 else Answer(wait_s)
+        if now >= length.probed_at + PROBE_S and _asks(length, now):
+            return Answer(wait_s, is_probe=True, teaches=True)
+        return Answer(wait_s, counted_s - slack_s, teaches=True)
+
+    def came(self, newcomer: Newcomer, now: float) -> None:
+        """Who has work waiting at this moment, and which lengths are asked for."""
+        if newcomer.slack_s <= 0.0 or not newcomer.capacity:
+            return
+        flow = newcomer.tracked.flow
+        account = self._accounts.get(flow.key) or self._open(flow.key)
+        if not self._frozen:
+            account.waits.tell(flow.weight if newcomer.before_s > 0.0 else 0.0, now)
+            level = self._rivals.get(flow.priority) or self._new_level(flow.priority)
+            level.tell(newcomer.rivals, now)
+        length = account.lengths.get(newcomer.edge) or account.length(newcomer.edge, now)
         length.asked_at = now
-        forecast = self._forecast(ahead, account, length, slack_s, now)
-        late_by_s = forecast.late_by_s
-        if (late_by_s > 0.0 or length.refused > 0.0) and not self.frozen:
-            length.note(late_by_s > 0.0)
-        if late_by_s <= 0.0:
-            return forecast
-        if now >= length.probed_at + PROBE_S:
+
+    def told(self, newcomer: Newcomer, answer: Answer, now: float) -> None:
+        length = self._accounts[newcomer.tracked.flow.key].lengths[newcomer.edge]
+        is_late = answer.late_by_s > 0.0 or answer.is_probe
+        if not self._frozen:
+            length.note(is_late)
+        if answer.is_probe:
             length.probed_at = now
             self.probes += 1
-            forecast.late_by_s = 0.0
-        elif not self.verdicts.no():
-            forecast.late_by_s = 0.0
-        return forecast
-
-    def late_by_s(self, ahead: QueueAhead, latest_start: float, now: float) -> float:
-        """As `judge` would say of such a request, had it come; changes nothing. Of a length that
-        nobody asks for no new request waits to be let in against the forecast."""
-        account = self._accounts.get(ahead.flow)
-        if self.verdicts.mode is not Mode.ENFORCE or account is None:
-            return 0.0
-        length = account.lengths.get(ahead.edge) or _LengthAccount(DecayingRate(self.window_s))
-        if _asks(length, now) and now >= length.probed_at + PROBE_S:
-            return 0.0
-        return self._forecast(ahead, account, length, latest_start - now, now).late_by_s
 
     def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
-        """A new request was called late unasked, as the like of it had just been. `edge`: of its
-        bucket; None: nobody has read it, and every length that is asked for would have been."""
-        self.verdicts.no()
-        if self.frozen:
+        """Where nobody has read it, every length that is asked for would have been refused."""
+        if self._frozen:
             return
         account = self._accounts.get(flow) or self._open(flow)
         if edge is None:
@@ -248,9 +250,8 @@ class Feasibility:
         for length in lengths:
             length.note(late=True)
 
-    def served(self, work: Iterable[FlowWork], now: float) -> None:
-        """Flows were given device seconds, by this gateway's batches or by another's."""
-        if self.frozen:
+    def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
+        if self._frozen:
             return
         accounts, given_s = self._accounts, dict[int, float]()
         for priority, tenant, seconds in work:
@@ -260,31 +261,32 @@ class Feasibility:
         for priority, seconds in given_s.items():
             given = self._given.get(priority)
             if given is None:
-                given = self._given[priority] = DecayingRate(self.window_s)
+                given = self._given[priority] = DecayingRate(self._window_s)
             given.add(seconds, now)
 
-    def waited(self, flow: FlowKey, forecast: Forecast, actual_s: float, now: float) -> None:
-        """A request was dispatched, or turned late while it waited."""
-        if not (self.frozen or self.verdicts.off or self.fixed_margin_s is not None):
-            account = self._accounts.get(flow) or self._open(flow)
-            account.error.learn(forecast, actual_s, now)
+    def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
+        """Its forecast has come true or not; who is taken is given what it costs."""
+        if self._frozen:
+            return
+        flow = tracked.flow.key
+        account = self._accounts.get(flow) or self._open(flow)
+        if taken:
+            edge = tracked.edge if tracked.plan is None else 0
+            account.length(edge, now).given.add(tracked.cost_s, now)
+        forecast_s = tracked.forecast_s
+        if self._fixed_margin_s is None and forecast_s is not None:
+            slack_s = tracked.latest_start - tracked.queued_at
+            account.error.learn(forecast_s, slack_s, wait_s, now)
 
-    def started(self, flow: FlowKey, forecast: Forecast, now: float) -> None:
-        """A request goes to a replica, on time."""
-        if not (self.frozen or self.verdicts.off):
-            account = self._accounts.get(flow) or self._open(flow)
-            account.length(forecast.edge, now).given.add(forecast.cost_s, now)
+    def value(self, capacity: float, now: float) -> float:
+        """The largest margin, in seconds."""
+        return max([margin_s for _, _, margin_s in self.by_flow(now)], default=0.0)
 
-    def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
-        """Other settings; what was learnt stays."""
-        self.verdicts.tune(mode)
-        self.window_s, self.frozen = window_s, frozen
-        averages: list[DecayingRate | TimeAverage] = [*self._given.values(), *self._rivals.values()]
-        for account in self._accounts.values():
-            averages += (account.given, account.waits)
-            averages += [length.given for length in account.lengths.values()]
-        for average in averages:
-            average.window_s = window_s
+    def by_flow(self, now: float) -> tuple[FlowWork, ...]:
+        fixed_s = self._fixed_margin_s
+        return tuple(
+            (*each.flow, each.margin_s if fixed_s is None else fixed_s) for each in self.flows(now)
+        )
 
     def flows(self, now: float) -> Iterator[FlowForecasts]:
         for flow, account in self._accounts.items():
@@ -293,37 +295,22 @@ class Feasibility:
 
     # -- the forecast
 
-    def _forecast(
-        self,
-        ahead: QueueAhead,
-        account: _Account,
-        length: _LengthAccount,
-        slack_s: float,
-        now: float,
-    ) -> Forecast:
-        others = self._level(ahead.flow[0]).value - account.waits.value
-        wait_s = self._wait_s(ahead, account.given, others, now)
-        if self.fixed_margin_s is not None:
-            counted_s = wait_s + self.fixed_margin_s
-        else:
-            counted_s = account.error.corrected_s(wait_s, slack_s, account.trust_in(length, now))
-        late_by_s = max(0.0, counted_s - slack_s)
-        return Forecast(wait_s, slack_s, late_by_s, ahead.edge, ahead.cost_s)
-
-    def _wait_s(self, ahead: QueueAhead, given: DecayingRate, others: float, now: float) -> float:
-        """`others`: weight of its rivals of late."""
-        if ahead.ahead_s <= 0.0 and ahead.urgent_s <= 0.0:
+    def _wait_s(self, newcomer: Newcomer, account: _Account, now: float) -> float:
+        before_s, urgent_s = newcomer.before_s, newcomer.urgent_s
+        if before_s <= 0.0 and urgent_s <= 0.0:
             return 0.0
-        priority, weight = ahead.flow[0], ahead.weight
-        replicas = ahead.replicas or 1.0
-        left = replicas - self._given_above(priority, now) if priority else replicas
-        if left < _LEAST_LEFT * replicas:
-            left = _LEAST_LEFT * replicas
+        flow, capacity = newcomer.tracked.flow, newcomer.capacity
+        priority, weight = flow.priority, flow.weight
+        level = self._rivals.get(priority)
+        others = (0.0 if level is None else level.value) - account.waits.value
+        left = capacity - self._given_above(priority, now) if priority else capacity
+        if left < _LEAST_LEFT * capacity:
+            left = _LEAST_LEFT * capacity
         share = left * weight / (weight + others) if others > 0.0 else left
-        rate = self._read(given, now)
+        rate = account.given.value if self._frozen else account.given.read(now)
         if rate < share:
             rate = share
-        return ahead.urgent_s / left + ahead.ahead_s / (rate if rate < replicas else replicas)
+        return urgent_s / left + before_s / (rate if rate < capacity else capacity)
 
     def _given_above(self, priority: int, now: float) -> float:
         """Device seconds a second that more urgent priorities are given."""
@@ -334,15 +321,24 @@ class Feasibility:
         return given
 
     def _read(self, rate: DecayingRate, now: float) -> float:
-        return rate.value if self.frozen else rate.read(now)
+        return rate.value if self._frozen else rate.read(now)
 
     def _open(self, flow: FlowKey) -> _Account:
-        account = _Account(DecayingRate(self.window_s), TimeAverage(self.window_s))
+        account = _Account(DecayingRate(self._window_s), TimeAverage(self._window_s))
         self._accounts[flow] = account
         return account
 
-    def _level(self, priority: int) -> TimeAverage:
-        level = self._rivals.get(priority)
-        if level is None:
-            level = self._rivals[priority] = TimeAverage(self.window_s)
+    def _new_length(self) -> _LengthAccount:
+        return _LengthAccount(DecayingRate(self._window_s))
+
+    def _new_level(self, priority: int) -> TimeAverage:
+        level = self._rivals[priority] = TimeAverage(self._window_s)
         return level
+
+
+def _until_one_comes(newcomer: Newcomer, now: float) -> Answer:
+    """While no replica runs: late by what the next one comes after its latest start."""
+    if not newcomer.capacity_in_s:
+        return ADMIT
+    late_by_s = now + newcomer.capacity_in_s - newcomer.tracked.latest_start
+    return Answer(late_by_s=late_by_s) if late_by_s > 0.0 else ADMIT

@@ -5,11 +5,16 @@ before the last of them expires: the model's timeout times the rows a second of 
 shortest length, as predicted. What came behind those would wait in vain. A request always finds a
 place while no more than `LEAST_ROWS` wait, however slow the model; and no queue is longer than
 `MOST_ROWS`, however fast. While no replica runs, one counts. Models that generate, and those whose
-costs nobody knows yet, have the bound of the settings. Unit: rows at one gateway.
+costs nobody knows yet, have the bound of the settings. Unit: rows at one gateway. Beside it stand
+the other bounds that keep a request from the queue, whatever controllers would say
+(`bound_reached`).
 """
 
 from __future__ import annotations
 
+from math import inf
+
+from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import ReplicaGroups
 from routers.state.request_queue import RequestQueue
@@ -44,3 +49,33 @@ def is_full(
         return False
     most = most_rows(settings, groups, waiting.edges[0], rows)
     return waiting.is_full(tenant, weight, rows, most)
+
+
+def bound_reached(
+    request: Request,
+    waiting: RequestQueue,
+    settings: DispatcherSettings,
+    groups: ReplicaGroups,
+    now: float,
+) -> Reason | None:
+    """The bound that keeps the request from the queue. First those that waiting cannot change."""
+    lengths = request.lengths
+    rows = len(lengths)
+    longest = lengths[0] if rows == 1 else max(lengths)
+    if longest > settings.bucket_edges[-1]:
+        return Reason.TOO_LONG
+    if rows > settings.max_queue_rows:
+        return Reason.TOO_LARGE
+    if request.expires <= now:
+        return Reason.EXPIRED
+    if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
+        return Reason.TENANT_FULL
+    tenant, weight = request.tenant, request.weight
+    if is_full(tenant, weight, rows, waiting, settings, groups):
+        return Reason.QUEUE_FULL
+    most_s = settings.admission.max_queue_s * (groups.capacity or 1.0)
+    if most_s < inf and waiting.rows and waiting.seconds > most_s:
+        shares = waiting.shares
+        if shares.seconds_of(tenant) > most_s * shares.part(tenant, weight):
+            return Reason.QUEUE_FULL
+    return None

@@ -136,7 +136,7 @@ class _Filling:
         gone = shedding.gone
         while draft.room > 0 and (row := turns.first()) is not None:
             tracked = row.tracked
-            may_leave = gone or tracked.forecast is not None or tracked.request.deadline < done_at
+            may_leave = gone or tracked.forecast_s is not None or tracked.request.deadline < done_at
             if may_leave and self._leaves(row):
                 turns.pass_by(row)
                 continue
@@ -150,7 +150,7 @@ class _Filling:
             draft.take(row)
         return LeadPlan(
             draft, queue, bucket, tuple(shedding.leaving), None, self._passed_over,
-            self._passed_over and not draft.rows, shedding.watches, shedding.too_old,
+            self._passed_over and not draft.rows, shedding.looks,
         )  # fmt: skip
 
     def _leaves(self, row: Row) -> bool:

@@ -1,14 +1,14 @@
 """Who leaves instead of being served now that its turn has come: in every batching alike.
 
-Once one of a request's rows leaves, all do. What CoDel has seen on the way is part of the plan.
+Once one of a request's rows leaves, all do. What controllers of admission have seen on the way is
+part of the plan.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from routers.api.requests import FlowKey
-from routers.policies.admission.controllers import Watch
+from routers.policies.admission.types import TurnLook
 from routers.policies.batching.draft import Draft, Turns
 from routers.policies.batching.types import LeadPlan, Leaving
 from routers.policies.batching.view import QueueView
@@ -17,24 +17,22 @@ from routers.state.rows import Row, TrackedRequest
 
 
 class Shedding:
-    """`gone`: requests that leave. `watches`, `too_old`: what CoDel has seen, and how often it has
-    said no."""
+    """`gone`: requests that leave. `looks`: what controllers have seen."""
 
-    __slots__ = ("_draft", "_now", "_view", "gone", "leaving", "too_old", "watches")
+    __slots__ = ("_draft", "_now", "_view", "gone", "leaving", "looks")
 
     def __init__(self, view: QueueView, draft: Draft, now: float) -> None:
         self._view, self._draft, self._now = view, draft, now
         self.gone: set[TrackedRequest] = set()
         self.leaving: list[Leaving] = []
-        self.watches: dict[FlowKey, Watch] = {}
-        self.too_old = 0
+        self.looks: tuple[TurnLook, ...] = ()
 
     def sheds(self, row: Row) -> bool:
         """Whether it leaves: its request does already, or has waited too long."""
         tracked = row.tracked
         if tracked in self.gone:
             return True
-        if tracked.forecast is None or self._draft.lane.late or not self._is_too_old(tracked):
+        if tracked.forecast_s is None or self._draft.lane.late or not self._is_shed(tracked):
             return False
         self.leaves(tracked, is_shed=True)
         return True
@@ -43,19 +41,25 @@ class Shedding:
         self.leaving.append(Leaving(len(self._draft.rows), tracked, is_shed))
         self.gone.add(tracked)
 
-    def _is_too_old(self, tracked: TrackedRequest) -> bool:
-        """What CoDel says of a request of which no row has been served."""
-        codel = self._view.codel
-        if codel.verdicts.off or tracked.queued < len(tracked.rows):
+    def _is_shed(self, tracked: TrackedRequest) -> bool:
+        """What controllers say of a request of which no row has been served."""
+        asked, rows = self._view.at_turn, tracked.rows
+        if not asked or tracked.queued < len(rows):
             return False
-        if len(tracked.rows) > 1 and any(row.tracked is tracked for row in self._draft.rows):
+        if len(rows) > 1 and any(row.tracked is tracked for row in self._draft.rows):
             return False
-        flow = tracked.flow.key
-        watch = self.watches.get(flow) or codel.watch(flow)
-        wait_s = self._now - tracked.queued_at
-        self.watches[flow], is_over = codel.judge(watch, wait_s, self._now)
-        self.too_old += is_over
-        return is_over and codel.verdicts.acts
+        looks = self.looks
+        if not looks:
+            looks = self.looks = tuple([TurnLook(each, {}) for each in asked])
+        flow, wait_s = tracked.flow.key, self._now - tracked.queued_at
+        for look in looks:
+            seen, controller = look.seen, look.controller
+            known = seen[flow] if flow in seen else controller.seen(flow)
+            seen[flow], is_no = controller.look(known, tracked, wait_s, self._now)
+            look.noes += is_no
+            if is_no and controller.verdicts.acts:
+                return True
+        return False
 
 
 def in_order(
@@ -69,7 +73,4 @@ def in_order(
                 break
             draft.take(row)
         turns.pass_by(row)
-    return LeadPlan(
-        draft, bucket.queue, bucket, tuple(shedding.leaving),
-        watches=shedding.watches, too_old=shedding.too_old,
-    )  # fmt: skip
+    return LeadPlan(draft, bucket.queue, bucket, tuple(shedding.leaving), looks=shedding.looks)

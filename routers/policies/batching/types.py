@@ -7,12 +7,10 @@ and calls late who is named so, and asks again where nothing was left to send.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from routers.api.requests import FlowKey
-from routers.policies.admission.controllers import Watch
+from routers.policies.admission.types import TurnLook
 from routers.policies.batching.draft import Draft
 from routers.policies.batching.view import QueueView
 from routers.state.formed_batch import ReplicaCapacity
@@ -35,7 +33,7 @@ class LeadPlan:
     """`draft`: the batch with its first rows, without any where there is none to be. `queue`,
     `bucket`: who leads. `held_until`: an idle replica waits until then for more. `holds_back`: what
     waits is left to another group. `is_last`: there is nothing more in this lane for this replica.
-    `watches`, `too_old`: what CoDel has seen, and how often it said no."""
+    `looks`: what controllers have seen of those whose turn has come."""
 
     draft: Draft
     queue: FlowQueue
@@ -44,8 +42,7 @@ class LeadPlan:
     held_until: float | None = None
     holds_back: bool = False
     is_last: bool = False
-    watches: Mapping[FlowKey, Watch] | None = None
-    too_old: int = 0
+    looks: tuple[TurnLook, ...] = ()
 
 
 class Batching(Protocol):

@@ -16,7 +16,11 @@ from routers.api.settings import DispatcherSettings, Mode, validate
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {
     "runtime": "synthetic",
-    "policies": {"order": "drr", "placement": "prequal"},
+    "policies": {
+        "order": "drr",
+        "placement": "prequal",
+        "admission": ["codel", "feasibility"],
+    },
     "slo": {"latency_ms": 250, "late": "refuse"},
     "lengths": {
         "max": 64,
@@ -66,6 +70,7 @@ NOT_WRITTEN = {
     "groups",  # what their replicas say, see test_groups.py
     "generation",  # of task generate only, and this too
     "preempt_streams",
+    "admission.modes",  # all controllers that come along have parameters of their own
     "policies.batching",  # another one than `ragged` knows no `batch.hold`
     "queue_timeout_s",  # where queue.max_rows is not written, see below
     "buckets.fixed_shapes",

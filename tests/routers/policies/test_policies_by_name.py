@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,21 +16,24 @@ from routers.api.settings import (
     AdmissionParameters,
     CodelParameters,
     DispatcherSettings,
+    LimitParameters,
     Mode,
     PolicyNames,
 )
 from routers.core.dispatcher import Dispatcher
-from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
+from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
+from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.state.formed_batch import ReplicaCapacity
 
 EDGES = (32, 128, 512)
 PROFILE = tuple((rows, edge, 0.002 + 1e-5 * rows * edge) for rows in (1, 4, 8) for edge in EDGES)
 SETTINGS = DispatcherSettings(EDGES, max_size=8, max_tokens=2048, profile=PROFILE)
+ADMISSION_SETS = ((), *[(name,) for name in ADMISSIONS], PolicyNames().admission[::-1])
 SHARING = [name for name in ORDERS if ORDERS[name](SETTINGS).ranking is Ranking.SHARES]
 
 
-def under(**names: str) -> DispatcherSettings:
+def under(**names: str | tuple[str, ...]) -> DispatcherSettings:
     return replace(SETTINGS, policies=PolicyNames(**names))
 
 
@@ -51,10 +55,15 @@ def pool(count: int = 2) -> list[SimDevice]:
 COMBINATIONS = [
     *[{"order": order, "batching": batching} for order in ORDERS for batching in BATCHINGS],
     *[{"placement": placement, "order": "edf"} for placement in PLACEMENTS],
+    *[{"admission": each} for each in ADMISSION_SETS],
 ]
 
 
-@pytest.mark.parametrize("names", COMBINATIONS, ids=lambda names: "-".join(names.values()))
+def said(names) -> str:
+    return "-".join(each if isinstance(each, str) else "+".join(each) for each in names.values())
+
+
+@pytest.mark.parametrize("names", COMBINATIONS, ids=said)
 def test_every_request_ends_once_and_the_same_seed_ends_the_same(names):
     first = simulate(under(**names), traffic(1), pool())
     assert all(outcome.answers + outcome.left == 1 for outcome in first.outcomes)
@@ -332,6 +341,109 @@ def test_finish_first_uses_a_slow_replica_less_and_round_robin_does_not():
             found.batches
         )
     assert share["finish_first"] < 0.15 < share["round_robin"]
+
+
+# ---- admission
+
+
+def test_a_controller_that_is_named_twice_or_given_a_mode_elsewhere_is_refused():
+    with pytest.raises(BadSettings, match=r"policies\.admission names one twice: codel, codel"):
+        Dispatcher(under(admission=("codel", "codel")))
+    with pytest.raises(BadSettings, match=r"policies\.admission must be one of .*, got 'best'"):
+        Dispatcher(under(admission=("codel", "best")))
+    modes = AdmissionParameters(modes=(("codel", Mode.OFF),))
+    with pytest.raises(BadSettings, match=r"admission\.modes: 'codel' has none to be set there"):
+        Dispatcher(replace(SETTINGS, admission=modes))
+
+
+def in_mode(mode: Mode, names: tuple[str, ...]) -> DispatcherSettings:
+    """Controllers that say no to much of what the suite's traffic asks for."""
+    admission = AdmissionParameters(
+        feasibility=mode,
+        best_effort_capacity_s=0.0,
+        codel=CodelParameters(mode, target_s=0.005, interval_s=0.05),
+        limit=LimitParameters(mode, fixed=2),
+    )
+    return replace(under(admission=names), admission=admission)
+
+
+def counted(mode: Mode, name: str):
+    """The controller as it is shown, and how many requests ended for each reason."""
+    found = simulate(in_mode(mode, (name,)), traffic(2, 600), pool(1))
+    (shown,) = found.ends[0].controllers
+    return shown, Counter(each.reason for each in found.outcomes)
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+def test_a_controller_counts_its_noes_and_they_hold_only_where_it_enforces(name):
+    enforced, ends = counted(Mode.ENFORCE, name)
+    assert enforced.name == name
+    assert enforced.would_shed == 0 < enforced.shed
+    assert name == "feasibility" or 0 < 600 - ends[None] <= enforced.shed
+    for mode in (Mode.OBSERVE, Mode.OFF):
+        shown, ends = counted(mode, name)
+        assert shown.shed == 0
+        assert (shown.would_shed > 0) is (mode is Mode.OBSERVE)
+        assert ends == {None: 600}, "all are answered"
+
+
+def newcomers(settings: DispatcherSettings):
+    """A core in which much waits, and what one more would find and be asked about."""
+    full = Full(settings)
+    request = Request(999, (400,), 0.0, 0.01, 9.0, "t0")
+    tracked = full.requests.arrivals.track(request, 0.0)
+    full.core.step(Replicas((Replica("r", 1.0),)), 0.0)
+    return full, full.requests.admission._ahead.found_by(tracked, 0.0)
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+def test_asking_a_controller_changes_no_answer_and_nothing_else(name):
+    full, newcomer = newcomers(in_mode(Mode.ENFORCE, (name,)))
+    before = full.digest()
+
+    def asked(each):
+        if isinstance(each, OnArrival):
+            yield each.judge(newcomer, 0.0)
+        if isinstance(each, OnceLate):
+            yield each.refuses(LateWork(1.0, 1.0, 1.0, True), 0.0)
+        if isinstance(each, AtTurn):
+            flow = newcomer.tracked.flow.key
+            yield each.look(each.seen(flow), newcomer.tracked, 9.0, 0.0)
+
+    (controller,) = full.requests.controllers._by_name.values()
+    first = list(asked(controller))
+    assert len(first) == 1, "it answers at one moment"
+    for _ in range(5):
+        assert list(asked(controller)) == first
+    assert full.digest() == before
+    assert newcomer.tracked.forecast_s is None
+    assert not newcomer.tracked.late
+
+
+def test_without_controllers_only_bounds_refuse():
+    found = simulate(under(admission=()), traffic(2, 600), pool(1))
+    assert found.ends[0].controllers == ()
+    assert {each.reason for each in found.outcomes} == {None}
+    bounded = replace(under(admission=()), max_queue_rows=50)
+    found = simulate(bounded, traffic(2, 600), pool(1))
+    assert {each.reason for each in found.outcomes} == {None, Reason.QUEUE_FULL}
+
+
+@pytest.mark.parametrize("names", ADMISSION_SETS, ids=lambda names: "+".join(names) or "none")
+def test_controllers_may_change_while_rows_wait_and_run(names):
+    full = Full(SETTINGS)
+    actions = full.core.step(Replicas((Replica("a", 1.0),)), 0.0)
+    actions += full.core.step(Reconfigure(in_mode(Mode.OBSERVE, names)), 0.0)
+    now, answered = 0.0, 0
+    while open_ := [each for each in actions if hasattr(each, "lease_id")]:
+        now += 0.001
+        answered += sum(len(each.rows) for each in open_)
+        actions = []
+        for each in open_:
+            done = Closed(each.lease_id, LeaseEnd.DONE, Report(service_s=0.01))
+            actions += full.core.step(done, now)
+        full.core.check()
+    assert answered == 60
 
 
 # ---- a change while much waits

@@ -9,7 +9,7 @@ refused: those ways out are shorter. Levels alternate within a repeat; medians a
 Besides, what a refusal takes under standing overload: one simulated replica and ten times what it
 could answer within the SLO; counted is the time of those arrivals alone that end in a refusal. With
 one tenant most refusals are told again what the like of them was told a moment ago
-(`admission/admission_pipeline.py`), with many each is judged by itself.
+(`state/rejection_cache.py`), with many each is judged by itself.
 
 Promise: at most 20 µs a request with 10,000 waiting, and growth from 100 to 100,000 waiting no
 faster than their logarithms.

@@ -63,7 +63,7 @@ async def test_only_a_sleeping_models_queue_is_told_when_to_expect_a_replica(
     outlook = ModelOutlook(asleep_ok=asleep_ok, ready_in_s=12.0)
     following.catalogue.take_outlooks({"device": outlook}, age_s)
     core = following.catalogue.served["device"].queue._dispatcher
-    assert core._requests._pipeline.capacity_in_s == expected_s
+    assert core._requests.admission.capacity_in_s == expected_s
 
 
 async def test_a_model_that_is_withdrawn_does_not_count_as_asleep(

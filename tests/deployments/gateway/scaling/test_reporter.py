@@ -166,12 +166,12 @@ async def test_what_was_heard_grows_old_while_nothing_more_is(
         reports = DemandReporter("g", stand.models, autoscaler.tell)
         queue = stand.models.served["device"].queue
         await reports._exchange()
-        assert queue._dispatcher._requests._pipeline.capacity_in_s == 12.0
+        assert queue._dispatcher._requests.admission.capacity_in_s == 12.0
         autoscaler.answers = [RuntimeError("gone"), RuntimeError("gone")]
         for at, left_s in ((105.0, 7.0), (200.0, 0.0)):
             now[0] = at
             await reports._exchange()
-            assert queue._dispatcher._requests._pipeline.capacity_in_s == left_s
+            assert queue._dispatcher._requests.admission.capacity_in_s == left_s
 
 
 async def test_a_refused_request_wakes_also_where_the_report_of_it_is_lost(tmp_path: Path) -> None:

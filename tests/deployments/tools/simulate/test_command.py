@@ -140,6 +140,8 @@ def test_tables_name_tenants_lengths_and_what_happened(scenario):
         (["--set", "settings.models.device.lengths.buckets.²=7"], "² is no position"),
         (["--policy", "order=best"], "order must be one of sfq, vtc, drr, edf, fifo"),
         (["--policy", "order=drr", "--policy", "order=vtc"], "one of a kind at a time"),
+        (["--policy", "admission=best"], "admission must be one of feasibility, "),
+        (["--policy", "admission=codel+codel"], "names one twice"),
         (["--policy", "luck=good"], "must be one of order=…, batching=…, placement=…"),
         (["--trace", "none.csv"], "none.csv: cannot be read: no such file"),
     ],

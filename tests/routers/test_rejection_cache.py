@@ -5,7 +5,7 @@ import pytest
 from routers.api.actions import Reject
 from routers.api.requests import Reason
 from routers.api.settings import AdmissionParameters
-from routers.policies.admission.admission_pipeline import (
+from routers.state.rejection_cache import (
     KEPT_S,
     CachedRejection,
     RejectionCache,

@@ -1,0 +1,81 @@
+"""Does a flow's queue stand, so that what has waited too long in it should go?
+
+A queue that drains now and then is a burst and does no harm; one whose shortest wait over a whole
+interval exceeds the target only adds delay. While it stands, what has waited over twice the target
+is shed when its turn comes. One watch a flow ever seen, as in fq_codel (RFC 8290): a fair queue has
+as many queues as flows. It needs no forecast and no deadline, so it also works where those are
+wrong. O(1) a call. Source: CoDel as in folly's `Codel.cpp`, without the square-root schedule;
+unlike there, what was found before a pause longer than an interval is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from routers.api.requests import FlowKey, FlowWork
+from routers.api.settings import AdmissionParameters, CodelParameters, DispatcherSettings, Mode
+from routers.policies.admission.types import AtTurn
+from routers.state.rows import TrackedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """least_s: the shortest wait of the interval that runs. stands: what the one before found."""
+
+    least_s: float = inf
+    ends_at: float = -inf
+    stands: bool = False
+
+
+_NOTHING_SEEN = Watch()
+
+
+class Codel(AtTurn):
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: dict[FlowKey, Watch] = {}
+        self._settings = CodelParameters()
+        self._frozen = False
+
+    def mode(self, admission: AdmissionParameters) -> Mode:
+        return admission.codel.mode
+
+    def tune(self, settings: DispatcherSettings) -> None:
+        self._settings, self._frozen = settings.admission.codel, settings.frozen
+
+    def look(
+        self, seen: Watch, tracked: TrackedRequest, wait_s: float, now: float
+    ) -> tuple[Watch, bool]:
+        watch, stands = seen, seen.stands
+        if not self._frozen:
+            watch, stands = self._watched(watch, wait_s, now)
+        return watch, stands and wait_s > 2.0 * self._settings.target_s
+
+    def seen(self, flow: FlowKey) -> Watch:
+        return self._watches.get(flow, _NOTHING_SEEN)
+
+    def learn(self, seen: Mapping[FlowKey, Watch]) -> None:
+        self._watches.update(seen)
+
+    def value(self, capacity: float, now: float) -> float:
+        """How many flows' queues stand, as last found."""
+        return len(self._standing())
+
+    def by_flow(self, now: float) -> tuple[FlowWork, ...]:
+        return tuple((*flow, 1.0) for flow in self._standing())
+
+    def _standing(self) -> list[FlowKey]:
+        return [flow for flow, watch in self._watches.items() if watch.stands]
+
+    def _watched(self, watch: Watch, wait_s: float, now: float) -> tuple[Watch, bool]:
+        """With a sample more; the first of an interval sheds nothing."""
+        if now <= watch.ends_at:
+            if wait_s < watch.least_s:
+                watch = Watch(wait_s, watch.ends_at, watch.stands)
+            return watch, watch.stands
+        settings = self._settings
+        paused = now > watch.ends_at + settings.interval_s
+        stands = watch.least_s > settings.target_s and not paused
+        return Watch(wait_s, now + settings.interval_s, stands), False

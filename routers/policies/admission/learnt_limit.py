@@ -1,0 +1,113 @@
+"""How many requests of a flow may be in the core, so that they wait no longer than is good?
+
+The signal is the share of its time (arrival to latest start) that a request spent waiting. Service
+is no part of it, so long inputs and full batches don't look like congestion; being a share, it
+holds for every SLO. Once a window the limit is multiplied by target over mean share (0.5 to 1) and
+given its square root to grow by, as in Gradient2 and Envoy's gradient limit. The reference is the
+fixed target and no long average, which would follow a lasting overload upwards and the limit with
+it. Without queueing there is nothing to learn: the limit stands at its most, and grows only while
+at least half of it is used. One limit a flow ever seen, O(1) a call. Source: Netflix
+concurrency-limits, Envoy adaptive concurrency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from routers.api.requests import FlowKey, FlowWork
+from routers.api.settings import AdmissionParameters, DispatcherSettings, LimitParameters, Mode
+from routers.policies.admission.types import ADMIT, REFUSE, Answer, Newcomer, OnArrival
+from routers.state.rows import TrackedRequest
+
+TARGET_SHARE = 0.5
+_LEAST_GRADIENT = 0.5
+_LIMIT_SMOOTHING = 0.5
+_LEAST_WINDOW_S = 0.1
+_LEAST_SAMPLES = 10
+
+
+@dataclass(slots=True)
+class _Window:
+    """A flow's limit, and what the window that runs has seen of its requests."""
+
+    limit: float
+    since: float
+    shares: float = 0.0
+    samples: int = 0
+    peak: int = 0
+
+
+class LearntLimit(OnArrival):
+    def __init__(self) -> None:
+        super().__init__()
+        self._flows: dict[FlowKey, _Window] = {}
+        self._settings = LimitParameters()
+        self._frozen = False
+
+    def mode(self, admission: AdmissionParameters) -> Mode:
+        return admission.limit.mode
+
+    def tune(self, settings: DispatcherSettings) -> None:
+        self._settings, self._frozen = settings.admission.limit, settings.frozen
+
+    def judge(self, newcomer: Newcomer, now: float) -> Answer:
+        """By how many of its flow wait or run at this gateway."""
+        flow, settings = newcomer.tracked.flow, self._settings
+        limit: float | None = settings.fixed
+        if limit is None:
+            window = self._flows.get(flow.key)
+            limit = settings.most if window is None else window.limit
+        return REFUSE if flow.live >= limit else ADMIT
+
+    def came(self, newcomer: Newcomer, now: float) -> None:
+        flow = newcomer.tracked.flow
+        window = self._flows.get(flow.key) or self._open(flow.key, now)
+        if flow.live > window.peak:
+            window.peak = flow.live
+
+    def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
+        """One that turned late in the queue has waited all its slack."""
+        if self._frozen or self._settings.fixed is not None:
+            return
+        flow, slack_s = tracked.flow.key, tracked.latest_start - tracked.queued_at
+        window = self._flows.get(flow) or self._open(flow, now)
+        window.shares += wait_s / slack_s if wait_s < slack_s else 1.0
+        window.samples += 1
+        enough = window.samples >= _LEAST_SAMPLES
+        if enough and now >= window.since + max(_LEAST_WINDOW_S, slack_s):
+            self._learn(window, now)
+
+    def value(self, capacity: float, now: float) -> float:
+        """The lowest limit."""
+        return min([limit for _, _, limit in self.by_flow(now)], default=self._start)
+
+    def by_flow(self, now: float) -> tuple[FlowWork, ...]:
+        fixed = self._settings.fixed
+        return tuple(
+            (*flow, window.limit if fixed is None else fixed)
+            for flow, window in self._flows.items()
+        )
+
+    @property
+    def _start(self) -> float:
+        """A flow's limit until it has queued."""
+        fixed = self._settings.fixed
+        return self._settings.most if fixed is None else fixed
+
+    def _learn(self, window: _Window, now: float) -> None:
+        share = window.shares / window.samples
+        gradient = max(_LEAST_GRADIENT, TARGET_SHARE / share) if share > TARGET_SHARE else 1.0
+        base, used = window.limit, window.peak
+        window.since, window.shares, window.samples, window.peak = now, 0.0, 0, 0
+        if gradient == 1.0 and used < base / 2.0:
+            return
+        if gradient < 1.0:
+            base = min(base, 2.0 * used)
+        aim = gradient * base + sqrt(base)
+        limit = base + _LIMIT_SMOOTHING * (aim - base)
+        window.limit = max(float(self._settings.least), min(float(self._settings.most), limit))
+
+    def _open(self, flow: FlowKey, now: float) -> _Window:
+        window = self._flows[flow] = _Window(self._settings.most, now)
+        return window

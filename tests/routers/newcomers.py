@@ -1,0 +1,70 @@
+"""Requests as controllers of admission see them, and what the core does when it asks one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from routers.api.requests import FlowKey, Request
+from routers.api.settings import AdmissionParameters, DispatcherSettings
+from routers.estimates.generations import GenerationPlan
+from routers.policies.admission.types import Answer, Controller, Newcomer, OnArrival
+from routers.policies.order.fair_queueing import FairQueueing
+from routers.state.flows import Flow, Flows
+from routers.state.request_queue import RequestQueue
+from routers.state.rows import TrackedRequest
+
+SETTINGS = DispatcherSettings((64,))
+NOTHING = RequestQueue((64,), Flows(FairQueueing()))
+
+
+def tuned(
+    controller: Controller, admission: AdmissionParameters | None = None, *, frozen: bool = False
+) -> None:
+    given = AdmissionParameters() if admission is None else admission
+    controller.tune(replace(SETTINGS, admission=given, frozen=frozen))
+
+
+def came(
+    flow: FlowKey,
+    now: float = 0.0,
+    *,
+    weight: float = 1.0,
+    inflight: int = 0,
+    slack_s: float = 0.1,
+    edge: int = 64,
+    cost_s: float = 0.0,
+    forecast_s: float | None = None,
+    plan: GenerationPlan | None = None,
+) -> TrackedRequest:
+    """A request of one row; `inflight`: of its flow, in the core."""
+    priority, tenant = flow
+    request = Request(1, (edge,), now, now + 9.0, now + 9.0, tenant, priority, weight=weight)
+    its_flow = Flow(tenant, priority, weight, live=inflight)
+    tracked = TrackedRequest(request, its_flow, now, now + slack_s, 1, edge, cost_s)
+    tracked.forecast_s, tracked.plan = forecast_s, plan
+    return tracked
+
+
+def found(
+    tracked: TrackedRequest,
+    now: float = 0.0,
+    *,
+    before_s: float = 0.0,
+    urgent_s: float = 0.0,
+    rivals: float = 0.0,
+    capacity: float = 1.0,
+) -> Newcomer:
+    """What it finds in the queue."""
+    slack_s = tracked.latest_start - now
+    return Newcomer(
+        tracked, NOTHING, tracked.edge, slack_s, capacity, 0.0, before_s, urgent_s, rivals
+    )
+
+
+def ask(controller: OnArrival, newcomer: Newcomer, now: float) -> Answer:
+    """Of a request that has come."""
+    controller.came(newcomer, now)
+    answer = controller.judge(newcomer, now)
+    if answer.teaches:
+        controller.told(newcomer, answer, now)
+    return answer
