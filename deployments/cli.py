@@ -242,7 +242,8 @@ def stop(port: int | None, address: str | None) -> None:
 @click.option("--fifo", is_flag=True, help="Run it also through one queue, first in, first out.")
 @click.option(
     "--policy", "policies", multiple=True, metavar="KIND=NAME",
-    help="Run it also with another policy (order=drr); repeatable, all of them at once.",
+    help="Run it also with another policy (order=drr, admission=limit+codel, admission=none); "
+    "repeatable, all of them at once.",
 )  # fmt: skip
 @click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",

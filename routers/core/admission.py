@@ -105,9 +105,9 @@ class Admission:
         late_by_s = forecast_s = 0.0
         if newcomer.slack_s <= 0.0:
             late_by_s = max(_LEAST_LATE_S, -newcomer.slack_s)
-        for each in self.controllers.on_arrival:
-            each.came(newcomer, now)
-            answer = each.judge(newcomer, now)
+        for came, judge, each in self.controllers.arrivals:
+            came(newcomer, now)
+            answer = judge(newcomer, now)
             if answer is ADMIT:
                 continue
             if answer.teaches:
@@ -129,7 +129,7 @@ class Admission:
     def _judge_late(self, newcomer: Newcomer, late_by_s: float, now: float) -> Rejection | None:
         tracked = newcomer.tracked
         request = tracked.request
-        in_vain_s = self._in_vain_s(newcomer, now)
+        in_vain_s = 0.0 if newcomer.capacity else self._in_vain_s(newcomer, now)
         if in_vain_s > 0.0:
             rejection = Rejection(Reason.LATE, self.queue_s())
             self._keep(newcomer, in_vain_s, rejection, now)
@@ -146,8 +146,9 @@ class Admission:
         return None
 
     def _in_vain_s(self, newcomer: Newcomer, now: float) -> float:
-        """How long before a replica is there its time is up; 0.0: it can wait for that."""
-        if newcomer.capacity or not newcomer.capacity_in_s:
+        """How long before a replica is there its time is up; 0.0: it can wait for that, or nobody
+        knows."""
+        if not newcomer.capacity_in_s:
             return 0.0
         request = newcomer.tracked.request
         until = request.deadline if self._settings.late == "refuse" else request.expires

@@ -22,7 +22,8 @@ T = TypeVar("T", bound=Controller)
 
 
 class Controllers:
-    """`on_arrival`, `once_late`, `at_turn`: those that are asked, by moment."""
+    """`on_arrival`, `once_late`, `at_turn`: those that are asked, by moment. `arrivals`: how the
+    first are told of a new request and asked; methods of several classes are looked up once."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
         self._by_name: dict[str, Controller] = {}
@@ -40,6 +41,7 @@ class Controllers:
         every = self._by_name.values()
         asked = [each for each in every if not each.verdicts.off]
         self.on_arrival = _of(asked, OnArrival)  # type: ignore[type-abstract]
+        self.arrivals = tuple((each.came, each.judge, each) for each in self.on_arrival)
         self.once_late = _of(asked, OnceLate)  # type: ignore[type-abstract]
         self.at_turn = _of(asked, AtTurn)  # type: ignore[type-abstract]
         self._late = tuple(each.verdicts for each in asked if each.reason is Reason.LATE)

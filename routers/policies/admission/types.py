@@ -5,8 +5,8 @@ late waits (`OnceLate`), when one's turn has come (`AtTurn`). An answer changes 
 no holds is a matter of the controller's mode, and the core asks, counts, writes down and sends away
 (`core/admission.py`). What a controller learns from the core tells it apart from its questions, and
 only what it asks to hear: news that it does not override is not told to it. A new controller is a
-class in a file of its own and a line in `policies/registry.py`. What is made for every request is a
-tuple: that costs a third of a frozen dataclass.
+class in a file of its own and a line in `policies/registry.py`. An answer is made for nearly every
+request, so it is a tuple: that costs a third of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ ADMIT = Answer()
 REFUSE = Answer(refused=True)
 
 
-class LateWork(NamedTuple):
+@dataclass(slots=True)
+class LateWork:
     """Late work that would wait: work_s: in all, predicted device seconds, that of the request that
     is asked about too; left_s: until it expires. capacity: as of `Newcomer`. is_new: it has just
     come; else it waits, and its deadline has passed."""
