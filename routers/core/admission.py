@@ -83,10 +83,8 @@ class Admission:
         reason = bound_reached(request, self._waiting, self._settings, self._replicas.groups, now)
         if reason is None and request.generation is not None:
             # None of the running replicas could hold all of it, were it alone there.
-            tokens, most = (
-                request.lengths[0] + request.generation.max_tokens,
-                self._replicas.largest,
-            )
+            tokens = request.lengths[0] + request.generation.max_tokens
+            most = self._replicas.largest
             reason = Reason.TOO_LONG if tokens > most > 0.0 else None
         if reason is None:
             return None
@@ -102,9 +100,7 @@ class Admission:
     def judge(self, tracked: TrackedRequest, now: float) -> Rejection | None:
         """Makes the request late where it is; the rejection, if it may not wait at all."""
         newcomer = self._ahead.found_by(tracked, now)
-        late_by_s = forecast_s = 0.0
-        if newcomer.slack_s <= 0.0:
-            late_by_s = max(_LEAST_LATE_S, -newcomer.slack_s)
+        late_by_s, forecast_s = _overdue_s(newcomer), 0.0
         for came, judge, each in self.controllers.arrivals:
             came(newcomer, now)
             answer = judge(newcomer, now)
@@ -203,7 +199,7 @@ class Admission:
         if not groups.capacity or groups.reference.engine is not None:
             return let_in
         newcomer = self._ahead.found_by(self._imagined(flow, edge, times, now), now)
-        late_by_s = max(_LEAST_LATE_S, -newcomer.slack_s) if newcomer.slack_s <= 0.0 else 0.0
+        late_by_s = _overdue_s(newcomer)
         for each in self.controllers.on_arrival:
             if each.verdicts.acts:
                 late_by_s = max(late_by_s, each.judge(newcomer, now).late_by_s)
@@ -223,10 +219,8 @@ class Admission:
         request = Request(
             -1, (edge,), now, deadline, expires, flow.tenant, flow.priority, weight=flow.weight
         )
-        latest, cost_s = (
-            groups.latest_start(edge, now, deadline),
-            groups.reference.cost.unit_s(edge),
-        )
+        latest = groups.latest_start(edge, now, deadline)
+        cost_s = groups.reference.cost.unit_s(edge)
         return TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
 
     def queue_s(self) -> float:
@@ -234,6 +228,11 @@ class Admission:
         capacity = self._replicas.groups.capacity
         after_s = retry_after_s(self._waiting.seconds, capacity)
         return after_s if capacity else min(MAX_RETRY_S, max(after_s, self.capacity_in_s))
+
+
+def _overdue_s(newcomer: Newcomer) -> float:
+    """Since its latest start; 0.0: there is time left."""
+    return max(_LEAST_LATE_S, -newcomer.slack_s) if newcomer.slack_s <= 0.0 else 0.0
 
 
 def retry_after_s(work_s: float, capacity: float) -> float:

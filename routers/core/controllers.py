@@ -53,12 +53,7 @@ class Controllers:
 
     def refuse_late(self, late: LateWork, now: float) -> bool:
         """Whether one of them does not let it wait; counts."""
-        for each in self.once_late:
-            if not each.refuses(late, now):
-                continue
-            if each.verdicts.no():
-                return True
-        return False
+        return any(each.refuses(late, now) and each.verdicts.no() for each in self.once_late)
 
     def would_refuse_late(self, late: LateWork, now: float) -> bool:
         """As `refuse_late` would say of one that has not come: counts nothing."""

@@ -56,10 +56,7 @@ class CheckTimes(Generic[T]):
         return None
 
     def first(self) -> T | None:
-        heap = self._heap
-        while heap and self._at.get(heap[0][2]) != heap[0][0]:
-            heappop(heap)
-        return heap[0][2] if heap else None
+        return self._heap[0][2] if self.next_at() < inf else None
 
     def next_at(self) -> float:
         """inf: never."""
