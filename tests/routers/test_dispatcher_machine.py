@@ -7,6 +7,7 @@ action by it; the dispatcher's own invariants are checked after each step as wel
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -63,7 +64,7 @@ class Known:
     retried: set[int] = field(default_factory=set)
     copied: set[int] = field(default_factory=set)
     moved: dict[int, set[int]] = field(default_factory=dict)
-    late_from: float = float("inf")
+    late_from: float = inf
 
 
 class DispatcherMachine(RuleBasedStateMachine):
@@ -86,7 +87,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             reserve_quantile=st.sampled_from((0.5, 0.9, 1.0)),
             block_tokens=st.just(2),
             long_tokens=st.sampled_from((4, 100)),
-            max_long_tokens=st.sampled_from((0.0, 12.0, float("inf"))),
+            max_long_tokens=st.sampled_from((0.0, 12.0, inf)),
             affinity=st.sampled_from(("off", "session", "prefix")),
         ),
         admission=st.builds(
@@ -439,7 +440,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.settings.preempt_streams
             and self.last_kind[action.replica_id] is ReplicaKind.STREAM
             and all(known.request.retryable for known in rows)
-            and min(known.request.priority for known in waiting)
+            and min([known.request.priority for known in waiting], default=inf)
             < max(known.request.priority for known in rows)
         )
 
@@ -479,8 +480,12 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.leases[action.lease_id] = action
 
     def judge_copy(self, action, rows):
-        """It races an open lease elsewhere; rows that may run twice, none of them a second time."""
-        assert self.settings.hedge.mode != "off"
+        """It races an open lease elsewhere; rows that may run twice, none of them a second time. A
+        replica that is left out is probed with a copy, even where nothing else is copied."""
+        if self.dispatcher._leases.open[action.lease_id].probe:
+            assert self.dispatcher._replicas.by_id[action.replica_id].ejected
+        else:
+            assert self.settings.hedge.mode != "off"
         assert self.leases[action.copy_of].replica_id != action.replica_id
         self.judge_room(self.running[action.replica_id], rows, action)
         for known, index in rows:
@@ -520,7 +525,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert len(rows) == 1 or not any(index in known.retried for known, index in rows)
 
     def judge_order(self, rows):
-        """Earliest deadline first in a flow's bucket, no late row in front of one on time."""
+        """Earliest deadline first in a flow's bucket, or first come, first served where that is the
+        order, no late row in front of one on time."""
         if any(known.request.generation is not None for known, _ in rows):
             return  # one that has no room is passed by those that have
         taken = {
@@ -541,7 +547,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         return known.request.priority, self.bucket(known.request.lengths[index])
 
     def place(self, known):
-        return known.request.deadline, known.order
+        first_come = self.settings.policies.order == "fifo"
+        return 0.0 if first_come else known.request.deadline, known.order
 
     def is_late(self, request_id):
         """Also one that was found late in this step and may not stay."""
