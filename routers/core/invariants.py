@@ -235,5 +235,6 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
 
 
 def _is_held(state: State, row: Row) -> bool:
-    """Whether it waits until the replica would not be the last one."""
-    return state.requests.tries_at < inf and row.held_until > -inf
+    """Whether it waits until the replica would not be the last one: `tries_at` is the first of such
+    times, and all of them lie ahead."""
+    return row.held_until >= state.requests.tries_at
