@@ -16,7 +16,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from deployments.contract.process_watchdog import ProcessWatchdog, process_watchdog
 
@@ -60,6 +61,7 @@ class LoopWatch:
         self._watchdog = watchdog
         self._on_hang = on_hang or _end
         self._turns = 0
+        self._stalls = 0
         self._over = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_soon(self._turn)
@@ -69,6 +71,21 @@ class LoopWatch:
         self._over.set()
         self._timer.cancel()
 
+    @contextmanager
+    def may_stall(self) -> Iterator[None]:
+        """While some thread may keep the interpreter's lock for long, as loading a model does.
+        What keeps the loop itself from turning is found all the same."""
+        self._stalls += 1
+        self._beat()
+        try:
+            yield
+        finally:
+            self._stalls -= 1
+
+    def _beat(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.beat(stalled=self._stalls > 0)
+
     def _turn(self) -> None:
         self._turns += 1
         self._timer = self._loop.call_later(_EVERY_S / 2, self._turn)
@@ -76,8 +93,7 @@ class LoopWatch:
     def _watch(self) -> None:
         heartbeat = Heartbeat(_EVERY_S)
         while not self._over.wait(_EVERY_S):
-            if self._watchdog is not None:
-                self._watchdog.beat()
+            self._beat()
             if heartbeat.look(self._turns, time.monotonic()) > self._limit_s:
                 self._on_hang()
                 break

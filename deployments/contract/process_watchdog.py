@@ -8,7 +8,9 @@ whoever started it starts another. Seconds count only in which
 - the watchdog was on time itself: else the machine was suspended, the container frozen, or nobody
   got a processor;
 - no thread of the watched process wanted a processor and got less than half of one: else it is
-  slow because the machine is busy.
+  slow because the machine is busy;
+- its last heartbeat did not say that it may be `stalled`: a backend's library may keep the
+  interpreter's lock while it loads a model.
 
 An event loop that hangs while its process does not is `loop_watch`'s, which says what it was doing.
 Linux alone. The watchdog's process runs this very file, on nothing but the standard library until
@@ -33,6 +35,7 @@ LIMIT_S = 4.0
 _ON_TIME = 2.0  # of the interval, that a look may take
 _STOPPED, _RUNNABLE = "T", "R"
 _NOWHERE = -1  # no file has that number
+_BEAT, _STALLED = b".", b"-"
 _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -82,7 +85,7 @@ class Silence:
 
 
 class ProcessWatchdog:
-    """Of this process, from now on. `beat` waits for nobody; not from two threads at once."""
+    """Of this process, from now on. `beat` waits for nobody."""
 
     def __init__(self, limit_s: float = LIMIT_S, every_s: float = EVERY_S) -> None:
         arguments = (os.getpid(), limit_s, every_s)
@@ -94,10 +97,11 @@ class ProcessWatchdog:
         self._beats = self._process.stdin.fileno()
         os.set_blocking(self._beats, False)
 
-    def beat(self) -> None:
-        """Nobody may listen any more: then this process is watched by others alone."""
+    def beat(self, *, stalled: bool = False) -> None:
+        """Nobody may listen any more: then this process is watched by others alone. `stalled`: the
+        next one may be late, and silence does not count until then."""
         with suppress(OSError):
-            os.write(self._beats, b".")
+            os.write(self._beats, _STALLED if stalled else _BEAT)
 
     def close(self) -> None:
         """What it watched ends in order."""
@@ -118,11 +122,15 @@ def process_watchdog() -> ProcessWatchdog | None:
 def _watch(pid: int, limit_s: float, every_s: float) -> None:
     silence, beats = Silence(every_s), sys.stdin.fileno()
     silence.heard(time.monotonic())
+    said = _BEAT
     while True:
         time.sleep(every_s)
         if select.select([beats], [], [], 0)[0]:
-            if not os.read(beats, 4096):
+            said = os.read(beats, 4096)
+            if not said:
                 return  # it has ended
+            silence.heard(time.monotonic())
+        elif said.endswith(_STALLED):
             silence.heard(time.monotonic())
         elif silence.silent(dict(_threads(pid)), time.monotonic()) >= limit_s:
             if os.getppid() == pid:

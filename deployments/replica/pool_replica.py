@@ -2,7 +2,7 @@
 
 Its constructor imports the backends' libraries, which is most of what a start takes before a model
 is loaded; then it runs, holding nothing (*warm*), and holds what the autoscaler tells it to. A
-batch that hangs ends the process, as elsewhere.
+batch that hangs ends the process, as elsewhere, and so does one that hangs as a whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ray
 from ray import serve
 
 from deployments.contract import logs
-from deployments.contract.loop_watch import HUNG_EXIT_CODE
+from deployments.contract.loop_watch import HUNG_EXIT_CODE, watch_process
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
@@ -46,7 +46,9 @@ class PoolReplica:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         place = Place(replica, host, args["after_s"], DeviceTurn(), self._end_process)
         actor = registry()
-        loading = PoolLoading(ModelLoader(cache_dir(), reserved_cpus()), place, actor.report.remote)
+        self._loop_watch = watch_process()
+        loader = ModelLoader(cache_dir(), reserved_cpus())
+        loading = PoolLoading(loader, place, actor.report.remote, self._loop_watch.may_stall)
         self._residents = Residents(
             replica, loading, args["memory_bytes"], lambda: self._announcements.changed.set()
         )
@@ -77,6 +79,8 @@ class PoolReplica:
         if hasattr(self, "_announcements"):
             await self._announcements.withdraw()
             await self._residents.close()
+        if hasattr(self, "_loop_watch"):
+            self._loop_watch.close()
 
     def _end_process(self) -> None:
         logger.error("a batch or a load took too long; the replica ends")

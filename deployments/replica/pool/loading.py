@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,14 +82,20 @@ class ModelLoader:
 
 
 class PoolLoading:
-    """As `residents.Loading`. `report` sends a `ReplicaProgress`."""
+    """As `residents.Loading`. `report` sends a `ReplicaProgress`; `may_stall` is entered while
+    something is loaded, as of `LoopWatch`."""
 
     def __init__(
-        self, loader: ModelLoader, place: Place, report: Callable[[ReplicaProgress], Any]
+        self,
+        loader: ModelLoader,
+        place: Place,
+        report: Callable[[ReplicaProgress], Any],
+        may_stall: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._loader = loader
         self._place = place
         self._report = report
+        self._may_stall = may_stall
         self._number = itertools.count(1)
         self._progress: dict[str, StartupProgress] = {}
 
@@ -116,7 +123,8 @@ class PoolLoading:
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                return await asyncio.to_thread(work)
+                with self._may_stall():
+                    return await asyncio.to_thread(work)
         except TimeoutError:
             if limit.expired():
                 self._place.on_hang()

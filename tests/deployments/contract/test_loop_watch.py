@@ -10,6 +10,7 @@ import pytest
 
 from deployments.contract import loop_watch
 from deployments.contract.loop_watch import HUNG_EXIT_CODE, Heartbeat, LoopWatch
+from deployments.contract.process_watchdog import ProcessWatchdog
 
 
 def test_a_loop_that_stands_still_while_it_is_looked_at_is_counted() -> None:
@@ -43,6 +44,27 @@ async def test_the_watch_tells_once_that_the_loop_hangs(monkeypatch: pytest.Monk
     assert hung.wait(5.0)  # which holds the loop
     watch.close()
     assert told == [True]
+
+
+async def test_heartbeats_say_that_a_stall_is_expected_while_it_is() -> None:
+    said: list[bool] = []
+
+    class Listener(ProcessWatchdog):
+        def __init__(self) -> None:
+            """Nobody is started."""
+
+        def beat(self, *, stalled: bool = False) -> None:
+            said.append(stalled)
+
+        def close(self) -> None:
+            pass
+
+    watch = LoopWatch(watchdog=Listener())
+    with watch.may_stall(), watch.may_stall():
+        assert said == [True, True]
+    watch.close()
+    watch._beat()
+    assert said[-1] is False
 
 
 def test_the_process_ends_and_says_what_it_was_doing() -> None:

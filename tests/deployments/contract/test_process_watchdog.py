@@ -101,6 +101,19 @@ def test_a_process_that_stands_still_is_killed_and_the_reason_is_told(why: str) 
     assert '"logger":"headrace.process"' in ended.stderr
 
 
+EXPECTED = """
+watchdog.beat(stalled=True)
+ctypes.PyDLL(None).usleep(400_000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no proc(5)")
+def test_a_stall_that_was_announced_is_not_counted_until_the_next_heartbeat() -> None:
+    assert run(EXPECTED, 0.05).returncode == 0
+    ended = run(f"{EXPECTED}watchdog.beat()\n{THEN['stopped']}", 0.05)
+    assert ended.returncode == -signal.SIGKILL
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no proc(5)")
 @pytest.mark.parametrize("then", ["time.sleep(0.01)", "watchdog.close(); watchdog.beat()"])
 def test_the_watchdog_ends_with_what_it_watches_and_says_nothing(then: str) -> None:

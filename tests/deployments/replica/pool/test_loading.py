@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from deployments.contract.scaling.messages import PoolModel
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool.loading import ModelLoader, PoolLoading
-from deployments.replica.pool.resident import Place, ServedResident
+from deployments.replica.pool.resident import LoadedModel, Place, ServedResident
 from runtimes.errors import LoadError
 
 
@@ -151,6 +152,27 @@ async def test_the_registry_hears_each_phase_of_a_load_with_its_seconds(bench: B
     spent = dict(last.spent)
     assert spent["staging"] >= 0.01
     assert set(spent) == {"staging", "warming"}
+
+
+async def test_stalls_are_expected_while_a_model_loads_and_no_longer(bench: Bench) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def may_stall() -> Iterator[None]:
+        said.append("from here")
+        yield
+        said.append("to here")
+
+    class Watched(ModelLoader):
+        def load(self, *args: Any) -> LoadedModel:
+            said.append("loads")
+            return super().load(*args)
+
+    loader = Watched(bench.loader.cache_dir, bench.loader.reserved_cpus)
+    place = Place("p", "127.0.0.1", 0.02, bench.turn, bench.hung.set)
+    loaded = await PoolLoading(loader, place, bench.told.append, may_stall).load(a_model("m"))
+    assert said == ["from here", "loads", "to here"]
+    loaded.runtime.close()
 
 
 async def test_a_model_that_generates_is_refused(bench: Bench) -> None:
