@@ -20,7 +20,7 @@ from routers.core.admission import Admission, Rejection
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
-from routers.policies.admission.lateness import is_over, is_refused, next_moment
+from routers.policies.admission.lateness import is_excused, is_over, is_refused, next_moment
 from routers.policies.admission.queue_bound import most_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
@@ -233,6 +233,8 @@ class RequestTable:
                 self.suspects.lost(lease.replica, now)
                 row.hold(self.suspects.held_until(row, now))
                 self.put_back([row], now, actions)
+                if row.tracked.late and is_excused(row.tracked, self.settings):
+                    self._stand(row.tracked, now, late=False)
             else:
                 self.evict(row.tracked, Reason.LOST, actions)
 
@@ -269,6 +271,8 @@ class RequestTable:
             request = tracked.request
             if request.expires <= now:
                 self.evict(tracked, Reason.EXPIRED, actions)
+            elif is_excused(tracked, self.settings):
+                self.timers.push(request.expires, tracked)
             elif tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
                 self.evict(tracked, Reason.LATE, actions)
             elif self.admission.waits_in_vain(tracked, now):
@@ -314,10 +318,14 @@ class RequestTable:
         if tracked.forecast_s is not None:
             self.controllers.waited(tracked, now, taken=False)
             tracked.forecast_s = None
+        self._stand(tracked, now, late=True)
+
+    def _stand(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
+        """Among the late ones from now on, or among those on time."""
         queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)
-        tracked.late = True
+        tracked.late = late
         for row in queued:
             self.waiting.add(row, now)
 

@@ -96,13 +96,15 @@ def test_cancelled_row_that_was_returned_leaves_too(start):
 
 
 def test_late_and_retried_rows_can_be_cancelled(start):
+    """One is late, the other was lost with its replica and keeps its place."""
     core = start()
     core.replicas("a")
     (lease,) = core.arrive(1, slo_s=0.5)
     core.arrive(2, slo_s=0.5)
     core.close(lease, LeaseEnd.LOST, at=0.6)
     core.tick(0.7)
-    assert core.dispatcher.snapshot(0.7).late_rows == 2
+    snapshot = core.dispatcher.snapshot(0.7)
+    assert (snapshot.waiting_rows, snapshot.late_rows) == (2, 1)
     core.cancel(1)
     core.cancel(2)
     assert core.tick(2.0) == []

@@ -63,6 +63,38 @@ def test_a_suspect_waits_no_longer_than_the_hold(start):
     assert tried.replica_id == "b"
 
 
+def test_suspects_keep_their_place_though_their_deadline_passes_meanwhile(start):
+    """Of 10 s, and the next replica takes 15: they go before what is on time."""
+    core = lost_one_of_two(start)
+    core.arrive(4, at=1.0)
+    for number in range(5, 9):
+        core.arrive(number, at=11.0, slo_s=20.0)
+    assert core.tick(11.5) == []
+    assert core.dispatcher.snapshot(11.5).late_rows == 0
+    (tried,) = core.replicas("b", "c", at=15.0)
+    assert tried.rows == ((2, 0),)
+
+
+def test_a_row_that_was_late_when_its_replica_was_lost_stands_among_those_on_time(start):
+    core = start(max_size=1, suspect_hold_s=HOLD_S)
+    (lease,) = [*core.replicas("a", "b"), *core.arrive(1)]
+    core.replicas("b")
+    core.tick(11.0)
+    assert core.close(lease, LeaseEnd.LOST, at=12.0) == []
+    assert core.dispatcher.snapshot(12.0).late_rows == 0
+    (expired,) = [each for each in core.tick(100.0) if isinstance(each, Evict)]
+    assert (expired.request_id, expired.reason) == (1, Reason.EXPIRED)
+
+
+def test_where_nothing_may_wait_beyond_its_deadline_suspects_may_not_either(start):
+    core = start(max_size=1, suspect_hold_s=HOLD_S, late="refuse")
+    (lease,) = [*core.replicas("a", "b"), *core.arrive(1)]
+    core.replicas("b")
+    assert core.close(lease, LeaseEnd.LOST, at=1.0) == []
+    (refused,) = core.tick(10.0)
+    assert (refused.request_id, refused.reason) == (1, Reason.LATE)
+
+
 def test_a_suspect_waits_no_longer_than_half_of_what_it_has_left(start):
     core = lost_one_of_two(start, timeout_s=10.0)
     assert sent(core.tick(4.9)) == []

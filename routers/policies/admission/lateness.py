@@ -1,7 +1,9 @@
 """Until when may a request wait that can no longer be expected to meet its deadline?
 
 Until its deadline; from there on with `late="refuse"` no longer, with `late="demote"` until it
-expires; and always as long as the late rows that wait leave it a place.
+expires; and always as long as the late rows that wait leave it a place. With `late="demote"` one
+that a replica was lost with stays among those on time until it expires: it was sent in time, and
+may have to wait for another replica before it is tried again.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ def next_moment(tracked: TrackedRequest, now: float) -> float:
 def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:
     """Whether its deadline has passed and settings let nothing wait beyond that."""
     return settings.late == "refuse" and request.deadline <= now
+
+
+def is_excused(tracked: TrackedRequest, settings: DispatcherSettings) -> bool:
+    """Whether rows of it wait that were lost with a replica. O(rows)."""
+    return settings.late == "demote" and any(
+        row.retried and not row.failed and row.queue is not None for row in tracked.rows
+    )
 
 
 def has_place(rows: int, flow: Flow, waiting: RequestQueue, settings: DispatcherSettings) -> bool:
