@@ -152,7 +152,7 @@ class Admission:
 
     def waits_in_vain(self, tracked: TrackedRequest, now: float) -> bool:
         """Whether its deadline has passed and no idle moment is to come that could serve it: better
-        told now than when it expires."""
+        refused now than when it expires."""
         request = tracked.request
         if now < request.deadline or tracked.queued < tracked.open:
             return False

@@ -276,7 +276,7 @@ class RequestTable:
             elif tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
                 self.evict(tracked, Reason.LATE, actions)
             elif self.admission.waits_in_vain(tracked, now):
-                self.evict(tracked, Reason.EXPIRED, actions)
+                self.evict(tracked, Reason.LATE, actions)
             else:
                 self._demote(tracked, now)
                 self.timers.push(next_moment(tracked, now), tracked)

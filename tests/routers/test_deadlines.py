@@ -331,15 +331,15 @@ def test_new_edge_starts_with_what_the_next_longer_one_took():
     assert [turnaround.margin_s(edge) for edge in (16, 48, 64, 96)] == [1.5, 1.5, 1.5, 0.25]
 
 
-def test_whose_deadline_has_passed_is_told_so_where_no_idle_moment_is_to_come(start):
+def test_whose_deadline_has_passed_is_refused_where_no_idle_moment_is_to_come(start):
     room = AdmissionParameters(margin_s=0.0, best_effort_capacity_s=0.0)
     core = start(profile=((1, 32, 0.1), (2, 32, 0.2)), admission=room)
     core.replicas("a")
     core.arrive(1, 10, slo_s=50.0)
     core.arrive(2, 10, slo_s=1.0)
     assert core.tick(0.9) == []
-    (told,) = core.tick(1.0)
-    assert (told.request_id, told.reason) == (2, Reason.EXPIRED)
+    (refused,) = core.tick(1.0)
+    assert (refused.request_id, refused.reason) == (2, Reason.LATE)
 
 
 REQUEST = Request(1, (10,), arrival=0.0, deadline=1.0, expires=5.0)
