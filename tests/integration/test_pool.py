@@ -4,6 +4,7 @@ own replica is away, leaves and dies without a failed request. Who tells it is t
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,11 +80,12 @@ class Served:
             return 0.0
         return metric(page.text, name, **labels)
 
-    def kill(self, title: str) -> set[int]:
+    def strike(self, title: str, number: int) -> set[int]:
+        """All of these get the signal."""
         pids = self.cluster.replicas(title)
         assert pids, title
         for pid in pids:
-            psutil.Process(pid).kill()
+            psutil.Process(pid).send_signal(number)
         return pids
 
 
@@ -112,7 +114,7 @@ def test_it_serves_two_models_while_their_own_replicas_are_away(served: Served) 
     served.until(lambda: all(served.reserves(name) == 1 for name in "ab"), 30)
     try:
         for name, load in loads.items():
-            killed = served.kill(f"model-{name}:model")
+            killed = served.strike(f"model-{name}:model", signal.SIGKILL)
             load.goes_on(served, 50)
             served.until(
                 lambda n=name, gone=killed: served.cluster.replicas(f"model-{n}:model") - gone, 60
@@ -136,17 +138,20 @@ def test_a_model_leaves_it_under_load_and_no_request_fails(served: Served) -> No
     assert load.failures == []
 
 
-def test_no_request_fails_when_it_is_killed_and_its_successor_takes_its_place(
-    served: Served,
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_no_request_fails_when_it_is_struck_and_its_successor_takes_its_place(
+    served: Served, number: int
 ) -> None:
+    """One that is stopped is ended from outside."""
     served.orders.hold("a")
     served.until(lambda: served.reserves("a") == 1, 30)
     load = served.load("a", clients=16)
     try:
-        killed = served.kill("headrace-pool:pool")
+        struck = served.strike("headrace-pool:pool", number)
+        served.until(lambda: not served.cluster.replicas("headrace-pool:pool") & struck, 10)
         served.until(lambda: served.reserves("a") == 0, 10)
         load.goes_on(served, 50)
-        served.until(lambda: served.cluster.replicas("headrace-pool:pool") - killed, 60)
+        served.until(lambda: served.cluster.replicas("headrace-pool:pool") - struck, 60)
         served.until(lambda: served.reserves("a") == 1, 60)
     finally:
         load.stop()
