@@ -170,18 +170,16 @@ class Catalogue:
 
     def _takes(self, name: str, model: ServedModel) -> bool:
         """A model that changes hands, or none of whose replicas can be reached, keeps taking
-        requests for a while: its replica may be back before their time is up. One that may sleep
-        takes them for good."""
+        requests for a while from the first one on: a replica may be back before their time is up.
+        One that may sleep takes them for good."""
         if model.replicas > 0:
             if self._gone_at:
                 self._gone_at.pop(name, None)
             return True
-        now = time.monotonic()
-        live = name in self._live
-        if live and self._may_sleep(name):
+        if name in self._live and self._may_sleep(name):
             return True
-        gone_at = self._gone_at.setdefault(name, now) if live else self._gone_at.get(name, 0.0)
-        return now - gone_at < _HOLD_S
+        now = time.monotonic()
+        return now - self._gone_at.setdefault(name, now) < _HOLD_S
 
     def _may_sleep(self, name: str) -> bool:
         outlook = self.outlooks.get(name)
@@ -294,7 +292,6 @@ class Catalogue:
             self._kept(name).pop(name).close()
             self._ways.pop(name, None)
         for name in self._live.keys() - live.keys():
-            self._gone_at[name] = time.monotonic()
             del self._live[name]
         self._gone_at = {n: at for n, at in self._gone_at.items() if n in self._served}
         for name in self._adopting.keys() - live.keys():

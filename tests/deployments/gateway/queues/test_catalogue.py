@@ -271,6 +271,23 @@ async def test_a_model_between_anchors_keeps_taking_requests_while_its_replicas_
     assert not following.catalogue.ready("device")
 
 
+async def test_requests_wait_for_a_model_that_loses_its_replicas_while_it_has_no_anchor(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
+    following.run(description())
+    await following.registry.tell(description())
+    await following.registry.tell(declared="device")
+    served = following.catalogue.find("device")
+    now[0] += 2 * catalogue._HOLD_S
+    monkeypatch.setattr(type(served), "replicas", property(lambda self: 0))
+    assert following.catalogue.find("device") is served
+    now[0] += catalogue._HOLD_S
+    with pytest.raises(errors.NotReady):
+        following.catalogue.find("device")
+
+
 async def test_a_registry_that_starts_anew_takes_nothing_away(
     following: Following, description: Describe
 ) -> None:
