@@ -273,13 +273,16 @@ class RequestTable:
                 self.evict(tracked, Reason.EXPIRED, actions)
             elif is_excused(tracked, self.settings):
                 self.timers.push(request.expires, tracked)
-            elif tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
-                self.evict(tracked, Reason.LATE, actions)
-            elif self.admission.waits_in_vain(tracked, now):
+            elif self._may_wait_no_more(tracked, now):
                 self.evict(tracked, Reason.LATE, actions)
             else:
                 self._demote(tracked, now)
                 self.timers.push(next_moment(tracked, now), tracked)
+
+    def _may_wait_no_more(self, tracked: TrackedRequest, now: float) -> bool:
+        if tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
+            return True
+        return self.admission.waits_in_vain(tracked, now)
 
     def evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
         self.arrivals.offered.refuse(reason.value)
