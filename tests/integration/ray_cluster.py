@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from served import CHECKOUT, HEADRACE, environment, free_port, patient
+from served import CHECKOUT, HEADRACE, environment, free_port, listens_on, name_of, patient
 
 from deployments.cluster.addresses import serve_host
 from deployments.settings.gateway import GatewaySettings
@@ -132,18 +132,9 @@ class Cluster:
         return found
 
     def listening(self, name: str = "") -> dict[int, str]:
-        """Addresses by port, of processes called `name` or of all. A process may end while it is
-        looked at: of a HAProxy that Serve has just replaced, of a driver."""
-        found = {}
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                if name in ("", process.name()):
-                    found |= {
-                        connection.laddr.port: connection.laddr.ip
-                        for connection in process.net_connections(kind="tcp")
-                        if connection.status == psutil.CONN_LISTEN
-                    }
-        return found
+        """Addresses by port, of processes called `name` or of all."""
+        found = [each for each in self.processes() if name in ("", name_of(each))]
+        return {port: ip for process in found for ip, port in listens_on(process)}
 
     def replicas(self, title: str) -> set[int]:
         """Pids of replicas by how their application and deployment begin: `model-a:model`."""

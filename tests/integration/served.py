@@ -210,7 +210,7 @@ class Server:
 
     def called(self, name: str) -> list[psutil.Process]:
         """Processes that the kernel knows by that name, such as `haproxy`."""
-        return [p for p in self.processes() if _name(p) == name]
+        return [p for p in self.processes() if name_of(p) == name]
 
     def named(self, title: str) -> list[psutil.Process]:
         """Processes whose command line begins with `title`, such as `ray::ServeReplica:gateway`."""
@@ -224,7 +224,7 @@ class Server:
         """Each gateway's own address, past HAProxy, by rank; of those that answer."""
         first, found = int(self.gateway["metrics_port"]), {}
         for process in self.named("ray::ServeReplica:gateway"):
-            ports = _listens_on(process)
+            ports = [port for _, port in listens_on(process)]
             ranks = [p - first for p in ports if 0 <= p - first < self.gateway["replicas"]]
             urls = [f"http://127.0.0.1:{port}" for port in ports]
             found |= dict(zip(ranks, [u for u in urls if get(f"{u}/healthz") == 200], strict=False))
@@ -238,15 +238,11 @@ class Server:
 
     def listening(self) -> list[tuple[str, int, str]]:
         """Address, port and whose, of everything that the server listens on."""
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                found += [
-                    (c.laddr.ip, c.laddr.port, describe(process)[:80])
-                    for c in process.net_connections("inet")
-                    if c.status == psutil.CONN_LISTEN
-                ]
-        return found
+        return [
+            (ip, port, describe(process)[:80])
+            for process in self.processes()
+            for ip, port in listens_on(process)
+        ]
 
     # ---- use --------------------------------------------------------------------------------
 
@@ -440,13 +436,14 @@ def get(url: str) -> int:
         return 0
 
 
-def _listens_on(process: psutil.Process) -> list[int]:
-    """Ports, none of a process that has ended."""
+def listens_on(process: psutil.Process) -> list[tuple[str, int]]:
+    """Addresses and TCP ports, none of a process that has ended: a HAProxy that Serve has just
+    replaced, a driver."""
     try:
-        connections = process.net_connections("inet")
+        connections = process.net_connections("tcp")
     except psutil.Error:
         return []
-    return [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
+    return [(*c.laddr,) for c in connections if c.status == psutil.CONN_LISTEN]
 
 
 def listens(port: int) -> bool:
@@ -462,7 +459,7 @@ def describe(process: psutil.Process) -> str:
         return ""
 
 
-def _name(process: psutil.Process) -> str:
+def name_of(process: psutil.Process) -> str:
     """Empty when it has just ended."""
     try:
         return process.name()
