@@ -19,7 +19,14 @@ from loadtests.benches import changing_model, metrics_page, ragged_load
 from loadtests.benches.changing_model import MadeChange
 from loadtests.benches.endurance_callers import WRITER, Asking, asking
 from loadtests.benches.launched import RunningServer
-from loadtests.benches.process_faults import Injected, Struck, schedule, strike, wait_until_back
+from loadtests.benches.process_faults import (
+    Injected,
+    Struck,
+    schedule,
+    server_processes,
+    strike,
+    wait_until_back,
+)
 from loadtests.benches.request_log import RequestLog
 from loadtests.benches.runner import Options, say
 from loadtests.benches.server import SETTINGS_DIR, Settings, headrace
@@ -43,18 +50,13 @@ CAPACITY_S, PAUSE_S, SAMPLE_S, SETTLE_S = 10.0, 5.0, 5.0, 45.0
 LAST_CHANGE_S = 40.0
 ALL = frozenset({changing_model.MODEL, ragged_load.MODEL, WRITER})
 STREAMS = frozenset({WRITER})
-STRUCK = (
-    Struck("a gateway", r"^ray::ServeReplica:gateway:", GATEWAYS, STREAMS),
+_OF_MODELS = (
     Struck("a replica of the model that changes", r"^ray::ServeReplica:model-changing:model", 2),
     Struck("a replica of the ragged model", r"^ray::ServeReplica:model-ragged:model", 2),
     Struck("a replica that streams", r"^ray::ServeReplica:model-writer:model", 2, STREAMS),
     Struck("an anchor", r"^ray::ServeReplica:model-(changing|ragged|writer):anchor", 3),
-    Struck("the registry", r"^ray::RegistryActor"),
-    Struck("the autoscaler", r"^ray::AutoscalerActor"),
-    Struck("Serve's controller", r"^ray::ServeController"),
-    Struck("HAProxy's manager", r"^ray::HAProxyManager", 1, ALL, port=True),
-    Struck("HAProxy", r"^\S*haproxy .*haproxy\.cfg", 1, ALL, port=True),
 )
+STRUCK = server_processes(_OF_MODELS, GATEWAYS, streams=STREAMS, everybody=ALL)
 
 
 @dataclass(slots=True)

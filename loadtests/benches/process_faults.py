@@ -46,6 +46,26 @@ class Struck:
         return re.search(self.title, title) is not None and _STAND_IN not in title
 
 
+def server_processes(
+    models: Sequence[Struck],
+    gateways: int,
+    *,
+    streams: frozenset[str] = frozenset(),
+    everybody: frozenset[str] = frozenset(),
+) -> tuple[Struck, ...]:
+    """`models`: those of their own; `streams`, `everybody`: callers whose requests end with a
+    gateway, and with HAProxy."""
+    return (
+        Struck("a gateway", r"^ray::ServeReplica:gateway:", gateways, streams),
+        *models,
+        Struck("the registry", r"^ray::RegistryActor"),
+        Struck("the autoscaler", r"^ray::AutoscalerActor"),
+        Struck("Serve's controller", r"^ray::ServeController"),
+        Struck("HAProxy's manager", r"^ray::HAProxyManager", 1, everybody, port=True),
+        Struck("HAProxy", r"^\S*haproxy .*haproxy\.cfg", 1, everybody, port=True),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessFault:
     struck: Struck

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -15,18 +14,13 @@ import psutil
 from fault_cost import Blow
 from served import Server, describe
 
-# How each is called (Ray gives its processes names), and how many there are.
-FOUND = {
-    "a gateway": ("ray::ServeReplica:gateway", 2),
-    "a replica": ("ray::ServeReplica:model-steady:model", 2),
-    "the model's anchor": ("ray::ServeReplica:model-steady:anchor", 1),
-    "the registry": ("ray::RegistryActor", 1),
-    "the autoscaler": ("ray::AutoscalerActor", 1),
-    "Serve's controller": ("ray::ServeController", 1),
-    "HAProxy's manager": ("ray::HAProxyManager", 1),
-    "HAProxy": ("haproxy", 1),
-}
-STAND_IN = ".stand-in"
+from loadtests.benches.process_faults import Struck, server_processes
+
+_OF_THE_MODEL = (
+    Struck("a replica", r"^ray::ServeReplica:model-steady:model", 2),
+    Struck("the model's anchor", r"^ray::ServeReplica:model-steady:anchor"),
+)
+FOUND = {each.name: each for each in server_processes(_OF_THE_MODEL, gateways=2)}
 _ENDS = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -59,26 +53,20 @@ def blow(server: Server, fault: Fault, lasts_s: float) -> Blow:
 
 def processes(server: Server, name: str) -> list[psutil.Process]:
     """`name`: of FOUND; the newest first: a HAProxy that was replaced finishes what it has."""
-    called = FOUND[name][0]
-    found = server.called(called) if called == "haproxy" else server.named(called)
+    found = [p for p in server.processes() if FOUND[name].is_it(describe(p))]
     return sorted(found, key=psutil.Process.create_time, reverse=True)
 
 
 def all_run(server: Server, without: Collection[int] = ()) -> bool:
     """Whether all of FOUND are there, none of them `without` or stopped."""
-    counts: Counter[str] = Counter()
-    for process in server.processes():
-        if process.pid not in without:
-            counts.update(name for name, (called, _) in FOUND.items() if _runs_as(process, called))
-    return all(counts[name] >= number for name, (_, number) in FOUND.items())
+    titles = [describe(p) for p in server.processes() if p.pid not in without and _goes_on(p)]
+    counts = {each: sum(map(each.is_it, titles)) for each in FOUND.values()}
+    return all(count >= each.number for each, count in counts.items())
 
 
-def _runs_as(process: psutil.Process, called: str) -> bool:
+def _goes_on(process: psutil.Process) -> bool:
     try:
-        said = describe(process)
-        is_it = process.name() == called or said.startswith(called)
-        # HAProxy's stand-in is there until Serve has its own again.
-        return is_it and STAND_IN not in said and process.status() != psutil.STATUS_STOPPED
+        return process.status() != psutil.STATUS_STOPPED
     except psutil.Error:
         return False
 
