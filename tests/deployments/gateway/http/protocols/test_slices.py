@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,7 +12,13 @@ import numpy as np
 import pytest
 
 from deployments.contract.errors import BadRequest, BodyTooLarge
-from deployments.gateway.http.protocols import open_inference, openai_embeddings, predict, slices
+from deployments.gateway.http.protocols import (
+    open_inference,
+    openai_embeddings,
+    predict,
+    slices,
+    tensors,
+)
 from deployments.gateway.http.protocols.tensors import from_json, row_from_json
 from deployments.gateway.rows.conversion import check_claim
 
@@ -62,6 +70,37 @@ def test_a_long_tensor_that_is_wrong_is_refused_by_its_element(
 ) -> None:
     with pytest.raises(BadRequest, match=says):
         from_json(raw(values), "ids", "INT32", shape)
+
+
+class Tape:
+    """`decoded`: bytes of JSON that became numbers, from one break to the next."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoded = [0]
+        monkeypatch.setattr(slices.Breaks, "take", lambda _: self.decoded.append(0))
+        for module in (slices, tensors):
+            monkeypatch.setattr(module, "_decoder", self._heard(module._decoder))
+
+    def _heard(self, made: Any) -> Any:
+        return lambda *of: SimpleNamespace(decode=partial(self._decode, made(*of)))
+
+    def _decode(self, decoder: Any, data: Any) -> Any:
+        self.decoded[-1] += len(memoryview(data))
+        return decoder.decode(data)
+
+
+@pytest.mark.parametrize("shape", [(200_000,), (400, 500), (3, 70_000), (2, 40, 2500)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_never_more_than_a_slice_is_decoded_before_others_get_a_turn(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], nested: bool
+) -> None:
+    values = np.full(shape, 12345) if nested else np.full(np.prod(shape), 12345)
+    data = raw(values.tolist())
+    tape = Tape(monkeypatch)
+    assert (from_json(data, "ids", "INT64", shape) == 12345).all()
+    assert sum(tape.decoded) >= len(memoryview(data)) - 1000
+    # A slice ends behind the number that reaches it; brackets are put around it.
+    assert max(tape.decoded) <= slices.SLICE_BYTES + len("[12345]")
 
 
 def test_one_number_of_many_digits_is_refused() -> None:
