@@ -115,6 +115,8 @@ class FairThreadPool:
             with self._lock:
                 self._withdraw(job, key)
             raise
+        finally:
+            del job  # it has the error, whose traceback has this frame: a circle with the input
 
     def _enter(
         self, tenant: str, function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]]
@@ -183,16 +185,22 @@ class FairThreadPool:
 
     def _work(self) -> None:
         while (turn := self._next_turn()) is not None:
-            job, index = turn
-            began = time.perf_counter()
-            error: Exception | None = None
-            try:
-                job.results[index] = job.function(*job.pieces[index])
-            except Exception as raised:  # it is the caller's to see, whatever it is
-                error = raised
-                if isinstance(raised, StopIteration):  # a future refuses to carry one
-                    error = RuntimeError("StopIteration raised by a preprocessing function")
-            self._end_turn(job, error, time.perf_counter() - began)
+            self._run(*turn)
+            del turn  # a thread that waits keeps nobody's input
+
+    def _run(self, job: _Job, index: int) -> None:
+        began = time.perf_counter()
+        try:
+            job.results[index] = job.function(*job.pieces[index])
+        except StopIteration:  # a future refuses to carry one
+            fault = RuntimeError("StopIteration raised by a preprocessing function")
+            self._end_turn(job, fault, time.perf_counter() - began)
+        except Exception as raised:  # it is the caller's to see, whatever it is
+            self._end_turn(job, raised, time.perf_counter() - began)
+        else:
+            self._end_turn(job, None, time.perf_counter() - began)
+        finally:
+            del job  # as in `_submit`
 
     def _next_turn(self) -> tuple[_Job, int] | None:
         """The next turn by rotation; waits for one; None when the pool closes."""

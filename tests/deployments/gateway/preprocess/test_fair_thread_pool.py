@@ -1,7 +1,9 @@
 """The turn pool: whose work is next, what is refused, what cancelling and closing leave behind."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -73,6 +75,28 @@ async def test_what_the_function_raises_reaches_its_caller_and_the_pool_lives_on
     with pytest.raises(RuntimeError, match="StopIteration"):
         await pool.run("a", next, iter(()))
     assert await pool.run("a", lambda: 1) == 1
+
+
+class Body:
+    """What somebody sent."""
+
+    def parse(self):
+        raise ValueError("it is no number")
+
+
+async def test_what_failed_is_freed_at_once_and_by_an_idle_thread_too(pools):
+    pool, body = pools(), Body()
+    kept = weakref.ref(body)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="no number"):
+            await pool.run("a", Body.parse, body)
+        while pool.statistics().busy_workers:  # noqa: ASYNC110 - the thread's last lines
+            await asyncio.sleep(0)
+        del body
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_tenants_take_turns_and_each_tenant_is_first_in_first_out(pools):
