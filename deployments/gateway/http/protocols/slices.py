@@ -118,8 +118,11 @@ def pieces(data: msgspec.Raw, kind: Any) -> Iterator[tuple[int, list[Any]]]:
     view, decoder, breaks = memoryview(data), _decoder(kind), Breaks()
     begin, end, at = 1, len(view) - 1, 0  # without the brackets
     while begin < end:
-        comma = _COMMA.search(view, begin + SLICE_BYTES, end) if end - begin > SLICE_BYTES else None
-        cut = end if comma is None else comma.start()
+        most = min(end, begin + _LONGEST_PIECE_BYTES + 1)  # looked through: not all there is
+        comma = (
+            _COMMA.search(view, begin + SLICE_BYTES, most) if most - begin > SLICE_BYTES else None
+        )
+        cut = most if comma is None else comma.start()
         if cut - begin > _LONGEST_PIECE_BYTES:
             raise BadRequest(f"a number takes more than {_LONGEST_PIECE_BYTES} bytes")
         try:
