@@ -92,7 +92,7 @@ class Gateway:
         ]
         strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
         fast_path.install(self._app)
-        _settle()
+        settle()
         self._loop_watch = watch_process()
 
     def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
@@ -190,7 +190,7 @@ def _published() -> PublishedTenants:
     return PublishedTenants(tenants_store.fetch, tenants_store.publish)
 
 
-def _settle() -> None:
+def settle() -> None:
     """What lives as long as the process is not looked through for garbage again, and the rest more
     seldom: with thousands of requests under way a full collection stops them all for 50 ms."""
     gc.collect()

@@ -253,7 +253,7 @@ class Stand:
         self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.telemetry)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
-        channel, directory = LocalChannel(self.identity.gateway), ReplicaDirectory()
+        channel, directory = self.channel(), ReplicaDirectory()
         parts: dict[str, ModelDescription] = {}
         for group, view in (model.views() or {"": model}).items():
             settings = describe.runtime_settings(name, view, cache_dir, lambda phase, share: None)
@@ -289,6 +289,10 @@ class Stand:
         self.models._live[name] = description
         self.channels[name], self.books[name] = channel, directory
         self.run_replicas(name, list(channel.cores))
+
+    def channel(self) -> LocalChannel:
+        """To a model's replicas."""
+        return LocalChannel(self.identity.gateway)
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
         digest = self.models._kept(name)[name].announced.digest

@@ -1,12 +1,12 @@
 """What do large bodies cost everybody else, and the gateway's memory?
 
-`python -m tests.deployments.benches.large_bodies`. The whole gateway and one replica in a process
-of its own behind uvicorn, as Ray Serve starts it, without Ray. A caller asks for one short row
-every 10 ms; four others, in another process, send one kind of large body, each again as soon as it
-is answered; they are another tenant. Printed a kind: their answers' status and longest time, the
-short requests' p50, p99 and longest time, ms, their p99 without large bodies, and what the
-gateway's resident memory grew by at most, MB. The replica shares the process: where bodies are
-answered 200, its work is in the times.
+`python -m tests.deployments.benches.large_bodies`. The whole gateway in a process of its own behind
+uvicorn, on the loop and with the garbage collection that it has under Ray Serve, without Ray; its
+replica in another, at the end of a real channel. A caller asks for one short row every 10 ms; four
+others, in a process of theirs, send one kind of large body, each again as soon as it is answered;
+they are another tenant. Printed a kind: their answers' status and longest time, the short requests'
+p50, p99 and longest time, ms, their p99 without large bodies, what the gateway's resident memory
+grew by at most, MB, and how late a timer on the gateway's loop was, which alone is its own doing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from in_process import Stand
+from replica_apart import FarReplica, StandApart, replica_of
 from uvicorn_server import serving
 
+from deployments.gateway.deployment import settle
 from deployments.gateway.http import strict_protocol, whole_response
+from tests.deployments.benches.loop_gaps import LoopGaps
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 5000}}
 TENANTS: dict[str, Any] = {"default": {}, "large": {}}
@@ -71,6 +74,9 @@ KINDS: dict[str, tuple[str, bool, Callable[[], bytes]]] = {
     "200,000 numbers of 400 rows, flat": (INFER, False, lambda: numbers(400, 500, b"12345")),
     "the same, nested": (INFER, False, lambda: nested(400, 500)),
     "the same, :predict": (PREDICT, False, lambda: instances(400, 500)),
+    "1 million numbers, all the rows that may wait": (
+        INFER, False, lambda: numbers(2048, 512, b"12345"),
+    ),
     "20 million numbers, :predict, gzip": (
         PREDICT, True, lambda: b'{"instances":[[' + b"1," * 20_000_000 + b"1]]}",
     ),
@@ -151,27 +157,46 @@ def at(times: list[float], share: float) -> float:
     return sorted(times)[min(int(len(times) * share), len(times) - 1)] * 1e3
 
 
-async def measure(port: int, pid: int, kind: str, seconds: float) -> None:
+async def measure(server: Server, kind: str, seconds: float) -> None:
     times: list[tuple[int, float]] = []
-    await callers(port, time.perf_counter() + 2.0, times)
+    await callers(server.port, time.perf_counter() + 2.0, times)
     quiet = [seconds for _, seconds in times]
     times.clear()
-    with child("--attack", kind, "--port", str(port), "--seconds", str(seconds)) as attackers:
+    attacked = "--attack", kind, "--port", str(server.port), "--seconds", str(seconds)
+    with child(*attacked) as attackers:
         assert attackers.stdout is not None
         size = (await asyncio.to_thread(attackers.stdout.readline)).strip()
-        before = resident_mb(pid, "VmRSS")
-        forget_peak(pid)
-        await callers(port, time.perf_counter() + seconds, times)
-        growth = resident_mb(pid, "VmHWM") - before
+        await server.gaps()
+        before = resident_mb(server.pid, "VmRSS")
+        forget_peak(server.pid)
+        await callers(server.port, time.perf_counter() + seconds, times)
+        growth = resident_mb(server.pid, "VmHWM") - before
+        gaps = await server.gaps()
         told = (await asyncio.to_thread(attackers.stdout.readline)).strip()
     fine = [seconds for status, seconds in times if status == 200]
     print(
         f"{kind} ({size}): {told} | p50 {at(fine, 0.5):.1f}, p99 {at(fine, 0.99):.1f}, "
         f"longest {at(fine, 1.0):.1f} ms, {len(times) - len(fine)} of {len(times)} not 200; "
-        f"alone p99 {at(quiet, 0.99):.1f} | "
-        f"+{growth:.0f} MB",
+        f"alone p99 {at(quiet, 0.99):.1f} | +{growth:.0f} MB | {gaps}",
         flush=True,
     )
+
+
+class Server:
+    """The gateway's process: says its port, and for each line that it gets what gaps its loop had
+    since the last one."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        self.pid = process.pid
+        self._told, self._asked = process.stdout, process.stdin
+        self.port = int(self._told.readline())
+
+    async def gaps(self) -> str:
+        self._asked.write("\n")
+        self._asked.flush()
+        return (await asyncio.to_thread(self._told.readline)).strip()
 
 
 def child(*arguments: str) -> subprocess.Popen[str]:
@@ -180,30 +205,43 @@ def child(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 
-async def serve() -> None:
+async def serve(replica: FarReplica) -> None:
     whole_response.offer()
     strict_protocol.enforce()
     with tempfile.TemporaryDirectory() as folder:
-        stand = Stand({"device": MODEL}, Path(folder), tenants=TENANTS)
-        config = uvicorn.Config(
-            stand.app, port=0, http="auto", loop="uvloop", log_config=None, access_log=False
-        )
+        stand = StandApart("device", MODEL, Path(folder), replica, tenants=TENANTS)
+        await stand.reached("device")
+        config = uvicorn.Config(stand.app, port=0, http="auto", log_config=None, access_log=False)
         async with serving(config) as port:
+            settle()
             print(port, flush=True)
-            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+            gaps = LoopGaps()
+            while await asyncio.to_thread(sys.stdin.readline):
+                print(gaps.take(), flush=True)
+            gaps.end()
         stand.close()
+
+
+async def run_replica() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with replica_of("device", MODEL, Path(folder)) as replica:
+            print(replica, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), help="by the beginning")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        asyncio.run(serve())
+    if options.replica:
+        uvloop.run(run_replica())
+    elif options.serve:
+        uvloop.run(serve(FarReplica.read(options.serve)))
     elif options.attack:
         asyncio.run(attack(options.port, options.attack, options.seconds))
     else:
@@ -213,12 +251,14 @@ def main() -> None:
 
 
 def bench(kind: str, seconds: float) -> None:
-    with child("--serve") as server:
-        assert server.stdout is not None
-        assert server.stdin is not None
-        port = int(server.stdout.readline())
-        asyncio.run(measure(port, server.pid, kind, seconds))
-        server.stdin.close()
+    with child("--replica") as replica:
+        assert replica.stdout is not None
+        assert replica.stdin is not None
+        with child("--serve", replica.stdout.readline().strip()) as server:
+            assert server.stdin is not None
+            asyncio.run(measure(Server(server), kind, seconds))
+            server.stdin.close()
+        replica.stdin.close()
 
 
 if __name__ == "__main__":
