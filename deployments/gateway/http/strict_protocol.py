@@ -9,7 +9,9 @@ few more places; `tune.http.maxhdr` is 101).
 Trailers are dropped: they stand behind the body, and uvicorn appends them to the headers, where
 they would say who the caller is after whoever stands before us has looked. What comes without being
 a part of a body (trailers, extensions of chunks) is bounded as a head is.
-It costs 0.8 us a request.
+It costs 0.8 us a request. uvicorn's reader of X-Forwarded-For is left out: it looks through all
+headers once more to write over the connection's own address, by which connections are counted; what
+the header says is read where it is asked for (`Exchange.caller_address`).
 A client that takes its answer more slowly than bodies may come is cut off, too: what it has not
 taken waits here, behind HAProxy with a place of the gateway's. Only what the sockets do not hold is
 looked at, so that a client that takes a small answer never is no matter of this one.
@@ -26,6 +28,7 @@ import sys
 import termios
 from typing import Any
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http import auto, httptools_impl
 
 MOST_HEADERS = 100
@@ -54,6 +57,8 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        if isinstance(self.app, ProxyHeadersMiddleware):
+            self.app = self.app.app
         self._head_bytes = 0
         self._got_body = False
         self._deadline: asyncio.TimerHandle | None = None

@@ -20,7 +20,8 @@ SOON_S = 0.05
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the body's length; asked for /names, with the names of its headers."""
+    """Answers with the body's length; asked for /names, with the names of its headers, for /client,
+    with who connected."""
     body = b""
     while (message := await receive())["type"] == "http.request":
         body += message["body"]
@@ -29,6 +30,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     length = b"%d" % len(body)
     if scope["path"] == "/names":
         length = b",".join(name for name, _ in scope["headers"])
+    elif scope["path"] == "/client":
+        length = scope["client"][0].encode()
     headers = [(b"content-length", b"%d" % len(length))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": length})
@@ -213,3 +216,8 @@ async def test_who_takes_an_answer_at_once_has_all_of_it(slow_port):
 @pytest.mark.parametrize("slow_port", [0.0], indirect=True)
 async def test_where_no_rate_is_asked_for_answers_wait(slow_port):
     assert await taken(slow_port, asyncio.sleep(4 * SOON_S)) > len(ANSWER)
+
+
+async def test_who_connected_is_not_written_over_by_what_a_header_says(port: int) -> None:
+    head = b"GET /client HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 192.0.2.7\r\n" + CLOSE
+    assert (await said(port, head)).endswith(b"\r\n\r\n127.0.0.1")
