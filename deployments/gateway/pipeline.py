@@ -299,7 +299,9 @@ class Pipeline:
         rows: Rows,
     ) -> PendingBatchRequest:
         """Queues the rows for what is left of the caller's time."""
-        demand = selection.asks(demand_of(context, selection.promise))._replace(suspect=suspect)
+        demand = selection.asks(demand_of(context, selection.promise))
+        if suspect:
+            demand = demand._replace(suspect=True)
         pending = selection.model.batches.submit(rows, terms, demand)
         pending.trace = context.trace
         selection.submitted(pending)

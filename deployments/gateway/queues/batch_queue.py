@@ -141,7 +141,8 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         self._duty[lease.replica_id] = reply.duty, clock()
         self._on_batch(_record(sent, round_trip_s, reply))
         answers = deliver_rows(lease, sent.at, sent.version, reply)
-        sent.failed = tuple([at for at, each in enumerate(answers) if each.failed])
+        if reply.errors:
+            sent.failed = tuple([at for at, each in enumerate(answers) if each.failed])
         awaited = [
             (pending, index, answer)
             for pending, (_, index), answer in zip(sent.members, lease.rows, answers, strict=True)
@@ -194,10 +195,9 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     ) -> None:
         """A row's answer or error; the last row resolves the caller's future. Errors are told when
         the dispatcher has heard of the lease's end, so that it sends none of that again."""
-        if answer.failed:
-            return
         if answer.error is not None:
-            sent.refused.append((pending, answer.error))
+            if not answer.failed:
+                sent.refused.append((pending, answer.error))
             return
         pending.answers[index] = answer
         pending.missing -= 1
@@ -206,7 +206,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     def _resolve(self, pending: PendingBatchRequest) -> None:
         self._leave(pending)
-        pending.future.set_result(tuple(a for a in pending.answers if a is not None))
+        pending.future.set_result(tuple([a for a in pending.answers if a is not None]))
 
 
 def _awaits(pending: PendingBatchRequest, index: int) -> bool:
@@ -216,8 +216,8 @@ def _awaits(pending: PendingBatchRequest, index: int) -> bool:
 
 def _record(sent: SentBatch, round_trip_s: float, reply: BatchReply) -> BatchRecord:
     lease, members = sent.lease, sent.members
-    tokens = sum(m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True))
+    tokens = sum([m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True)])
     return BatchRecord(
         lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, sent.at, round_trip_s,
-        tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),
+        tokens, reply, tuple(dict.fromkeys([m.trace for m in members])),
     )  # fmt: skip
