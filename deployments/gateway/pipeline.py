@@ -133,13 +133,13 @@ class Pipeline:
             copied = Answered(done.description, done.rows, done.answers, context.request_bytes)
             services.rollouts.answered(context.model, copied)
 
-    async def _decoded(
+    def _decoded(
         self,
         context: RequestContext,
         selection: ModelSelection | None,
         codec: Codec | GenerationCodec,
         body: bytes,
-    ) -> Any:
+    ) -> Awaitable[Any]:
         """The call, within the bounds of whatever model may take it."""
         services, caller, exchange = self._services, context.caller, context.exchange
         assert caller is not None
@@ -149,8 +149,8 @@ class Pipeline:
             return services.off_loop(caller, len(body), codec.decode, body, exchange, known)
 
         if selection is None or not selection.on_canary:
-            return await decode()
-        return await _with_fallback(context, selection, decode)
+            return decode()
+        return _with_fallback(context, selection, decode)
 
     async def _answered(
         self,
@@ -161,9 +161,12 @@ class Pipeline:
         version: str | None,
     ) -> tuple[_AnsweredRows, Encoded]:
         while True:
-            done = await _with_fallback(
-                context, selection, lambda: self._infer(context, selection, codec, call)
-            )
+            try:
+                done = await self._infer(context, selection, codec, call)
+            except errors.HeadraceError as refusal:
+                selection.fall_back(refusal)
+                context.fell_back()
+                continue
             context.answered(done.answers, selection.fallback)
             try:
                 description = _description_of_ran(done.description, version, done.answers)
@@ -187,7 +190,8 @@ class Pipeline:
         services, caller, model = self._services, context.caller, selection.model
         assert caller is not None
         # One version's description and terms from here on, even if another goes live meanwhile.
-        description, terms = model.description, model.batches.terms
+        description, batches = model.description, model.batches
+        terms = batches.terms
         context.version = description.version
         texts, images = codec.texts(call), codec.images(call, description)
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
@@ -211,7 +215,9 @@ class Pipeline:
         if model.recorder is not None and caller.tenant.record:
             model.recorder.offer(caller.tenant.name, rows)
         # 10a. Inputs that have ended replicas: looked for only while any are known.
-        suspect = await self._is_suspect(context, selection, rows)
+        suspect = False
+        if batches.crashes or selection.lost_at_canary:
+            suspect = await self._is_suspect(context, selection, rows)
         submit = partial(self._submit, context, selection, terms, suspect)
         selection.begins()
         reuse = model.reuse
@@ -219,7 +225,7 @@ class Pipeline:
             # 11. Queue: bounded, by deadline. A replica is chosen behind this line, when free.
             pending = submit(rows)
             context.queued()
-            cancel = partial(model.batches.cancel, pending)
+            cancel = partial(batches.cancel, pending)
             answers = await unless_left(context.exchange, pending.future, cancel)
             return _AnsweredRows(description, rows, answers)
         # 11a. Reuse, before the queue: rows answered before, then an identical request's run. Only
@@ -279,14 +285,11 @@ class Pipeline:
         """Whether a replica was lost with one of these rows, a canary's too. Raises RowConvicted,
         OverOwnLimit."""
         model, caller = selection.model, context.caller
-        crashes, lost = model.batches.crashes, selection.lost_at_canary
-        if not crashes and not lost:
-            return False
         assert caller is not None
-        version = model.description.version
+        crashes, version = model.batches.crashes, model.description.version
         size = context.request_bytes
         keys = await self._services.off_loop(caller, size, fingerprints, rows, version)
-        if lost:
+        if selection.lost_at_canary:
             crashes.lost_elsewhere(keys, caller.tenant.name, monotonic())
         return crashes.check(keys, caller.tenant.name, monotonic())
 
