@@ -311,7 +311,7 @@ class Pipeline:
         return pending
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _AnsweredRows:
     """`description`: of the version that the rows were parsed for."""
 

@@ -82,10 +82,10 @@ class RequestContext:
     `reused`: None where its model neither keeps nor shares answers."""
 
     __slots__ = (
-        "_last", "_queued_at", "answers", "begun", "caller", "counted", "exchange", "expired_key",
-        "fallback", "generated", "model", "options", "outcome", "promise", "protocol",
-        "queue_wait_s", "ran", "reason", "request_bytes", "response_bytes", "reused", "service_s",
-        "stages", "status", "trace", "version",
+        "_last", "_last_row", "_queued_at", "answers", "begun", "caller", "counted", "exchange",
+        "expired_key", "fallback", "generated", "model", "options", "outcome", "promise",
+        "protocol", "queue_wait_s", "ran", "reason", "request_bytes", "response_bytes", "reused",
+        "service_s", "stages", "status", "trace", "version",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -110,6 +110,7 @@ class RequestContext:
         self.reused: ReusedAnswers | None = None
         self._queued_at = 0.0
         self._last = exchange.arrived
+        self._last_row: RowAnswer | None = None
 
     def mark(self, stage: str) -> None:
         """The time since the last mark belongs to `stage`."""
@@ -129,7 +130,7 @@ class RequestContext:
         """All rows are back. The last one to be dispatched says how long the request queued."""
         self._last = perf_counter()
         self.answers, self.fallback = answers, fallback
-        last = max(answers, key=_dispatched)
+        self._last_row = last = max(answers, key=_dispatched)
         self.ran = last.dispatched > 0.0
         if self.ran:
             self.queue_wait_s = max(last.dispatched - self._queued_at, 0.0)
@@ -175,8 +176,8 @@ class RequestContext:
         head.append((b"x-queue-wait-ms", b"%.3f" % (self.queue_wait_s * 1e3)))
         if self.answers or self.service_s:
             head.append((b"x-service-time-ms", b"%.3f" % (self.service_s * 1e3)))
-        if self.ran and self.answers:
-            last = max(self.answers, key=_dispatched)
+        last = self._last_row
+        if self.ran and last is not None:
             head += [(b"x-batch-size", b"%d" % last.batch_size), (b"x-bucket", b"%d" % last.bucket)]
         if self.fallback:
             head.append((b"x-served-by", self.fallback.encode()))

@@ -279,7 +279,7 @@ class CoreLoop(Generic[P]):
         self._take(Heard(replica_id), clock())
 
     def takes(self, pending: P) -> bool:
-        return self.terms.take(pending.terms)
+        return pending.terms is self.terms or self.terms.take(pending.terms)
 
     def outdated(self, pending: P) -> None:
         self._finish(pending, changed())

@@ -342,9 +342,11 @@ def _keeps_length(
 
 def _dense(rows: Sequence[Array], stretch: tuple[int, int] | None, datatype: str) -> Array:
     """[rows, …]: stacked, or padded to the longest row and, by `stretch`, one axis to a size."""
+    if stretch is None and len(rows) == 1:
+        return rows[0][None]
     first = rows[0].shape
     if stretch is None and all(row.shape == first for row in rows[1:]):
-        return rows[0][None] if len(rows) == 1 else np.stack(rows)
+        return np.stack(rows)
     if any(row.ndim != len(first) for row in rows):
         raise RowFailed("The model's rows differ in rank, so they cannot be one tensor.")
     shape = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
