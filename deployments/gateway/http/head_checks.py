@@ -34,7 +34,7 @@ _HOST = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5
 _PRIVATE = (
     ".localhost", ".svc", ".cluster.local", ".internal", ".local", ".lan", ".home.arpa", ".test",
 )  # fmt: skip
-_HEALTH = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+_HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 _SAFE = ("GET", "HEAD")
 _OWN_SITES = (b"same-origin", b"none")
 _MOST_REMEMBERED = 1024

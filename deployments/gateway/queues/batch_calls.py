@@ -48,7 +48,7 @@ def build_call(
     """`members[i]` holds the payload of `lease.rows[i]`. `waiting`: see `BatchCall`."""
     rows = [(payload, row) for payload, (_, row) in zip(members, lease.rows, strict=True)]
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
-    names = dict.fromkeys(name for payload in members for name in payload.inputs)
+    names = dict.fromkeys([name for payload in members for name in payload.inputs])
     inputs = {name: _column(name, rows) for name in names}
     return BatchCall(
         budget_s, lengths.tobytes(), inputs, _wanted(members), lease.rank, lease.predicted_s,

@@ -188,7 +188,10 @@ def _fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
     """Equal ranks and equal fixed axes; the first is the batch and free."""
     if len(shape) != len(spec):
         return False
-    return all(want in (-1, have) for have, want in zip(shape[1:], spec[1:], strict=True))
+    for have, want in zip(shape[1:], spec[1:], strict=True):  # noqa: SIM110 - 0.2 us less
+        if want not in (-1, have):
+            return False
+    return True
 
 
 def _misshapen(
@@ -200,6 +203,9 @@ def _misshapen(
 
 
 def _check_given(columns: Mapping[str, Any], d: ModelDescription) -> None:
+    """Unknown ones have been refused."""
+    if len(columns) == len(d.inputs):
+        return
     missing = [
         spec.name
         for spec in d.inputs
