@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Protocol
 
 from deployments.contract import errors
@@ -36,6 +37,7 @@ from deployments.gateway.queues.served_model import ServedModel
 _WATCH_S = 5.0
 _BLOB_S = 30.0  # some megabytes
 _HOLD_S = 30.0
+_NOT_SEEN_YET = inf  # that its replicas are gone
 _RETRY_AFTER_S = 2.0
 _LONGEST_RETRY_S = 60.0
 _PAUSE_S = 0.5
@@ -170,16 +172,27 @@ class Catalogue:
 
     def _takes(self, name: str, model: ServedModel) -> bool:
         """A model that changes hands, or none of whose replicas can be reached, keeps taking
-        requests for a while from the first one on: a replica may be back before their time is up.
-        One that may sleep takes them for good."""
+        requests for a while: its replica may be back before their time is up. One that may sleep
+        takes them for good."""
         if model.replicas > 0:
-            if self._gone_at:
-                self._gone_at.pop(name, None)
-            return True
-        if name in self._live and self._may_sleep(name):
+            if name in self._gone_at:
+                self._reached(name)
             return True
         now = time.monotonic()
-        return now - self._gone_at.setdefault(name, now) < _HOLD_S
+        live = name in self._live
+        if live and self._may_sleep(name):
+            return True
+        gone_at = self._gone_at.get(name, _NOT_SEEN_YET if live else 0.0)
+        if gone_at == _NOT_SEEN_YET:
+            gone_at = self._gone_at[name] = now
+        return now - gone_at < _HOLD_S
+
+    def _reached(self, name: str) -> None:
+        """It was away, and is not, or has replicas still though nobody announces it."""
+        if name in self._live:
+            del self._gone_at[name]
+        else:
+            self._gone_at[name] = _NOT_SEEN_YET
 
     def _may_sleep(self, name: str) -> bool:
         outlook = self.outlooks.get(name)
@@ -292,6 +305,7 @@ class Catalogue:
             self._kept(name).pop(name).close()
             self._ways.pop(name, None)
         for name in self._live.keys() - live.keys():
+            self._gone_at[name] = _NOT_SEEN_YET
             del self._live[name]
         self._gone_at = {n: at for n, at in self._gone_at.items() if n in self._served}
         for name in self._adopting.keys() - live.keys():
