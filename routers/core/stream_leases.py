@@ -43,9 +43,9 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     engine_of(lease).worked(lease.replica_id, served, now, full=full, given=given)
     held, share = event.held, lease.share
     if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
-        held = running.plan.prompt + tokens.output
+        held = float(running.plan.prompt + tokens.output)
     if not tokens.output and held < running.plan.prompt:
-        held = running.plan.prompt  # the rest of it has yet to be read
+        held = float(running.plan.prompt)  # the rest of it has yet to be read
     state.leases.resize(lease, held + generations.left(running.plan, tokens.output))
     return is_first or lease.share < share or was_ejected is not lease.replica.ejected
 

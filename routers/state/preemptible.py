@@ -44,17 +44,23 @@ class PreemptibleReplicas:
         replica.preemption_entry = entry = (-late, -priority, self._pushed, replica)
         heappush(self._heap, entry)
         if len(self._heap) > 2 * self._count + _SLACK:
-            self._heap = [each for each in self._heap if each[3].preemption_entry is each]
+            self._heap = [each for each in self._heap if _is_valid(each)]
             heapify(self._heap)
 
     def for_priority(self, priority: int) -> ReplicaState | None:
         """The replica that would give up the least urgent lease, if that is less urgent."""
         heap = self._heap
-        while heap and heap[0][3].preemption_entry is not heap[0]:
+        while heap and not _is_valid(heap[0]):
             heappop(heap)
         if heap and (-heap[0][0], -heap[0][1]) > (0, priority):
             return heap[0][3]
         return None
+
+
+def _is_valid(entry: PreemptionEntry) -> bool:
+    """Whether no other entry was made for its replica since."""
+    valid = entry[3].preemption_entry
+    return valid is not None and valid[2] == entry[2]
 
 
 def preemptible_lease(replica: ReplicaState) -> Lease | None:

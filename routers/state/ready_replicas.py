@@ -118,7 +118,7 @@ class ReadyReplicas:
             tried.append(heappop(self._heaps[entry[3]]))
             answer = accept(entry[4])
         for entry in tried:
-            if entry[4].entry is entry:
+            if _is_valid(entry):
                 self._push(entry)
         return answer
 
@@ -138,7 +138,7 @@ class ReadyReplicas:
         while heap:
             entry = heap[0]
             replica = entry[4]
-            if replica.entry is not entry:
+            if not _is_valid(entry):
                 heappop(heap)
             elif entry[0] < now and kind % _KINDS == DUE:
                 heappop(heap)
@@ -152,8 +152,14 @@ class ReadyReplicas:
         heap = self._heaps[kind]
         heappush(heap, entry)
         if len(heap) > 2 * self._counts[kind] + _SLACK:
-            heap[:] = [each for each in heap if each[4].entry is each]
+            heap[:] = [each for each in heap if _is_valid(each)]
             heapify(heap)
+
+
+def _is_valid(entry: Entry) -> bool:
+    """Whether no other entry was made for its replica since."""
+    valid = entry[4].entry
+    return valid is not None and valid[2] == entry[2]
 
 
 def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:

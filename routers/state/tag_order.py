@@ -68,7 +68,8 @@ class TagOrder(Generic[T]):
         while heap:
             mark = heap[0]
             item: T = mark[2]
-            if item.mark is not mark:
+            valid = item.mark
+            if valid is None or valid[1] != mark[1]:
                 heappop(heap)  # an older entry of one that was added again
             elif not item.rows:
                 heappop(heap)
@@ -98,10 +99,10 @@ class TagOrder(Generic[T]):
         self.heap.clear()
 
     def _tidy(self) -> None:
-        kept = []
+        kept: list[Mark] = []
         for mark in self.heap:
             item = mark[2]
-            if item.mark is not mark:
+            if not _is_valid(mark):
                 continue
             if item.rows:
                 kept.append(mark)
@@ -110,3 +111,9 @@ class TagOrder(Generic[T]):
         heapify(kept)
         self.heap[:] = kept
         self._most = 2 * len(kept) + _STALE_ENTRIES
+
+
+def _is_valid(mark: Mark) -> bool:
+    """Whether no other entry was made for its item since."""
+    valid: Mark | None = mark[2].mark
+    return valid is not None and valid[1] == mark[1]

@@ -252,8 +252,8 @@ class Turns(Generic[T]):
     def _enter(self, tag: float, pushed: int, index: int, item: T) -> None:
         """The heap's entry is the lowest candidate: if it is valid, its rows come in for it, with
         the tag that it had when it was last looked at."""
-        marks, candidates = self._marks, self._next
-        if item.rows and item.mark is marks[index]:
+        marks, candidates, mark = self._marks, self._next, item.mark
+        if item.rows and mark is not None and mark[1] == pushed:
             heapreplace(candidates, (tag, pushed, -1, item))
         else:
             heappop(candidates)
