@@ -40,10 +40,10 @@ class Controllers:
             each.verdicts.tune(modes.get(name, Mode.ENFORCE) if mode is None else mode)
         every = self._by_name.values()
         asked = [each for each in every if not each.verdicts.off]
-        self.on_arrival = _of(asked, OnArrival)  # type: ignore[type-abstract]
+        self.on_arrival = tuple(each for each in asked if isinstance(each, OnArrival))
         self.arrivals = tuple((each.came, each.judge, each) for each in self.on_arrival)
-        self.once_late = _of(asked, OnceLate)  # type: ignore[type-abstract]
-        self.at_turn = _of(asked, AtTurn)  # type: ignore[type-abstract]
+        self.once_late = tuple(each for each in asked if isinstance(each, OnceLate))
+        self.at_turn = tuple(each for each in asked if isinstance(each, AtTurn))
         self._late = tuple(each.verdicts for each in asked if each.reason is Reason.LATE)
         self._hear_refusals = _overriding(self.on_arrival, OnArrival.refused_again)
         self._hear_waits = _overriding(asked, Controller.waited)
@@ -105,10 +105,6 @@ class Controllers:
             )
             for name, each in shown
         )
-
-
-def _of(controllers: Iterable[Controller], moment: type[T]) -> tuple[T, ...]:
-    return tuple(each for each in controllers if isinstance(each, moment))
 
 
 def _overriding(controllers: Iterable[T], news: Callable[..., Any]) -> tuple[T, ...]:
