@@ -23,6 +23,7 @@ from deployments.tools.command_line import (
     call,
     function,
     port_of_server,
+    say_version,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +76,14 @@ def _explained(error: Exception) -> int | None:
 
 
 @click.group(cls=_Answering, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="headrace", prog_name="headrace")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=say_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Serve many models behind one length-bucketing router."""
 

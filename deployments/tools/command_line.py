@@ -61,6 +61,20 @@ def call(module: str, name: str, *args: Any, **kwargs: Any) -> None:
     sys.exit(function(module, name)(*args, **kwargs))
 
 
+def say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Of the package, and how its scheduling core was installed: as Python or as C."""
+    if not is_asked or context.resilient_parsing:
+        return
+    from importlib.metadata import version
+    from importlib.util import find_spec
+
+    spec = find_spec("routers.core.dispatcher")
+    is_python = spec is None or str(spec.origin).endswith(".py")
+    core = "interpreted" if is_python else "compiled"
+    click.echo(f"headrace, version {version('headrace')}, core {core}")
+    context.exit()
+
+
 def built_in_example() -> Path:
     """`minilm.yaml` as it was installed."""
     from importlib.resources import files

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import routers.core
 from deployments import cli
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.server_files import NoServer
@@ -39,6 +41,19 @@ def bad(tmp_path: Path) -> Path:
     path = tmp_path / "bad.yaml"
     path.write_text("models:\n  device: {runtime: synthetic, retri: 1}\n  B: {}\n")
     return path
+
+
+@pytest.mark.parametrize(
+    ("suffix", "core"), [(".py", "interpreted"), (EXTENSION_SUFFIXES[0], "compiled")]
+)
+def test_the_version_says_how_the_core_was_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, core: str
+) -> None:
+    (tmp_path / f"dispatcher{suffix}").touch()
+    monkeypatch.delitem(sys.modules, "routers.core.dispatcher", raising=False)
+    monkeypatch.setattr(routers.core, "__path__", [str(tmp_path)])
+    done = run("--version")
+    assert (done.exit_code, done.stdout.endswith(f", core {core}\n")) == (0, True)
 
 
 def test_check_sums_up_a_file_that_is_fine(good: Path) -> None:
