@@ -12,7 +12,7 @@ FILE ?= examples/minilm.yaml
 # rewrites every test for each of its own (11 s each).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -27,8 +27,8 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(patsubst %,requirements/%.loc
 	@touch $@
 
 # torch is the one package without digests: its build for processors has others than PyPI's.
-$(VENV)/.dev: $(VENV)/.installed requirements/dev.lock
-	$(LOCKED) -r requirements/dev.lock
+$(VENV)/.dev: $(VENV)/.installed requirements/compiler.lock requirements/dev.lock
+	$(LOCKED) -r requirements/compiler.lock -r requirements/dev.lock
 	$(PIP) install --quiet '$(TORCH)'
 	@touch $@
 
@@ -139,7 +139,7 @@ sbom: kube
 image-steps: kube
 	$(BIN)/python -m tests.image cpu out/image --ray
 
-test: lint types unit integration test-kube
+test: lint types unit test-compiled integration test-kube
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm
@@ -169,6 +169,31 @@ gpu-check: dev
 
 wheel: dev
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+
+# The same with the scheduling core as C (docs/decisions/0036): a wheel for this platform, and
+# out/compiled/bin/headrace, which uses it and all else that .venv has. Needs a C compiler.
+COMPILED := out/compiled
+PACKAGES := autoscaling deployments examples loadtests routers runtimes yaml_document
+compiled: $(COMPILED)/.built
+$(COMPILED)/.built: $(VENV)/.dev setup.py pyproject.toml $(shell find $(PACKAGES) -name '*.py')
+	rm -rf $(COMPILED) build
+	HEADRACE_COMPILE=1 $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir $(COMPILED)/wheels .
+	$(BIN)/python -m venv --without-pip $(COMPILED)
+	site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	$(BIN)/python -c "$$site" > "$$($(COMPILED)/bin/python -c "$$site")/locked.pth"
+	$(PIP) --python $(COMPILED)/bin/python install --quiet --no-deps $(COMPILED)/wheels/*.whl
+	rm -rf build
+	@touch $@
+
+# What is compiled decides as what is interpreted: the core's tests on virtual time, and the recorded
+# event logs. They run beside a copy of the tests, where no source is imported in its place.
+BESIDE := $(COMPILED)/beside
+test-compiled: compiled
+	rm -rf $(BESIDE) && mkdir -p $(BESIDE)/loadtests
+	cp -r tests pyproject.toml $(BESIDE) && cp -r loadtests/scenarios $(BESIDE)/loadtests
+	cd $(BESIDE) && ../bin/headrace --version | grep 'core compiled'
+	cd $(BESIDE) && ../bin/python -m pytest -q -n auto -m 'not interpreted and not slow' tests/routers tests/simulation
+	cd $(BESIDE) && ../bin/python -m tests.oracles check events
 
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

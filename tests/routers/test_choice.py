@@ -15,6 +15,8 @@ from routers.state.ready_replicas import ReadyReplicas, finish_in_s
 from routers.state.replica_state import ReplicaState
 from routers.state.rows import Row
 
+pytestmark = pytest.mark.interpreted
+
 NOW = 10.0
 GROUP = ReplicaGroup("", 0, DispatcherSettings((16,)))
 

@@ -115,7 +115,7 @@ def test_lost_work_is_neither_served_nor_offered_twice(start):
 def test_a_generation_is_priced_at_a_full_replica(start):
     from routers.api.settings import GenerationParameters
 
-    generation = GenerationParameters(output_tokens=100.0)
+    generation = GenerationParameters(output_tokens=100)
     driver = start(generation=generation, bucket_edges=(1000,), slo_s=10.0)
     driver.streams("a", capacity=1000)
     driver.generate(1, 100, 200)

@@ -42,7 +42,7 @@ def test_what_a_victim_returns_unstarted_waits_no_longer_than_for_the_others(sta
 def test_a_stream_goes_on_to_its_end_at_a_victim(start):
     from routers.api.settings import GenerationParameters
 
-    driver = start(generation=GenerationParameters(output_tokens=10.0), bucket_edges=(1000,))
+    driver = start(generation=GenerationParameters(output_tokens=10), bucket_edges=(1000,))
     driver.streams("new", capacity=1000)
     (lease,) = sent(driver.generate(1, 100, 50))
     driver.moves(lease, 100, 1)

@@ -91,6 +91,7 @@ def test_slow_batches_are_waited_for_longer(start):
     assert core.now - began == pytest.approx(60 * TAKES_S, rel=0.1)
 
 
+@pytest.mark.interpreted
 def test_patience_has_an_upper_bound_but_never_below_twice_the_prediction(start):
     bounded = SilenceParameters(most_s=0.3)
     core = pool(start, "a", "b", silence=bounded)

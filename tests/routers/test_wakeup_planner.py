@@ -12,6 +12,8 @@ from routers.api.settings import DispatcherSettings, HedgeParameters
 from routers.core.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 
+pytestmark = pytest.mark.interpreted
+
 EDGES = (32, 128)
 
 

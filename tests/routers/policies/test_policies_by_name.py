@@ -279,6 +279,7 @@ class Cold:
         self.foreign_leases, self.foreign_until, self.streams = foreign, 1.0, False
 
 
+@pytest.mark.interpreted
 def test_prequal_takes_the_quickest_that_is_not_hot_and_else_the_least_loaded():
     rule = PLACEMENTS["prequal"]()
     assert rule.score(Cold("a", 3), 0.0, 0.01) > 0.0, "before anybody has answered"
@@ -293,6 +294,7 @@ def test_prequal_takes_the_quickest_that_is_not_hot_and_else_the_least_loaded():
     assert rule.score(Cold("hotter", 9), 0.0, 0.01) > rule.score(hot, 0.0, 0.01)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("placement", ["least_loaded", "prequal"])
 def test_what_other_gateways_hold_counts_until_it_should_have_ended(placement):
     rule = PLACEMENTS[placement]()
@@ -301,6 +303,7 @@ def test_what_other_gateways_hold_counts_until_it_should_have_ended(placement):
     assert rule.score(busy, 1.5, 0.01) < rule.score(free, 1.5, 0.01)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_asking_a_placement_changes_no_answer(placement):
     rule, replica = PLACEMENTS[placement](), Cold("a", 2)

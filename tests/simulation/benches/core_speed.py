@@ -68,13 +68,16 @@ class Told:
     refused: bool
 
 
-class Recorder(Dispatcher):
+class Recorder:
+    """A core that is listened to; it may be compiled, and then nothing inherits from it."""
+
     def __init__(self, settings: DispatcherSettings) -> None:
-        super().__init__(settings)
         self.told: list[Told] = []
+        self._core = Dispatcher(settings)
+        self.snapshot = self._core.snapshot
 
     def step(self, event: Event, now: float) -> list[Action]:
-        actions = super().step(event, now)
+        actions = self._core.step(event, now)
         refused = any(isinstance(action, Reject) for action in actions)
         self.told.append(Told(event, now, refused))
         return actions

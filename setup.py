@@ -1,0 +1,33 @@
+"""Builds the package; with HEADRACE_COMPILE=1 its scheduling core as C, by mypyc (the `compiler`
+extra; docs/decisions/0036-the-core-may-be-compiled.md).
+
+Left as Python: what the shell makes and reads (`routers/api`, whose dataclasses have defaults
+before fields without), and what is not on a request's way (the simulator, least squares). All else
+is in pyproject.toml.
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+_INTERPRETED = ("__init__.py", "routers/api/", "routers/simulation/", "cost/fit.py")
+# A processor that multiplies and adds in one instruction rounds once where Python rounds twice.
+_AS_PYTHON_ROUNDS = "-ffp-contract=off"
+
+
+def _extensions() -> list[Extension]:
+    if os.environ.get("HEADRACE_COMPILE") != "1":
+        return []
+    from mypyc.build import mypycify
+
+    files = [path.as_posix() for path in sorted(Path("routers").rglob("*.py"))]
+    compiled = [path for path in files if not any(part in path for part in _INTERPRETED)]
+    options = ["--config-file=", "--ignore-missing-imports"]
+    extensions = mypycify([*options, *compiled], opt_level="2", debug_level="0")
+    for each in extensions:
+        each.extra_compile_args.append(_AS_PYTHON_ROUNDS)
+    return extensions
+
+
+setup(ext_modules=_extensions())
