@@ -21,25 +21,28 @@ RUN apt-get update \
     && install --directory --owner 10001 --group 10001 /var/cache/headrace \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
 
-# What builds it. Packages go to /image/usr/local, thus where Debian's Python looks for them without
-# a word of the environment's: KubeRay starts Ray by a login shell, which sets a PATH of its own.
+# What builds it, and makes C of the scheduling core (docs/decisions/0036). Packages go to
+# /image/usr/local, thus where Debian's Python looks for them without a word of the environment's:
+# KubeRay starts Ray by a login shell, which sets a PATH of its own.
 FROM system AS build
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3-pip \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-pip \
     && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY requirements/build.lock requirements/
-RUN python3 -m pip install --no-deps --require-hashes -r requirements/build.lock
+COPY requirements/build.lock requirements/compiler.lock requirements/
+RUN python3 -m pip install --no-deps --require-hashes \
+        -r requirements/build.lock -r requirements/compiler.lock
 
 FROM build AS build-cpu
 COPY requirements/runtime.lock requirements/stores.lock requirements/example.lock requirements/
 RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-hashes \
         -r requirements/runtime.lock -r requirements/stores.lock -r requirements/example.lock
 COPY . .
-RUN python3 -m pip install --root /image --no-deps --no-build-isolation . \
+RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
+        python3 -m pip install --root /image --no-deps --no-build-isolation . \
     && mkdir -p /image/usr/local/share/doc/headrace \
     && PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
         python3 -S -m deployments.tools.supply_chain.notices \
@@ -50,7 +53,8 @@ COPY requirements/cuda.lock requirements/
 RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-hashes \
         -r requirements/build.lock -r requirements/cuda.lock
 COPY . .
-RUN python3 -m pip install --root /image --no-deps --no-build-isolation . \
+RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
+        python3 -m pip install --root /image --no-deps --no-build-isolation . \
     && mkdir -p /image/usr/local/share/doc/headrace \
     && PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
         python3 -S -m deployments.tools.supply_chain.notices \

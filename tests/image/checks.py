@@ -64,6 +64,12 @@ def commands_answer(built: Built) -> str:
     )
 
 
+def core_is_compiled(built: Built) -> str:
+    version = pod.said(built, "headrace --version").strip()
+    assert version.endswith("core compiled"), version
+    return version
+
+
 def examples_are_right(built: Built) -> str:
     files = [f"{_PACKAGES}/examples/{name}.yaml" for name in ("device", "minilm")]
     pod.said(built, " && ".join(f"headrace check {each}" for each in files), timeout_s=120)
@@ -130,6 +136,7 @@ CHECKS: tuple[Check, ...] = (
     runs_as_any_user,
     has_what_kuberay_calls,
     commands_answer,
+    core_is_compiled,
     examples_are_right,
     haproxy_is_where_the_chart_says,
     nothing_but_these_can_be_written,

@@ -17,6 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 _PINNED = re.compile(r"debian:12\.\d+-slim|\S+@sha256:[0-9a-f]{64}")
 _CALLED = ("bash", "ca-certificates", "grep", "python-is-python3", "wget")
 _SECRET = re.compile("key|token|secret|passw", re.IGNORECASE)
+_COMPILED = "HEADRACE_COMPILE=1 "
 _NO_RIGHTS = "chmod ug-s '{}' +"
 
 Stages = Mapping[str, Stage]
@@ -80,6 +81,8 @@ def _packages(target: str, known: Stages) -> Iterator[str]:
             yield "pip may install what no lock names"
         if " -r " in each and "--require-hashes" not in each:
             yield "files are not compared with their digests"
+        if " -r " not in each and not each.startswith(_COMPILED):
+            yield "its core is not compiled"
     for each in _values(stage.base, known, "RUN"):
         if "pip install" in each and "--require-hashes" not in each:
             yield "what builds is not compared with its digests"

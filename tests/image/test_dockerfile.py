@@ -26,6 +26,7 @@ FAULTS = {
     "any file will do": ("--require-hashes", "", "not compared"),
     "pip resolves": ("--no-deps", "", "no lock names"),
     "a lock is left out": ("-r requirements/stores.lock", "", "its bill of materials lists"),
+    "a slow core": ("HEADRACE_COMPILE=1 ", "", "its core is not compiled"),
     "another version": ("VERSION=0.1.0", "VERSION=0.2.0", "version 0.2.0"),
     "another command": ('["headrace"', '["sh"', "CMD starts sh"),
     "a token": ("ENV LANG=C.UTF-8", "ENV HF_TOKEN=abc", "HF_TOKEN looks like a secret"),
@@ -57,7 +58,7 @@ def test_a_builder_is_sent_the_packages_and_nothing_else():
     sent = set(context.files())
     project, found = PROJECT["project"], PROJECT["tool"]["setuptools"]["packages"]["find"]
     packages = {each.rstrip("*") for each in found["include"]}
-    files = {"pyproject.toml", project["readme"], *project["license-files"]}
+    files = {"pyproject.toml", "setup.py", project["readme"], *project["license-files"]}
     assert {each.partition("/")[0] for each in sent} == packages | files | {"requirements"}
     assert {f"requirements/{lock}.lock" for locks in IMAGES.values() for lock in locks} <= sent
     assert not [each for each in sent if each.endswith(".pyc")]
