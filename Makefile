@@ -135,11 +135,12 @@ sbom: kube
 	$(BIN)/python -m deployments.tools.supply_chain.notices > out/sbom/third-party-notices.txt
 
 # The Dockerfile's steps for processors in a plain folder, out/image, without an engine for
-# containers, and a Ray node in what comes of them; as root, with debootstrap.
-image-steps: kube
+# containers, and a Ray node in what comes of them; as root, with debootstrap. The scheduling core is
+# C there, so that is tested first.
+image-steps: kube test-compiled
 	$(BIN)/python -m tests.image cpu out/image --ray
 
-test: lint types unit test-compiled integration test-kube
+test: lint types unit integration test-kube
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm
