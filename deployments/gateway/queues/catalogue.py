@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any, Protocol
 
 from deployments.contract import errors
@@ -28,6 +26,7 @@ from deployments.contract.replica_directory import JoinedDirectories, directory_
 from deployments.contract.rollout.rollout import RolloutRoute
 from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
+from deployments.gateway.queues.absences import Absences
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.pool_members import PoolMembers
 from deployments.gateway.queues.replica_channel import ReplicaChannel
@@ -36,8 +35,6 @@ from deployments.gateway.queues.served_model import ServedModel
 
 _WATCH_S = 5.0
 _BLOB_S = 30.0  # some megabytes
-_HOLD_S = 30.0
-_NOT_SEEN_YET = inf  # that its replicas are gone
 _RETRY_AFTER_S = 2.0
 _LONGEST_RETRY_S = 60.0
 _PAUSE_S = 0.5
@@ -105,7 +102,7 @@ class Catalogue:
         self._canaries: dict[str, ServedModel] = {}
         self._ways: dict[str, _Way] = {}
         self._live: dict[str, ModelDescription] = {}
-        self._gone_at: dict[str, float] = {}
+        self._absences = Absences()
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
         self._optional: frozenset[str] = frozenset()
@@ -174,25 +171,13 @@ class Catalogue:
         """A model that changes hands, or none of whose replicas can be reached, keeps taking
         requests for a while: its replica may be back before their time is up. One that may sleep
         takes them for good."""
-        if model.replicas > 0:
-            if name in self._gone_at:
-                self._reached(name)
-            return True
-        now = time.monotonic()
         live = name in self._live
+        if model.replicas > 0:
+            self._absences.reached(name, announced=live)
+            return True
         if live and self._may_sleep(name):
             return True
-        gone_at = self._gone_at.get(name, _NOT_SEEN_YET if live else 0.0)
-        if gone_at == _NOT_SEEN_YET:
-            gone_at = self._gone_at[name] = now
-        return now - gone_at < _HOLD_S
-
-    def _reached(self, name: str) -> None:
-        """It was away, and is not, or has replicas still though nobody announces it."""
-        if name in self._live:
-            del self._gone_at[name]
-        else:
-            self._gone_at[name] = _NOT_SEEN_YET
+        return self._absences.is_short(name, announced=live)
 
     def _may_sleep(self, name: str) -> bool:
         outlook = self.outlooks.get(name)
@@ -305,9 +290,9 @@ class Catalogue:
             self._kept(name).pop(name).close()
             self._ways.pop(name, None)
         for name in self._live.keys() - live.keys():
-            self._gone_at[name] = _NOT_SEEN_YET
+            self._absences.unannounced(name)
             del self._live[name]
-        self._gone_at = {n: at for n, at in self._gone_at.items() if n in self._served}
+        self._absences.keep(self._served)
         for name in self._adopting.keys() - live.keys():
             self._adopting.pop(name).task.cancel()
         for description in live.values():

@@ -16,7 +16,7 @@ from deployments.contract.description import (
     Generating,
     ModelDescription,
 )
-from deployments.gateway.queues import catalogue
+from deployments.gateway.queues import absences, catalogue
 
 Describe = Callable[..., ModelDescription]
 
@@ -84,14 +84,14 @@ async def test_a_model_that_stays_out_of_reach_is_503_until_a_replica_is_back(
     following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(absences.time, "monotonic", lambda: now[0])
     following.run(description())
     await following.registry.tell(description())
     served = following.catalogue.find("device")
     for _ in range(2):  # each time anew
         monkeypatch.setattr(type(served), "replicas", property(lambda self: 0))
         assert following.catalogue.find("device") is served
-        now[0] += catalogue._HOLD_S
+        now[0] += absences.HOLD_S
         with pytest.raises(errors.NotReady):
             following.catalogue.find("device")
         monkeypatch.setattr(type(served), "replicas", property(lambda self: 1))
@@ -275,15 +275,15 @@ async def test_requests_wait_for_a_model_that_loses_its_replicas_while_it_has_no
     following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(absences.time, "monotonic", lambda: now[0])
     following.run(description())
     await following.registry.tell(description())
     await following.registry.tell(declared="device")
     served = following.catalogue.find("device")
-    now[0] += 2 * catalogue._HOLD_S
+    now[0] += 2 * absences.HOLD_S
     monkeypatch.setattr(type(served), "replicas", property(lambda self: 0))
     assert following.catalogue.find("device") is served
-    now[0] += catalogue._HOLD_S
+    now[0] += absences.HOLD_S
     with pytest.raises(errors.NotReady):
         following.catalogue.find("device")
 
