@@ -21,7 +21,8 @@ RUN apt-get update \
     && install --directory --owner 10001 --group 10001 /var/cache/headrace \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
 
-# What builds it, and makes C of the scheduling core (docs/decisions/0036). Packages go to
+# What builds it, and makes C of the scheduling core (docs/decisions/0036; what
+# the compiler needs of ours lies in /image, too). Packages go to
 # /image/usr/local, thus where Debian's Python looks for them without a word of the environment's:
 # KubeRay starts Ray by a login shell, which sets a PATH of its own.
 FROM system AS build

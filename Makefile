@@ -11,6 +11,8 @@ FILE ?= examples/minilm.yaml
 # Compiled files are kept, whatever the shell says: tests start hundreds of processes, and pytest
 # rewrites every test for each of its own (11 s each).
 unexport PYTHONDONTWRITEBYTECODE
+# `make compiled` says it itself.
+unexport HEADRACE_COMPILE
 
 .PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
 
@@ -176,7 +178,7 @@ wheel: dev
 COMPILED := out/compiled
 PACKAGES := autoscaling deployments examples loadtests routers runtimes yaml_document
 compiled: $(COMPILED)/.built
-$(COMPILED)/.built: $(VENV)/.dev setup.py pyproject.toml $(shell find $(PACKAGES) -name '*.py')
+$(COMPILED)/.built: $(VENV)/.dev setup.py pyproject.toml $(shell find $(PACKAGES) -type f -not -name '*.pyc')
 	rm -rf $(COMPILED) build
 	HEADRACE_COMPILE=1 $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir $(COMPILED)/wheels .
 	$(BIN)/python -m venv --without-pip $(COMPILED)
@@ -194,6 +196,7 @@ test-compiled: compiled
 	cp -r tests pyproject.toml $(BESIDE) && cp -r loadtests/scenarios $(BESIDE)/loadtests
 	cd $(BESIDE) && ../bin/headrace --version | grep 'core compiled'
 	cd $(BESIDE) && ../bin/python -m pytest -q -n auto -m 'not interpreted and not slow' tests/routers tests/simulation
+	cd $(BESIDE) && ../bin/python -m pytest -q tests/routers/test_dispatcher_machine.py
 	cd $(BESIDE) && ../bin/python -m tests.oracles check events
 
 clean:

@@ -62,6 +62,7 @@ class LoopWatch:
         self._on_hang = on_hang or _end
         self._turns = 0
         self._stalls = 0
+        self._beating = threading.Lock()
         self._over = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_soon(self._turn)
@@ -81,10 +82,18 @@ class LoopWatch:
             yield
         finally:
             self._stalls -= 1
+            self._beat()
 
     def _beat(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.beat(stalled=self._stalls > 0)
+        """From the loop and from the thread."""
+        with self._beating:
+            if self._watchdog is not None:
+                self._watchdog.beat(stalled=self._stalls > 0)
+
+    def _end_beats(self) -> None:
+        with self._beating:
+            if self._watchdog is not None:
+                self._watchdog.close()
 
     def _turn(self) -> None:
         self._turns += 1
@@ -97,8 +106,7 @@ class LoopWatch:
             if heartbeat.look(self._turns, time.monotonic()) > self._limit_s:
                 self._on_hang()
                 break
-        if self._watchdog is not None:
-            self._watchdog.close()
+        self._end_beats()
 
 
 def watch_process() -> LoopWatch:

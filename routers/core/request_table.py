@@ -20,7 +20,7 @@ from routers.core.admission import Admission, Rejection
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
-from routers.policies.admission.lateness import is_excused, is_over, is_refused, next_moment
+from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
 from routers.policies.admission.queue_bound import most_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
@@ -221,6 +221,8 @@ class RequestTable:
                 self.evict(tracked, Reason.LATE, actions)
             else:
                 self.waiting.add(row, now)
+                if tracked.late and keeps_its_place(tracked, self.settings):
+                    self._move_lane(tracked, now, late=False)
 
     def retry(self, members: list[Row], lease: Lease, now: float, actions: list[Action]) -> None:
         """Rows of a lost lease go back, each to travel alone; else their request fails."""
@@ -233,8 +235,6 @@ class RequestTable:
                 self.suspects.lost(lease.replica, now)
                 row.hold(self.suspects.held_until(row, now))
                 self.put_back([row], now, actions)
-                if row.tracked.late and is_excused(row.tracked, self.settings):
-                    self._stand(row.tracked, now, late=False)
             else:
                 self.evict(row.tracked, Reason.LOST, actions)
 
@@ -271,15 +271,15 @@ class RequestTable:
             request = tracked.request
             if request.expires <= now:
                 self.evict(tracked, Reason.EXPIRED, actions)
-            elif is_excused(tracked, self.settings):
+            elif keeps_its_place(tracked, self.settings):
                 self.timers.push(request.expires, tracked)
-            elif self._may_wait_no_more(tracked, now):
+            elif self._must_leave_late(tracked, now):
                 self.evict(tracked, Reason.LATE, actions)
             else:
                 self._demote(tracked, now)
                 self.timers.push(next_moment(tracked, now), tracked)
 
-    def _may_wait_no_more(self, tracked: TrackedRequest, now: float) -> bool:
+    def _must_leave_late(self, tracked: TrackedRequest, now: float) -> bool:
         if tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
             return True
         return self.admission.waits_in_vain(tracked, now)
@@ -321,9 +321,9 @@ class RequestTable:
         if tracked.forecast_s is not None:
             self.controllers.waited(tracked, now, taken=False)
             tracked.forecast_s = None
-        self._stand(tracked, now, late=True)
+        self._move_lane(tracked, now, late=True)
 
-    def _stand(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
+    def _move_lane(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
         """Among the late ones from now on, or among those on time."""
         queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:

@@ -39,11 +39,10 @@ _LINES_SHOWN = 40
 
 def write(parts: list[str]) -> int:
     for part in parts:
-        folder = STORED / part
+        folder, pages = STORED / part, PARTS[part]()
         for old in folder.glob("*"):
             old.unlink()
         folder.mkdir(parents=True, exist_ok=True)
-        pages = PARTS[part]()
         for name, page in pages.items():
             (folder / name).write_bytes(page)
         print(f"{part}: {len(pages)} files written")

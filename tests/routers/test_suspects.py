@@ -75,6 +75,21 @@ def test_suspects_keep_their_place_though_their_deadline_passes_meanwhile(start)
     assert tried.rows == ((2, 0),)
 
 
+def test_what_comes_as_a_suspect_turns_late_like_everything_else(start):
+    core = lost_one_of_two(start)
+    core.arrive(9, suspect=True, slo_s=5.0)
+    core.tick(5.0)
+    assert core.dispatcher.snapshot(5.0).late_rows == 1
+
+
+def test_a_lost_row_that_comes_back_unstarted_past_its_deadline_stands_among_those_on_time(start):
+    core = lost_one_of_two(start)
+    (tried,) = core.replicas("b", "c", at=9.0)
+    core.tick(11.0)
+    core.close(tried, LeaseEnd.BUSY, retry_in_s=1.0, at=12.0)
+    assert core.dispatcher.snapshot(12.0).late_rows == 0
+
+
 def test_a_row_that_was_late_when_its_replica_was_lost_stands_among_those_on_time(start):
     core = start(max_size=1, suspect_hold_s=HOLD_S)
     (lease,) = [*core.replicas("a", "b"), *core.arrive(1)]

@@ -83,7 +83,7 @@ class ModelLoader:
 
 class PoolLoading:
     """As `residents.Loading`. `report` sends a `ReplicaProgress`; `may_stall` is entered while
-    something is loaded, as of `LoopWatch`."""
+    a model is loaded, as of `LoopWatch`."""
 
     def __init__(
         self,
@@ -115,7 +115,8 @@ class PoolLoading:
             settings = self._loader.settings_of(model, progress.tell)
             return self._loader.load(model, settings, progress.tell)
 
-        return await self._in_time(model, load)
+        with self._may_stall():
+            return await self._in_time(model, load)
 
     async def _in_time(self, model: PoolModel, work: Callable[[], T]) -> T:
         """In a thread. Raises what it raises; what takes too long ends the process."""
@@ -123,8 +124,7 @@ class PoolLoading:
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                with self._may_stall():
-                    return await asyncio.to_thread(work)
+                return await asyncio.to_thread(work)
         except TimeoutError:
             if limit.expired():
                 self._place.on_hang()

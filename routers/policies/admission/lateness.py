@@ -3,7 +3,8 @@
 Until its deadline; from there on with `late="refuse"` no longer, with `late="demote"` until it
 expires; and always as long as the late rows that wait leave it a place. With `late="demote"` one
 that a replica was lost with stays among those on time until it expires: it was sent in time, and
-may have to wait for another replica before it is tried again.
+may have to wait for another replica before it is tried again. Unless it has further rows of which
+one turns out late when its turn comes: a request is late as a whole.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:
     return settings.late == "refuse" and request.deadline <= now
 
 
-def is_excused(tracked: TrackedRequest, settings: DispatcherSettings) -> bool:
-    """Whether rows of it wait that were lost with a replica. O(rows)."""
+def keeps_its_place(tracked: TrackedRequest, settings: DispatcherSettings) -> bool:
+    """Whether rows of it wait that were lost with a replica; not those that come as suspects, nor
+    those that the model failed on. O(rows)."""
     return settings.late == "demote" and any(
-        row.retried and not row.failed and row.queue is not None for row in tracked.rows
+        row.retried and row.losses and not row.failed and row.queue is not None
+        for row in tracked.rows
     )
 
 

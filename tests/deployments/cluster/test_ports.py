@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -86,7 +87,12 @@ def listen() -> Iterator[Listen]:
 
 @pytest.fixture
 def free_port() -> int:
-    return ports.any_free()
+    """Below those from which the system gives a port to each connection of any process."""
+    for port in range(10_000 + os.getpid() % 5_000, 20_000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 @pytest.mark.parametrize(

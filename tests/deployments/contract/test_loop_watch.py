@@ -62,9 +62,8 @@ async def test_heartbeats_say_that_a_stall_is_expected_while_it_is() -> None:
     watch = LoopWatch(watchdog=Listener())
     with watch.may_stall(), watch.may_stall():
         assert said == [True, True]
-    watch.close()
-    watch._beat()
     assert said[-1] is False
+    watch.close()
 
 
 def test_the_process_ends_and_says_what_it_was_doing() -> None:
