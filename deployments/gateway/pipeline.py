@@ -164,6 +164,7 @@ class Pipeline:
             try:
                 done = await self._infer(context, selection, codec, call)
             except errors.HeadraceError as refusal:
+                # As `_with_fallback`, with a coroutine less: nothing flows to the caller here.
                 selection.fall_back(refusal)
                 context.fell_back()
                 continue

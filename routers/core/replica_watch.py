@@ -24,12 +24,11 @@ class SilenceWatch:
 
     policy: Silence
     _times: CheckTimes[ReplicaState] = field(default_factory=CheckTimes)
-    _asked: int = 0
 
     def watch(self, replica: ReplicaState, now: float) -> None:
         """It owes an answer, unless it is watched already."""
         if self._times.at(replica) == inf:
-            self._look_at(replica, self.policy.first_look_at(replica, now))
+            self._times.look_at(replica, self.policy.first_look_at(replica, now))
 
     def silent(self, now: float) -> ReplicaState | None:
         """The next one that is; each once, until it is watched again."""
@@ -38,7 +37,7 @@ class SilenceWatch:
             at = self.policy.look(replica, due_at, now)
             if at <= now:
                 return replica
-            self._look_at(replica, at)
+            self._times.look_at(replica, at)
         return None
 
     def next_at(self) -> float:
@@ -50,10 +49,6 @@ class SilenceWatch:
             times.drop(replica)
         return inf
 
-    def _look_at(self, replica: ReplicaState, at: float) -> None:
-        self._asked += 1
-        self._times.look_at(replica, at, self._asked)
-
 
 @dataclass(slots=True)
 class Ejection:
@@ -63,7 +58,6 @@ class Ejection:
     policy: Outliers
     replicas: ReplicaSet
     _probes: dict[ReplicaGroup, CheckTimes[ReplicaState]] = field(default_factory=dict)
-    _asked: int = 0
 
     def judge(self, replica: ReplicaState, ratio: float, now: float) -> None:
         """It has answered; `ratio`: that answer's seconds over its group's prediction."""
@@ -110,9 +104,7 @@ class Ejection:
         self.policy.forget(replica)
 
     def _probe_later(self, replica: ReplicaState, now: float) -> None:
-        self._asked += 1
-        at = now + self.policy.probe_every_s(replica)
-        self._times(replica.group).look_at(replica, at, self._asked)
+        self._times(replica.group).look_at(replica, now + self.policy.probe_every_s(replica))
 
     def _times(self, group: ReplicaGroup) -> CheckTimes[ReplicaState]:
         times = self._probes.get(group)

@@ -16,11 +16,13 @@ T = TypeVar("T", bound=Hashable)
 
 
 class CheckTimes(Generic[T]):
-    """Of those due at the same time the one of the lowest `order` is first."""
+    """Of those due at the same time the one of the lowest `order` is first, or where none is given
+    the one that was asked for first."""
 
     def __init__(self) -> None:
         self._at: dict[T, float] = {}
         self._heap: list[tuple[float, int, T]] = []
+        self._asked = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -29,12 +31,14 @@ class CheckTimes(Generic[T]):
         """inf: never."""
         return self._at.get(what, inf)
 
-    def look_at(self, what: T, at: float, order: int) -> None:
+    def look_at(self, what: T, at: float, order: int | None = None) -> None:
         """Instead of when it was to be looked at before; inf: not at all."""
         if at == inf:
             self.drop(what)
             return
         self._at[what] = at
+        if order is None:
+            self._asked = order = self._asked + 1
         heap = self._heap
         heappush(heap, (at, order, what))
         if len(heap) > 2 * len(self._at) + _SLACK:

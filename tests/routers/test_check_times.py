@@ -29,6 +29,13 @@ def test_of_those_due_at_once_the_lowest_order_is_first() -> None:
     assert [what for what, _ in due(times, 1.0)] == ["one", "two", "three"]
 
 
+def test_without_an_order_the_one_that_was_asked_for_first_is_first() -> None:
+    times: CheckTimes[str] = CheckTimes()
+    for what in ("one", "three", "two"):
+        times.look_at(what, 1.0)
+    assert [what for what, _ in due(times, 1.0)] == ["one", "three", "two"]
+
+
 def test_only_the_last_time_that_was_asked_for_holds() -> None:
     times: CheckTimes[str] = CheckTimes()
     times.look_at("one", 1.0, 1)
