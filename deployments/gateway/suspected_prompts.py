@@ -7,13 +7,13 @@ what has come to light meanwhile counts when the permit comes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from time import monotonic
 
 from deployments.contract import errors
 from deployments.gateway.http.exchange import Exchange, unless_left
-from deployments.gateway.queues.suspect_permits import Permit, SuspectPermits
+from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.request_context import RequestContext, demand_of
 from deployments.gateway.reuse.fallback import ModelSelection
 
@@ -39,13 +39,14 @@ async def permit_of(
 async def _wanted(context: RequestContext, selection: ModelSelection, key: bytes) -> Permit | None:
     streams, caller = selection.model.streams, context.caller
     assert caller is not None
+    tenant = caller.tenant.name
     if selection.lost_at_canary:
-        streams.crashes.lost_elsewhere([key], caller.tenant.name, monotonic())
+        streams.crashes.lost_elsewhere([key], tenant, monotonic())
     if not streams.crashes or not _is_suspect(context, selection, key):
         return None
     left_s = demand_of(context, selection.promise).expires_s
     limit_s = min(streams.crashes.terms.hold_s, _SHARE * left_s)
-    return await _acquired(context.exchange, streams.permits, limit_s)
+    return await _acquired(context.exchange, streams.permits.acquire(tenant, limit_s))
 
 
 def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) -> bool:
@@ -55,9 +56,9 @@ def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) 
     return crashes.check([key], context.caller.tenant.name, monotonic())
 
 
-async def _acquired(exchange: Exchange, permits: SuspectPermits, limit_s: float) -> Permit:
+async def _acquired(exchange: Exchange, acquire: Coroutine[None, None, Permit]) -> Permit:
     """Raises CallerLeft."""
-    waits = asyncio.ensure_future(permits.acquire(limit_s))
+    waits = asyncio.ensure_future(acquire)
 
     def left() -> None:
         waits.cancel()
