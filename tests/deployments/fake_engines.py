@@ -163,6 +163,10 @@ class Engines:
         self.dead.add(replica_id)
         self.disconnect(replica_id)
 
+    def revive(self, replica_id: str) -> None:
+        self.dead.discard(replica_id)
+        soon(self._connect, replica_id)
+
     async def until_begun(self, count: int) -> Asked:
         """The latest request, once so many were begun in all."""
         await until(lambda: len(self.begun) >= count)

@@ -1,8 +1,9 @@
 """For how long has a model been without a replica that can be reached?
 
-Its requests wait for a while: a replica may be back before their time is up. A model that nobody
-announces any more, as between two anchors, counts as gone from when its replicas are first missed;
-one of which nothing was heard at all is not waited for.
+Its requests wait for a while: a replica may be back before their time is up. An absence begins with
+the first request that finds no replica, also of a model that nobody announces any more, as between
+two anchors; it ends when a replica can be reached. A model of which nothing was heard at all is not
+waited for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Absences:
         self._since[name] = _NOT_MISSED_YET
 
     def reached(self, name: str, *, announced: bool) -> None:
-        """It has a replica. To be called for every request: O(1)."""
+        """It has a replica again."""
         if name in self._since:
             if announced:
                 del self._since[name]

@@ -171,10 +171,9 @@ class Catalogue:
         """A model that changes hands, or none of whose replicas can be reached, keeps taking
         requests for a while: its replica may be back before their time is up. One that may sleep
         takes them for good."""
-        live = name in self._live
         if model.replicas > 0:
-            self._absences.reached(name, announced=live)
             return True
+        live = name in self._live
         if live and self._may_sleep(name):
             return True
         return self._absences.is_short(name, announced=live)
@@ -358,6 +357,7 @@ class Catalogue:
         )  # fmt: skip
         served.queue.keeps_unreached = not is_canary(name)
         served.queue.on_crossing = lambda: self.on_crossing()
+        served.queue.on_reached = lambda: self._absences.reached(name, announced=name in self._live)
         served.on_live = lambda: self.on_change()
 
     def _kept(self, name: str) -> dict[str, ServedModel]:

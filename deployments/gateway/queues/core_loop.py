@@ -151,13 +151,15 @@ def _nobody() -> None:
 class CoreLoop(Generic[P]):
     """`terms` are the live version's. `on_crossing` is called when a request comes while no replica
     can be reached or more than `crossing_s` waits, seconds of work: `unserved` tells of the former
-    until somebody sets it back. Not `keeps_unreached`: what waits is refused when the last replica
+    until somebody sets it back. `on_reached` is called when the first replica can be reached, at
+    first and after none could. Not `keeps_unreached`: what waits is refused when the last replica
     can no longer be reached, and what comes until one can."""
 
     def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         self.terms = terms
         self.replicas = 0  # that can be reached; asked for by every request
         self.on_crossing: Callable[[], None] = _nobody
+        self.on_reached: Callable[[], None] = _nobody
         self.keeps_unreached = True
         self.crossing_s = inf
         self.unserved = False
@@ -297,6 +299,8 @@ class CoreLoop(Generic[P]):
         before, self.replicas = self.replicas, len(reached)
         now = clock()
         self._step(Replicas(reached), now)
+        if reached and not before:
+            self.on_reached()
         if self.keeps_unreached:
             return
         if not reached:

@@ -80,22 +80,30 @@ async def test_a_model_whose_replicas_cannot_be_reached_is_not_ready(
     assert following.catalogue.find("device").replicas == 0  # and requests wait for it
 
 
+@pytest.mark.parametrize("asked_when_back", [True, False])
 async def test_a_model_that_stays_out_of_reach_is_503_until_a_replica_is_back(
-    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+    following: Following,
+    description: Describe,
+    monkeypatch: pytest.MonkeyPatch,
+    asked_when_back: bool,
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(absences.time, "monotonic", lambda: now[0])
     following.run(description())
     await following.registry.tell(description())
     served = following.catalogue.find("device")
+    channel: Any = served.channel
     for _ in range(2):  # each time anew
-        monkeypatch.setattr(type(served), "replicas", property(lambda self: 0))
+        channel.kill("device-0")
+        await until(lambda: served.replicas == 0)
         assert following.catalogue.find("device") is served
         now[0] += absences.HOLD_S
         with pytest.raises(errors.NotReady):
             following.catalogue.find("device")
-        monkeypatch.setattr(type(served), "replicas", property(lambda self: 1))
-        assert following.catalogue.find("device") is served
+        channel.revive("device-0")
+        await until(lambda: served.replicas == 1)
+        if asked_when_back:
+            assert following.catalogue.find("device") is served
 
 
 async def test_who_stands_in_is_known_before_a_model_was_ready(
@@ -281,7 +289,9 @@ async def test_requests_wait_for_a_model_that_loses_its_replicas_while_it_has_no
     await following.registry.tell(declared="device")
     served = following.catalogue.find("device")
     now[0] += 2 * absences.HOLD_S
-    monkeypatch.setattr(type(served), "replicas", property(lambda self: 0))
+    channel: Any = served.channel
+    channel.kill("device-0")
+    await until(lambda: served.replicas == 0)
     assert following.catalogue.find("device") is served
     now[0] += absences.HOLD_S
     with pytest.raises(errors.NotReady):
