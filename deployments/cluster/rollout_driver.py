@@ -17,13 +17,14 @@ from typing import Any, Protocol
 
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.deployed import Canary, Deployed, leaving
-from deployments.cluster.rollout_records import Answer, RolloutRecords
+from deployments.cluster.rollout_records import RolloutRecords
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import RolloutTerms
 from deployments.settings.tree import Settings
 
 _HEARD_S = 2.0  # gateways hear of the end, and say what they have, within this
 _DRAINS_S = 10.0
+Answer = dict[str, Any]
 logger = logging.getLogger("headrace.host")
 
 

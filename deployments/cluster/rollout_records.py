@@ -8,14 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from deployments.cluster.deployed import Canary, Deployed
-from deployments.contract.rollout.account import RolloutAccount, VersionAccount
+from deployments.contract.rollout.account import RolloutAccount, RolloutRecord, VersionAccount
 from deployments.settings.tree import Settings
 
 Tell = Callable[[str, str, str, Settings, Settings], None]
-Answer = dict[str, Any]
 STILL_IN_FILE = (
     "where the file still has the new version, a server that starts serves it at once: "
     "`headrace diff FILE` shows it"
@@ -24,12 +22,11 @@ _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
 
 
 class RolloutRecords:
-    """Accounts by model, each with `id`, the number of its canary, and `over`, whether it ended.
-    `tell`: hears of each end: the model, "promoted" or "aborted", why, and the settings before and
-    after it. Any thread may call."""
+    """By model. `tell` hears of each end: the model, "promoted" or "aborted", why, and the settings
+    before and after it. Any thread may call."""
 
     def __init__(self, tell: Tell = lambda *_: None) -> None:
-        self._kept: dict[str, Answer] = {}
+        self._kept: dict[str, RolloutRecord] = {}
         self._starting: Mapping[str, Canary] = {}
         self._lock = threading.Lock()
         self._tell = tell
@@ -54,12 +51,14 @@ class RolloutRecords:
     def end(self, canary: Canary, why: str, before: Settings, after: Settings) -> None:
         """Aborted if there is a reason, else promoted. `before`, `after`: what is live."""
         how = "aborted" if why else "promoted"
-        ended = {"phase": how, "why": why, "over": True, "share": 0.0}
         with self._lock:
-            self._kept[canary.model] = self._of(canary) | ended
+            known = self._of(canary)
+            self._kept[canary.model] = {
+                **known, "phase": how, "why": why, "over": True, "share": 0.0
+            }  # fmt: skip
         self._tell(canary.model, how, why, before, after)
 
-    def listing(self, deployed: Deployed) -> list[Answer]:
+    def listing(self, deployed: Deployed) -> list[RolloutRecord]:
         """By model; one that runs, and that the registry has said nothing of yet, is being
         checked."""
         found = dict(self._kept)
@@ -68,7 +67,7 @@ class RolloutRecords:
             if canary.undecided:
                 found[canary.model] = self._of(canary)
         for name, canary in starting.items():
-            found[name] = self._of(canary) | {"phase": "starting"}
+            found[name] = {**self._of(canary), "phase": "starting"}
         return [found[name] for name in sorted(found)]
 
     def undecided(self, deployed: Deployed, model: str) -> str:
@@ -87,7 +86,7 @@ class RolloutRecords:
         others = [c.model for c in deployed.canaries.values() if c.undecided]
         return f"no rollout of {model} is under way; under way: {', '.join(others) or 'none'}"
 
-    def _of(self, canary: Canary) -> Answer:
+    def _of(self, canary: Canary) -> RolloutRecord:
         known = self._kept.get(canary.model)
         if known is not None and known["id"] == canary.number:
             return known

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from deployments.cluster.rollout_records import STILL_IN_FILE
 from deployments.cluster.server_files import find, state_folder
+from deployments.contract.rollout.account import RolloutRecord
 from deployments.tools import control
 from deployments.tools.console.rollout_lines import progress_key, rollout_line
 from deployments.tools.control import ask
@@ -25,7 +25,6 @@ from deployments.tools.control import ask
 _LOOKS_S = 1.0
 _CHANGE_S = 900.0
 _INTERRUPTED = 130
-Record = dict[str, Any]
 
 
 def apply(path: Path, port: int | None, *, wait: bool) -> int:
@@ -42,7 +41,7 @@ def status(model: str | None, port: int | None, *, as_json: bool) -> int:
         click.echo(json.dumps({"rollouts": found}, indent=2))
         return 0
     for record in found:
-        click.echo(rollout_line(record))  # type: ignore[arg-type]
+        click.echo(rollout_line(record))
     if not found:
         click.echo(f"no rollout{'' if model is None else f' of {model}'} since the server started")
     return 0
@@ -99,11 +98,11 @@ def wait_for(
     return _outcome(found)
 
 
-def _other(record: Record | None, number: int) -> bool:
+def _other(record: RolloutRecord | None, number: int) -> bool:
     return record is None or record["id"] != number
 
 
-def _outcome(found: Mapping[str, Record]) -> int:
+def _outcome(found: Mapping[str, RolloutRecord]) -> int:
     aborted = {name: r["why"] for name, r in found.items() if r["phase"] == "aborted"}
     for name, record in found.items():
         if name not in aborted:
@@ -115,8 +114,8 @@ def _outcome(found: Mapping[str, Record]) -> int:
     return 1 if aborted else 0
 
 
-def _records(port: int) -> list[Record]:
-    found: list[Record] = ask(port, {"do": "rollouts"})["rollouts"]
+def _records(port: int) -> list[RolloutRecord]:
+    found: list[RolloutRecord] = ask(port, {"do": "rollouts"})["rollouts"]
     return found
 
 
@@ -131,7 +130,7 @@ class _Display(contextlib.ExitStack):
         if self._console.is_terminal:
             self._live = self.enter_context(Live(console=self._console, auto_refresh=False))
 
-    def show(self, records: list[Any]) -> None:
+    def show(self, records: list[RolloutRecord]) -> None:
         if self._live is not None:
             text = Text("\n".join(rollout_line(record) for record in records))
             self._live.update(text, refresh=True)

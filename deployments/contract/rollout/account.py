@@ -40,6 +40,14 @@ class RolloutAccount(TypedDict):
     agreed: int
 
 
+class RolloutRecord(RolloutAccount):
+    """What the host keeps and shows of it. id: the number of its canary; over: whether it has
+    ended."""
+
+    id: int
+    over: bool
+
+
 def account(
     rollout: Rollout, now: float, live: ModelDescription | None, canary: ModelDescription | None
 ) -> RolloutAccount:
