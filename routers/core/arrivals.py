@@ -127,7 +127,7 @@ class Arrivals:
         work_s, pads = 0.0, self._settings.pads
         for length in lengths:
             edge = edges[bisect_left(edges, length)]
-            row_s = sizes.planned(edge).row_s
+            row_s = sizes.row_s(edge)
             work_s += row_s if pads else row_s * length / edge
         return work_s
 

@@ -41,7 +41,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         controllers=requests.controllers.snapshot(state.replicas.groups.capacity, now),
         edges=waiting.edges,
         batch_targets=tuple(
-            (edge, requests.groups.reference.sizes.target(edge)) for edge in waiting.edges
+            (edge, requests.groups.reference.sizes.shown(edge)[0]) for edge in waiting.edges
         ),
         edge_switches=requests.arrivals.edges.state.switches,
         hedges=counts.hedges,

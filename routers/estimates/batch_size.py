@@ -19,24 +19,20 @@ from routers.estimates.cost.model import CostModel
 
 MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
 GUESTS = 0.25  # of a batch's most seconds: what those above their share may fill for those below
-_REFRESH = 64  # questions after which a target is worked out anew
+_REFRESH = 8  # measured batches after which a target is worked out anew
 _RATE_GAIN = 0.1
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Target:
+    """A full batch of rows as long as an edge. `rows`: by number and predicted seconds; `full_s`:
+    predicted seconds of as many as its tokens allow, `row_s`: of a row's part; `learnt`: batches
+    that were measured before this was worked out."""
+
     rows: int
     full_s: float
-    reads: int = 0
-
-
-@dataclass(slots=True)
-class PlannedBatch:
-    """A full batch of rows as long as an edge: predicted seconds, and those of a row's part."""
-
-    seconds: float
     row_s: float
-    reads: int = 0
+    learnt: int
 
 
 class BatchSizes:
@@ -45,7 +41,6 @@ class BatchSizes:
         self._cost = cost
         self.most_passed_s = MOST_PASSED * settings.slo_s
         self._targets: dict[int, _Target] = {}
-        self._planned: dict[int, PlannedBatch] = {}
 
     def most_rows(self, width: int) -> int:
         """Rows of that width that a batch may have by number and predicted seconds; at least 1."""
@@ -66,17 +61,15 @@ class BatchSizes:
         """Predicted seconds of a full batch."""
         return self._of(edge).full_s
 
-    def planned(self, edge: int) -> PlannedBatch:
-        """For who counts, apart from the targets: asking for it changes no decision."""
-        planned = self._planned.get(edge)
-        if planned is None or planned.reads >= _REFRESH:
-            if len(self._planned) > 64:
-                self._planned.clear()
-            full = self._work_out(edge)
-            rows = max(1, min(full.rows, self._settings.max_tokens // edge))
-            planned = self._planned[edge] = PlannedBatch(full.full_s, full.full_s / rows)
-        planned.reads += 1
-        return planned
+    def shown(self, edge: int) -> tuple[int, float]:
+        """Rows and predicted seconds of a full batch, for metrics: asking for them changes no later
+        answer."""
+        target = self._targets.get(edge) or self._work_out(edge)
+        return max(1, min(target.rows, self._settings.max_tokens // edge)), target.full_s
+
+    def row_s(self, edge: int) -> float:
+        """A row's part of a full batch, in predicted seconds."""
+        return self._of(edge).row_s
 
     def most_s(self) -> float:
         """Predicted seconds that a batch of more than one row may take."""
@@ -87,11 +80,10 @@ class BatchSizes:
 
     def _of(self, edge: int) -> _Target:
         target = self._targets.get(edge)
-        if target is None or target.reads >= _REFRESH:
+        if target is None or self._cost.learnt - target.learnt >= _REFRESH:
             if len(self._targets) > 64:
                 self._targets.clear()
             target = self._targets[edge] = self._work_out(edge)
-        target.reads += 1
         return target
 
     def _work_out(self, edge: int) -> _Target:
@@ -105,7 +97,9 @@ class BatchSizes:
                 rows = middle
             else:
                 high = middle - 1
-        return _Target(rows, predict(max(1, min(rows, settings.max_tokens // edge)), edge))
+        full = max(1, min(rows, settings.max_tokens // edge))
+        full_s = predict(full, edge)
+        return _Target(rows, full_s, full_s / full, self._cost.learnt)
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ class ReplicaGroup:
         known = self.batch_s
         self.next_s = self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
         if self.engine is None:
-            full_s, gain = self.sizes.planned(edge).seconds, _BATCH_GAIN if self.planned_s else 1.0
+            full_s, gain = self.sizes.full_s(edge), _BATCH_GAIN if self.planned_s else 1.0
             self.planned_s += gain * (full_s - self.planned_s)
             self.planned_sq_s2 += gain * (full_s * full_s - self.planned_sq_s2)
 
@@ -99,7 +99,7 @@ class ReplicaGroup:
             return PlannedService(mean_s, margin_s, _STREAM_SCV)
         mean_s, square_s2 = self.planned_s, self.planned_sq_s2
         if not mean_s:
-            mean_s = self.sizes.planned(self.settings.bucket_edges[-1]).seconds
+            _, mean_s = self.sizes.shown(self.settings.bucket_edges[-1])
             square_s2 = mean_s * mean_s
         scatter = self.cost.scatter()
         apart = square_s2 / (mean_s * mean_s) if mean_s > 0.0 else 1.0

@@ -32,13 +32,13 @@ PARTS: dict[str, Callable[[], Stored]] = {
     "simulate": simulations.pages,
 }
 EVENTS = "events"
-"""Logs of what dispatchers were told: written and compared with what is simulated, compared alone
-where that is asked for."""
+"""Logs of what dispatchers were told: written and compared with what is simulated, alone where that
+is asked for."""
 _LINES_SHOWN = 40
 
 
 def write(parts: list[str]) -> int:
-    for part in parts:
+    for part in [each for each in parts if each != EVENTS]:
         folder, pages = STORED / part, PARTS[part]()
         for old in folder.glob("*"):
             old.unlink()
@@ -46,7 +46,7 @@ def write(parts: list[str]) -> int:
         for name, page in pages.items():
             (folder / name).write_bytes(page)
         print(f"{part}: {len(pages)} files written")
-    if "simulate" in parts:
+    if {"simulate", EVENTS} & set(parts):
         print(f"events: {event_logs.record()} logs written")
     return 0
 

@@ -48,8 +48,12 @@ def record() -> int:
 def replay() -> tuple[int, list[str]]:
     """How many logs, and the first difference of each that has one."""
     with ProcessPoolExecutor() as pool:
-        found = list(pool.map(_replay, sorted(FOLDER.glob("*.xz"))))
+        found = list(pool.map(difference, logs()))
     return len(found), [each for each in found if each]
+
+
+def logs() -> list[Path]:
+    return sorted(FOLDER.glob("*.xz"))
 
 
 def _record(name: str) -> int:
@@ -64,11 +68,15 @@ def _record(name: str) -> int:
     return len(logs)
 
 
-def _replay(path: Path) -> str:
+def difference(path: Path, look_every: int = 0) -> str:
+    """The first action of a log that is another one now, "" for none. `look_every`: events after
+    which a snapshot is taken, as whoever reads metrics does; 0: never."""
     lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     core = Dispatcher(msgspec.convert(json.loads(lines[0]), DispatcherSettings))
     for number, line in enumerate(lines[1:], 2):
         event, now, actions = json.loads(line)
+        if look_every and number % look_every == 0:
+            core.snapshot(now)
         found = [_tagged(action) for action in core.step(_event(event), now)]
         if json.loads(json.dumps(found)) != actions:
             return f"{path.name}:{number}: {event[0]} at {now}: {found} instead of {actions}"

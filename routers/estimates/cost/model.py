@@ -89,7 +89,8 @@ class Coefficients:
 class CostModel:
     """One model's cost. `initial_s` is the prediction until a batch has been measured; `profile`:
     (rows, width, seconds) that were; a batch holds up to `max_size` rows and `max_tokens` tokens.
-    Width is a batch's longest row; the mean where the model packs."""
+    Width is a batch's longest row; the mean where the model packs. `learnt`: batches that were
+    learnt from, in all."""
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class CostModel:
     ) -> None:
         self._initial_s = initial_s
         self._frozen = False
+        self.learnt = 0
         self._start(tuple(profile), max_size, max_tokens)
 
     @classmethod
@@ -208,6 +210,7 @@ class CostModel:
         if self._frozen:
             return
         self._learn(features(rows, width), service_s, replica_id)
+        self.learnt += 1
         if edge:
             self._typical.observe(edge, rows, width)
         self._units.clear()
