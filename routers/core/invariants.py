@@ -60,7 +60,8 @@ def _check_waiting(state: State) -> None:
 
 
 def _check_shares(waiting: RequestQueue, rows: list[Row]) -> None:
-    shares = waiting.shares
+    shares, rows = waiting.shares, [row for row in rows if not row.is_retry]
+    assert shares.rows == len(rows)
     assert shares.by_tenant.keys() == {row.tracked.flow.tenant for row in rows}
     for share in shares.by_tenant.values():
         own = [row for row in rows if row.tracked.flow.tenant == share.tenant]

@@ -138,7 +138,7 @@ class RequestTable:
         furthest over its own."""
         edge, rows = self.waiting.edges[0], tracked.open
         most = most_rows(self.settings, self.groups, edge, rows) - rows
-        while self.waiting.rows > most:
+        while self.waiting.shares.rows > most:
             row = self.waiting.furthest_over()
             if row is None or row.tracked.flow.tenant == tracked.flow.tenant:
                 return Rejection(Reason.QUEUE_FULL, self.retry_after_s())

@@ -56,19 +56,19 @@ class RequestQueue:
         return sum([lane.waiting_s for lane in self.on_time[:priority]]) if priority else 0.0
 
     def rows_of(self, tenant: str) -> int:
-        """Rows of a tenant that wait, over all priorities."""
+        """Rows of a tenant that wait, over all priorities; retries left out."""
         return self.shares.rows_of(tenant)
 
     def is_full(self, tenant: str, weight: float, rows: int, most: int) -> bool:
         """Whether so many rows more of the tenant have no place among `most`: none is free, and it
         has its share of them already, so that none is taken from another for it."""
-        if self.rows + rows <= most:
+        if self.shares.rows + rows <= most:
             return False
         return self.rows_of(tenant) + rows > most * self.shares.part(tenant, weight)
 
     def furthest_over(self) -> Row | None:
         """A row of the tenant that is furthest over its share: a late one if it has any, of its
-        least urgent priority, due last. None where there is none but of lost leases."""
+        least urgent priority, due last. None where only retries wait."""
         share = self.shares.furthest_over()
         if share is None:
             return None
@@ -78,6 +78,8 @@ class RequestQueue:
                 queue = None if flow is None else lane.queues.get(flow)
                 if queue is not None and queue.rows:
                     return queue.last()
+                if (suspect := _last_suspect(lane, share.tenant)) is not None:
+                    return suspect
         return None
 
     def bucket_of(self, length: int) -> int:
@@ -89,7 +91,8 @@ class RequestQueue:
         tracked = row.tracked
         flow = tracked.flow
         self.rows += 1
-        self.shares.add(row)
+        if not row.is_retry:
+            self.shares.add(row)
         if tracked.late:
             self.late_rows += 1
             flow.late_rows += 1
@@ -187,7 +190,8 @@ class RequestQueue:
         tracked = row.tracked
         flow = tracked.flow
         self.rows -= 1
-        self.shares.remove(row)
+        if not row.is_retry:
+            self.shares.remove(row)
         self.gone += 1
         if tracked.late:
             self.late_rows -= 1
@@ -200,6 +204,14 @@ class RequestQueue:
         tracked.queued -= 1
         if not tracked.queued:
             self.requests -= 1
+
+
+def _last_suspect(lane: Lane, tenant: str) -> Row | None:
+    """Of the tenant's suspects that have yet to run, the one due last. Looks at all rows that run
+    alone."""
+    alone = (row for row in lane.solo.live() if row.tracked.flow.tenant == tenant)
+    waiting = [row for row in alone if not row.is_retry]
+    return max(waiting, key=lambda row: row.tracked.request.deadline, default=None)
 
 
 def _came(row: Row) -> int:

@@ -69,6 +69,12 @@ class Row:
     losses: int = 0
     moved_from: tuple[LeaseHandle, ...] = ()
 
+    @property
+    def is_retry(self) -> bool:
+        """It was lost with a replica, or failed on one, and runs once more: not a suspect that has
+        yet to run."""
+        return self.retried and (self.losses > 0 or self.failed)
+
     def lost(self) -> None:
         """Its lease brought nothing."""
         self.losses += 1

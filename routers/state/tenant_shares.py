@@ -3,7 +3,8 @@
 A queue's bound is shared by the tenants that have rows in it, by weight: while there is room one
 alone may have all of it, and when it is full a place for who has less than its share is taken from
 who has most for its weight. So nobody under its share is refused because of another's rows. Fair in
-rows; who is evicted first within a tenant is the queue's question.
+rows; who is evicted first within a tenant is the queue's question. Retries of
+lost rows are not counted: they had left the queue once, and none is evicted for another.
 
 Work: O(1) a row while no place is taken from anybody; from the first one on, until half of what
 waited then is gone, O(log tenants) amortised.
@@ -39,12 +40,12 @@ class TenantShare:
 
 
 class TenantShares:
-    """`weight`: of all tenants that have rows here."""
+    """`weight`: of all tenants that have rows here; `rows`: all of these."""
 
     def __init__(self) -> None:
         self.by_tenant: dict[str, TenantShare] = {}
         self.weight = 0.0
-        self._rows = 0
+        self.rows = 0
         self._heap: list[tuple[float, int, TenantShare]] = []
         self._pushed = itertools.count()
         self._kept_above: int | None = None  # rows; None: no order is kept
@@ -55,7 +56,7 @@ class TenantShares:
         if share is None:
             share = self.by_tenant[flow.tenant] = TenantShare(flow.tenant, flow.weight)
             self.weight += flow.weight
-        self._rows += 1
+        self.rows += 1
         share.rows += 1
         share.late_rows += row.tracked.late
         share.seconds += row.cost_s
@@ -64,14 +65,14 @@ class TenantShares:
 
     def remove(self, row: Row) -> None:
         share = self.by_tenant[row.tracked.flow.tenant]
-        self._rows -= 1
+        self.rows -= 1
         share.rows -= 1
         share.late_rows -= row.tracked.late
         share.seconds -= row.cost_s
         if not share.rows:
             del self.by_tenant[share.tenant]
             self.weight = self.weight - share.weight if self.by_tenant else 0.0
-        if self._kept_above is not None and self._rows <= self._kept_above:
+        if self._kept_above is not None and self.rows <= self._kept_above:
             self._heap.clear()
             self._kept_above = None
 
@@ -95,7 +96,7 @@ class TenantShares:
     def furthest_over(self) -> TenantShare | None:
         """Of whom most rows wait for its weight; None: nothing waits."""
         if self._kept_above is None:
-            self._kept_above = self._rows // 2
+            self._kept_above = self.rows // 2
             self._order()
         heap = self._heap
         while heap:

@@ -7,7 +7,7 @@ import pytest
 
 from routers.api.actions import Dispatch, Evict, Reject
 from routers.api.events import Arrive
-from routers.api.requests import Reason, Request
+from routers.api.requests import LeaseEnd, Reason, Request
 from routers.api.settings import AdmissionParameters
 
 SHORT = {"max_queue_rows": 8, "max_late_rows": 8}
@@ -171,3 +171,38 @@ def fill_unchecked(core, tenant, requests):
     for _ in range(requests):
         request = Request(next(IDS), (10,), core.now, core.now + 10.0, core.now + 20.0, tenant)
         core.dispatcher.step(Arrive(request), core.now)
+
+
+def lose(core, tenant, rows):
+    """As many single-row requests of the tenant that a lost replica held, which wait once more."""
+    core.replicas("lost")
+    (lease,) = core.arrive(next(IDS), *[10] * rows, tenant=tenant)
+    core.close(lease, LeaseEnd.LOST)
+    core.replicas()
+
+
+def test_retried_rows_take_no_place_from_a_tenant_under_its_share(start):
+    core = start(**SHORT)
+    lose(core, "a", 6)
+    fill(core, "a", 4)
+    refused, evicted = fill(core, "b", 4)
+    assert (refused, evicted) == ([], [])
+    assert waiting(core) == {"a": 4, "b": 4}
+
+
+def test_nobody_is_evicted_for_a_request_that_gets_no_place(start):
+    core = start(**SHORT)
+    lose(core, "b", 6)
+    fill(core, "b", 5)
+    fill(core, "a", 2)
+    rejected = core.arrive(next(IDS), *[10] * 4, tenant="a")
+    assert [type(action) for action in rejected] == [Reject]
+    assert waiting(core) == {"a": 2, "b": 5}
+
+
+def test_suspects_that_wait_lose_their_places_like_others(start):
+    core = start(**SHORT)
+    fill(core, "a", 8, suspect=True)
+    refused, evicted = fill(core, "b", 5)
+    assert (len(refused), len(evicted)) == (1, 4)
+    assert waiting(core) == {"a": 4, "b": 4}

@@ -1,10 +1,11 @@
-"""Recorded events of dispatchers: told them again, the core does the same, whoever looks meanwhile."""
+"""Recorded events of dispatchers have the same actions again, whoever takes snapshots meanwhile."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from tests.oracles import event_logs
 
 

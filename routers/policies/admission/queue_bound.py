@@ -5,7 +5,8 @@ before the last of them expires: the model's timeout times the rows a second of 
 shortest length, as predicted. What came behind those would wait in vain. A request always finds a
 place while no more than `LEAST_ROWS` wait, however slow the model; and no queue is longer than
 `MOST_ROWS`, however fast. While no replica runs, one counts. Models that generate, and those whose
-costs nobody knows yet, have the bound of the settings. Unit: rows at one gateway. Beside it stand
+costs nobody knows yet, have the bound of the settings. Retries of lost rows are not counted:
+there are at most as many as lost replicas held. Unit: rows at one gateway. Beside it stand
 the other bounds that keep a request from the queue, whatever controllers would say
 (`bound_reached`).
 """
@@ -45,7 +46,7 @@ def is_full(
     groups: ReplicaGroups,
 ) -> bool:
     """Whether so many rows more of the tenant have no place. O(1)."""
-    if settings.queue_timeout_s is not None and waiting.rows <= LEAST_ROWS:
+    if settings.queue_timeout_s is not None and waiting.shares.rows <= LEAST_ROWS:
         return False
     most = most_rows(settings, groups, waiting.edges[0], rows)
     return waiting.is_full(tenant, weight, rows, most)
