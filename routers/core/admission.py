@@ -176,16 +176,16 @@ class Admission:
 
     def reject_unread(self, flow: Flow, times: TimesLeft, now: float) -> Rejection | None:
         """By the rejection cache: for one row whose length nobody knows. Once some bucket has
-        refused a moment ago, the others are asked what they would say, and that is kept, too."""
-        edges, gone, last = self._waiting.edges, self._waiting.gone, self.rejections.last
-        if all(last(flow.key, edge, gone, now) is None for edge in edges):
+        refused a moment ago, the others are asked what they would say; no request is told that."""
+        edges, gone, rejections = self._waiting.edges, self._waiting.gone, self.rejections
+        if all(rejections.last(flow.key, edge, gone, now) is None for edge in edges):
             return None
         soonest_s = MAX_RETRY_S
         for edge in edges:
-            cached = last(flow.key, edge, gone, now)
+            cached = rejections.foreseen(flow.key, edge, gone, now)
             if cached is None:
                 cached = self._would_say(flow, edge, times, now)
-                self.rejections.keep(flow.key, edge, cached, gone, now)
+                rejections.foresee(flow.key, edge, cached, gone, now)
             if not cached.holds_for(times):
                 return None
             soonest_s = min(soonest_s, cached.retry_after_s)

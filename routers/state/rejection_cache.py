@@ -38,26 +38,35 @@ class CachedRejection:
         return more_s < self.late_by_s
 
 
+_Kept = dict[tuple[FlowKey, int], tuple[CachedRejection, int, float]]
+
+
 class RejectionCache:
-    """`kept`: of each flow and bucket, what was refused, and `at` how many rows that had left the
-    queue so far: what was refused at another count does not count."""
+    """Of each flow and bucket. `kept`: what was told to a request; `_foreseen`: what would be told
+    to one whose length nobody knows, which is never told to one whose length is known, so that
+    asking decides nothing."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[FlowKey, int], tuple[CachedRejection, int, float]] = {}
+        self.kept: _Kept = {}
+        self._foreseen: _Kept = {}
 
     def keep(self, flow: FlowKey, edge: int, refused: CachedRejection, at: int, now: float) -> None:
+        """`at`: rows that had left the queue so far: at another count it does not hold."""
         self.kept[flow, edge] = refused, at, now + KEPT_S
 
+    def foresee(
+        self, flow: FlowKey, edge: int, refused: CachedRejection, at: int, now: float
+    ) -> None:
+        self._foreseen[flow, edge] = refused, at, now + KEPT_S
+
     def last(self, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
-        """What was found of that bucket a moment ago, if that still stands."""
-        kept = self.kept.get((flow, edge))
-        if kept is None:
-            return None
-        refused, when, until = kept
-        if when != at or now >= until:
-            del self.kept[flow, edge]
-            return None
-        return refused
+        """What was told in that bucket a moment ago, if that still stands."""
+        return _standing(self.kept, flow, edge, at, now)
+
+    def foreseen(self, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
+        """What was told, or would have been."""
+        told = _standing(self.kept, flow, edge, at, now)
+        return told or _standing(self._foreseen, flow, edge, at, now)
 
     def of(
         self, flow: FlowKey, edge: int, times: TimesLeft, at: int, now: float
@@ -69,3 +78,15 @@ class RejectionCache:
     def clear(self) -> None:
         """A batch has ended, or settings are others: every request is judged anew."""
         self.kept.clear()
+        self._foreseen.clear()
+
+
+def _standing(kept: _Kept, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
+    found = kept.get((flow, edge))
+    if found is None:
+        return None
+    refused, when, until = found
+    if when != at or now >= until:
+        del kept[flow, edge]
+        return None
+    return refused

@@ -105,3 +105,11 @@ def test_once_every_length_refuses_nobody_needs_to_read_it(start):
     for request in (6, 7):  # the first of a length is let in against the forecast
         driver.arrive(request, 400, slo_s=1.9)
     assert driver.dispatcher.fast_reject("default", 0, 1.9, 100.0, driver.now) is not None
+
+
+def test_asking_decides_nothing(start):
+    """What a long row would be told is not told to the first one, which is let in as a probe."""
+    driver = overloaded(start, edges=(32, 512))
+    driver.arrive(5, 20, slo_s=1.9)
+    driver.dispatcher.fast_reject("default", 0, 1.9, 100.0, driver.now)
+    assert driver.arrive(6, 400, slo_s=1.9) == []
