@@ -32,6 +32,9 @@ EVERY = [
 # connect: so long at most; a HAProxy that hangs has to be found first, by three looks.
 ENDS_CONNECTIONS = {"HAProxy", "HAProxy's manager"}
 AWAY_S, FOUND_S = 2.0, 8.0
+# With two of everything somebody is always answered: the longest gap on a quiet machine is below a
+# second, also at the peak, where what takes a dead process's place starts on full processors.
+GAP_S = 2.0
 # Each has a watchdog, which ends it when it is stopped; and so long it takes at most, on a quiet
 # machine, until another is there.
 WATCHED = {"a gateway", "a replica", "the model's anchor", "the registry", "the autoscaler"}
@@ -55,10 +58,12 @@ def until_whole(server: Server) -> None:
 
 
 def check(fault: Fault, cost: FaultCost) -> None:
-    """No gateway and no stand-in refuses anything; only where connections end is anything lost."""
+    """No gateway and no stand-in refuses anything; only where connections end is anything lost, or
+    nobody answered for long."""
     assert cost.refused == 0, cost
     if fault.process not in ENDS_CONNECTIONS:
         assert cost.lost == 0, cost
+        assert cost.gap_s <= patient(GAP_S), cost
         return
     hangs = fault.process == "HAProxy" and fault.number is SIGSTOP
     assert cost.gap_s <= AWAY_S + hangs * FOUND_S, cost
