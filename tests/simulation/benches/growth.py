@@ -5,7 +5,8 @@ replayed into a fresh dispatcher and its processor time is counted: enqueue, cho
 completion. Whatever the fleet, 24,000 requests are live, batches hold 8 rows and take the same time
 (10 % noise), so that a request costs the same number of decisions; what differs is among how many
 replicas and tenants they choose. Fleets alternate within a repeat and each is compared with the
-smallest of the same repeat; medians of those ratios are reported.
+smallest of the same repeat; medians of those ratios are reported. The same for buckets, with 10
+replicas and 100 tenants: the same lengths in one bucket, or in many.
 
 Besides, a million requests over 1,000 replicas, open loop, one gateway, 70 % busy: all must end,
 each once, and the processor time of the whole simulation for each is compared with 10 replicas'.
@@ -32,13 +33,15 @@ from tests.simulation.benches.stragglers import HEALTHY, arrivals
 
 FLEETS = (1, 10, 100, 1_000)
 TENANTS = (1, 100, 10_000)
+BUCKETS = (1, 8, 32)
+AMONG = (10, 100)  # replicas, tenants
 LIVE = 24_000  # of which 1,000 replicas hold 16,000
 NOISE = 0.1  # sigma of a batch's time: replicas do not finish in step
 FULL = replace(SETTINGS, fixed_size=8, max_size=8)
 OPEN = DispatcherSettings((32, 128, 512))
 RATE = 120.0  # requests a second and replica
 FLAT = 1.5
-DECISIONS, ACCOUNTS = "decisions", "accounts"
+DECISIONS, BUCKET_COUNT, ACCOUNTS = "decisions", "buckets", "accounts"
 
 
 def pool(replicas: int, joins_at: float = 0.0) -> tuple[SimDevice, ...]:
@@ -48,11 +51,17 @@ def pool(replicas: int, joins_at: float = 0.0) -> tuple[SimDevice, ...]:
     )
 
 
-def fleet(replicas: int, tenants: int, requests: int) -> Level:
+def fleet(replicas: int, tenants: int, requests: int, settings: DispatcherSettings = FULL) -> Level:
     """Counted from when each replica has been sent twice what it holds."""
     sent = 2 * FULL.max_size * replicas
     callers = Callers(LIVE, sent + requests, tenants)
-    return recorded(FULL, callers, LIVE + sent, requests, pool(replicas, joins_at=1e-6))
+    return recorded(settings, callers, LIVE + sent, requests, pool(replicas, joins_at=1e-6))
+
+
+def with_buckets(count: int) -> DispatcherSettings:
+    """Of equal width."""
+    longest = FULL.bucket_edges[-1]
+    return replace(FULL, bucket_edges=tuple(longest * n // count for n in range(1, count + 1)))
 
 
 # ---- every request ends, once --------------------------------------------------------------------
@@ -116,6 +125,12 @@ def runs(options: Options) -> Iterator[BenchRun]:
         for (replicas, tenants), each in us.items():
             yield BenchRun(f"{DECISIONS} {tenants}", Cost(each, each / us[cells[0]]), replicas)
     del fleets
+    sorted_in = {n: fleet(*AMONG, options.requests, with_buckets(n)) for n in options.buckets}
+    for _ in range(options.repeats):
+        us_by = {count: request_us(level) for count, level in sorted_in.items()}
+        for count, each in us_by.items():
+            yield BenchRun(BUCKET_COUNT, Cost(each, each / us_by[options.buckets[0]]), count)
+    del sorted_in
     if options.accounted:
         few, many = options.accounted // 10, options.accounted
         for replicas, requests in ((10, few), (options.replicas[-1], many)):
@@ -136,6 +151,12 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         for replicas in options.replicas
     )
     yield Table("A request's decisions, beside one replica and one tenant", headers, rows)
+    by_count = tuple(
+        (count, mine.median("us"), mine.median("ratio"))
+        for count in options.buckets
+        for mine in (done.of(BUCKET_COUNT, count),)
+    )
+    yield Table("… beside one bucket", ("buckets", "µs a request", "×"), by_count)
     if options.accounted:
         headers = ("replicas", "requests", "answered", "lost or ended twice", "µs a request")
         yield Table(
@@ -161,6 +182,8 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
         for tenants in options.tenants
     ]
     yield at_most("flat over replicas and tenants", max(ratios), FLAT, " ×")
+    among = [done.of(BUCKET_COUNT, count).median("ratio") for count in options.buckets]
+    yield at_most("flat over buckets", max(among), FLAT, " ×")
     if options.accounted:
         many, few = done.of(ACCOUNTS, options.replicas[-1]), done.of(ACCOUNTS, 10)
         yield at_most("requests lost or ended twice", many.median("lost"), 0.0)
@@ -175,6 +198,7 @@ BENCH = Bench(
     options={
         "replicas": Option(list(FLEETS)),
         "tenants": Option(list(TENANTS)),
+        "buckets": Option(list(BUCKETS)),
         "requests": Option(10_000, "a repeat"),
         "repeats": Option(5),
         "accounted": Option(1_000_000, "requests over the largest fleet; 0: none"),
