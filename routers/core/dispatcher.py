@@ -315,5 +315,5 @@ class Dispatcher:
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
             self._assignment.fill(now, actions)  # what was left to the one that is raced now
         self._wakeups.look(self._state)
-        races = copies.waiting or self._stream_copies.waiting
+        races = copies.schedule.candidates or self._stream_copies.schedule.candidates
         self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)

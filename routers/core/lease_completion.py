@@ -76,8 +76,8 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     lease = state.leases.close(event.lease_id, now)
     if lease is None:
         return
-    state.copies.forget(lease)
-    state.stream_copies.forget(lease)
+    state.copies.schedule.forget(lease)
+    state.stream_copies.schedule.forget(lease)
     report = believable(event.report, lease.predicted_s)
     if report is not event.report:
         event = replace(event, report=report)

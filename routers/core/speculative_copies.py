@@ -14,24 +14,21 @@ from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings
+from routers.core.copy_schedule import CopySchedule
 from routers.core.replica_watch import Ejection
 from routers.estimates.averages import Utilisation
 from routers.policies.hedging import Finding, Hedging
 from routers.state.budget import Budget
-from routers.state.check_times import CheckTimes
 from routers.state.formed_batch import FormedBatch
 from routers.state.leases import CopyTerms, DispatchCounts, LeaseTable
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 
-_TRIES = 4  # leases that wait to be raced and are looked at in one step
-
 
 @dataclass(slots=True)
 class SpeculativeCopies:
-    """What races are made of, and the one writer of copies. `waiting`: leases that should be raced
-    as soon as there is a chance, the oldest first; `times`: when each lease is looked at."""
+    """What races are made of, and the one writer of copies."""
 
     settings: DispatcherSettings
     replicas: ReplicaSet
@@ -41,8 +38,7 @@ class SpeculativeCopies:
     budget: Budget
     utilisation: Utilisation
     counts: DispatchCounts
-    times: CheckTimes[Lease] = field(default_factory=CheckTimes)
-    waiting: dict[Lease, None] = field(default_factory=dict)
+    schedule: CopySchedule = field(default_factory=CopySchedule)
 
     def adopt(self, settings: DispatcherSettings) -> None:
         """Go on under these settings; what has been learnt is kept."""
@@ -57,15 +53,13 @@ class SpeculativeCopies:
     def watch(self, lease: Lease) -> None:
         """Look at it when that is due; to be called again when its start has moved."""
         if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
-            at = self.hedging.check_at(lease)
-            if at < self.times.at(lease):
-                self.times.look_at(lease, at, lease.lease_id)
+            self.schedule.check_by(lease, self.hedging.check_at(lease))
 
     def starts_now(self, lease: Lease) -> None:
         """The batch before it has left the device: its waiting is over."""
         lease.lead()
         if not lease.hedge_due:
-            self.waiting.pop(lease, None)
+            self.schedule.remove(lease)
         self.watch(lease)
 
     def again(self, lease: Lease) -> None:
@@ -74,57 +68,52 @@ class SpeculativeCopies:
             lease.race_again()
             self.watch(lease)
         elif lease.hedge_due:
-            self.waiting[lease] = None
+            self.schedule.add(lease)
 
     def overdue(self, now: float) -> Lease | None:
-        """The next lease that has become so; None: there is no more, and those to race are in
-        `waiting`."""
-        hedging, times = self.hedging, self.times
-        while (due := times.due(now)) is not None:
-            lease = due[0]
+        """The next lease that has become so; None: there is no more, and those to race are
+        candidates of the schedule."""
+        hedging, schedule = self.hedging, self.schedule
+        while (lease := schedule.due(now)) is not None:
             finding = hedging.judge(lease, now)
             if finding is Finding.EARLY:
-                times.look_at(lease, hedging.check_at(lease), lease.lease_id)
+                schedule.check_at(lease, hedging.check_at(lease))
             elif finding is Finding.RACE:
                 lease.call_due()
-                self.waiting[lease] = None
-                times.look_at(lease, max(now, hedging.check_at(lease)), lease.lease_id)
+                schedule.add(lease)
+                schedule.check_at(lease, max(now, hedging.check_at(lease)))
             elif finding is Finding.OVERDUE:
                 lease.call_overdue()
                 return lease
         return None
 
-    def next_at(self) -> float:
-        """When a lease is looked at next; inf: none is."""
-        return self.times.next_at()
-
-    def forget(self, lease: Lease) -> None:
-        """It has closed."""
-        self.times.drop(lease)
-        self.waiting.pop(lease, None)
-
     # -- where
+
+    @property
+    def is_too_busy(self) -> bool:
+        """Whether replicas are busier than `hedge.max_utilisation`, so that no copy is sent."""
+        return self.utilisation.share > self.settings.hedge.max_utilisation
 
     def hedge(self, now: float, actions: list[Action]) -> None:
         """Race what waits for it, as far as replicas and budget go."""
-        waiting = self.waiting
-        if not waiting or self.utilisation.share > self.settings.hedge.max_utilisation:
+        schedule = self.schedule
+        if not schedule.candidates or self.is_too_busy:
             return
-        for lease in list(waiting)[:_TRIES]:
+        for lease in schedule.first():
             rows = copiable(lease)
             if not rows or not self._pays_off(lease, rows, now):
-                del waiting[lease]
+                schedule.remove(lease)
                 continue
             dispatch = self._to_another(lease, rows, now)
             if dispatch is not None:
-                del waiting[lease]
+                schedule.remove(lease)
                 self.counts.hedges += 1
                 self._distrust(lease, now)
                 actions.append(dispatch)
 
     def tie(self, lease: Lease, now: float) -> Dispatch | None:
         """A copy of a lease that was just staged behind a running one, if a slot is free."""
-        if self.utilisation.share > self.settings.hedge.max_utilisation:
+        if self.is_too_busy:
             return None
         rows = copiable(lease)
         dispatch = self._to_another(lease, rows, now, spare=True) if rows else None

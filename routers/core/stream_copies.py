@@ -16,52 +16,40 @@ from math import inf
 
 from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
+from routers.core.copy_schedule import CopySchedule
 from routers.core.prompt_reading import began, engine_of
 from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
-from routers.state.check_times import CheckTimes
 from routers.state.leases import CopyTerms, abort, forsake, race_costs, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
 
 _LEAST_S = 0.001  # from one look at a lease to the next
-_TRIES = 4  # leases that wait to be raced and are looked at in one step
 
 
 @dataclass(slots=True)
 class StreamCopies:
-    """`waiting`: leases that should be raced as soon as there is a chance, the oldest first;
-    `times`: when each lease that waits is looked at."""
+    """Copies of streams, and who wins them."""
 
     requests: RequestTable
     copies: SpeculativeCopies
     silence: SilenceWatch
-    times: CheckTimes[Lease] = field(default_factory=CheckTimes)
-    waiting: dict[Lease, None] = field(default_factory=dict)
+    schedule: CopySchedule = field(default_factory=CopySchedule)
 
     # -- when
 
     def watch(self, lease: Lease) -> None:
         """It waits for its first token; to be called again when its replica has begun with it."""
         if self._may_race(lease) and not lease.hedge_due:
-            self.times.look_at(lease, self._race_at(lease), lease.lease_id)
-
-    def next_at(self) -> float:
-        """When the next lease is due for a copy; inf: none will be."""
-        return self.times.next_at()
-
-    def forget(self, lease: Lease) -> None:
-        """It waits no more."""
-        self.waiting.pop(lease, None)
-        self.times.drop(lease)
+            self.schedule.check_at(lease, self._race_at(lease))
 
     def again(self, lease: Lease) -> None:
         """Its copy was never begun: it may be copied as if there had been none."""
         if lease.hedge_due and not lease.begun:
-            self.waiting[lease] = None
+            self.schedule.add(lease)
 
     def _race_at(self, lease: Lease) -> float:
         running, settings = lease.running, self.copies.settings.hedge
@@ -83,15 +71,15 @@ class StreamCopies:
     def hedge(self, now: float, actions: list[Action]) -> None:
         """Race what is due for it, as far as replicas and budget go."""
         self._look(now)
-        copies = self.copies
-        if not self.waiting or copies.utilisation.share > copies.settings.hedge.max_utilisation:
+        copies, schedule = self.copies, self.schedule
+        if not schedule.candidates or copies.is_too_busy:
             return
-        for lease in list(self.waiting)[:_TRIES]:
+        for lease in schedule.first():
             row = lease.batch.rows[0]
             if not self._may_race(lease) or row.tracked.request.deadline <= now:
-                del self.waiting[lease]
+                schedule.remove(lease)
             elif self._to_another(lease, row, now, actions) is not None:
-                del self.waiting[lease]
+                schedule.remove(lease)
                 copies.counts.hedges += 1
                 lease.call_overdue()
                 copies.replicas.refresh(lease.replica, now)
@@ -110,17 +98,17 @@ class StreamCopies:
 
     def _look(self, now: float) -> None:
         """At all that may be due."""
-        while (due := self.times.due(now)) is not None:
-            lease = due[0]
+        schedule = self.schedule
+        while (lease := schedule.due(now)) is not None:
             at = self._race_at(lease)
             if at > now:
-                self.times.look_at(lease, at, lease.lease_id)
+                schedule.check_at(lease, at)
             elif _works(lease, at - lease.starts_at, now):
                 again_s = max(at - lease.starts_at, _LEAST_S)
-                self.times.look_at(lease, now + again_s, lease.lease_id)
+                schedule.check_at(lease, now + again_s)
             elif self._may_race(lease):
                 lease.call_due()
-                self.waiting[lease] = None
+                schedule.add(lease)
 
     def _to_another(
         self, lease: Lease, row: Row, now: float, actions: list[Action]
@@ -180,7 +168,7 @@ class StreamCopies:
     def begun(self, lease: Lease, actions: list[Action]) -> None:
         """Something of its answer has come."""
         if lease.show():
-            self.forget(lease)
+            self.schedule.forget(lease)
             self.decide(lease, actions)
 
     def decide(self, lease: Lease, actions: list[Action]) -> None:
@@ -199,7 +187,7 @@ class StreamCopies:
         other = lease.copy or lease.copy_of
         if other is not None and lease.live:
             race_costs(lease, None, 0.0)  # what was done twice is what the other did
-            self.forget(other)
+            self.schedule.forget(other)
             start_first(lease, actions)
 
     def inherits(self, lease: Lease, now: float) -> None:

@@ -97,10 +97,9 @@ def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now:
     ratio = engine.pace.took(name, began_at, now, predicted_s, alone=lease.probe)
     if ratio is not None:
         replica.runs_at(engine.pace.slowdown(name))
-        copies = state.copies
-        if copies.utilisation.share > copies.settings.hedge.max_utilisation and not lease.probe:
+        if state.copies.is_too_busy and not lease.probe:
             return
-        copies.ejection.judge(replica, ratio, now)
+        state.copies.ejection.judge(replica, ratio, now)
 
 
 def _pay(

@@ -41,8 +41,8 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
     for each in (lease, other):
         if each is not None and not each.live and (owed := each.take_owed()) is not None:
             requests.served.settle(owed, None, now)
-    state.copies.waiting.pop(lease, None)
-    state.stream_copies.waiting.pop(lease, None)
+    state.copies.schedule.remove(lease)
+    state.stream_copies.schedule.remove(lease)
     if ran and not lease.replica.streams:
         requests.retry(rows, lease, now, actions)
         return

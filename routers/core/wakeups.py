@@ -23,10 +23,14 @@ class WakeupPlanner:
 
     def look(self, state: State) -> None:
         """Everything may have changed."""
-        requests, copies, streams = state.requests, state.copies, state.stream_copies
+        requests, copies = state.requests, state.copies
+        batch_copies, stream_copies = copies.schedule, state.stream_copies.schedule
         replicas = copies.replicas
         self._looks_at = min(
-            requests.timers.next_at(), copies.next_at(), state.silence.next_at(), streams.next_at()
+            requests.timers.next_at(),
+            batch_copies.next_check_at(),
+            state.silence.next_at(),
+            stream_copies.next_check_at(),
         )
         self._frees_at = replicas.next_at()
         held_until = requests.held_until
@@ -37,7 +41,7 @@ class WakeupPlanner:
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
         gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
-        races = copies.waiting or streams.waiting
+        races = batch_copies.candidates or stream_copies.candidates
         if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
 
