@@ -1,13 +1,18 @@
-"""What becomes of a new request: it waits on time, waits late, or is refused.
+"""May a new request wait: on time, late, or not at all?
 
-The order of the questions: is there room (the bounds of model, queue and tenant), was the like of
-it refused a moment ago, what do the controllers say of one that comes (`OnArrival`), and if it is
-late, is there a place for it, and what do they say of that (`OnceLate`). The bounds and controllers
-decide, by what the queue keeps sums of; here that is written down, and late rejections are kept in
-a `RejectionCache`. O(1) in what waits. A rejection is final; where the queue is the reason it
-carries the seconds after which asking again may help: the predicted work that waits over the
-replicas that serve it, or until there is one. While none runs and it is known when one is expected,
-what would be over before that is refused at once; the rest waits.
+The questions are asked in this order:
+
+1. Is the request within the bounds of model, queue and tenant (`bounded`)?
+2. Was a request like it rejected a moment ago (`fast_reject`, by the `RejectionCache`)?
+3. Do the controllers of arrival let it wait on time (`judge`, `OnArrival`)?
+4. If it is late: is there a place for it, and do the controllers of late work let it wait
+   (`OnceLate`)?
+
+The bounds and controllers decide, from sums that the queue keeps; `Admission` asks them, marks late
+requests and caches late rejections. Work: O(1), whatever waits. A rejection is final. Where the
+queue is the reason, it says after how many seconds asking again may help: the predicted work that
+waits, divided among the replicas. While no replica runs and one is expected at a known time, a
+request that would be over before that is rejected at once; the others wait. `RequestTable` asks.
 """
 
 from __future__ import annotations
@@ -29,20 +34,20 @@ from routers.state.rows import TrackedRequest
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0
-_NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
-_LEAST_LATE_S = 1e-9
+_PERMANENT = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)  # asking again does not help
+_LEAST_LATE_S = 1e-9  # 0.0 means on time
 
 
 @dataclass(slots=True)
 class Rejection:
-    """`retry_after_s`: after which asking again may help; 0: never, or nobody can say when."""
+    """A rejection, as the caller is told."""
 
     reason: Reason
-    retry_after_s: float = 0.0
+    retry_after_s: float = 0.0  # after which asking again may help; 0: never, or unknown
 
 
 class Admission:
-    """For one model's queue. `controllers`: those that settings name."""
+    """The admission to one model's queue."""
 
     def __init__(
         self,
@@ -59,19 +64,19 @@ class Admission:
         self._ahead = QueueAhead(waiting, flows, replicas)
 
     def tune(self, settings: DispatcherSettings) -> None:
-        """Other settings; what was learnt stays."""
+        """Adopt new settings; what the controllers have learnt is kept."""
         self._settings = settings
         self.controllers.tune(settings)
         self.rejections.clear()
 
     @property
     def capacity_in_s(self) -> float:
-        """While no replica runs, seconds until one is expected to, as last told; 0.0: nobody
-        knows."""
+        """While no replica runs: seconds until one is expected to run, as last told; 0.0:
+        unknown."""
         return self._ahead.capacity_in_s
 
     def expect_capacity(self, in_s: float) -> None:
-        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        """While no replica runs: seconds until one is expected to run; 0.0: unknown."""
         if in_s < self._ahead.capacity_in_s:
             self.rejections.clear()
         self._ahead.capacity_in_s = in_s
@@ -79,28 +84,29 @@ class Admission:
     # -- in the order of the questions
 
     def bounded(self, request: Request, now: float) -> Rejection | None:
-        """By bounds alone, before anything is made of the request."""
+        """The rejection by a bound, before rows are made; None: the request is within them all."""
         reason = bound_reached(request, self._waiting, self._settings, self._replicas.groups, now)
         if reason is None and request.generation is not None:
-            # None of the running replicas could hold all of it, were it alone there.
+            # Prompt and output must fit the largest running replica, were they alone there.
             tokens = request.lengths[0] + request.generation.max_tokens
             most = self._replicas.largest
             reason = Reason.TOO_LONG if tokens > most > 0.0 else None
         if reason is None:
             return None
-        return Rejection(reason, 0.0 if reason in _NEVER else self.queue_s())
+        return Rejection(reason, 0.0 if reason in _PERMANENT else self.queue_s())
 
     def fast_reject(
         self, flow: FlowKey, edge: int, times: TimesLeft, now: float
     ) -> Rejection | None:
-        """By the rejection cache: for one row of this bucket, before anything else is asked."""
+        """The cached rejection that also holds for one row of this bucket; None: there is none."""
         cached = self.rejections.of(flow, edge, times, self._waiting.gone, now)
         return None if cached is None else Rejection(Reason.LATE, cached.retry_after_s)
 
     def judge(self, tracked: TrackedRequest, now: float) -> Rejection | None:
-        """Makes the request late where it is; the rejection, if it may not wait at all."""
+        """The rejection, or None: the request may wait. Sets its `late`, and its `forecast_s` where
+        it may wait on time."""
         newcomer = self._ahead.found_by(tracked, now)
-        late_by_s, forecast_s = _overdue_s(newcomer), 0.0
+        late_by_s, forecast_s = _late_by_s(newcomer), 0.0
         for came, judge, each in self.controllers.arrivals:
             came(newcomer, now)
             answer = judge(newcomer, now)
@@ -125,10 +131,10 @@ class Admission:
     def _judge_late(self, newcomer: Newcomer, late_by_s: float, now: float) -> Rejection | None:
         tracked = newcomer.tracked
         request = tracked.request
-        in_vain_s = 0.0 if newcomer.capacity else self._in_vain_s(newcomer, now)
-        if in_vain_s > 0.0:
+        over_before_s = 0.0 if newcomer.capacity else self._over_before_capacity_s(newcomer, now)
+        if over_before_s > 0.0:
             rejection = Rejection(Reason.LATE, self.queue_s())
-            self._keep(newcomer, in_vain_s, rejection, now)
+            self._cache_rejection(newcomer, over_before_s, rejection, now)
             return rejection
         left_s, work_s = request.expires - now, self._waiting.late_s + tracked.cost_s
         if (
@@ -137,13 +143,13 @@ class Admission:
             or self.controllers.refuse_late(LateWork(work_s, left_s, newcomer.capacity, True), now)
         ):
             rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
-            self._keep(newcomer, late_by_s, rejection, now)
+            self._cache_rejection(newcomer, late_by_s, rejection, now)
             return rejection
         return None
 
-    def _in_vain_s(self, newcomer: Newcomer, now: float) -> float:
-        """How long before a replica is there its time is up; 0.0: it can wait for that, or nobody
-        knows."""
+    def _over_before_capacity_s(self, newcomer: Newcomer, now: float) -> float:
+        """While no replica runs: by how many seconds the request is over before one is expected;
+        0.0: not before, or unknown."""
         if not newcomer.capacity_in_s:
             return 0.0
         request = newcomer.tracked.request
@@ -151,8 +157,8 @@ class Admission:
         return max(0.0, now + newcomer.capacity_in_s - until)
 
     def waits_in_vain(self, tracked: TrackedRequest, now: float) -> bool:
-        """Whether its deadline has passed and no idle moment is to come that could serve it: better
-        refused now than when it expires."""
+        """Whether the deadline of a queued request has passed and the controllers expect no idle
+        moment that could serve it. Then it is better refused now than when it expires."""
         request = tracked.request
         if now < request.deadline or tracked.queued < tracked.open:
             return False
@@ -160,9 +166,11 @@ class Admission:
         left_s, capacity = request.expires - now, self._replicas.groups.capacity
         return self.controllers.refuse_late(LateWork(work_s, left_s, capacity, False), now)
 
-    # -- what was said to the like of it
+    # -- the rejection cache
 
-    def _keep(self, newcomer: Newcomer, late_by_s: float, rejection: Rejection, now: float) -> None:
+    def _cache_rejection(
+        self, newcomer: Newcomer, late_by_s: float, rejection: Rejection, now: float
+    ) -> None:
         tracked = newcomer.tracked
         if tracked.open != 1:
             return
@@ -175,8 +183,9 @@ class Admission:
             self.rejections.keep(tracked.flow.key, edge, cached, self._waiting.gone, now)
 
     def reject_unread(self, flow: Flow, times: TimesLeft, now: float) -> Rejection | None:
-        """By the rejection cache: for one row whose length nobody knows. Once some bucket has
-        refused a moment ago, the others are asked what they would say; no request is told that."""
+        """The rejection that holds for one row of any length; None: some bucket may let it in. Once
+        the cache holds a rejection for one bucket, the answers of the other buckets are predicted.
+        No request is told a predicted answer."""
         edges, gone, rejections = self._waiting.edges, self._waiting.gone, self.rejections
         if all(rejections.last(flow.key, edge, gone, now) is None for edge in edges):
             return None
@@ -184,22 +193,24 @@ class Admission:
         for edge in edges:
             cached = rejections.foreseen(flow.key, edge, gone, now)
             if cached is None:
-                cached = self._would_say(flow, edge, times, now)
+                cached = self._predict_answer(flow, edge, times, now)
                 rejections.foresee(flow.key, edge, cached, gone, now)
             if not cached.holds_for(times):
                 return None
             soonest_s = min(soonest_s, cached.retry_after_s)
         return Rejection(Reason.LATE, soonest_s)
 
-    def _would_say(self, flow: Flow, edge: int, times: TimesLeft, now: float) -> CachedRejection:
-        """What `judge` would say to a row of this bucket, were it late; changes nothing. Of models
-        that generate, and while no replica runs, nothing."""
+    def _predict_answer(
+        self, flow: Flow, edge: int, times: TimesLeft, now: float
+    ) -> CachedRejection:
+        """What `judge` would answer to one row of this bucket; changes nothing. For models
+        that generate, and while no replica runs, the answer is always that it may wait."""
         groups = self._replicas.groups
         let_in = CachedRejection(times, 0.0, 0.0)
         if not groups.capacity or groups.reference.engine is not None:
             return let_in
-        newcomer = self._ahead.found_by(self._imagined(flow, edge, times, now), now)
-        late_by_s = _overdue_s(newcomer)
+        newcomer = self._ahead.found_by(self._hypothetical(flow, edge, times, now), now)
+        late_by_s = _late_by_s(newcomer)
         for each in self.controllers.on_arrival:
             if each.verdicts.acts:
                 late_by_s = max(late_by_s, each.judge(newcomer, now).late_by_s)
@@ -213,8 +224,8 @@ class Admission:
             return let_in
         return CachedRejection(times, late_by_s, retry_after_s(late_by_s, 1))
 
-    def _imagined(self, flow: Flow, edge: int, times: TimesLeft, now: float) -> TrackedRequest:
-        """A request of one row that has not come."""
+    def _hypothetical(self, flow: Flow, edge: int, times: TimesLeft, now: float) -> TrackedRequest:
+        """A hypothetical request of one row, the longest of this bucket."""
         groups, deadline, expires = self._replicas.groups, now + times.left_s, now + times.expires_s
         request = Request(
             -1, (edge,), now, deadline, expires, flow.tenant, flow.priority, weight=flow.weight
@@ -224,17 +235,17 @@ class Admission:
         return TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
 
     def queue_s(self) -> float:
-        """Seconds after which asking a full queue again may help."""
+        """Seconds after which a request that found the queue full may be sent again."""
         capacity = self._replicas.groups.capacity
         after_s = retry_after_s(self._waiting.seconds, capacity)
         return after_s if capacity else min(MAX_RETRY_S, max(after_s, self.capacity_in_s))
 
 
-def _overdue_s(newcomer: Newcomer) -> float:
-    """Since its latest start; 0.0: there is time left."""
+def _late_by_s(newcomer: Newcomer) -> float:
+    """Seconds since the request's latest start, at least `_LEAST_LATE_S`; 0.0: it lies ahead."""
     return max(_LEAST_LATE_S, -newcomer.slack_s) if newcomer.slack_s <= 0.0 else 0.0
 
 
 def retry_after_s(work_s: float, capacity: float) -> float:
-    """`capacity`: of the running replicas, 0: none runs."""
+    """Seconds in which `capacity` replicas serve `work_s`, between both bounds; 0 counts as 1."""
     return min(MAX_RETRY_S, max(MIN_RETRY_S, work_s / (capacity or 1.0)))

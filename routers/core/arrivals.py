@@ -1,10 +1,14 @@
-"""Arriving requests: their rows, their buckets, and how often they come.
+"""What does an arriving request look like to the core, and how much work is offered?
 
-It makes of a request what the core keeps of it: each row in the bucket that its length belongs to
-now, and a latest start by what the longest row's bucket usually takes. It also watches what comes.
-Edges for arrivals follow the lengths, whatever becomes of their requests; what waits stays in its
-bucket. The mean gap between arrivals of a bucket tells whether more will come. What was asked for
-is counted whether or not it may wait, which is `admission`'s question.
+`Arrivals` turns a request into a `TrackedRequest`: a bucket for each row, a predicted cost, and a
+latest start from the usual turnaround of the longest row's bucket. It also watches the traffic:
+
+- Bucket edges follow the lengths of all arriving requests, admitted or not. New edges hold for new
+  requests; rows that wait stay in their buckets.
+- The mean gap between arrivals of a bucket says whether waiting for more rows pays.
+- Offered work is counted whether or not the request may wait, which `admission` decides.
+
+Costs are predicted seconds on the reference group. `RequestTable` owns the one instance.
 """
 
 from __future__ import annotations
@@ -24,14 +28,13 @@ from routers.state.rows import Row, TrackedRequest
 
 
 class Arrivals:
-    """`gaps`: between arrivals, by edge. `offered`: what was asked for. The one who moves
-    the edges of `waiting` unasked."""
+    """What comes, of one model. It moves the edges of `waiting`, as does a change of settings."""
 
     def __init__(
         self, settings: DispatcherSettings, waiting: RequestQueue, groups: ReplicaGroups
     ) -> None:
         self.edges = EdgeSolver(settings)
-        self.gaps: dict[int, Gaps] = {}
+        self.gaps: dict[int, Gaps] = {}  # between arrivals of a bucket, by its edge
         self._settings = settings
         self._waiting = waiting
         self._groups = groups
@@ -40,13 +43,13 @@ class Arrivals:
         self.generations: Generations | None = None
 
     def adopt(self, settings: DispatcherSettings) -> None:
-        """Go on under these settings; what was seen is kept as far as edges stay."""
+        """Adopt new settings; the lengths seen are kept as far as the edges stay."""
         self._settings = settings
         self.edges.adopt(settings)
 
     def follow(self, lengths: tuple[int, ...], now: float) -> None:
-        """Count the lengths; move the edges where that is due and pays, by the costs of the group
-        that does most of the work."""
+        """Count the lengths. If new edges are due and pay, adopt them; they are solved with the
+        costs of the group that does most of the work."""
         solver, waiting = self.edges, self._waiting
         if not solver.watches:
             return
@@ -64,9 +67,10 @@ class Arrivals:
                 groups.keep(edges)
 
     def track(self, request: Request, now: float) -> TrackedRequest:
-        """The request as the core will keep it; its rows are made once it may wait."""
+        """The request as the core will keep it, without rows: `add_rows` makes them once it may
+        wait."""
         if request.generation is not None and self.generations is not None:
-            return self._generating(request, request.generation, self.generations, now)
+            return self._track_generation(request, request.generation, self.generations, now)
         lengths = request.lengths
         edge = longest_edge = self._edge(lengths[0])
         cost_s = self._cost_s(lengths[0], edge)
@@ -82,18 +86,19 @@ class Arrivals:
             latest = alone.latest_start(longest_edge, now, due)
         return TrackedRequest(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
 
-    # -- what is asked for
+    # -- offered work
 
     def offers(self, request: Request, tracked: TrackedRequest) -> None:
-        """As far as bounds go it may wait."""
+        """Count the work of a request that is within all bounds. A retry (`avoid`) is no new
+        demand, nor is a request that another model turned away first (not `is_first`)."""
         work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
         tracked.work_s = work_s
         if request.is_first and not request.avoid:
             self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
 
     def turned_away(self, request: Request, reason: Reason) -> None:
-        """It was refused before anything was made of it. Of most such refusals no further replica
-        would have made a difference: then it was no demand."""
+        """Count the work of a request that was rejected before `track`. It is demand only where
+        more replicas would have made a difference: rejected as late, or by a full queue."""
         is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL
         if not is_demand or not request.is_first or request.avoid:
             return
@@ -105,12 +110,14 @@ class Arrivals:
         self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
 
     def turned_away_unread(self, tenant: str, priority: int) -> None:
-        """It was refused by its headers alone, for want of replicas."""
+        """Count a request that was rejected by its headers alone, for want of replicas: as much
+        work as its flow's requests usually ask for."""
         flow = self._waiting.flows.by_key.get((priority, tenant))
         self.offered.add_unread(None if flow is None else flow.asks)
 
     def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
-        """It was asked for here, and others who stand in have answered it."""
+        """Count a request that was offered here and answered elsewhere. `lengths`: () where they
+        are unknown; then as much work as its flow's requests usually ask for."""
         flow, before_s = self._waiting.flows.by_key.get((priority, tenant)), self.offered.work_s
         asks = None if flow is None else flow.asks
         if lengths:
@@ -122,7 +129,7 @@ class Arrivals:
         self.offered.served_s += self.offered.work_s - before_s
 
     def _work_s(self, lengths: tuple[int, ...]) -> float:
-        """Each row's part of a full batch."""
+        """Predicted seconds of these rows, each as its part of a full batch."""
         edges, sizes = self._waiting.edges, self._groups.reference.sizes
         work_s, pads = 0.0, self._settings.pads
         for length in lengths:
@@ -131,11 +138,12 @@ class Arrivals:
             work_s += row_s if pads else row_s * length / edge
         return work_s
 
-    def _generating(
+    def _track_generation(
         self, request: Request, generation: Generation, generations: Generations, now: float
     ) -> TrackedRequest:
-        """Its bucket is that of all its tokens in the end, so that short generations are told from
-        long ones; its latest start leaves time to read what is not cached."""
+        """`track` for a request that generates. Its bucket is that of its prompt and predicted
+        output together, so that short generations are told from long ones. Its latest start leaves
+        time to read the prompt tokens that are not cached."""
         plan = generations.plan(request, generation)
         longest = self._waiting.edges[-1]
         edge = self._edge(min(plan.size, longest))
@@ -148,7 +156,8 @@ class Arrivals:
         return tracked
 
     def first_token(self, group: ReplicaGroup, read: float, seconds: float) -> None:
-        """It came so long after its lease was sent, which had so many tokens to be read."""
+        """Learn the turnaround of a first token: `seconds` after its lease was sent, with `read`
+        tokens of the prompt to be read."""
         edge = self._edge(min(max(1, int(read)), self._waiting.edges[-1]))
         group.turnaround.observe(edge, seconds)
 
@@ -159,7 +168,7 @@ class Arrivals:
         return self._waiting.flows.of(request.tenant, priority, request.weight)
 
     def add_rows(self, tracked: TrackedRequest) -> None:
-        """It may wait."""
+        """Make the rows of a request that may wait."""
         request = tracked.request
         lengths = request.lengths
         if len(lengths) == 1:
@@ -173,7 +182,7 @@ class Arrivals:
                 row.go_alone(request.avoid)
 
     def note(self, edge: int, now: float) -> None:
-        """A request that may wait has come to this bucket."""
+        """Count an arrival for the mean gap of this bucket; forget buckets that are no more."""
         gap = self.gaps.get(edge)
         if gap is None:
             for old in [each for each in self.gaps if each not in self._waiting.edges]:

@@ -1,10 +1,12 @@
-"""Which replica is sent what, now that something has changed?
+"""Which replica is sent which batch, now that something has changed?
 
-While rows wait and a replica is ready, the one that will finish first is offered to the batcher; a
-session's own replica is taken instead where that costs next to nothing. What was staged behind a
-running batch may be tied to a copy, what is sent while an ejected replica is due is copied there.
-Rows that wait always come before copies of those that have been sent. Whose turn it is among rows
-is `batcher`'s question, who is ready `replicas`', who is copied `speculative_copies`'.
+While rows wait and a replica is ready, the placement policy's first choice is offered to `batcher`,
+which forms a batch for it. The batch goes to the replica that served its leading row's session last
+instead, where that costs next to nothing. A batch staged behind a running one may get a tied copy.
+A lease sent while an ejected replica is due for a probe is copied to that replica. Rows that wait
+always come before copies of rows that were sent. Where rows wait and no replica is ready, less
+urgent work that was sent is preempted. `batcher` decides which rows are next, `replicas` which
+replicas are ready, `speculative_copies` and `stream_copies` which leases are copied.
 """
 
 from __future__ import annotations
@@ -28,28 +30,31 @@ from routers.state.ready_replicas import finish_in_s
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.rows import Row
 
-_MOST_URGENT = (0, 0, inf)
+_MOST_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
 
 @dataclass(slots=True)
 class Assignment:
-    """`copies` brings replicas, leases, budget and settings along."""
+    """Sends waiting rows to replicas that are ready."""
 
     requests: RequestTable
-    copies: SpeculativeCopies
+    copies: SpeculativeCopies  # also holds the replicas, the leases, the budget and the settings
     stream_copies: StreamCopies
     affinity: Affinity
     silence: SilenceWatch
 
     def fill(self, now: float, actions: list[Action]) -> None:
-        """Send what waits to whoever is ready, then tie what had to be staged."""
+        """Send rows to every replica that is ready, then tie staged batches to copies, and preempt
+        less urgent work for rows that still wait."""
         waiting, replicas = self.requests.waiting, self.copies.replicas
         staged: list[tuple[int, Lease]] = []
         while waiting.rows and replicas.has_ready:
             if len(replicas.groups.by_name) > 1:
-                self._look_ahead(now)
+                self._prepare_groups(now)
             lease = replicas.ready.first(
-                lambda replica: self._send(replica, now, actions), now, spare=not replicas.healthy
+                lambda replica: self._send_to(replica, now, actions),
+                now,
+                spare=not replicas.healthy,
             )
             if lease is None:
                 break
@@ -61,8 +66,8 @@ class Assignment:
         if waiting.rows:
             self._preempt_all(now, actions)
 
-    def _look_ahead(self, now: float) -> None:
-        """Of several groups: what each would take next, and whether it may."""
+    def _prepare_groups(self, now: float) -> None:
+        """With several groups of replicas: say which of them may take the next batch."""
         requests, groups = self.requests, self.copies.replicas.groups
         lanes = [each for each in requests.waiting.lanes() if each.rows > each.solo.rows]
         queue = lanes[0].order.first() if lanes else None
@@ -71,7 +76,7 @@ class Assignment:
         groups.look_ahead(rows, edge, requests.waiting.seconds, now)
 
     def _preempt_all(self, now: float, actions: list[Action]) -> None:
-        """Take places from less urgent work that has been sent."""
+        """For the most urgent rows that wait, take places from less urgent work that was sent."""
         requests, copies = self.requests, self.copies
         ageing_s = requests.settings.ageing_s
         while (urgent := requests.most_urgent()) is not None:
@@ -88,7 +93,8 @@ class Assignment:
                 abort(lease, actions)
 
     def _preempt(self, replica: ReplicaState, now: float, actions: list[Action]) -> bool:
-        """One lease more than the replica holds, which therefore gives its least urgent back."""
+        """Send the replica one batch more than it has slots for, so that it returns the one of the
+        lowest urgency; whether a batch could be formed."""
         victim = preemptible_lease(replica)
         assert victim is not None
         capacity = self.copies.replicas.capacity_of(replica, now, trusted=replica.answers > 0)
@@ -98,14 +104,14 @@ class Assignment:
         if batch is None:
             return False
         replica.give_up(victim)
-        lease = self._sign(replica, batch, now, actions)
+        lease = self._dispatch(replica, batch, now, actions)
         comes_back = victim if batch.rank < victim.batch.rank else lease
         comes_back.recall()
         self.copies.counts.evictions += 1
         return True
 
-    def _send(self, replica: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
-        """A lease of what the batcher gives this replica, if anything."""
+    def _send_to(self, replica: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
+        """A lease of the batch that is formed for this replica; None: there is none."""
         copies = self.copies
         trusted = bool(replica.group.settings.profile)
         capacity = copies.replicas.capacity_of(replica, now, trusted=trusted)
@@ -114,20 +120,20 @@ class Assignment:
             self._save_room(replica, self.requests.wants_room)
         if batch is None:
             return None
-        return self._sign(self._preferred(replica, batch, now), batch, now, actions)
+        return self._dispatch(self._preferred(replica, batch, now), batch, now, actions)
 
     def _save_room(self, replica: ReplicaState, row: Row) -> None:
-        """At the replica that was asked first, and at no other meanwhile."""
+        """Keep room for the row at this replica, unless another replica keeps room for it."""
         plan = row.tracked.plan
         saves = None if plan is None else self.copies.replicas.by_id.get(plan.waits_at)
         if plan is not None and (saves is None or saves.saves_for is not row):
             replica.save(row)
             plan.waits_at = replica.spec.replica_id
 
-    def _sign(
+    def _dispatch(
         self, replica: ReplicaState, batch: FormedBatch, now: float, actions: list[Action]
     ) -> Lease:
-        """The lease, sent, paid and watched."""
+        """Open the lease, append its `Dispatch`, pay for it and watch it."""
         copies = self.copies
         replica_id = replica.spec.replica_id
         urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
@@ -139,7 +145,7 @@ class Assignment:
         generations = self.requests.generations
         if generations is not None and batch.rows[0].tracked.plan is not None:
             began(generations, lease)
-        self._pay(lease)
+        self._pay_budget(lease)
         if copies.replicas.running > 1:
             copies.watch(lease)
             if replica.streams:
@@ -158,7 +164,8 @@ class Assignment:
         )  # fmt: skip
         return lease
 
-    def _pay(self, lease: Lease) -> None:
+    def _pay_budget(self, lease: Lease) -> None:
+        """A retry is paid from the retry budget; any other lease adds its share to that budget."""
         budget = self.copies.budget
         if lease.batch.rows[0].retried:
             budget.pay(lease.predicted_s)
@@ -167,7 +174,9 @@ class Assignment:
             budget.earn(lease.predicted_s)
 
     def _preferred(self, best: ReplicaState, batch: FormedBatch, now: float) -> ReplicaState:
-        """The replica that served the leading row's session last, or else the best."""
+        """The replica for the batch: the one that served its leading row's session last, if it may
+        take the batch and finishes little later than `best`, else `best`. Streams: see
+        `stream_choice`."""
         row = batch.rows[0]
         preferred = self.affinity.preferred(row.tracked.request.session)
         generations = self.requests.generations
@@ -188,6 +197,7 @@ class Assignment:
         return best if gives_way else replica
 
     def _probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
+        """Copy the lease to an ejected replica of its group that is due for a probe."""
         if not self.copies.replicas.ejected:
             return
         if lease.running is not None:
@@ -196,6 +206,8 @@ class Assignment:
             actions.append(probe)
 
     def _tie(self, staged: list[tuple[int, Lease]], now: float, actions: list[Action]) -> None:
+        """Tie each staged lease to a copy where a slot is free. `staged`: leases with the index of
+        their `Dispatch` in `actions`, which is marked as tied."""
         for index, lease in staged:
             copy = self.copies.tie(lease, now)
             if copy is not None:

@@ -1,8 +1,9 @@
-"""Carries out what a batching policy has planned: rows leave the queue, their flows are charged.
+"""Carries out a batching policy's plan: takes rows out of the queue and charges their flows.
 
-The only place where rows are taken out to be served. A plan says who leaves in between, called late
-or shed, at the place in the order where that was decided, so that what others are told of the queue
-is what it then was.
+This is the only module that takes rows out of the queue to be served; `batcher` calls it. A plan
+also names requests that are called late or shed, each with its place among the rows that are taken.
+They leave in that order, so that each eviction reports the queue as it was when the policy decided
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from routers.state.rows import Row
 
 
 def carry_out(requests: RequestTable, plan: LeadPlan, now: float, actions: list[Action]) -> None:
-    """Takes the plan's first rows; who leaves goes where it says."""
+    """Take the plan's rows out of the queue, and demote or evict the requests that it names, in
+    the plan's order. Passes on what the admission controllers saw while it was made."""
     draft, taken = plan.draft, 0
     for look in plan.looks:
         look.controller.learn(look.seen)
@@ -42,7 +44,8 @@ def carry_out(requests: RequestTable, plan: LeadPlan, now: float, actions: list[
 
 
 def take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
-    """Out of the queue; their requests' forecasts have come true or not."""
+    """Take the rows out of the queue. A request that had a forecast of its queue wait is reported
+    to the controllers, which learn how good the forecast was."""
     waiting = requests.waiting
     for row in rows:
         waiting.remove(row)
@@ -51,8 +54,9 @@ def take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
 
 
 def form(requests: RequestTable, draft: Draft, leader: Flow, rivals: float) -> FormedBatch:
-    """The lease's batch, of rows that have been taken out; `rivals`: weights of the flows of its
-    priority that had on-time work waiting before. Charges the flows."""
+    """The batch of the draft's rows, which have left the queue; charges their flows. `leader`: the
+    flow whose turn it was. `rivals`: sum of the weights of the flows of its priority that had
+    on-time rows waiting before the batch was formed."""
     flows = requests.flows
     tag = flows.tag(leader)
     is_told = flows.order.ranking is Ranking.SHARES
@@ -64,7 +68,8 @@ def form(requests: RequestTable, draft: Draft, leader: Flow, rivals: float) -> F
 
 
 def least_turn_s(group: ReplicaGroup, queue: FlowQueue) -> float:
-    """A turn costs at least what the cheapest full batch of the flow's buckets does, or buckets
-    in which little waits would be served in many small batches."""
+    """Seconds of work that a bucket's turn costs at least: the cheapest full batch of the flow's
+    buckets. Without it a bucket with few rows would pay little for each turn, and be served in many
+    small batches."""
     waiting = [edge for edge, bucket in queue.buckets.items() if bucket.rows]
     return group.speed * min([group.sizes.full_s(edge) for edge in waiting], default=0.0)

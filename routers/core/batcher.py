@@ -1,9 +1,11 @@
 """Which lane feeds the next batch, now that a replica can take one?
 
-Lanes strictly in order: on time before late, urgent before less urgent, except that a priority
-passed over for `ageing_s` leads one batch. A retried row travels alone, on a replica that holds
-nothing else. A stream replica takes one row. Which rows of a lane form a batch the batching policy
-plans; here that is carried out, and asked again while all that it names leaves instead.
+A lane holds the rows of one priority that are on time, or those that are late. Lanes come strictly
+in order: on time before late, urgent before less urgent. Exception: a priority that was passed over
+for `ageing_s` leads one batch. A retried row travels alone, to a batch replica that holds nothing
+else. A stream replica takes one row. The batching policy plans which rows of the lane form the
+batch; `batch_builder` carries the plan out. The policy is asked again as long as its plan holds
+nothing but requests that leave the queue unserved. `assignment` calls `form_batch`.
 """
 
 from __future__ import annotations
@@ -24,36 +26,38 @@ from routers.state.rows import Row
 def form_batch(
     requests: RequestTable, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
-    """The rows for this replica, taken out of the queue and charged to their flows; None when it
-    may take none of them, or an idle replica should wait until `requests.held_until`."""
+    """The batch for this replica: its rows have left the queue, and their flows are charged. None:
+    the replica may take no row, or it is idle and waits until `requests.held_until` for a larger
+    batch. Also sets `requests.wants_room` and `requests.tries_at`."""
     requests.waiting.reorder()
     requests.wants_room = None
-    lead = _stream if capacity.streams else _led
-    for lane in _in_order(requests, now):
+    lead = _stream_batch if capacity.streams else _led_batch
+    for lane in _lanes_in_order(requests, now):
         retried = lane.solo.head()
-        if retried is not None and _may_go(requests, retried, capacity, now):
+        if retried is not None and _may_retry_on(requests, retried, capacity, now):
             if capacity.may_try(retried):
                 lane.since = now
-                return _alone(requests, lane, retried, capacity, now)
+                return _single_row_batch(requests, lane, retried, capacity, now)
             if retried.tracked.plan is None:
                 return None
             if retried.tracked.plan.room <= capacity.whole:
                 requests.wants_room = retried
         if lane.rows == lane.solo.rows:
-            continue  # nothing, or nothing that this replica may take
+            continue  # nothing waits here but retried rows
         batch = lead(
             requests, _with_lowest_tag(requests, lane, capacity.group), capacity, now, actions
         )
         if batch is not None:
             lane.since = now
             return batch
-        if requests.held_until is not None or (capacity.streams and _is_strict(requests)):
+        if requests.held_until is not None or (capacity.streams and _holds_up_others(requests)):
             return None
     return None
 
 
-def _in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
-    """Lanes, the one to serve first in front; the late ones as they are once these were asked."""
+def _lanes_in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
+    """Lanes in the order in which they are asked. Lazy: on-time rows may turn late while their lane
+    is asked, and are then found in the late lanes."""
     waiting = requests.waiting
     due = waiting.passed_over(requests.settings.ageing_s, now)
     if due is not None:
@@ -62,8 +66,9 @@ def _in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
     yield from waiting.late
 
 
-def _may_go(requests: RequestTable, row: Row, capacity: ReplicaCapacity, now: float) -> bool:
-    """Whether the retried row may be tried on this replica; when else, if it is held back."""
+def _may_retry_on(requests: RequestTable, row: Row, capacity: ReplicaCapacity, now: float) -> bool:
+    """Whether the retried row may run on this replica now. If the row is held back until later,
+    `requests.tries_at` becomes that time, unless it is earlier."""
     at = requests.suspects.may_go_at(row, capacity, now)
     if now < at < requests.tries_at:
         requests.tries_at = at
@@ -71,10 +76,11 @@ def _may_go(requests: RequestTable, row: Row, capacity: ReplicaCapacity, now: fl
 
 
 def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) -> Lane:
-    """The lane itself, or the late one of its priority where a flow with late rows alone is a batch
-    further below its share: being late may cost it its place among its own, not its share. Less
-    than that is no matter of shares (of 1,200 rows/s offered by 100 equal tenants, 490 instead of
-    1,055 were in time when any difference counted)."""
+    """The lane itself, or the late lane of its priority, where a flow that has only late rows is
+    behind the lane's first flow by more than one batch of service. Lateness may cost a flow its
+    place among its own rows, but not its share of the device. Smaller differences do not count: of
+    1,200 rows/s offered by 100 equal tenants, 490 rows/s were in time when any difference counted,
+    and 1,055 rows/s with this rule."""
     late_lanes = requests.waiting.late
     if lane.late or len(late_lanes) <= lane.priority:
         return lane
@@ -86,11 +92,11 @@ def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) ->
     return late.lane if is_far_below else lane
 
 
-def _led(
+def _led_batch(
     requests: RequestTable, lane: Lane, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
-    """A batch of the flow whose turn it is; None when all of the lane's rows turned out late, or
-    it pays to wait for more."""
+    """A batch led by the flow whose turn it is. None: all rows of the lane turned out late, or it
+    pays to wait for more rows (`requests.held_until` says until when)."""
     batching, view = requests.batching, requests.view
     while (plan := batching.lead(view, lane, capacity, now)) is not None:
         rivals = requests.flows.weights[lane.priority]
@@ -108,26 +114,28 @@ def _led(
     return None
 
 
-def _stream(
+def _stream_batch(
     requests: RequestTable, lane: Lane, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
+    """A lease of one row for a stream replica; None: it may take no row of this lane."""
     row = next_row(requests, lane, capacity, now, actions)
     if row is None:
         return None
     bucket = bucket_of(row)
     bucket.queue.took_turn(bucket, row.cost_s)
-    return _alone(requests, lane, row, capacity, now)
+    return _single_row_batch(requests, lane, row, capacity, now)
 
 
-def _is_strict(requests: RequestTable) -> bool:
-    """Whether less urgent rows wait because more urgent ones could not be taken: not where those
-    wait for nothing but the reading of other prompts."""
+def _holds_up_others(requests: RequestTable) -> bool:
+    """Whether lanes after this one must wait when the stream replica takes no row of it. They need
+    not wait where its rows only wait until other prompts have been read."""
     return requests.generations is None or requests.wants_room is not None
 
 
-def _alone(
+def _single_row_batch(
     requests: RequestTable, lane: Lane, row: Row, capacity: ReplicaCapacity, now: float
 ) -> FormedBatch:
+    """A batch of this row alone, taken out of the queue."""
     draft = new_draft(requests.view, lane, row.edge, capacity)
     rivals = requests.flows.weights[lane.priority]
     draft.take(row)

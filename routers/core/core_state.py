@@ -1,4 +1,9 @@
-"""The parts that a dispatcher is made of."""
+"""The parts that a dispatcher is made of, in one record.
+
+The dispatcher builds the record once. The functions of `lease_completion`, `suspension`,
+`stream_leases`, `wakeups`, `snapshots` and `invariants` are given it, because each of them needs
+several parts. The parts never change, what they hold does.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,11 @@ from routers.state.replicas import ReplicaSet
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The parts a dispatcher is made of, for whoever only looks."""
+    """The parts of one dispatcher."""
 
     requests: RequestTable
     replicas: ReplicaSet
     leases: LeaseTable
-    copies: SpeculativeCopies
+    copies: SpeculativeCopies  # of batches
     silence: SilenceWatch
     stream_copies: StreamCopies

@@ -1,13 +1,13 @@
-"""Who is served next, where and when, for one model at one gateway: events in, actions out.
+"""Which rows are served next, on which replica and when: one model's dispatcher at one gateway.
 
-`step(event, now)` is the only way in; all else is a question that changes nothing. It owns the
-queue and the leases and is their only writer; it does no I/O, knows no clock and no payload. A
-batch is formed only at the moment a replica can take it. Order of a step: the event, then what time
-has brought (late, refused, expired), then dispatch, so that nothing is dispatched at or past its
-expiry; copies come last. Batch and stream replicas differ in the share a lease takes and in nothing
-else. Work an event: O(log n), plus what the event itself names. It decides nothing itself:
-`requests` says what waits, `assignment` what goes where, `lease_completion` what becomes of it,
-`copies` what is copied.
+Events go in and actions come out: `step(event, now)`, or `take` and then `decide`. All other
+methods are queries that change nothing. The dispatcher owns the queue and the leases and is their
+only writer. It does no I/O and knows neither clock nor payloads. A batch is formed only when a
+replica can take it. A step handles its event, then the due timers (late, refused, expired), then
+dispatches, then sends copies: no request is dispatched at or past its expiry. Batch and stream
+replicas differ only in the share of capacity that a lease takes. Work: O(log n) an event, plus what
+the event names. The parts decide: `requests` what waits, `assignment` what goes where,
+`lease_completion` what follows from a lease's end, `copies` what is copied.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ class Dispatcher:
         self._wakeups = WakeupPlanner()
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take in one event at `now`, which never goes back; returns what is to do, in order."""
+        """Handle one event; returns the actions to perform, in order. `now` never decreases."""
         actions: list[Action] = []
         if self.take(event, now, actions):
-            self._settle(now, actions)
+            self._make_decisions(now, actions)
         return actions
 
     def take(self, event: Event, now: float, actions: list[Action]) -> bool:
-        """The first half of `step`: takes in the event and decides nothing that follows from it.
-        True: `decide` is to be called, soon. So of many events that come together all are known
-        before the first batch is formed."""
+        """The first half of `step`: record the event, append the actions that follow from it alone,
+        and dispatch nothing. True: the caller must call `decide` soon. A caller that holds several
+        events takes all of them before the first batch is formed."""
         if isinstance(event, _NOTES):
             self._note(event, now)
             return False
@@ -124,21 +124,21 @@ class Dispatcher:
         if now >= wakeups.wakes_at or isinstance(event, Tick):
             wakeups.wakes_at = inf
         if now < wakeups.quiet_until and isinstance(event, Arrive):
-            return self._join(event, now, actions)
-        self._advance(now)
+            return self._arrive_while_quiet(event, now, actions)
+        self._advance_utilisation(now)
         if isinstance(event, Progress | Heard):
-            return self._has_moved(event, now, actions) or not now < wakeups.wakes_at < inf
+            return self._replica_spoke(event, now, actions) or not now < wakeups.wakes_at < inf
         self._handle(event, now, actions)
         return True
 
     def decide(self, now: float) -> list[Action]:
-        """What follows from all that was taken in. Unlike a `Tick`, it uses up no timer that was
-        asked for and is not due."""
+        """The second half of `step`: dispatch, after one or more `take`. Returns the actions to
+        perform, in order. Unlike a `Tick`, this leaves a timer that is not yet due outstanding."""
         actions: list[Action] = []
         if now >= self._wakeups.wakes_at:
             self._wakeups.wakes_at = inf
-        self._advance(now)
-        self._settle(now, actions)
+        self._advance_utilisation(now)
+        self._make_decisions(now, actions)
         return actions
 
     def _adopt(self, settings: DispatcherSettings) -> None:
@@ -150,48 +150,50 @@ class Dispatcher:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that wait, late ones included; O(1)."""
+        """Rows in the queue, late ones included; O(1)."""
         return self._requests.waiting.rows
 
     def waiting_rows_of(self, tenant: str) -> int:
-        """Of those, a tenant's; O(1)."""
+        """Rows of this tenant in the queue, late ones included; O(1)."""
         return self._requests.waiting.rows_of(tenant)
 
     def is_full(self, tenant: str, weight: float) -> bool:
-        """Whether not even one row of the tenant would find a place; O(1)."""
+        """Whether the queue would reject even one row of the tenant; O(1)."""
         requests = self._requests
         return is_full(tenant, weight, 1, requests.waiting, requests.settings, self._groups)
 
     @property
     def backlog_s(self) -> float:
-        """Predicted work that waits, late or not, seconds of the reference group; O(1)."""
+        """Predicted work in the queue, late rows included: seconds on one replica of the reference
+        group; O(1)."""
         return self._requests.waiting.seconds
 
     def retry_after_s(self) -> float:
-        """What a request that found the queue full would be told now."""
+        """Seconds after which a request that found the queue full may be sent again."""
         return self._requests.retry_after_s()
 
     def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> float | None:
-        """For whom a row of any length would be too late, as the like of it was a moment ago: after
-        how many seconds asking again may help. Seconds are from now. Whoever refuses it for that
-        says so (`RefusedUnread`)."""
+        """Reject a one-row request before its body is read: seconds after which it may be sent
+        again, if the rejection cache says that it would be late whatever its length. None: the
+        caller reads the request. `left_s`, `expires_s`: seconds from now to its deadline and to its
+        expiry. The caller tells the dispatcher of such a rejection (`RefusedUnread`)."""
         if self._requests.is_closed:
             return None
         refused = self._requests.reject_unread(tenant, priority, left_s, expires_s, now)
         return None if refused is None else refused.retry_after_s
 
     def cost_error(self) -> CostError:
-        """How far predictions of service time have lately been off, in the reference group."""
+        """Recent errors of predicted service times, in the reference group."""
         return self._groups.reference.cost.error()
 
     def coefficients(self) -> Coefficients:
-        """What predictions of service time are made from, in the reference group."""
+        """Coefficients of the cost model that predicts service times, in the reference group."""
         return self._groups.reference.cost.coefficients
 
     def check(self) -> None:
-        """Raises AssertionError when an invariant is broken. Scans everything: for tests."""
+        """Raises AssertionError when an invariant is broken. Scans all state: for tests only."""
         check(self._state)
 
     # -- events
@@ -215,13 +217,13 @@ class Dispatcher:
             case Arrive():
                 self._requests.arrive(event.request, now, actions)
             case Closed():
-                self._closed(event, now, actions)
+                self._lease_closed(event, now, actions)
             case Opened():
-                self._opened(event.lease_id, now, actions)
+                self._lease_opened(event.lease_id, now, actions)
             case Cancel():
                 self._requests.cancel(event.request_id, actions)
             case Replicas():
-                self._listed(event, now)
+                self._update_replicas(event, now)
             case Close():
                 self._requests.close(actions)
             case Reconfigure():
@@ -230,7 +232,7 @@ class Dispatcher:
             case Tick():
                 pass
 
-    def _listed(self, event: Replicas, now: float) -> None:
+    def _update_replicas(self, event: Replicas, now: float) -> None:
         for replica in self._replicas.update(event.replicas, now):
             forget_replica(self._state, replica)
         if self._replicas.running > 1:
@@ -238,7 +240,7 @@ class Dispatcher:
                 self._copies.watch(lease)
                 self._stream_copies.watch(lease)
 
-    def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
+    def _lease_opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(lease_id)
         if lease is not None and not lease.opened:
             heard(self._state, lease.replica, now)
@@ -250,25 +252,26 @@ class Dispatcher:
             self._stream_copies.watch(lease)
             self._replicas.refresh(lease.replica, now)
 
-    def _closed(self, event: Closed, now: float, actions: list[Action]) -> None:
-        """What its replica says of itself tells that the replica has ended it, not the caller."""
+    def _lease_closed(self, event: Closed, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(event.lease_id)
+        # The caller also closes leases itself (a timeout, a broken connection): only a report that
+        # the replica filled in, or an answer, shows that the replica is alive.
         if lease is not None and (event.report.seen or event.end is LeaseEnd.DONE):
             heard(self._state, lease.replica, now)
         close_lease(self._state, event, now, actions)
 
-    def _has_moved(self, event: Progress | Heard, now: float, actions: list[Action]) -> bool:
-        """Whether it changes what is decided."""
+    def _replica_spoke(self, event: Progress | Heard, now: float, actions: list[Action]) -> bool:
+        """Record that a replica has spoken; whether decisions may change because of it."""
         if isinstance(event, Progress):
-            return self._progress(event, now, actions)
+            return self._stream_progressed(event, now, actions)
         replica = self._replicas.by_id.get(event.replica_id)
         was_silent = replica is not None and replica.suspended
         if replica is not None:
             heard(self._state, replica, now)
         return was_silent
 
-    def _progress(self, event: Progress, now: float, actions: list[Action]) -> bool:
-        """Whether more may fit now, or something else has to be asked anew."""
+    def _stream_progressed(self, event: Progress, now: float, actions: list[Action]) -> bool:
+        """Record how far a stream has got; whether decisions may change because of it."""
         lease = self._leases.open.get(event.lease_id)
         if lease is None or not lease.replica.streams:
             return True
@@ -281,23 +284,24 @@ class Dispatcher:
 
     # -- what follows from an event
 
-    def _join(self, event: Arrive, now: float, actions: list[Action]) -> bool:
-        """A new request while nothing else happens: all that may follow is that less urgent work
-        that has been sent gives way to it."""
+    def _arrive_while_quiet(self, event: Arrive, now: float, actions: list[Action]) -> bool:
+        """Handle a new request while no replica can take a lease and no timer is due. Whether
+        decisions may change: only where its priority is more urgent than all that waited before,
+        because then it may preempt work that was sent."""
         requests, wakeups = self._requests, self._wakeups
         if requests.arrive(event.request, now, actions):
             if requests.most_urgent() != wakeups.most_urgent:
-                self._advance(now)
+                self._advance_utilisation(now)
                 return True
             wakeups.joined(requests)
         wakeups.ask(requests.waiting.rows > 0, actions)
         return False
 
-    def _advance(self, now: float) -> None:
-        """Before anything changes about how busy the replicas are."""
+    def _advance_utilisation(self, now: float) -> None:
+        """Average the utilisation up to now; called before the replicas' load changes."""
         self._copies.utilisation.advance(self._replicas.busy_share, now)
 
-    def _settle(self, now: float, actions: list[Action]) -> None:
+    def _make_decisions(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
         copies, replicas = self._copies, self._replicas
         while (lease := copies.overdue(now)) is not None:
@@ -313,7 +317,8 @@ class Dispatcher:
         copies.hedge(now, actions)
         self._stream_copies.hedge(now, actions)
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
-            self._assignment.fill(now, actions)  # what was left to the one that is raced now
+            # Rows may have been left to the group of a replica that has just become unhealthy.
+            self._assignment.fill(now, actions)
         self._wakeups.look(self._state)
         races = copies.schedule.candidates or self._stream_copies.schedule.candidates
         self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)

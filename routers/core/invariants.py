@@ -1,9 +1,13 @@
-"""What must hold after every step, checked by scanning everything: for tests only.
+"""Which invariants must hold after every step? Checked by scanning all state: for tests only.
 
-Each row stands in one place, each count equals what it counts, shares add up, every live request
-has one timer, memory is bounded by what is live, and no replica stands ready while something waits
-that it may take. Raises AssertionError. Source for the habit: Dask's worker state machine, which
-validates itself after every event under test.
+- Every row stands in exactly one place: a queue, or a lease (and perhaps a copy of that lease).
+- Every stored count equals what it counts, and shares add up.
+- Every live request has exactly one timer.
+- Memory is bounded by what is live.
+- No replica stays ready while a row waits that it may take.
+
+`check` raises AssertionError. Source: Dask's worker state machine, which validates itself after
+every event under test.
 """
 
 from __future__ import annotations
@@ -16,12 +20,13 @@ from routers.state.replica_state import Lease, ReplicaState
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
 
-_SLACK = 32
+_SLACK = 32  # stale entries that a heap or queue may hold besides twice its live ones
 
 
 def check(state: State) -> None:
+    """Raises AssertionError at the first broken invariant."""
     for tracked in state.requests.live.values():
-        _check_ticket(tracked)
+        _check_request(tracked)
     _check_waiting(state)
     _check_leases(state)
     _check_replicas(state)
@@ -29,7 +34,7 @@ def check(state: State) -> None:
     _check_no_idle_replica(state)
 
 
-def _check_ticket(tracked: TrackedRequest) -> None:
+def _check_request(tracked: TrackedRequest) -> None:
     queued = [row for row in tracked.rows if row.queue is not None]
     leased = [row for row in tracked.rows if row.lease is not None]
     assert tracked.queued == len(queued)
@@ -126,7 +131,7 @@ def _check_leases(state: State) -> None:
 
 
 def _check_copy(lease: Lease) -> None:
-    """A copy runs elsewhere, and holds rows of the lease it copies and no others."""
+    """A copy runs on another replica and holds no rows but those of the lease that it copies."""
     copy = lease.copy
     if copy is None:
         assert not any(row.copy for row in lease.batch.rows if row.lease is lease)
@@ -160,7 +165,7 @@ def _check_replicas(state: State) -> None:
 
 
 def _check_groups(state: State) -> None:
-    """Each replica is counted in its own group, and what its group is told of it is what it is."""
+    """Each replica is counted in its own group, whose sums equal its replicas' values."""
     groups, replicas = state.replicas.groups, state.replicas.by_id.values()
     names = list(groups.by_name)
     assert groups.reference.name in names
@@ -179,7 +184,7 @@ def _check_groups(state: State) -> None:
 
 
 def _check_reading(replica: ReplicaState) -> None:
-    """Prompts that are being read are those of leases without a token."""
+    """The prompts being read at a replica are those of its leases without a first token."""
     streams = [lease.running for lease in replica.leases.values() if lease.running is not None]
     assert isclose(replica.reading, sum(each.reads for each in streams), abs_tol=1e-6)
     long = sum(each.reads for each in streams if each.is_long)
@@ -209,12 +214,12 @@ def _check_no_idle_replica(state: State) -> None:
     if state.requests.waiting.rows and state.requests.held_until is None:
         for replica in _ready(state):
             if not replica.streams and (not replica.unhealthy or not state.replicas.healthy):
-                if _leaves_to_others(state, replica):
+                if _leaves_rows_to_others(state, replica):
                     continue
                 _check_idle(state, replica)
 
 
-def _leaves_to_others(state: State, replica: ReplicaState) -> bool:
+def _leaves_rows_to_others(state: State, replica: ReplicaState) -> bool:
     group, groups = replica.group, state.replicas.groups.all()
     if group.is_open and not group.holds_back:
         return False
@@ -224,7 +229,8 @@ def _leaves_to_others(state: State, replica: ReplicaState) -> bool:
 
 
 def _check_idle(state: State, replica: ReplicaState) -> None:
-    """Whose turn it is hangs on the time, so any retried row may be the one it empties for."""
+    """A ready replica must find nothing to take. Which lane comes first depends on the time, so the
+    replica may be kept empty for any retried row that is not held back."""
     capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
     lanes = list(state.requests.waiting.lanes())
     heads = [lane.solo.head() for lane in lanes]
@@ -236,6 +242,6 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
 
 
 def _is_held(state: State, row: Row) -> bool:
-    """Whether it waits until the replica would not be the last one: `tries_at` is the first of such
-    times, and all of them lie ahead."""
+    """Whether the row is held back because it would risk the last replica. `tries_at` is the
+    earliest end of such a hold, and all of them lie ahead."""
     return row.held_until >= state.requests.tries_at

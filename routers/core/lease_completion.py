@@ -1,12 +1,15 @@
-"""The end of a lease: what becomes of its rows and replica, and what is learnt from it.
+"""What becomes of a lease's rows and replica when it ends, and what is learnt from it?
 
-Rows are answered, go on in the copy that races this lease, or go back to the queue: `busy` costs
-them nothing (nothing was started), `lost` their one retry, and so does an answer that holds none
-for them. Only an answer is a sample of cost, and
-only the first one of a race a sample of how long rows are away. What was charged is settled once,
-when the rows' last lease has ended: with the seconds the device worked, or refunded where nothing
-was served. A number in the replica's report that cannot be true is replaced by one that says
-nothing, so that no account or average is spoilt by it for good.
+- Rows are answered, stay in the other lease of a race (a copy or the lease that it copies), or go
+  back to the queue. After `BUSY` they go back free of charge, because nothing was started. After
+  `LOST`, or when the model failed on a row, a row uses up its one retry.
+- Only an answer is a sample of cost, and only a race's first answer is a sample of turnaround.
+- The charge for rows is settled once, when their last lease has ended, with the measured device
+  seconds. It is refunded where nothing was served.
+- A number in a report that cannot be true is replaced by one that says nothing, because one such
+  number would spoil an account or an average for good.
+
+The dispatcher calls `close_lease`, once for each `Closed` event.
 """
 
 from __future__ import annotations
@@ -25,15 +28,15 @@ from routers.state.leases import fail, race_costs, win
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S
 
-MOST_S = 1e6
-_MOST_VIRTUAL_S = 1e15
+MOST_S = 1e6  # longer than any batch; a reported time above it is not believed
+_MOST_VIRTUAL_S = 1e15  # the same for start tags, which grow as long as a gateway runs
 
 
 def believable(report: Report, predicted_s: float) -> Report:
-    """The report, or one without what cannot be (not a number, negative, longer than a batch can
-    take): one NaN in a start tag, and a flow is never found again. What is possible is believed,
-    however odd; odd times are the cost model's and the outliers' business.
-    `predicted_s` stands in for its service time."""
+    """The report, with every impossible number replaced: NaN, negative, or longer than a batch can
+    take. (A flow whose start tag is NaN would never be found in the order again.) `predicted_s`
+    replaces an impossible service time. Possible numbers are kept, however odd: the cost model and
+    the outlier policy judge those."""
     scalars = (report.retry_in_s, report.transport_s, report.free_in_s)
     if (
         _is_time(report.service_s)
@@ -47,9 +50,9 @@ def believable(report: Report, predicted_s: float) -> Report:
     return replace(
         report,
         service_s=report.service_s if _is_time(report.service_s) else predicted_s,
-        retry_in_s=_or_none(report.retry_in_s),
-        transport_s=_or_none(report.transport_s),
-        free_in_s=_or_none(report.free_in_s),
+        retry_in_s=_or_zero(report.retry_in_s),
+        transport_s=_or_zero(report.transport_s),
+        free_in_s=_or_zero(report.free_in_s),
         virtual_time=tuple(each if _is_virtual(each) else 0.0 for each in virtual),
         served=tuple(filter(_is_work, report.served)),
         waiting=tuple(filter(_is_work, report.waiting)),
@@ -57,7 +60,7 @@ def believable(report: Report, predicted_s: float) -> Report:
 
 
 def _is_time(seconds: float) -> bool:
-    return 0.0 <= seconds <= MOST_S  # of a NaN neither is true
+    return 0.0 <= seconds <= MOST_S  # false for a NaN
 
 
 def _is_virtual(seconds: float) -> bool:
@@ -68,11 +71,13 @@ def _is_work(work: FlowWork) -> bool:
     return work[0] >= 0 and _is_time(work[2])
 
 
-def _or_none(seconds: float) -> float:
+def _or_zero(seconds: float) -> float:
     return seconds if _is_time(seconds) else 0.0
 
 
 def close_lease(state: State, event: Closed, now: float, actions: list[Action]) -> None:
+    """Give back the lease's share, answer or queue its rows, learn from the report, and settle what
+    is owed. An unknown lease id is counted and has no further effect."""
     lease = state.leases.close(event.lease_id, now)
     if lease is None:
         return
@@ -85,7 +90,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     learn_of_peers(state, replica, report, now)
     answered = end is LeaseEnd.DONE
     if lease.running is not None:
-        answered = answered and not event.failed  # else its one row has no answer
+        answered = answered and not event.failed  # a stream has one row: if that failed, no answer
         if answered:
             state.stream_copies.wins(lease, actions)
         ended = LeaseEnd.ABORTED if event.failed else end
@@ -98,7 +103,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     else:
         _failed(state, lease, event, now, actions)
     if other is not None and other.is_suspended:
-        move_rows(state, other, now, actions, ran=True)  # what has no answer yet
+        move_rows(state, other, now, actions, ran=True)  # rows that this lease did not answer
     replica.learn(report, now, answered=answered)
     for staged in replica.leases.values():
         if not staged.opened:
@@ -112,7 +117,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
 
 
 def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: float) -> None:
-    """What the replica says of other gateways' flows."""
+    """Take in what the replica reports of work that it did for other gateways."""
     state.requests.served.learn(report, replica.group.speed, now)
     if report.served:
         served_s = sum(seconds for _, _, seconds in report.served)
@@ -120,6 +125,7 @@ def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: flo
 
 
 def forget_replica(state: State, replica: ReplicaState) -> None:
+    """Drop what was learnt of a replica that has gone for good."""
     replica.group.cost.forget(replica.spec.replica_id)
     if replica.group.engine is not None:
         replica.group.engine.forget(replica.spec.replica_id)
@@ -138,7 +144,7 @@ def _answered(state: State, lease: Lease, event: Closed, now: float, actions: li
     copies.hedging.observe(lease, now)
     members, failed = win(lease, event.failed, actions)
     if lease.running is None:
-        _sample(state, lease, report, now)
+        _learn_cost(state, lease, report, now)
     if lease.owes is not None:
         state.requests.served.settle(lease.owes, report.service_s, now)
     if not has_lost:
@@ -160,7 +166,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         state.stream_copies.inherits(other, now)
     has_run = lease.opened or event.report.service_s > 0.0 or event.failed
     if end is not LeaseEnd.LOST and not has_run:
-        _never_ran(state, lease, other)
+        _undo_race(state, lease, other)
     if lease.owes is not None:
         state.requests.served.settle(lease.owes, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY:
@@ -185,7 +191,8 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
 
 
 def _service_s(lease: Lease, event: Closed) -> float | None:
-    """What a lease without an answer has cost: nothing, unless it was stopped on the way."""
+    """Device seconds that a lease without an answer is charged; None: none, refund it. Only a lease
+    that was aborted after it had started is charged: what was measured, or else predicted."""
     if event.end is not LeaseEnd.ABORTED:
         return None
     if event.report.service_s > 0.0:
@@ -194,13 +201,15 @@ def _service_s(lease: Lease, event: Closed) -> float | None:
 
 
 def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
-    """A copy costs what it took: where inputs are slow, few of them empty the budget."""
+    """Charge the budget what the copy took, instead of what was predicted. Where inputs are slow, a
+    few copies then empty the budget, and copying stops."""
     budget.pay(service_s - copy.paid_s)
     race_costs(copy, copy.copy_of, service_s)
 
 
-def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
-    """If it raced, there was no extra work, and the rows may still be copied once."""
+def _undo_race(state: State, lease: Lease, other: Lease | None) -> None:
+    """The lease never ran. If it was in a race, refund the budget, because nothing was done twice,
+    and let the rows be copied once more."""
     if lease.paid_s <= 0.0:
         return
     copies = state.copies
@@ -213,7 +222,8 @@ def _never_ran(state: State, lease: Lease, other: Lease | None) -> None:
             state.stream_copies.again(left)
 
 
-def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
+def _learn_cost(state: State, lease: Lease, report: Report, now: float) -> None:
+    """Teach the cost model and the outlier policy what the batch took."""
     batch, replica = lease.batch, lease.replica
     rows, replica_id = len(batch.rows), lease.replica_id
     cost = replica.group.cost

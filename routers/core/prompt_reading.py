@@ -1,7 +1,8 @@
-"""The prompts that stream replicas have yet to read: the next one waits behind them.
+"""How many prompt tokens has a stream replica yet to read (prefill) when a lease is sent?
 
-Long ones are counted apart. A lease's prompt counts from when it is sent until its first token, or
-until the lease has closed.
+The prompt of a new lease waits behind them, so its first token is predicted from their sum. Long
+prompts are also counted apart. A lease's prompt counts at its replica from when it is sent until
+its first token, or until the lease has closed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.generations import Generations, RunningGeneration
 from routers.state.replica_state import Lease
 
-_LEAST_S = 0.001  # to a first token, as it is predicted
+_LEAST_S = 0.001  # a first token is never predicted sooner
 
 
 def began(generations: Generations, lease: Lease) -> None:
-    """The lease has just been signed."""
+    """Start the generation of a lease that was just opened: predict its cached tokens and its first
+    token, and count its prompt at the replica."""
     row, replica = lease.batch.rows[0], lease.replica
     plan = row.tracked.plan
     assert plan is not None
@@ -32,7 +34,7 @@ def began(generations: Generations, lease: Lease) -> None:
 
 
 def engine_of(lease: Lease) -> EngineSpeed:
-    """Of its replica's group, which streams."""
+    """The engine speed of the lease's replica group, which must be one that streams."""
     engine = lease.replica.group.engine
     assert engine is not None
     return engine

@@ -1,7 +1,9 @@
-"""Does a replica still answer, and as fast as its peers? Here it is looked at and probed.
+"""When is a replica checked for silence, and when is an ejected one probed?
 
-What a look finds `silence` says, what an answer makes of a replica `outliers`. Work: O(log n) a
-batch that is far overdue and a probe, none otherwise.
+The policies decide: `silence` whether a replica has stopped answering, `outliers` whether it is so
+much slower than its peers that it is ejected or taken back. This module keeps the times, and tells
+`ReplicaSet` of ejections. Times are seconds on the dispatcher's clock. Work: O(log n) for each far
+overdue batch and each probe, none otherwise.
 """
 
 from __future__ import annotations
@@ -19,30 +21,31 @@ from routers.state.replicas import ReplicaSet
 
 @dataclass(slots=True)
 class SilenceWatch:
-    """The replicas that owe an answer, and when to look at each whether it has fallen silent. What
-    becomes of one that has is `suspension`'s matter."""
+    """The replicas that owe an answer, and when each is checked for silence. `suspension` moves the
+    work of a silent one."""
 
     policy: Silence
-    _times: CheckTimes[ReplicaState] = field(default_factory=CheckTimes)
+    _check_times: CheckTimes[ReplicaState] = field(default_factory=CheckTimes)
 
     def watch(self, replica: ReplicaState, now: float) -> None:
-        """It owes an answer, unless it is watched already."""
-        if self._times.at(replica) == inf:
-            self._times.look_at(replica, self.policy.first_look_at(replica, now))
+        """Plan a check of a replica that owes an answer, unless one is planned."""
+        if self._check_times.at(replica) == inf:
+            self._check_times.look_at(replica, self.policy.first_look_at(replica, now))
 
     def silent(self, now: float) -> ReplicaState | None:
-        """The next one that is; each once, until it is watched again."""
-        while (due := self._times.due(now)) is not None:
+        """A replica that has fallen silent; None: no further one. Each is returned once, until it
+        is watched again."""
+        while (due := self._check_times.due(now)) is not None:
             replica, due_at = due
             at = self.policy.look(replica, due_at, now)
             if at <= now:
                 return replica
-            self._times.look_at(replica, at)
+            self._check_times.look_at(replica, at)
         return None
 
     def next_at(self) -> float:
-        """When to look next; inf: at nobody."""
-        times = self._times
+        """When the next replica is checked; inf: none is. Drops checks that need not be made."""
+        times = self._check_times
         while (replica := times.first()) is not None:
             if self.policy.is_worth_a_look(replica):
                 return times.at(replica)
@@ -52,15 +55,16 @@ class SilenceWatch:
 
 @dataclass(slots=True)
 class Ejection:
-    """The replicas that are left out, and when each is probed. One that has stopped answering is
-    ejected whatever its ratio was: a probe brings it back."""
+    """The ejected replicas, and when each is probed. A replica that was silent to the end is also
+    ejected, whatever its ratio was: only a probe can show that it answers again."""
 
     policy: Outliers
     replicas: ReplicaSet
     _probes: dict[ReplicaGroup, CheckTimes[ReplicaState]] = field(default_factory=dict)
 
     def judge(self, replica: ReplicaState, ratio: float, now: float) -> None:
-        """It has answered; `ratio`: that answer's seconds over its group's prediction."""
+        """Eject or readmit a replica that has answered, or plan its next probe, as the policy says.
+        `ratio`: the answer's service seconds over its group's prediction."""
         verdict = self.policy.judge(replica, ratio, self.replicas.by_id.values())
         if verdict is Verdict.AS_BEFORE:
             return
@@ -68,45 +72,45 @@ class Ejection:
             self.eject(replica, now)
         elif verdict is Verdict.READMIT:
             self.replicas.readmit(replica)
-            self._times(replica.group).drop(replica)
+            self._probe_times(replica.group).drop(replica)
         elif verdict is Verdict.PROBE:
-            self._probe_later(replica, now)
+            self._plan_probe(replica, now)
 
     def eject(self, replica: ReplicaState, now: float) -> None:
-        """Not while frozen."""
+        """Eject the replica, unless it is ejected already or learning is frozen."""
         if not (replica.ejected or self.policy.frozen):
             self.replicas.eject(replica)
             self.policy.ejected(replica)
-            self._probe_later(replica, now)
+            self._plan_probe(replica, now)
 
     def to_probe(self, group: ReplicaGroup, now: float) -> ReplicaState | None:
-        """An ejected replica of the group whose probe is due and that can take it."""
-        times = self._times(group)
+        """An ejected replica of the group that is due for a probe and can take one; None: none."""
+        times = self._probe_times(group)
         while times.next_at() <= now and not self.policy.frozen:
             replica = times.first()
             if replica is None or may_probe(replica, now):
                 return replica
-            self._probe_later(replica, now)
+            self._plan_probe(replica, now)
         return None
 
     def probed(self, replica: ReplicaState) -> None:
-        """A probe is under way: `judge` or `failed` says when the next one is due."""
-        self._times(replica.group).drop(replica)
+        """A probe was sent; `judge` or `failed` plans the next one."""
+        self._probe_times(replica.group).drop(replica)
 
     def failed(self, replica: ReplicaState, now: float) -> None:
-        """A probe brought no answer."""
+        """A probe ended without an answer: plan the next one."""
         if replica.ejected:
-            self._probe_later(replica, now)
+            self._plan_probe(replica, now)
 
     def gone(self, replica: ReplicaState) -> None:
-        """For good."""
-        self._times(replica.group).drop(replica)
+        """Forget a replica that has gone for good."""
+        self._probe_times(replica.group).drop(replica)
         self.policy.forget(replica)
 
-    def _probe_later(self, replica: ReplicaState, now: float) -> None:
-        self._times(replica.group).look_at(replica, now + self.policy.probe_every_s(replica))
+    def _plan_probe(self, replica: ReplicaState, now: float) -> None:
+        self._probe_times(replica.group).look_at(replica, now + self.policy.probe_every_s(replica))
 
-    def _times(self, group: ReplicaGroup) -> CheckTimes[ReplicaState]:
+    def _probe_times(self, group: ReplicaGroup) -> CheckTimes[ReplicaState]:
         times = self._probes.get(group)
         if times is None:
             times = self._probes[group] = CheckTimes()

@@ -1,10 +1,11 @@
-"""The live requests, from coming in to leaving: answered, rejected, evicted or cancelled.
+"""The live requests, from arrival until each is answered, rejected, evicted or cancelled.
 
-It owns the live requests, queue and timers, and is the only place where a request comes in or goes
-out, so that each goes out once and whole. One that can no longer be expected to meet its deadline
-goes behind all that still can (`deadlines` says for how long). Expiry takes a request wherever its
-rows are. Rows that come back from a replica keep their age; the bounds are for new requests. Who is
-served is `batcher`'s question.
+`RequestTable` owns the live requests, the queue and the timers. It is the only place where a
+request enters or leaves the core, so that each leaves once, with all its rows. A late request waits
+behind all that are on time (`policies/admission/lateness.py` says for how long). A request expires
+wherever its rows are, queued or at a replica. Rows that come back from a replica keep their age and
+are not counted against the queue's bounds, which hold for new requests. `batcher` decides which
+rows are served next.
 """
 
 from __future__ import annotations
@@ -34,24 +35,22 @@ from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
 from routers.state.timers import Timers
 
-_LOAD = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})
+_RETRY_LATER = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})  # an `Evict` says when
 
 
 class RequestTable:
-    """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
-    `tries_at`: when the first retried row that was held back in this step is tried all the same.
-    `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
-    that generates. `view`: what waits, for policies to look at."""
+    """One model's live requests, and what the dispatcher's last step found about the queue."""
 
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
-        self.live: dict[int, TrackedRequest] = {}
+        self.live: dict[int, TrackedRequest] = {}  # by request id
         self.timers = Timers()
         self.flows = Flows(ORDERS[settings.policies.order](settings))
         self.groups = replicas.groups
-        self.held_until: float | None = None
+        self.held_until: float | None = None  # until when an idle replica lets a batch grow
+        # When the first retried row that was held back in this step may risk the last replica.
         self.tries_at = inf
-        self.wants_room: Row | None = None
-        self.generations: Generations | None = None
+        self.wants_room: Row | None = None  # for which the replica asked last had no room
+        self.generations: Generations | None = None  # None: the model does not generate
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
@@ -71,7 +70,8 @@ class RequestTable:
     # -- coming in
 
     def arrive(self, request: Request, now: float, actions: list[Action]) -> bool:
-        """Whether it waits now; else it was refused."""
+        """Queue the request, or append its `Reject`; whether it was queued. Raises
+        `BadRequestEvent` when the id is live already or the rows are not as they must be."""
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
         if request.generation is not None and len(request.lengths) > 1:
@@ -79,7 +79,7 @@ class RequestTable:
                 f"request {request.request_id} generates, so it must have one row"
             )
         self.arrivals.follow(request.lengths, now)
-        refused = self._at_the_door(request, now)
+        refused = self._reject_early(request, now)
         if refused is None:
             tracked = self.arrivals.track(request, now)
             self.arrivals.offers(request, tracked)
@@ -95,8 +95,8 @@ class RequestTable:
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
 
-    def _at_the_door(self, request: Request, now: float) -> Rejection | None:
-        """What is said before anything is made of the request."""
+    def _reject_early(self, request: Request, now: float) -> Rejection | None:
+        """The rejection that needs no forecast: closed, over a bound, or from the cache."""
         if self.is_closed:
             return Rejection(Reason.CLOSED)
         refused = self.admission.bounded(request, now)
@@ -113,7 +113,8 @@ class RequestTable:
     def reject_unread(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> Rejection | None:
-        """The rejection of a one-row request whatever its length, as far as earlier ones tell."""
+        """The cached rejection of a one-row request of unknown length; None: it may be let in.
+        `left_s`, `expires_s`: seconds from now to its deadline and to its expiry."""
         flow = self.flows.by_key.get((self._priority(priority), tenant))
         if flow is None or not self.admission.rejections.kept:
             return None
@@ -121,7 +122,7 @@ class RequestTable:
         return self.admission.reject_unread(flow, times, now)
 
     def refused_unread(self, event: RefusedUnread, now: float) -> None:
-        """By its headers alone."""
+        """Count a request that the gateway refused by its headers alone."""
         self.arrivals.offered.refuse(event.reason.value)
         if event.reason is Reason.LATE:
             self.controllers.refused_again(
@@ -134,8 +135,8 @@ class RequestTable:
         return min(max(priority, 0), self.settings.priorities - 1)
 
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
-        """Takes places of a full queue, for one that has less than its share of them, from who is
-        furthest over its own."""
+        """While the queue is full, evict from the tenant that is furthest over its share of places;
+        the rejection, where no tenant is, or the request's own."""
         edge, rows = self.waiting.edges[0], tracked.open
         most = most_rows(self.settings, self.groups, edge, rows) - rows
         while self.waiting.shares.rows > most:
@@ -162,12 +163,13 @@ class RequestTable:
     # -- what the dispatcher tells and asks
 
     def starts(self, tracked: TrackedRequest, now: float) -> None:
-        """The first of its rows goes to a replica, and it was on time."""
+        """The request's first row goes to a replica on time; its forecast is checked."""
         self.controllers.waited(tracked, now, taken=True)
         tracked.forecast_s = None
 
     def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
-        """Whether a row whose turn has come leaves with its request, by what controllers say."""
+        """Whether the controllers shed this request now that the turn of one of its rows has come;
+        then it has been evicted."""
         if tracked.forecast_s is None or tracked.queued < len(tracked.rows):
             return False
         if not self.controllers.shed_at_turn(tracked, now):
@@ -177,11 +179,11 @@ class RequestTable:
 
     @property
     def largest(self) -> float:
-        """What the largest running replica holds, 0 where none runs."""
+        """Capacity of the largest running replica; 0 while none runs."""
         return self._replicas.largest
 
     def most_urgent(self) -> int | None:
-        """The most urgent priority that has on-time rows waiting."""
+        """The most urgent priority that has on-time rows waiting; None: no row waits on time."""
         for lane in self.waiting.on_time:
             if lane.rows:
                 return lane.priority
@@ -190,16 +192,17 @@ class RequestTable:
     # -- coming back from a replica
 
     def answered(self, members: list[Row]) -> None:
+        """These rows have their answers; a request leaves with its last one."""
         for row in members:
             tracked = row.tracked
             tracked.open -= 1
             if not tracked.open:
                 self.arrivals.offered.served_s += tracked.work_s
-                self._gone(tracked)
+                self._drop(tracked)
         self.timers.trim(len(self.live))
 
     def answered_late(self, rows: list[Row], actions: list[Action]) -> None:
-        """Rows that wait or run elsewhere were answered by the replica they had been moved from."""
+        """A replica has answered rows that had been moved from it and now wait or run elsewhere."""
         for row in rows:
             if row.queue is not None:
                 self.waiting.remove(row)
@@ -208,7 +211,7 @@ class RequestTable:
         self.answered(rows)
 
     def put_back(self, members: list[Row], now: float, actions: list[Action]) -> None:
-        """Rows that were not started take their old places, unless they may not wait any more."""
+        """Rows that never started take their old places; requests that may not wait are evicted."""
         for row in members:
             tracked = row.tracked
             if not tracked.open:
@@ -225,7 +228,7 @@ class RequestTable:
                     self._move_lane(tracked, now, late=False)
 
     def retry(self, members: list[Row], lease: Lease, now: float, actions: list[Action]) -> None:
-        """Rows of a lost lease go back, each to travel alone; else their request fails."""
+        """Queue rows of a lost lease, each to travel alone, or evict their requests as `LOST`."""
         for row in members:
             if not row.tracked.open:
                 continue
@@ -241,7 +244,7 @@ class RequestTable:
     def retry_failed(
         self, members: list[Row], lease: Lease, now: float, actions: list[Action]
     ) -> None:
-        """Rows that the model failed on go back, each to travel alone; else their request fails."""
+        """The same for rows that the model failed on, with the reason `FAILED`."""
         for row in members:
             if not row.tracked.open:
                 continue
@@ -256,64 +259,68 @@ class RequestTable:
     # -- going out
 
     def cancel(self, request_id: int, actions: list[Action]) -> None:
+        """The caller has left; does nothing for an id that is not live."""
         tracked = self.live.get(request_id)
         if tracked is not None:
-            self._forget(tracked, actions)
+            self._remove(tracked, actions)
 
     def close(self, actions: list[Action]) -> None:
-        """Evict all that waits and refuse what comes; what is leased may finish."""
+        """Evict requests with a queued row and reject new ones; those at replicas may finish."""
         self.is_closed = True
         for tracked in [tracked for tracked in self.live.values() if tracked.queued]:
             self.evict(tracked, Reason.CLOSED, actions)
 
     def run_timers(self, now: float, actions: list[Action]) -> None:
+        """Evict requests that have expired or may not wait late; demote those that turned late."""
         while (tracked := self.timers.due(now)) is not None:
             request = tracked.request
             if request.expires <= now:
                 self.evict(tracked, Reason.EXPIRED, actions)
             elif keeps_its_place(tracked, self.settings):
                 self.timers.push(request.expires, tracked)
-            elif self._must_leave_late(tracked, now):
+            elif self._may_not_stay_late(tracked, now):
                 self.evict(tracked, Reason.LATE, actions)
             else:
                 self._demote(tracked, now)
                 self.timers.push(next_moment(tracked, now), tracked)
 
-    def _must_leave_late(self, tracked: TrackedRequest, now: float) -> bool:
+    def _may_not_stay_late(self, tracked: TrackedRequest, now: float) -> bool:
         if tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
             return True
         return self.admission.waits_in_vain(tracked, now)
 
     def evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
+        """Remove the request, wherever its rows are, and append the `Evict`."""
         self.arrivals.offered.refuse(reason.value)
-        retry_after = self.retry_after_s() if reason in _LOAD else 0.0
+        retry_after = self.retry_after_s() if reason in _RETRY_LATER else 0.0
         actions.append(Evict(tracked.request.request_id, reason, retry_after))
-        self._forget(tracked, actions)
+        self._remove(tracked, actions)
 
-    def _forget(self, tracked: TrackedRequest, actions: list[Action]) -> None:
-        """The request leaves whole: queued rows at once, leased ones are ignored from now on."""
+    def _remove(self, tracked: TrackedRequest, actions: list[Action]) -> None:
+        """Take all rows out of the queue and out of their leases, whose answers for them are then
+        ignored."""
         tracked.open = 0
         for row in tracked.rows:
             if row.queue is not None:
                 self.waiting.remove(row)
             else:
                 abandon(row, actions)
-        self._gone(tracked)
+        self._drop(tracked)
         self.timers.trim(len(self.live))
 
-    def _gone(self, tracked: TrackedRequest) -> None:
+    def _drop(self, tracked: TrackedRequest) -> None:
         del self.live[tracked.request.request_id]
         tracked.flow.live -= 1
-        tracked.rows = ()  # which know their request: a circle that would be left to the collector
+        tracked.rows = ()  # else rows and request refer to each other until the garbage collector
 
     # -- being late
 
     def call_late(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> None:
-        """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
+        """A request that waits on time can no longer meet its deadline: demote or evict it."""
         if is_refused(tracked, self.waiting, self.settings, now):
             self.evict(tracked, Reason.LATE, actions)
         else:
-            self._demote(tracked, now)  # its timer comes too early, which does no harm
+            self._demote(tracked, now)  # its timer still stands at its latest start: harmless
 
     def _demote(self, tracked: TrackedRequest, now: float) -> None:
         if tracked.late:
@@ -324,7 +331,7 @@ class RequestTable:
         self._move_lane(tracked, now, late=True)
 
     def _move_lane(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
-        """Among the late ones from now on, or among those on time."""
+        """Move the queued rows to the late lane of their priority, or to its on-time lane."""
         queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)
@@ -335,8 +342,8 @@ class RequestTable:
     # -- settings
 
     def reconfigure(self, settings: DispatcherSettings, now: float, actions: list[Action]) -> None:
-        """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
-        are now too long. Reopens what was closed."""
+        """Adopt new settings, and reopen a closed model. Where edges differ, move queued rows to
+        their new buckets and evict requests with a row that is now too long."""
         validate(settings)
         check_names(settings)
         self.arrivals.adopt(settings)
@@ -385,9 +392,9 @@ class RequestTable:
         return engine.token_s
 
     def expect_capacity(self, in_s: float) -> None:
-        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        """While no replica runs: seconds until one is expected to run; 0.0: unknown."""
         self.admission.expect_capacity(in_s)
 
     def retry_after_s(self) -> float:
-        """Seconds after which asking a full queue again may help."""
+        """Seconds after which a request that found the queue full may be sent again."""
         return self.admission.queue_s()

@@ -1,7 +1,9 @@
-"""What was served: put to the accounts of its flows, and told to the controllers that ask for it.
+"""Which flows were given how many device seconds, and what follows for their accounts?
 
-A batch or stream was charged what it was predicted to take when it was sent; here that is put right
-by what it took, here and, by what replicas say, at other gateways.
+A flow is charged the predicted seconds of a batch or stream when that is sent. `ServedWork`
+corrects the charge to the measured seconds, and tells the admission controllers what was served. It
+does the same for work that replicas report to have done for other gateways. Seconds are those of
+the reference group. `RequestTable` owns the one instance.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from routers.state.rejection_cache import RejectionCache
 
 
 class ServedWork:
+    """Passes served work on to the flows' accounts, the controllers and the rejection cache."""
+
     def __init__(self, flows: Flows, controllers: Controllers, rejections: RejectionCache) -> None:
         self._flows = flows
         self._controllers = controllers
         self._rejections = rejections
 
     def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
-        """The batch took so long; None: nothing was started, nobody pays."""
+        """The batch's lease has ended after `service_s` measured seconds; None: nothing was
+        started, so its charges are refunded."""
         self._rejections.clear()
         if service_s is None:
             self._flows.refund(batch.paid, epoch=batch.epoch)
@@ -32,19 +37,21 @@ class ServedWork:
         self._controllers.served(served, now, late=bool(batch.rank[0]))
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
-        """A stream takes so much more than its flow has paid for."""
+        """Charge a flow for what its stream takes beyond what was paid."""
         flow = self._flows.by_key.get((priority, tenant))
         if flow is not None:
             self._flows.charge(flow, seconds)
 
     def tell(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
-        """A stream of this rank was given so much, of which its flow's account is settled later."""
+        """Tell the controllers what a running stream was given; the account is settled when the
+        stream ends. `rank`: see `api.actions.Dispatch`."""
         self._controllers.served((work,), now, late=bool(rank[0]))
 
     def settle_stream(
         self, batch: FormedBatch, served_s: float, untold_s: float, now: float
     ) -> None:
-        """The stream was given so much in all, of which so much is news to the controllers."""
+        """The stream's lease has ended after `served_s` in all, of which the controllers have not
+        been told `untold_s`."""
         self._rejections.clear()
         self._flows.settle(batch.charges, batch.split(served_s), epoch=batch.epoch)
         if untold_s > 0.0:
@@ -52,7 +59,8 @@ class ServedWork:
             self.tell((priority, tenant, untold_s), batch.rank, now)
 
     def learn(self, report: Report, speed: float, now: float) -> None:
-        """What a reply says of other gateways' work; `speed`: of its replica's group."""
+        """Take in what a report says of other gateways' work. `speed`: seconds of the reference
+        group that a second of the replica's group is worth."""
         if speed != 1.0 and report.served:
             served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
             report = replace(report, served=served)

@@ -1,7 +1,8 @@
-"""The core as it is now, in numbers for metrics, `status` and tests.
+"""What is the state of the core now, in numbers for metrics, `status` and tests?
 
-Reads everything, changes nothing. Work: buckets, replicas and open leases, never what waits (a
-retried row is the exception; there are at most as many as one lost replica held).
+Reads all parts and changes nothing. Work: proportional to buckets, replicas and open leases, not to
+the rows that wait. Exception: retried rows are counted one by one; there are at most as many as one
+lost replica held.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from routers.state.request_queue import RequestQueue
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
+    """The fields are explained in `api.snapshot`."""
     requests, waiting, counts = state.requests, state.requests.waiting, state.copies.counts
     replicas = tuple(_replica(replica) for replica in state.replicas.by_id.values())
     return Snapshot(
@@ -121,7 +123,7 @@ def _oldest_wait_s(waiting: RequestQueue, now: float) -> float:
 
 
 def _rows_by_bucket(waiting: RequestQueue) -> tuple[tuple[int, int], ...]:
-    """Edges in force, and older ones where rows still wait."""
+    """Rows that wait, by edge: of the edges in force, and of older ones with rows."""
     counts = dict.fromkeys(waiting.edges, 0)
     for lane in waiting.lanes():
         for bucket in lane.buckets():

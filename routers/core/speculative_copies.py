@@ -1,11 +1,19 @@
-"""Which lease is raced by a copy on another replica, and which replica is asked for that?
+"""Which batch gets a speculative copy on another replica, and on which replica?
 
-When that is due `hedging` says, for leases that are watched here. A copy goes to a healthy replica
-with a free slot that holds nothing more urgent, and takes only rows that may run twice and never
-have been copied before, so slow inputs start no avalanche. It is paid from the budget, not sent
-while the replicas are busy, nor when it could not be back by any of its rows' deadlines. Two
-unstarted copies are tied: the first to start cancels the other. A probe is a copy to an ejected
-replica, never refused, and is let run to its end. Work: O(log n) a lease.
+There are three kinds of copy. A *hedge* is sent once `hedging` finds the lease slow. A *tie* is
+sent at once, for a batch that was staged behind a running one. A *probe* is a copy to an ejected
+replica, which shows whether that replica is still slow.
+
+- A hedge or tie goes to a healthy replica with a free slot that holds nothing more urgent. It is
+  not sent while the replicas are busy, nor where the retry budget is too low. A hedge is not sent
+  if it would come after the deadlines of all its rows.
+- A probe is sent however busy the replicas are, and runs to its end. The budget pays for it too.
+- Only rows that may run twice and were never copied before are copied, so that slow inputs do not
+  set off ever more copies.
+- Where neither the lease nor its copy has started, the two are tied: the first to start cancels
+  the other.
+
+`stream_copies` does the same for streams. Work: O(log n) a lease.
 """
 
 from __future__ import annotations
@@ -28,7 +36,8 @@ from routers.state.rows import Row
 
 @dataclass(slots=True)
 class SpeculativeCopies:
-    """What races are made of, and the one writer of copies."""
+    """Copies of batches. Also holds what `StreamCopies` and `Assignment` share: the replicas, the
+    leases, the budget, the utilisation and the counters."""
 
     settings: DispatcherSettings
     replicas: ReplicaSet
@@ -41,7 +50,7 @@ class SpeculativeCopies:
     schedule: CopySchedule = field(default_factory=CopySchedule)
 
     def adopt(self, settings: DispatcherSettings) -> None:
-        """Go on under these settings; what has been learnt is kept."""
+        """Adopt new settings; what was learnt is kept."""
         self.settings = settings
         self.hedging.settings, self.hedging.frozen = settings.hedge, settings.frozen
         outliers = self.ejection.policy
@@ -51,19 +60,21 @@ class SpeculativeCopies:
     # -- when
 
     def watch(self, lease: Lease) -> None:
-        """Look at it when that is due; to be called again when its start has moved."""
+        """Plan the check of a batch's lease. To be called again when its predicted start has moved;
+        a check that turns out too early is planned anew."""
         if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
             self.schedule.check_by(lease, self.hedging.check_at(lease))
 
     def starts_now(self, lease: Lease) -> None:
-        """The batch before it has left the device: its waiting is over."""
+        """The batch before this one has left the device, so that this one starts. It was not slow
+        while it waited: a race that is due and has no copy is called off."""
         lease.lead()
         if not lease.hedge_due:
             self.schedule.remove(lease)
         self.watch(lease)
 
     def again(self, lease: Lease) -> None:
-        """What it raced was never started: it may be raced as if it had been alone."""
+        """The other lease of its race never started: the lease may be raced once more."""
         if lease.repeats:
             lease.race_again()
             self.watch(lease)
@@ -71,8 +82,8 @@ class SpeculativeCopies:
             self.schedule.add(lease)
 
     def overdue(self, now: float) -> Lease | None:
-        """The next lease that has become so; None: there is no more, and those to race are
-        candidates of the schedule."""
+        """Check all leases whose check is due: the next one that is now overdue; None: no further
+        one is. Leases found slow on the way become candidates for a copy."""
         hedging, schedule = self.hedging, self.schedule
         while (lease := schedule.due(now)) is not None:
             finding = hedging.judge(lease, now)
@@ -95,34 +106,36 @@ class SpeculativeCopies:
         return self.utilisation.share > self.settings.hedge.max_utilisation
 
     def hedge(self, now: float, actions: list[Action]) -> None:
-        """Race what waits for it, as far as replicas and budget go."""
+        """Send copies of the oldest candidates, as far as replicas and budget allow."""
         schedule = self.schedule
         if not schedule.candidates or self.is_too_busy:
             return
         for lease in schedule.first():
             rows = copiable(lease)
-            if not rows or not self._pays_off(lease, rows, now):
+            if not rows or not self._can_meet_a_deadline(lease, rows, now):
                 schedule.remove(lease)
                 continue
-            dispatch = self._to_another(lease, rows, now)
+            dispatch = self._send_copy(lease, rows, now)
             if dispatch is not None:
                 schedule.remove(lease)
                 self.counts.hedges += 1
-                self._distrust(lease, now)
+                self._stage_nothing_behind(lease, now)
                 actions.append(dispatch)
 
     def tie(self, lease: Lease, now: float) -> Dispatch | None:
-        """A copy of a lease that was just staged behind a running one, if a slot is free."""
+        """A copy of a lease that was just staged behind a running batch; None: no replica is ready,
+        or the replicas are too busy, or the budget is too low."""
         if self.is_too_busy:
             return None
         rows = copiable(lease)
-        dispatch = self._to_another(lease, rows, now, spare=True) if rows else None
+        dispatch = self._send_copy(lease, rows, now, spare=True) if rows else None
         if dispatch is not None:
             self.counts.ties += 1
         return dispatch
 
     def probe(self, lease: Lease, now: float) -> Dispatch | None:
-        """A copy of a lease that was just signed, to an ejected replica that is due."""
+        """A copy of a lease that was just opened, to an ejected replica of its group that is due
+        for a probe; None: there is none, or no row of the lease may be copied."""
         replica = self.ejection.to_probe(lease.replica.group, now)
         rows = copiable(lease) if replica is not None and replica is not lease.replica else []
         if replica is None or not rows:
@@ -131,20 +144,23 @@ class SpeculativeCopies:
         self.counts.probes += 1
         return self._copy(lease, replica, rows, now, probe=True)
 
-    def _distrust(self, lease: Lease, now: float) -> None:
-        """Nothing is staged behind what is being raced, until it has closed."""
+    def _stage_nothing_behind(self, lease: Lease, now: float) -> None:
+        """Call the raced lease overdue if it is the one that runs: then nothing is staged behind it
+        until it has closed."""
         if lease.replica.head() is lease:
             lease.call_overdue()
             self.replicas.refresh(lease.replica, now)
 
-    def _pays_off(self, lease: Lease, rows: list[Row], now: float) -> bool:
+    def _can_meet_a_deadline(self, lease: Lease, rows: list[Row], now: float) -> bool:
+        """Whether a copy in the fastest healthy group could meet the deadline of one of the rows at
+        least."""
         groups = {lease.replica.group}
         if len(self.replicas.groups.by_name) > 1:
             groups |= {each for each in self.replicas.groups.all() if each.healthy}
         seconds = min([group.cost.predict(len(rows), lease.batch.width) for group in groups])
         return max(row.tracked.request.deadline for row in rows) - now > seconds
 
-    def _to_another(
+    def _send_copy(
         self, lease: Lease, rows: list[Row], now: float, *, spare: bool = False
     ) -> Dispatch | None:
         replicas = self.replicas
@@ -154,7 +170,7 @@ class SpeculativeCopies:
                 return None
             width = self._width(lease, rows)
             seconds = replica.group.cost.predict(len(rows), width, replica.spec.replica_id)
-            if replica.group is not lease.replica.group and seconds > _left_s(lease, rows, now):
+            if replica.group is not lease.replica.group and seconds > _useful_s(lease, rows, now):
                 return None
             if not self.budget.affords(seconds, spare=spare):
                 return None
@@ -169,7 +185,7 @@ class SpeculativeCopies:
         return all(other.batch.rank[:2] >= urgency for other in replica.leases.values())
 
     def _width(self, lease: Lease, rows: list[Row]) -> int:
-        """What the device will see these rows as, which may be fewer than the lease was sent."""
+        """The width of a batch of these rows, which may be fewer than the lease's."""
         settings, batch = self.settings, lease.batch
         if settings.buckets.fixed_shapes or len(rows) == len(batch.rows):
             return batch.width
@@ -202,9 +218,9 @@ class SpeculativeCopies:
         )  # fmt: skip
 
 
-def _left_s(lease: Lease, rows: list[Row], now: float) -> float:
-    """Seconds that a copy in another group may take: until the last of the rows is due, and where
-    the lease has yet to start, until it is predicted to be answered."""
+def _useful_s(lease: Lease, rows: list[Row], now: float) -> float:
+    """Seconds that a copy in another group may take to be of use: until the latest deadline of the
+    rows and, where the lease has yet to start, until its own predicted answer."""
     due_s = max(row.tracked.request.deadline for row in rows) - now
     if lease.opened or lease.starts_at <= now:
         return due_s
@@ -212,7 +228,7 @@ def _left_s(lease: Lease, rows: list[Row], now: float) -> float:
 
 
 def copiable(lease: Lease) -> list[Row]:
-    """Its members that may run a second time, if it is not in a race already."""
+    """The lease's members that may run a second time; none where it is in a race already."""
     if lease.copy is not None or lease.copy_of is not None:
         return []
     return [
@@ -223,4 +239,5 @@ def copiable(lease: Lease) -> list[Row]:
 
 
 def row_ids(rows: list[Row]) -> tuple[tuple[int, int], ...]:
+    """The rows as `api.actions.Dispatch` names them: (request_id, row index)."""
     return tuple([(row.tracked.request.request_id, row.index) for row in rows])

@@ -1,12 +1,16 @@
-"""Copies of requests that generate: which are due for one, which replica gets it, and who wins.
+"""Which request that generates gets a speculative copy, on which replica, and which lease wins?
 
-`stream_hedging` decides; this is where it is done. A request is raced until its first token: the
-first of its two leases to say anything goes on with it, the other is aborted, so that its prompt is
-not read on, and nothing is given to a caller twice. A copy is paid for from the same budget as
-copies of batches, by the tokens that were done twice, and charged to nobody. Nothing more is sent
-to a replica that is raced and has shown no token since, until it does; after its lease was taken
-back unanswered, not for as long again as that had waited. A probe is a copy that an ejected replica
-is judged by: it never gets the request while the other lease has it, and ends with its first token.
+`stream_hedging` decides when a copy is due and which replica may take it; this module carries that
+out. Two leases of a request race until the first token. The first lease that shows anything keeps
+the request. The other one is aborted, so that its prompt is not read on and the caller gets nothing
+twice.
+
+- The retry budget that pays for copies of batches pays for the tokens that were computed twice; no
+  flow is charged.
+- A replica whose lease is raced gets no further lease until it shows a token. If the raced lease is
+  aborted without one, the replica gets no lease for as long again as that lease had waited.
+- A probe is a copy by which an ejected replica is judged. It never takes over the request while the
+  other lease is open, and ends with its first token.
 """
 
 from __future__ import annotations
@@ -27,12 +31,13 @@ from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
 
-_LEAST_S = 0.001  # from one look at a lease to the next
+_LEAST_S = 0.001  # from one check of a lease to the next
 
 
 @dataclass(slots=True)
 class StreamCopies:
-    """Copies of streams, and who wins them."""
+    """Copies of streams. `copies` also holds the replicas, leases, budget, utilisation and
+    counters."""
 
     requests: RequestTable
     copies: SpeculativeCopies
@@ -42,12 +47,13 @@ class StreamCopies:
     # -- when
 
     def watch(self, lease: Lease) -> None:
-        """It waits for its first token; to be called again when its replica has begun with it."""
+        """Plan the check of a lease that waits for its first token. To be called again when its
+        replica has started on it."""
         if self._may_race(lease) and not lease.hedge_due:
             self.schedule.check_at(lease, self._race_at(lease))
 
     def again(self, lease: Lease) -> None:
-        """Its copy was never begun: it may be copied as if there had been none."""
+        """The copy of this lease never started: the lease may be copied once more."""
         if lease.hedge_due and not lease.begun:
             self.schedule.add(lease)
 
@@ -69,8 +75,9 @@ class StreamCopies:
     # -- where
 
     def hedge(self, now: float, actions: list[Action]) -> None:
-        """Race what is due for it, as far as replicas and budget go."""
-        self._look(now)
+        """Check all leases that are due, then send copies of the oldest candidates, as far as
+        replicas and budget allow."""
+        self._check_due_leases(now)
         copies, schedule = self.copies, self.schedule
         if not schedule.candidates or copies.is_too_busy:
             return
@@ -78,14 +85,15 @@ class StreamCopies:
             row = lease.batch.rows[0]
             if not self._may_race(lease) or row.tracked.request.deadline <= now:
                 schedule.remove(lease)
-            elif self._to_another(lease, row, now, actions) is not None:
+            elif self._send_copy(lease, row, now, actions) is not None:
                 schedule.remove(lease)
                 copies.counts.hedges += 1
                 lease.call_overdue()
                 copies.replicas.refresh(lease.replica, now)
 
     def probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
-        """A copy of a lease that was just signed, to an ejected replica that is due."""
+        """Copy a lease that was just opened to an ejected replica of its group, if one is due for a
+        probe and has room."""
         ejection, row = self.copies.ejection, lease.batch.rows[0]
         replica = ejection.to_probe(lease.replica.group, now)
         if replica is None or replica is lease.replica or not self._may_race(lease):
@@ -96,23 +104,22 @@ class StreamCopies:
             self.copies.counts.probes += 1
             self._copy(lease, replica, CopyTerms(offer.cost_s, probe=True), now, actions)
 
-    def _look(self, now: float) -> None:
-        """At all that may be due."""
+    def _check_due_leases(self, now: float) -> None:
+        """Make a candidate of each due lease that may be raced, unless its replica serves others
+        meanwhile; then check it again later."""
         schedule = self.schedule
         while (lease := schedule.due(now)) is not None:
             at = self._race_at(lease)
             if at > now:
                 schedule.check_at(lease, at)
-            elif _works(lease, at - lease.starts_at, now):
+            elif _serves_others(lease, at - lease.starts_at, now):
                 again_s = max(at - lease.starts_at, _LEAST_S)
                 schedule.check_at(lease, now + again_s)
             elif self._may_race(lease):
                 lease.call_due()
                 schedule.add(lease)
 
-    def _to_another(
-        self, lease: Lease, row: Row, now: float, actions: list[Action]
-    ) -> Lease | None:
+    def _send_copy(self, lease: Lease, row: Row, now: float, actions: list[Action]) -> Lease | None:
         deadline, budget_s = row.tracked.request.deadline, self.copies.budget.level_s
 
         def accept(replica: ReplicaState) -> Lease | None:
@@ -163,16 +170,17 @@ class StreamCopies:
         )  # fmt: skip
         return copy
 
-    # -- who wins
+    # -- which lease wins
 
     def begun(self, lease: Lease, actions: list[Action]) -> None:
-        """Something of its answer has come."""
+        """Something of the lease's answer has come: its first sign decides the race."""
         if lease.show():
             self.schedule.forget(lease)
             self.decide(lease, actions)
 
     def decide(self, lease: Lease, actions: list[Action]) -> None:
-        """The first of two to show anything has the request; a probe never, while the other can."""
+        """The lease is the first of two to show anything: it keeps the request. A probe leaves the
+        request to the other lease, and ends."""
         other = lease.copy or lease.copy_of
         if not lease.probe:
             self.wins(lease, actions)
@@ -180,25 +188,27 @@ class StreamCopies:
             forsake(lease, actions)
             abort(lease, actions)
         elif not lease.live:
-            abort(lease, actions)  # it was let run to see this
+            abort(lease, actions)  # the probe ran on only until its first token
 
     def wins(self, lease: Lease, actions: list[Action]) -> None:
-        """It goes on with the request alone, if anybody waits for that."""
+        """The lease keeps the request alone, unless nobody waits for the request any more."""
         other = lease.copy or lease.copy_of
         if other is not None and lease.live:
-            race_costs(lease, None, 0.0)  # what was done twice is what the other did
+            race_costs(lease, None, 0.0)  # only the loser's tokens were computed twice
             self.schedule.forget(other)
             start_first(lease, actions)
 
     def inherits(self, lease: Lease, now: float) -> None:
-        """What it raced was lost. A probe is none any more: it is what its caller waits for."""
+        """The other lease of the race was lost. If this one is a probe, the caller now waits for
+        it, so it stops being a probe."""
         if lease.probe and lease.live:
             lease.step_in()
             self.copies.ejection.failed(lease.replica, now)
 
     def closed(self, lease: Lease, end: LeaseEnd, now: float) -> None:
-        """To be called when it holds nothing any more. Without having won, a copy costs what its
-        lease was given; a replica whose lease showed nothing is doubted for as long again."""
+        """The lease has closed and given back its share. Corrects what the budget paid for a race
+        that this lease lost, by the tokens that it was given. Blocks a replica whose raced lease
+        was aborted without a token, for as long again as the lease waited, `SUSPECT_S` at most."""
         generations, running, replica = self.requests.generations, lease.running, lease.replica
         if generations is None or running is None:
             return
@@ -208,7 +218,7 @@ class StreamCopies:
         if gave_up and lease.hedge_due and not lease.repeats:
             waited_s = now - lease.starts_at
             engine_of(lease).waited(lease.batch.edge, waited_s, running.first_s)
-            if lease.overdue:  # and nothing else has come from there since
+            if lease.overdue:  # no other lease there has shown a token since
                 self.copies.replicas.block(replica, now + min(SUSPECT_S, waited_s))
                 self.copies.replicas.refresh(replica, now)
         tokens = running.tokens
@@ -218,9 +228,10 @@ class StreamCopies:
             race_costs(lease, other, 0.0)
 
 
-def _works(lease: Lease, within_s: float, now: float) -> bool:
-    """Whether its replica has shown a token of another that lately: then it does not stall, and
-    this one waits for its turn in it, which a copy would take from others elsewhere."""
+def _serves_others(lease: Lease, within_s: float, now: float) -> bool:
+    """Whether the replica has shown a token of another lease within the last `within_s` seconds,
+    since this lease started. Then the replica does not stall: the lease waits for its turn, and a
+    copy would take a turn from others elsewhere."""
     since = max(lease.starts_at, now - within_s)
     others = [other.running for other in lease.replica.leases.values() if other.begun]
     return any(each is not None and each.at > since for each in others)

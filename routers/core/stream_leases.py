@@ -1,10 +1,12 @@
-"""The lease of a request that generates: what it occupies, and what its flow owes.
+"""How much of a replica does the lease of a request that generates occupy, and what does its flow
+owe for it?
 
-A flow pays for a lease's predicted cost when it is sent, for more as soon as more has been served,
-and gets back what was not served when it ends; nothing where nothing was. What a lease occupies is
-what its replica says, with the room that is kept for what is still to come. Prompts that are being
-read are counted by replica, long ones apart: the next prompt waits behind them. All of it is told
-by `Progress` and by the report that closes the lease.
+- A flow pays a lease's predicted cost when the lease is sent, and more as soon as more has been
+  served. When the lease ends the flow gets back what was not served; everything, if nothing was.
+- A lease occupies the tokens that its replica reports, and the room kept for output still to come.
+
+Both follow from `Progress` events (`moved`) and from the report that closes the lease (`ended`).
+The same reports teach the engine's speed, its pace and the share of prompts that is cached.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from routers.estimates.generations import RunningGeneration
 from routers.state.ready_replicas import load_of
 from routers.state.replica_state import Lease
 
-_FULL = 0.8  # of a replica's room
-_MOST_TOKENS = 1_000_000_000
+_FULL = 0.8  # share of a replica's room above which it counts as full
+_MOST_TOKENS = 1_000_000_000  # a greater count in a report is not believed
 
 
 def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
-    """Take in how far it is; whether its replica may be able to take more than before."""
+    """Take in how far a stream lease has got; whether its replica may now take more than before."""
     running, generations = lease.running, state.requests.generations
     if running is None or generations is None:
         state.leases.resize(lease, event.held)
@@ -34,18 +36,18 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     if is_first:
         _first_token(state, lease, running, tokens, now)
     elif tokens.output > before.output and running.first_at is not None:
-        _stepped(state, lease, running, tokens, now)
+        _further_tokens(state, lease, running, tokens, now)
     running.tokens = tokens
-    _pay(state.requests, lease, running, tokens, now)
+    _charge_served(state.requests, lease, running, tokens, now)
     served = generations.weighted(tokens) - generations.weighted(before)
     given = max(0.0, generations.weighted(event.given))
-    full = _is_full(state.requests, lease, counts_all=given > 0.0)
+    full = _is_replica_full(state.requests, lease, counts_all=given > 0.0)
     engine_of(lease).worked(lease.replica_id, served, now, full=full, given=given)
     held, share = event.held, lease.share
-    if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
+    if not 0.0 <= held <= _MOST_TOKENS:  # a NaN included
         held = float(running.plan.prompt + tokens.output)
     if not tokens.output and held < running.plan.prompt:
-        held = float(running.plan.prompt)  # the rest of it has yet to be read
+        held = float(running.plan.prompt)  # the rest of the prompt has yet to be read
     state.leases.resize(lease, held + generations.left(running.plan, tokens.output))
     return is_first or lease.share < share or was_ejected is not lease.replica.ejected
 
@@ -53,6 +55,7 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
 def _first_token(
     state: State, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
 ) -> None:
+    """The lease's first token has come: judge its replica's pace, and learn first-token times."""
     generations, engine = state.requests.generations, engine_of(lease)
     assert generations is not None
     running.first_at = running.at = now
@@ -60,8 +63,8 @@ def _first_token(
     replica = lease.replica
     others = replica.reading > running.reads or replica.read_at > lease.starts_at
     if engine.knows_first_tokens and not (running.ahead or running.is_long or others):
-        _judge(state, lease, lease.starts_at, engine.first_token_s(running.ahead + read), now)
-    if lease.live:  # else another replica was quicker: nobody waited for this one
+        _judge_pace(state, lease, lease.starts_at, engine.first_token_s(running.ahead + read), now)
+    if lease.live:  # else another replica was quicker, and this time is no sample
         seconds = now - lease.sent_at
         engine.waited(lease.batch.edge, now - lease.starts_at, running.first_s)
         engine.began(running.ahead + read, seconds)
@@ -72,24 +75,28 @@ def _first_token(
         running.cached = tokens.cached
 
 
-def _stepped(
+def _further_tokens(
     state: State, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
 ) -> None:
+    """Further tokens have come: judge the replica's pace, and learn its time a step."""
     more = (tokens.output - running.tokens.output) / running.plan.sequences
     if more > 0.0 and running.tokens.output:
         sequences, engine = float(len(lease.replica.leases)), engine_of(lease)
         step_s, replica = engine.step_s(sequences), lease.replica
         reads = replica.reading > 0.0 or replica.read_at > running.at
-        if step_s is not None and not reads:  # else it had more to do than these tokens
-            _judge(state, lease, running.at, more * step_s, now)
+        if step_s is not None and not reads:  # while it reads prompts a step takes longer
+            _judge_pace(state, lease, running.at, more * step_s, now)
         engine.stepped(sequences, (now - running.at) / more)
     running.at = now
 
 
-def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now: float) -> None:
-    """What a wait of this lease says of its replica's pace. One that is ejected is judged by its
-    probes. None is ejected while all are so busy that nothing is copied: where prompts of all sizes
-    wait for each other pace says little, and the others could not do its work."""
+def _judge_pace(
+    state: State, lease: Lease, began_at: float, predicted_s: float, now: float
+) -> None:
+    """Judge the replica's pace by a wait of this lease, from `began_at` to now, against its
+    prediction. An ejected replica is judged by its probes only. None is ejected while the replicas
+    are too busy for copies: pace says little where prompts of all sizes wait for each other, and
+    the other replicas could not take over the work."""
     replica, engine = lease.replica, engine_of(lease)
     if engine.frozen or (replica.ejected and not lease.probe):
         return
@@ -102,13 +109,14 @@ def _judge(state: State, lease: Lease, began_at: float, predicted_s: float, now:
         state.copies.ejection.judge(replica, ratio, now)
 
 
-def _pay(
+def _charge_served(
     requests: RequestTable, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
 ) -> None:
-    """What it has had beyond what its flow has paid; the controllers hear of all of it."""
+    """Charge the flow for what the lease was served beyond what was paid, and tell the controllers
+    of everything served since they were told last."""
     generations, batch = requests.generations, lease.owes
     if batch is None or generations is None:
-        return  # a copy that has not won, which nobody pays for
+        return  # a copy that has not won: no flow pays for it
     served_s = generations.weighted(tokens) * running.token_s
     if served_s > batch.predicted_s:
         ((priority, tenant, paid_s),) = batch.charges
@@ -121,7 +129,7 @@ def _pay(
 
 
 def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float) -> None:
-    """The lease has closed: settles what its flow owes, and learns."""
+    """The lease has closed: learn from its last report, and settle what its flow owes."""
     running, requests = lease.running, state.requests
     generations = requests.generations
     if running is None or generations is None:
@@ -130,10 +138,11 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     has_said = tokens.input > 0 or tokens.output > 0
     tokens = _believable(tokens, before) if has_said else before
     if running.first_at is None and end is LeaseEnd.DONE:
-        generations.found(running.cached, tokens.cached)  # when its first token came nobody said
+        # No `Progress` told of the first token, so what was cached is learnt only now.
+        generations.found(running.cached, tokens.cached)
     lease.has_read(now)
     served = generations.weighted(tokens) - generations.weighted(before)
-    full = _is_full(requests, lease, counts_all=False)
+    full = _is_replica_full(requests, lease, counts_all=False)
     engine_of(lease).worked(lease.replica_id, served, now, full=full)
     if not lease.replica.leases:
         engine_of(lease).idle(lease.replica_id)
@@ -146,8 +155,9 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
 def _settle(
     requests: RequestTable, lease: Lease, running: RunningGeneration, end: LeaseEnd, now: float
 ) -> None:
-    if _races(lease):
-        return  # what races it goes on with the request, and settles
+    """Settle the account of the lease's flow, or refund it where nothing was served."""
+    if _is_raced(lease):
+        return  # the other lease goes on with the request, and settles when it ends
     batch, tokens = lease.take_owed(), running.tokens
     if batch is None:
         return
@@ -155,7 +165,7 @@ def _settle(
     if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
         requests.served.settle(batch, None, now)
         return
-    if nothing:  # its replica counts nothing: what was predicted stands
+    if nothing:  # a replica that reports no counts: the prediction stands
         served_s = batch.predicted_s
     else:
         assert requests.generations is not None
@@ -164,15 +174,15 @@ def _settle(
     running.told_s = served_s
 
 
-def _races(lease: Lease) -> bool:
-    """Whether another lease of the same request is under way."""
+def _is_raced(lease: Lease) -> bool:
+    """Whether another lease of the same request is open and somebody waits for it."""
     other = lease.copy or lease.copy_of
     return other is not None and other.live > 0
 
 
-def _is_full(requests: RequestTable, lease: Lease, *, counts_all: bool) -> bool:
-    """Whether its replica works as fast as it can, and for us, unless what it does for all is
-    counted: what waits, waits for room there."""
+def _is_replica_full(requests: RequestTable, lease: Lease, *, counts_all: bool) -> bool:
+    """Whether the replica is full while rows wait, so that the rate it shows is its fastest. If it
+    also serves other gateways, only where `counts_all`: the rate counts their tokens too."""
     replica = lease.replica
     if replica.shared and not counts_all:
         return False
@@ -180,7 +190,7 @@ def _is_full(requests: RequestTable, lease: Lease, *, counts_all: bool) -> bool:
 
 
 def _believable(tokens: Tokens, before: Tokens) -> Tokens:
-    """Counts that never go back, and are counts."""
+    """The reported counts, with any that is impossible or less than before replaced."""
     read = _count(tokens.input, before.input)
     cached = min(_count(tokens.cached, 0), read)
     return Tokens(read, cached, _count(tokens.output, before.output))

@@ -1,12 +1,18 @@
-"""What becomes of the work of a replica that is silent, and of the replica.
+"""What becomes of a silent replica, and of the rows that it holds?
 
-It gets nothing new. Rows that may run twice, and have not been moved or retried before, go
-elsewhere once. What ran may be what silenced it: those rows travel alone, like those of a lost
-lease, and are paid for from the same budget. What was staged behind it has most likely not started:
-it takes its old places. A request that generates moves as long as nothing of its answer has come.
-Rows in a copy on a replica that speaks have been moved by that. The leases stay open: an answer
-that comes after all is taken, if it is the first. Anything the replica says ends it; what it still
-holds is its probe, and one whose last lease is given up for lost is probed as an outlier.
+`Silence` decides that a replica is silent; `suspend` suspends it. A suspended replica gets no new
+lease until it speaks.
+
+- Its rows are queued again, once: those that may run twice and were neither moved nor retried.
+- Rows of the batch that ran may have silenced it. They travel alone, like rows of a lost lease, and
+  the retry budget pays for them.
+- Rows staged behind that batch have most likely not started. They take their old places.
+- A request that generates is moved as long as nothing of its answer has come.
+- Rows that also stand in a copy on a replica that is not suspended stay: the copy serves them.
+
+The leases of moved rows stay open, so that an answer that comes after all is used if it is the
+first. Anything that the replica says ends the suspension (`heard`). Its open leases serve as its
+probe; a replica whose last lease is lost without a word is ejected and probed like an outlier.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from routers.state.rows import Row
 
 
 def suspend(state: State, replica: ReplicaState, now: float, actions: list[Action]) -> None:
+    """Give the replica no new lease, and move its rows."""
     replica.suspend()
     state.copies.counts.suspensions += 1
     head = replica.head()
@@ -30,9 +37,10 @@ def suspend(state: State, replica: ReplicaState, now: float, actions: list[Actio
 
 
 def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, ran: bool) -> None:
-    """Of one lease at a suspended replica."""
+    """Queue those rows of a suspended replica's lease once more that may be moved. `ran`: the lease
+    had started, or is believed to have."""
     requests = state.requests
-    rows = [] if requests.is_closed or lease.begun else [r for r in lease.members() if _moves(r)]
+    rows = [] if requests.is_closed or lease.begun else [r for r in lease.members() if _may_move(r)]
     if not rows:
         return
     state.copies.counts.moved_rows += len(rows)
@@ -54,14 +62,15 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
 def take_late_answer(
     state: State, lease: Lease, failed: Sequence[int], actions: list[Action]
 ) -> None:
-    """A lease whose rows had been moved was answered, but for those at the positions `failed`."""
+    """A lease whose rows had been moved was answered after all: its answers count for rows that
+    have no other yet. `failed`: positions of rows without an answer."""
     rows = late_rows(lease, failed)
     state.copies.counts.late_rows_used += len(rows)
     state.requests.answered_late(rows, actions)
 
 
 def heard(state: State, replica: ReplicaState, now: float) -> None:
-    """It has said something."""
+    """The replica has said something: end its suspension, if it was suspended."""
     if replica.heard(now):
         state.replicas.refresh(replica, now)
         if replica.leases:
@@ -69,13 +78,15 @@ def heard(state: State, replica: ReplicaState, now: float) -> None:
 
 
 def probe_instead(state: State, replica: ReplicaState, now: float) -> None:
-    """Its last lease was given up without a word of it: nothing is left that could be heard."""
+    """If the suspended replica's last lease was lost, no answer can end the suspension any more:
+    eject the replica instead, so that it is probed."""
     if replica.suspended and not replica.leases:
         replica.resume()
         state.copies.ejection.eject(replica, now)
 
 
-def _moves(row: Row) -> bool:
+def _may_move(row: Row) -> bool:
+    """Whether the row may run again elsewhere, and stands only at suspended replicas."""
     if row.retried or row.moved_from or not row.tracked.request.retryable:
         return False
     return all(each is None or each.is_suspended for each in (row.lease, row.copy))

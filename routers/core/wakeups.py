@@ -1,4 +1,10 @@
-"""When must the core be called again though nothing happens?"""
+"""When must the dispatcher be called again if no event comes, and when may a step be skipped?
+
+The dispatcher has one timer (`api.actions.WakeAt`). `WakeupPlanner` asks for it at the earliest
+time at which a decision may change by the clock alone. It also says until when a new request
+changes nothing but the queue, so that the dispatcher need not run its other decisions. Times are
+seconds on the dispatcher's clock.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +16,35 @@ from routers.core.request_table import RequestTable
 
 
 class WakeupPlanner:
-    """As of the end of the last step. `quiet_until`: before then all that happens is what the next
-    new request does by itself, unless it is more urgent than the `most_urgent` that wait. `asked`:
-    where the timer stands, inf: it does not."""
+    """The wakeups as of the end of the last step."""
 
     def __init__(self) -> None:
-        self.wakes_at = inf
+        self.wakes_at = inf  # when the timer is set to fire; inf: it is not set
+        # Until then a new request has no effect but its own admission and queueing, unless its
+        # priority is more urgent than `most_urgent`, the most urgent that had rows waiting.
         self.quiet_until = -inf
         self.most_urgent: int | None = None
-        self._looks_at = inf  # when time changes something about what is in the core
-        self._frees_at = inf  # when a replica may take a lease
+        self._next_check_at = inf  # when a request's timer or a check of a lease or replica is due
+        self._next_capacity_at = inf  # when a replica may take a lease
 
     def look(self, state: State) -> None:
-        """Everything may have changed."""
+        """Plan anew at the end of a step in which anything may have changed."""
         requests, copies = state.requests, state.copies
         batch_copies, stream_copies = copies.schedule, state.stream_copies.schedule
         replicas = copies.replicas
-        self._looks_at = min(
+        self._next_check_at = min(
             requests.timers.next_at(),
             batch_copies.next_check_at(),
             state.silence.next_at(),
             stream_copies.next_check_at(),
         )
-        self._frees_at = replicas.next_at()
+        self._next_capacity_at = replicas.next_at()
         held_until = requests.held_until
-        if held_until is not None and held_until < self._frees_at:
-            self._frees_at = held_until
-        if requests.tries_at < self._frees_at:
-            self._frees_at = requests.tries_at
-        self.quiet_until = min(self._looks_at, self._frees_at)
+        if held_until is not None and held_until < self._next_capacity_at:
+            self._next_capacity_at = held_until
+        if requests.tries_at < self._next_capacity_at:
+            self._next_capacity_at = requests.tries_at
+        self.quiet_until = min(self._next_check_at, self._next_capacity_at)
         self.most_urgent = urgent = requests.most_urgent()
         gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
         races = batch_copies.candidates or stream_copies.candidates
@@ -46,18 +52,18 @@ class WakeupPlanner:
             self.quiet_until = -inf
 
     def joined(self, requests: RequestTable) -> None:
-        """A new request waits, and nothing else has changed."""
+        """A new request was queued and nothing else has changed: plan its timer."""
         at = requests.timers.next_at()
-        if at < self._looks_at:
-            self._looks_at = at
+        if at < self._next_check_at:
+            self._next_check_at = at
             self.quiet_until = min(at, self.quiet_until)
 
     def ask(self, waits: bool, actions: list[Action]) -> None:
-        """Ask for a timer, unless one that is early enough is outstanding. `waits`: something does,
-        for a replica."""
-        at = self._looks_at
-        if waits and self._frees_at < at:
-            at = self._frees_at
+        """Append a `WakeAt`, unless the timer is set to the same time or an earlier one. `waits`:
+        rows wait, or leases wait to be copied, so that a replica's becoming free matters."""
+        at = self._next_check_at
+        if waits and self._next_capacity_at < at:
+            at = self._next_capacity_at
         if at < self.wakes_at:
             self.wakes_at = at
             actions.append(WakeAt(at))

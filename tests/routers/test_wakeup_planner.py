@@ -33,9 +33,9 @@ class Watched(Dispatcher):
         self.said.append((event, now, actions))
         return actions
 
-    def _settle(self, now: float, actions: list[Action]) -> None:
+    def _make_decisions(self, now: float, actions: list[Action]) -> None:
         self.settles += 1
-        super()._settle(now, actions)
+        super()._make_decisions(now, actions)
 
 
 class Thorough(Dispatcher):
