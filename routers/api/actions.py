@@ -1,4 +1,9 @@
-"""What the core decides, for its caller to carry out, in order."""
+"""What does the dispatcher ask its caller to do? The actions that a step returns.
+
+The caller performs them in the order in which they are returned. Actions are plain values; the
+caller owns the connections, the payloads and the timer. Times are seconds on the caller's
+monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +15,32 @@ from routers.api.requests import FlowWork, Reason
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send these rows, as one lease, to this replica. `rows` are (request_id, row index).
+    """Send these rows to this replica as one lease."""
 
-    rank: (late, priority, start tag) of the row that leads; of the batches staged at a replica the
-    lowest starts next, and the others are returned unstarted. charges: what each flow in it is
-    charged, seconds of the reference group; of one group their sum is `predicted_s`. waiting: what
-    waits here, by flow. copy_of: the lease of the same rows that this one races, 0: none; tied: the
-    first of the two to start cancels the other, so the replica reports `Opened`."""
-
-    alone: ClassVar[bool] = False
+    alone: ClassVar[bool] = False  # see `LoneDispatch`
     lease_id: int
     replica_id: str
-    rows: tuple[tuple[int, int], ...]
+    rows: tuple[tuple[int, int], ...]  # (request_id, row index)
     bucket: int  # upper edge of the bucket that led the batch, tokens
-    predicted_s: float
+    predicted_s: float  # service time on this replica
+
+    # (late, priority, start tag) of the leading row. Of the batches staged at a replica the one of
+    # the lowest rank starts next, and the other gateways' are returned unstarted.
     rank: tuple[int, int, float] = (0, 0, 0.0)
+    # What each flow in the batch is charged, in seconds of the reference group. With a single group
+    # the charges add up to `predicted_s`.
     charges: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] = ()
-    copy_of: int = 0
-    tied: bool = False
+    waiting: tuple[FlowWork, ...] = ()  # work that waits at this gateway, by flow
+
+    copy_of: int = 0  # the lease of the same rows that this one races; 0: none
+    tied: bool = False  # of the two, the first to start cancels the other: report `Opened`
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Nobody waits for this lease (its members left, or its copy won), or its rows are wanted back
-    (preempted): a replica drops it unstarted where it can, a stream replica stops working on it.
-    Best effort: whatever happens, `Closed` follows."""
+    """Tell the replica to drop this lease: nobody waits for it (its members left, or its copy won),
+    or its rows are preempted. A batch replica drops it if it has not started, a stream replica
+    stops working on it. Best effort: in any case a `Closed` event must follow."""
 
     lease_id: int
     replica_id: str
@@ -43,24 +48,30 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
+    """Tell the caller of a request that it was refused before it was queued."""
+
     request_id: int
     reason: Reason
-    retry_after_s: float = 0.0
+    retry_after_s: float = 0.0  # after which asking again may help; 0: never, or unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
+    """Tell the caller of a request that it was removed after it had been queued."""
+
     request_id: int
     reason: Reason
-    retry_after_s: float = 0.0
+    retry_after_s: float = 0.0  # as in `Reject`
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `step(Tick(), now)` at this time: the one timer is set anew, whatever it was set to.
+    """Set the dispatcher's one timer to this time, instead of any time that it was set to: call
+    `step(Tick(), now)` then.
 
-    At most one a step, and none while the timer stands at an earlier or the same time; it counts as
-    gone after any `Tick` and after any step at or past its time. A needless `Tick` does no harm.
+    A step returns at most one, and none while the timer is set to the same time or an earlier one.
+    The timer counts as not set after any `Tick`, and after any step at or past its time. A `Tick`
+    that comes early or too often does no harm.
     """
 
     at: float
@@ -71,6 +82,7 @@ Action = Dispatch | Abort | Reject | Evict | WakeAt
 
 @dataclass(frozen=True, slots=True)
 class LoneDispatch(Dispatch):
-    """Of a row that may have ended a replica; so this one reports `Opened`."""
+    """A `Dispatch` of one row that may have ended a replica before. The replica must report
+    `Opened`, so that a second loss can be told from a loss before the row started."""
 
     alone: ClassVar[bool] = True

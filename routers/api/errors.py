@@ -1,14 +1,14 @@
-"""What can go wrong in the core: only what its caller did wrong.
+"""Which exceptions does the core raise? Only for mistakes of its caller.
 
-Ordinary outcomes (a full queue, a lost replica) are actions with a `Reason`, never exceptions.
-Each of these is raised before any state has changed.
+Expected outcomes (a full queue, a lost replica) are actions with a `Reason`, never exceptions.
+Every exception here is raised before any state has changed.
 """
 
 from __future__ import annotations
 
 
 class RouterFault(Exception):
-    """Base of all that the core raises on purpose."""
+    """Base class of the core's own exceptions."""
 
 
 class BadSettings(RouterFault):
@@ -16,4 +16,5 @@ class BadSettings(RouterFault):
 
 
 class BadRequestEvent(RouterFault):
-    """A request without rows, or with the id of one that is still live."""
+    """A request without rows, with the id of a request that is still live, or one that generates
+    and has several rows."""

@@ -1,4 +1,8 @@
-"""What the core is told: requests that come and go, replicas, their leases, and time."""
+"""What does the dispatcher's caller tell it? Requests, replicas, their leases, and time.
+
+Each event is a plain value that goes into `Dispatcher.step` or `Dispatcher.take`. A `Note` is only
+counted, and returns no action.
+"""
 
 from __future__ import annotations
 
@@ -10,119 +14,124 @@ from routers.api.settings import DispatcherSettings
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
+    """A new request. The step rejects it or queues it, and may dispatch it at once."""
+
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The caller left. Queued rows leave at once; rows of a running batch are ignored."""
+    """The request's caller has left. Queued rows leave at once; answers for rows at a replica are
+    ignored."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The whole running set. One that is missing gets no new lease; its open leases go on."""
+    """All running replicas. A known replica that is missing gets no new lease (it drains); its open
+    leases go on."""
 
     replicas: tuple[Replica, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The replica has started on the lease (its predicted finish counts from here)."""
+    """The replica has started on the lease, whose predicted finish counts from now."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stream lease moved: `served` cost units so far, `held` capacity it now occupies, `tokens`
-    it has had so far. `given`: what its replica gave to requests of all gateways, ever, cached
-    input left out; nothing: it does not say."""
+    """A stream lease has got further. All counts are totals, not differences."""
 
     lease_id: int
-    served: float
-    held: float
-    tokens: Tokens = NO_TOKENS
+    served: float  # cost units
+    held: float  # units of the replica's capacity that the lease occupies now
+    tokens: Tokens = NO_TOKENS  # of this lease
+    # Of the requests of all gateways that this replica ever served, cached input left out;
+    # `NO_TOKENS`: the replica does not say.
     given: Tokens = NO_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """`failed`: of a batch that is DONE, positions of the rows on which the model failed, each by
-    itself; they have no answer."""
+    """The lease has ended, whoever ended it: every lease is closed exactly once."""
 
     lease_id: int
     end: LeaseEnd
     report: Report = field(default_factory=Report)
+    # Of a batch that is DONE: positions of rows that have no answer, because the model failed on
+    # each of them alone.
     failed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The replica has said something, whatever it was: it is not silent. Not needed beside events
-    that tell of its leases."""
+    """The replica has sent something, whatever it was, so it is not silent. Not needed beside
+    events about its leases, which show the same."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A timer asked for by `WakeAt` fired."""
+    """The timer that `WakeAt` asked for has fired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The model is gone: everything that waits is evicted with `Reason.CLOSED`."""
+    """The model was withdrawn: all that waits is evicted and what comes is rejected, with
+    `Reason.CLOSED`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconfigure:
-    """Other settings: what waits is bucketed anew and keeps its age; what is now too long leaves;
-    new bounds hold for new requests only. Reopens a closed model."""
+    """New settings. Rows that wait are bucketed anew and keep their age; a request with a row that
+    is now too long is evicted; new bounds hold for new requests only. Reopens a closed model."""
 
     settings: DispatcherSettings
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityExpected:
-    """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows. Told again
-    as time passes."""
+    """While no replica runs: when one is expected to run. To be told again as time passes."""
 
-    in_s: float
+    in_s: float  # seconds from now; 0.0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedUnread:
-    """A request was refused by its headers alone; `is_first`: as in `api.requests.Request`."""
+    """The gateway refused a request by its headers alone."""
 
     tenant: str
     priority: int
     reason: Reason
-    is_first: bool = True
+    is_first: bool = True  # as in `api.requests.Request`
 
 
 @dataclass(frozen=True, slots=True)
 class ServedElsewhere:
-    """A request was offered here and answered by others who stand in; `lengths`: of its rows, ()
-    where they do not say what it takes."""
+    """A request was offered to this version of the model and answered by another one (the canary
+    of a rollout). It counts as work that was offered and served here."""
 
     tenant: str
     priority: int
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # of its rows; (): unknown
 
 
 @dataclass(frozen=True, slots=True)
 class PeersServed:
-    """A replica has said, with no lease's end, what other gateways were served there and have
-    waiting: of the report `virtual_time`, `served` and `waiting` are read."""
+    """A replica has reported, without a lease's end, what it served for other gateways and what
+    waits at them."""
 
     replica_id: str
-    report: Report
+    report: Report  # only `virtual_time`, `served` and `waiting` are read
 
 
 Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed
-"""Counted, and nothing follows from it at once."""
+"""An event that is counted, and from which no action follows at once."""
 
 Event = (
     Arrive | Cancel | Replicas | Opened | Progress | Closed | Heard | Tick | Close | Reconfigure

@@ -1,8 +1,8 @@
-"""What policies are asked that decide by numbers alone.
+"""Which questions does an order policy answer, and in what terms?
 
-A policy decides and changes nothing: it is given what it needs to know and says what should be, and
-the core carries that out. Each is one of several that answer the same question, chosen by name in
-the settings (`PolicyNames`).
+An order policy decides whose turn it is among flows. It computes with numbers alone and changes
+nothing: `Flows` keeps the accounts and applies the answers. `policies/registry.py` names the
+orders; a model's settings choose one (`PolicyNames.order`).
 """
 
 from __future__ import annotations
@@ -12,56 +12,60 @@ from typing import Protocol
 
 
 class Ranking(Enum):
-    """By what flows are told apart. SHARES: by the start tags of their accounts, and within a flow
-    earliest deadline first; DEADLINES, ARRIVALS: by the first row that waits, whoever's it is."""
+    """By what are flows, and the rows of a flow, put in order?"""
 
-    SHARES = "shares"
-    DEADLINES = "deadlines"
-    ARRIVALS = "arrivals"
+    SHARES = "shares"  # flows by the start tags of their accounts; rows by deadline
+    DEADLINES = "deadlines"  # rows by deadline, whichever flow they belong to
+    ARRIVALS = "arrivals"  # rows by arrival, whichever flow they belong to
 
 
 Account = tuple[float, float]
-"""An account's start tag, and the credit in seconds that it uses up before the tag grows."""
+"""(start tag, credit): of the flow's account; the credit, in seconds, is used up before the tag
+grows."""
 
 
 class Order(Protocol):
-    """Whose turn is it among flows? Accounts are kept under every order: they say who had how much.
-    Tags are predicted device seconds over the flow's weight, unless the order says otherwise."""
+    """Whose turn is it among flows?
+
+    Accounts are kept under every order, since they also say how much each flow was given. A tag is
+    in predicted device seconds divided by the flow's weight, unless the order defines it otherwise.
+    """
 
     @property
     def ranking(self) -> Ranking: ...
 
     @property
     def settles(self) -> bool:
-        """Whether accounts are put right by the seconds that a batch was predicted, and measured,
-        to take."""
+        """Whether a charge is corrected from predicted to measured seconds when its batch ends."""
         ...
 
     def price(self, length: int, cost_s: float) -> float:
-        """What a row of so many tokens and predicted seconds is charged when it is taken."""
+        """What a row is charged when it leaves the queue: `length` tokens, `cost_s` predicted
+        seconds."""
         ...
 
     def tag(self, account: Account, weight: float) -> float:
-        """What other gateways, and who comes, are compared with: the tag less the credit."""
+        """The tag less the credit: with it, other gateways' flows and new flows are compared."""
         ...
 
     def charged(self, account: Account, weight: float, seconds: float) -> Account:
-        """The account after it has taken so much more, or less if negative."""
+        """The account after a charge of `seconds`; negative: after giving them back."""
         ...
 
     def refunded(self, account: Account, weight: float, seconds: float) -> Account:
-        """The account once work that it was charged for was not even begun."""
+        """The account after `seconds` were refunded, whose work was never started."""
         ...
 
     def entered(self, account: Account, weight: float, virtual: float) -> Account:
-        """The account of a flow that was idle and asks again; `virtual`: where who comes begins."""
+        """The account of a flow that was idle and has work again. `virtual`: its priority's virtual
+        time, the tag at which new flows start."""
         ...
 
     def next_virtual(self, virtual: float, moves: float, start: float, share_s: float) -> float:
-        """Where who comes begins, once a flow of the tag `start` leads a batch that takes `share_s`
-        of its share; `moves`: how far the batch before moves it at most."""
+        """The virtual time after a flow with the tag `start` has led a batch of `share_s` seconds
+        divided by its weight. `moves`: the most by which the batch before moves it."""
         ...
 
     def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
-        """Whether one tag is above another by more than so much work of its share."""
+        """Whether the tag `start` is above the tag `than` by more than `seconds` of share."""
         ...

@@ -1,9 +1,9 @@
-"""The vocabulary of the scheduling core: requests, replicas, and what a replica reports.
+"""How does the scheduling core describe requests, replicas, and a replica's reports?
 
 Events (`api.events`) go into `Dispatcher.step(event, now)`, actions (`api.actions`) come out. Times
-are seconds on the caller's monotonic clock; lengths are tokens (or whatever a model's length is);
-costs are predicted service seconds. Nothing here knows a row's contents: the caller keeps payloads
-under `request_id`. Source: h11 and Dask's worker state machine.
+are seconds on the caller's monotonic clock. Lengths are tokens, or whatever a model's length is.
+Costs are predicted service seconds. Nothing here knows a row's contents: the caller keeps payloads
+by `request_id`. Source: h11 and Dask's worker state machine (sans-IO).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from enum import Enum
 class Reason(Enum):
     """Why a request was rejected (never queued) or evicted (queued, then removed)."""
 
-    QUEUE_FULL = "queue_full"  # bound on what waits reached, by who has its share or more of it
-    TOO_LONG = "too_long"  # a row is longer than the last bucket (rejected)
+    QUEUE_FULL = "queue_full"  # the queue is full, and the tenant has its share of it or more
+    TOO_LONG = "too_long"  # a row is longer than the last bucket or than a replica can hold
     TOO_LARGE = "too_large"  # a request has more rows than the queue holds (rejected)
-    EXPIRED = "expired"  # its timeout passed before it was answered, queued or in a running batch
-    LATE = "late"  # past its deadline and `late="refuse"`, or the queue of late ones is full
-    TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows reached (rejected)
-    SHED = "shed"  # a controller of queueing delay refused it
+    EXPIRED = "expired"  # the timeout passed before it was answered, queued or in a running batch
+    LATE = "late"  # it can no longer meet its deadline, and may not or need not wait late
+    TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows is reached (rejected)
+    SHED = "shed"  # an admission controller of queueing delay refused it
     LOST = "lost"  # its replica died or hung twice, or it may not be retried
     FAILED = "inference_failed"  # the model failed on a row of it, twice, or it may not be retried
     CLOSED = "closed"  # the model was withdrawn
@@ -31,14 +31,16 @@ class LeaseEnd(Enum):
     """How a lease ended. Only DONE is a latency and cost sample."""
 
     DONE = "done"  # the replica answered (single rows may still carry errors of their own)
-    BUSY = "busy"  # the replica had no room: nothing started, rows go back to the head
-    LOST = "lost"  # the replica died, hung or became unreachable: retried singly, once
-    ABORTED = "aborted"  # the caller asked for it (every member had left)
+    BUSY = "busy"  # the replica returned it unstarted; its rows take their old places
+    LOST = "lost"  # the replica died, hung or became unreachable; each row is retried once, alone
+    ABORTED = "aborted"  # the dispatcher asked for it (`Abort`)
 
 
 class ReplicaKind(Enum):
-    BATCH = "batch"  # a lease is a batch; its answer ends it; capacity counts slots
-    STREAM = "stream"  # a lease is one request; its answers flow; capacity counts tokens
+    """What a lease at the replica is, and in what its capacity is counted."""
+
+    BATCH = "batch"  # a lease is one batch, which its answer ends; capacity is in slots
+    STREAM = "stream"  # a lease is one request, answered piece by piece; capacity is in tokens
 
 
 FlowWork = tuple[int, str, float]
@@ -50,11 +52,10 @@ FlowKey = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a generating request has had so far. `cached`: of `input`, those whose state its replica
-    still held from an earlier prompt."""
+    """Tokens of a request that generates, so far."""
 
-    input: int = 0
-    cached: int = 0
+    input: int = 0  # of the prompt
+    cached: int = 0  # of `input`: those that its replica still held in its cache
     output: int = 0
 
 
@@ -63,86 +64,72 @@ NO_TOKENS = Tokens()
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a request that generates may take, besides its prompt (its one row's length, tokens).
-    `max_tokens`: the most output tokens, of all its `sequences` together. `blocks`: chained hashes
-    of the prompt's whole blocks of tokens, the first one first: two prompts share as many blocks as
-    their hashes are alike from the start.
-    """
+    """What a request that generates may take. Its one row's length is its prompt, in tokens."""
 
-    max_tokens: int
+    max_tokens: int  # most output tokens, of all its sequences together
     sequences: int = 1
+    # Chained hashes of the prompt's whole blocks of tokens, in order: two prompts have in common as
+    # many leading blocks as their hashes have equal leading elements.
     blocks: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One caller's request: one or more rows that share a fate (all answered or none).
-    `deadline` is when it should be answered (its SLO), `expires` when nobody waits any longer
-    (its timeout); `deadline <= expires`, both absolute. `priority` 0 is the most urgent. `weight`:
-    its tenant's share relative to the others' in its priority; `tenant_rows`: rows its tenant may
-    have waiting, 0: no bound. `session`: prefers the replica that served it last, "": none.
-    `retryable`: it may run twice (a retry, a hedge). `avoid`: a replica that failed on it once;
-    it goes to another where one runs, travels alone and is not retried again. `suspect`: its like
-    was on a replica that was lost, so it travels alone. `is_first`: nobody was asked for it before,
-    so it is demand. `generation`: it is for a stream replica, has one row, and is due at its first
-    token; who has passed on a part of its answer cancels it before saying that its lease was lost.
-    """
+    """One caller's request: one or more rows that share a fate (all answered or none)."""
 
     request_id: int
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # of its rows, in tokens
     arrival: float
-    deadline: float
-    expires: float
+    deadline: float  # when it should be answered (its SLO); at most `expires`
+    expires: float  # when its caller stops waiting (its timeout)
+
     tenant: str = "default"
-    priority: int = 0
-    retryable: bool = True
+    priority: int = 0  # 0 is the most urgent
+    retryable: bool = True  # its rows may run twice (a retry, a copy)
+    # A replica that failed on it once, "": none. The request goes to another replica where one
+    # runs, travels alone and is not retried again.
     avoid: str = ""
-    weight: float = 1.0
-    tenant_rows: int = 0
-    session: str = ""
+    weight: float = 1.0  # its tenant's share, relative to the others' at its priority
+    tenant_rows: int = 0  # most rows that its tenant may have waiting; 0: no bound
+    session: str = ""  # prefers the replica that served this session last; "": none
+    # For a stream replica: the request has one row and its deadline is for the first token. A
+    # caller that has passed on a part of the answer cancels the request before it reports the lease
+    # as lost, because the request must not run again.
     generation: Generation | None = None
-    is_first: bool = True
-    suspect: bool = False
+    is_first: bool = True  # no other model was asked for it before, so it counts as offered work
+    suspect: bool = False  # an identical row was on a replica that was lost: it travels alone
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A running replica and how much it may hold: slots (batch) or tokens (stream).
-    `most_leases`: a bound on their number besides, 0: none. `group`: replicas of one kind, whose
-    costs are learnt together, by a name that says nothing here."""
+    """A running replica, and how much it may hold."""
 
     replica_id: str
-    capacity: float
+    capacity: float  # slots (batch) or tokens (stream)
     kind: ReplicaKind = ReplicaKind.BATCH
-    most_leases: int = 0
-    group: str = ""
+    most_leases: int = 0  # a further bound, on the number of its leases; 0: none
+    group: str = ""  # name of its group; costs are learnt by group
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica's answer says of the replica itself.
+    """What a replica's answer says about the lease and about the replica."""
 
-    service_s: seconds the device worked on the lease. padded_tokens: after padding.
-    inflight: leases the replica holds from all gateways after this one.
-    held / seen: leases of *this* gateway still held after this one, and the highest lease id of
-    this gateway it has ever accepted; together they make `accounted - actual` exact.
-    retry_in_s: for BUSY, predicted seconds until it has room. transport_s: round trip less service
-    and waiting at the replica. free_in_s: predicted seconds until it has finished the batches of
-    other gateways that it has started. virtual_time: by priority, the highest start tag it has
-    started, of any gateway. served: seconds that flows were served here for other gateways, since
-    its last answer to this one. waiting: seconds of work that wait at other gateways, by flow, as
-    they last said. tokens: what a stream lease has had in all.
-    """
+    service_s: float = 0.0  # device seconds of the lease
+    padded_tokens: int = 0  # tokens of the batch, padding included
 
-    service_s: float = 0.0
-    padded_tokens: int = 0
-    inflight: int = 0
+    inflight: int = 0  # leases of all gateways that the replica holds after this one
+    # Of *this* gateway: leases that the replica holds after this one, and the highest lease id that
+    # it has ever accepted (0: it says nothing of both). Together they make the drift exact.
     held: int = 0
     seen: int = 0
-    retry_in_s: float = 0.0
-    transport_s: float = 0.0
-    free_in_s: float = 0.0
-    virtual_time: tuple[float, ...] = ()
-    served: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] = ()
-    tokens: Tokens = NO_TOKENS
+
+    retry_in_s: float = 0.0  # of a BUSY end: predicted seconds until the replica has room
+    transport_s: float = 0.0  # round trip less service and waiting at the replica
+    free_in_s: float = 0.0  # predicted seconds until other gateways' started batches are finished
+
+    virtual_time: tuple[float, ...] = ()  # by priority: highest start tag that it has ever started
+    served: tuple[FlowWork, ...] = ()  # served for other gateways since its last answer to this one
+    waiting: tuple[FlowWork, ...] = ()  # waits at other gateways, as they last said
+
+    tokens: Tokens = NO_TOKENS  # of a stream lease, in all

@@ -1,9 +1,9 @@
-"""What the core is told of one model: lengths, batches, bounds, and how each controller behaves.
+"""Which settings does the core take for one model: lengths, batches, bounds, controllers?
 
-Plain frozen values without defaults of the shell's: `deployments.settings` declares what users
-write and translates. Every shedding policy has a `Mode`; every controller has a fixed value beside
-what it would learn, and `frozen` stops all learning at once: state stays as it is, decisions go on.
-Lengths are tokens, times seconds, costs predicted device seconds.
+Plain frozen values. `deployments.settings` declares what users write, with its own defaults, and
+translates it into these. Every shedding policy has a `Mode`. Every controller has a setting that
+fixes the value that it would learn. `frozen` stops all learning at once: what was learnt stays in
+force. Lengths are tokens, times seconds, costs predicted device seconds.
 """
 
 from __future__ import annotations
@@ -16,38 +16,34 @@ from routers.api.errors import BadSettings
 
 
 class Mode(Enum):
-    """Whether a shedding policy acts, only counts what it would have done, or is not asked."""
+    """Does a shedding policy act?"""
 
-    OFF = "off"
-    OBSERVE = "observe"
+    OFF = "off"  # it is not asked
+    OBSERVE = "observe"  # what it would have shed is counted, and let in
     ENFORCE = "enforce"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """How bucket edges follow the lengths that arrive.
+    """How do bucket edges follow the lengths that arrive?"""
 
-    adaptive: solve edges anew from the live histogram, at most `max_edges` of them, every
-    `solve_every_s`, and switch when predicted waste falls by `min_gain` (relative). minimise:
-    "seconds" of device time or "padding". half_life_s: of the histogram. Fixed shapes (compiled
-    profiles) are never adaptive: the edges are the shapes, every batch is padded to its bucket's
-    edge, and running another shape than the last one costs `switch_s`.
-    """
-
-    adaptive: bool = False
+    adaptive: bool = False  # solve edges from a histogram of the lengths that arrive
     max_edges: int = 8
-    minimise: str = "seconds"
+    minimise: str = "seconds"  # of device time, or "padding"
     solve_every_s: float = 60.0
-    half_life_s: float = 600.0
-    min_gain: float = 0.1
+    half_life_s: float = 600.0  # of the histogram
+    min_gain: float = 0.1  # switch to new edges when predicted waste falls by this share
+
+    # The edges are the shapes that the model was compiled for: they never adapt, and every batch is
+    # padded to its bucket's edge.
     fixed_shapes: bool = False
-    switch_s: float = 0.0
+    switch_s: float = 0.0  # cost of running another shape than the last one
 
 
 @dataclass(frozen=True, slots=True)
 class CodelParameters:
-    """Shed what waited over 2 x `target_s` while no row of the last `interval_s` waited less than
-    `target_s`."""
+    """CoDel: shed a request that waited over 2 x `target_s`, while no row of its flow waited less
+    than `target_s` in the last `interval_s`."""
 
     mode: Mode = Mode.OBSERVE
     target_s: float = 0.02
@@ -57,168 +53,163 @@ class CodelParameters:
 @dataclass(frozen=True, slots=True)
 class LimitParameters:
     """A bound on a flow's requests in the core (waiting and running) at one gateway, learnt from
-    queueing delay; `fixed`: this many, nothing is learnt."""
+    queueing delay."""
 
     mode: Mode = Mode.OBSERVE
-    fixed: int | None = None
-    least: int = 16
+    fixed: int | None = None  # this bound instead of a learnt one
+    least: int = 16  # bounds of what is learnt
     most: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionParameters:
-    """feasibility: call a request late on arrival when what is ahead of it cannot be served before
-    its deadline, and refuse it where no idle moment is left for late ones. margin_s,
-    best_effort_capacity_s: fixed values of what it learns, the margin of its forecasts and the
-    seconds of late work that may wait. max_queue_s: bound on predicted seconds of waiting work a
-    replica; inf: none. modes: of controllers that have no parameters here, by name; else they
-    enforce."""
+    """Parameters of the admission controllers, and the bound on queued work."""
 
+    # Call a request late on arrival when the work ahead of it cannot be served before its deadline,
+    # and reject it where no idle moment is left for late requests.
     feasibility: Mode = Mode.ENFORCE
-    margin_s: float | None = None
-    best_effort_capacity_s: float | None = None
-    max_queue_s: float = float("inf")
+    margin_s: float | None = None  # fixed margin of its forecasts; None: learnt
+    best_effort_capacity_s: float | None = None  # fixed seconds of late work that may wait
+
+    max_queue_s: float = float("inf")  # bound on waiting work, predicted seconds a replica
     codel: CodelParameters = field(default_factory=CodelParameters)
     limit: LimitParameters = field(default_factory=LimitParameters)
+    # By name: modes of controllers without parameters here; those that are not named enforce.
     modes: tuple[tuple[str, Mode], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeParameters:
-    """mode "off"; "hedge": a second copy of a batch on another replica once it has taken longer
-    than the `quantile` of its bucket (`fixed_delay_s`: than that); "tied": besides, a batch staged
-    behind a running one gets a copy at once where another replica has a free slot. One budget of
-    `budget` x primary cost (seconds) pays for hedges, ties and retries. Off above
-    `max_utilisation` and until `min_samples` batches of the bucket were measured."""
+    """When is a batch, or a request that generates, copied to a second replica?
+
+    mode "off": never. "hedge": once it has taken longer than the `quantile` of its bucket. "tied":
+    besides, a batch staged behind a running one gets a copy at once, where another replica has a
+    free slot.
+    """
 
     mode: str = "hedge"
     quantile: float = 0.95
-    fixed_delay_s: float | None = None
+    fixed_delay_s: float | None = None  # hedge after this time instead of the quantile
+    # Of the device seconds of first leases: the share that hedges, ties, probes and retries may
+    # take together.
     budget: float = 0.05
-    max_utilisation: float = 0.8
-    min_samples: int = 30
+    max_utilisation: float = 0.8  # above it there are neither hedges nor ties
+    min_samples: int = 30  # of a bucket, before which it is not hedged
 
 
 @dataclass(frozen=True, slots=True)
 class OutlierParameters:
-    """A replica slower than `eject_ratio` x the pool's median (after the cost model) is ejected,
-    at most `max_ejected` of them (share); it gets one batch every `probe_s`, doubling to
-    `max_probe_s` while it stays slow. eject_ratio inf: never."""
+    """When is a slow replica ejected, and how often is an ejected one probed?"""
 
+    # A replica is ejected when its slowdown (measured over predicted time) exceeds the median of
+    # its group by this factor; inf: never.
     eject_ratio: float = 2.0
-    max_ejected: float = 0.5
-    probe_s: float = 1.0
+    max_ejected: float = 0.5  # largest share of a group's replicas that may be ejected
+    probe_s: float = 1.0  # from one probe to the next; doubles while the replica stays slow
     max_probe_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceParameters:
-    """mode "suspend": a replica that owes an answer and has said nothing for twice the `quantile`
-    of what its batches take gets no new work until it speaks, and what may run twice goes
-    elsewhere; "off": never. least_s, most_s: bounds of that time; fixed_s: this time instead."""
+    """When is a replica that owes an answer silent?
+
+    mode "suspend": after twice the `quantile` of what its batches take. It then gets no new work
+    until it speaks, and its rows that may run twice are moved. "off": never.
+    """
 
     mode: str = "suspend"
     quantile: float = 0.99
-    least_s: float = 0.25
+    least_s: float = 0.25  # bounds of that time
     most_s: float = 10.0
-    fixed_s: float | None = None
+    fixed_s: float | None = None  # this time instead
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParameters:
-    """A model that generates, on stream replicas. Weighted tokens, in which it is fair: input not
-    cached x `input_weight` + output x `output_weight`.
+    """A model that generates, on stream replicas."""
 
-    output_tokens, tokens_per_s, prompt_tokens_per_s: fixed values of what is learnt: the output of
-    a request, the weighted tokens a second of a full replica, the prompt tokens a second that it
-    reads. reserve_quantile: of the outputs, what room is kept for. long_tokens: of a prompt to be
-    read, beyond which it is long; max_long_tokens: of long prompts that a replica may be reading at
-    once. affinity: "off", "session" or "prefix"; block_tokens: the unit in which prompts share a
-    replica's cache, 0: they do not; max_blocks: remembered for all replicas. tpot_s: promised time
-    for each output token after the first, inf: none. profile: (running sequences, tokens of the
-    step, seconds) of engine steps that were measured.
-    """
-
+    # Flows are compared by weighted tokens: prompt tokens that were not cached x `input_weight`
+    # + output tokens x `output_weight`.
     input_weight: float = 1.0
     output_weight: float = 2.0
-    output_tokens: int | None = None
-    tokens_per_s: float | None = None
-    prompt_tokens_per_s: float | None = None
-    reserve_quantile: float = 0.9
-    long_tokens: int = 2048
-    max_long_tokens: float = 4096.0
-    affinity: str = "prefix"
-    block_tokens: int = 0
-    max_blocks: int = 262_144
-    tpot_s: float = float("inf")
+
+    # Fixed values of what is learnt; None: learnt.
+    output_tokens: int | None = None  # of a request
+    tokens_per_s: float | None = None  # weighted, of a full replica
+    prompt_tokens_per_s: float | None = None  # that a replica reads
+
+    reserve_quantile: float = 0.9  # of output lengths: room in the cache is kept for this one
+    long_tokens: int = 2048  # a prompt with more tokens to be read is long
+    max_long_tokens: float = 4096.0  # of long prompts that a replica may be reading at once
+
+    affinity: str = "prefix"  # or "session", or "off"
+    block_tokens: int = 0  # the unit in which prompts share a replica's cache; 0: they do not
+    max_blocks: int = 262_144  # remembered, for all replicas together
+
+    tpot_s: float = float("inf")  # promised time of each output token after the first; inf: none
+    # Measured engine steps: (running sequences, tokens of the step, seconds).
     profile: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Replicas of one kind, and what of the model they do their own way. profile, engine_profile:
-    see `DispatcherSettings` and `GenerationParameters`. max_size: rows a batch, None: the model's.
-    after_s: of a reserve, used only while the other groups would let what waits wait longer; 0: it
-    is none."""
+    """Replicas of one kind, and where they differ from the model's settings."""
 
     name: str
-    profile: tuple[tuple[int, int, float], ...] = ()
-    engine_profile: tuple[tuple[int, int, float], ...] = ()
-    max_size: int | None = None
+    profile: tuple[tuple[int, int, float], ...] = ()  # as `DispatcherSettings.profile`
+    engine_profile: tuple[tuple[int, int, float], ...] = ()  # as `GenerationParameters.profile`
+    max_size: int | None = None  # rows a batch; None: the model's
+    # A reserve is used only while rows would wait longer than this for the other groups; 0: the
+    # group is no reserve.
     after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyNames:
-    """Which policy answers each question; the names are `routers.policies.registry`'s. With
-    another order, who has had how much is forgotten. admission: those that are asked, in this
-    order; what one has learnt that is named no more is forgotten."""
+    """Which policy answers each question? By their names in `routers.policies.registry`."""
 
-    order: str = "sfq"
+    order: str = "sfq"  # another order starts with new accounts
     batching: str = "ragged"
     placement: str = "finish_first"
+    # The controllers that are asked, in this order. One that is no longer named forgets what it has
+    # learnt.
     admission: tuple[str, ...] = ("limit", "feasibility", "best_effort_capacity", "codel")
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherSettings:
-    """What the core needs to know of one model.
+    """All that the core needs to know of one model."""
 
-    bucket_edges: ascending upper bounds in tokens, inclusive; the last is the longest row; what
-    adaptive edges start from. max_size rows and max_tokens a batch (padded tokens, rows x longest,
-    when `pads`; else the sum). slo_s and max_slo_share: a batch of more than one row is predicted
-    to take at most this share of the SLO. fixed_size: rows a batch at most instead of what these
-    two say. hold: "never" waits for a batch to fill; "auto" waits on an idle replica while slack
-    and arrival rate pay for it. max_queue_rows: bound on waiting rows and on a request's;
-    queue_timeout_s: what replicas can serve within it is the bound on waiting rows instead, None:
-    that number is. max_late_rows: how many may be late ones. ageing_s: a priority passed over for
-    so long leads one batch. late: what happens to a request that can no longer be expected to meet
-    its deadline: it goes behind all that still can. There "demote" keeps it until it expires,
-    "refuse" until its deadline.
-    profile: (rows, width, seconds) measured while warming up. preempt_streams: running work of the
-    least urgent priority on a stream replica may be stopped and requeued for the most urgent.
-    generation: of a model that generates; deadlines then are of the first token, and its longest
-    row is the longest prompt. groups: where its replicas are of several kinds; work is counted in
-    seconds of the first of them, and their profiles replace the model's. suspect_hold_s: how long a
-    row that was on a lost replica waits for a second one, at most, before it is tried on the last.
-    """
-
+    # Batches. `bucket_edges`: ascending upper bounds in tokens, inclusive; the last one is the
+    # longest row. Adaptive edges start from them.
     bucket_edges: tuple[int, ...]
-    max_size: int = 32
-    max_tokens: int = 16384
+    max_size: int = 32  # rows a batch
+    max_tokens: int = 16384  # tokens a batch: rows x the longest where it `pads`, else their sum
     pads: bool = True
     slo_s: float = 0.1
-    max_slo_share: float = 0.45
-    fixed_size: int | None = None
+    max_slo_share: float = 0.45  # of the SLO: a batch of several rows is predicted to take no more
+    fixed_size: int | None = None  # most rows a batch, whatever the SLO's share says
+    # "auto": an idle replica waits for more rows while slack and arrival rate pay for it.
     hold: str = "never"
+
+    # The queue.
     priorities: int = 3
-    ageing_s: float = 1.0
-    max_queue_rows: int = 2048
+    ageing_s: float = 1.0  # a priority passed over for so long leads one batch
+    max_queue_rows: int = 2048  # bound on waiting rows, and on the rows of one request
+    # What the replicas can serve within this time is the bound on waiting rows; None: the number
+    # above is.
     queue_timeout_s: float | None = None
-    max_late_rows: int = 1024
+    max_late_rows: int = 1024  # bound on late rows that wait
+    # A request that can no longer meet its deadline waits behind all that can: with "demote" until
+    # it expires, with "refuse" until its deadline.
     late: str = "demote"
+
+    # Costs.
     initial_cost_s: float = 0.0  # assumed seconds a batch until one was measured
-    profile: tuple[tuple[int, int, float], ...] = ()
+    profile: tuple[tuple[int, int, float], ...] = ()  # (rows, width, seconds), measured beforehand
+
+    # A stream lease of the least urgent priority, without a token yet, may be stopped and queued
+    # again for the most urgent one.
     preempt_streams: bool = False
     frozen: bool = False
     buckets: BucketSettings = field(default_factory=BucketSettings)
@@ -226,14 +217,20 @@ class DispatcherSettings:
     hedge: HedgeParameters = field(default_factory=HedgeParameters)
     outliers: OutlierParameters = field(default_factory=OutlierParameters)
     silence: SilenceParameters = field(default_factory=SilenceParameters)
+    # Of a model that generates: deadlines are for the first token, the longest row is the longest
+    # prompt. None: the model does not generate.
     generation: GenerationParameters | None = None
+    # Where replicas are of several kinds. Work is counted in seconds of the first group; the
+    # groups' profiles replace the model's.
     groups: tuple[GroupSettings, ...] = ()
+    # How long a row of a lost lease waits for a second replica at most, before it may run on the
+    # last one.
     suspect_hold_s: float = 0.0
     policies: PolicyNames = field(default_factory=PolicyNames)
 
 
 def validate(settings: DispatcherSettings) -> None:
-    """Raises `BadSettings` naming the field; the core relies on what is checked here."""
+    """Raises `BadSettings`, which names the field. The core relies on what is checked here."""
     edges = settings.bucket_edges
     if not edges or edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
         raise BadSettings(f"bucket_edges must be ascending and at least 1, got {edges}")
