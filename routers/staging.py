@@ -1,13 +1,16 @@
-"""Which of the batches that stand at a replica starts next, and what are the gateways told of it?
+"""Which of the batches at a replica starts next, and what does the replica report to each gateway?
 
-One batch runs; behind it each gateway may stage `slots` - 1. When the device is free the lowest
-rank starts, of whichever gateway, and what other gateways have staged goes back to them unstarted:
-so shares hold however skewed the ingress is, and rows stay unbound until their turn. Among batches
-led by the same flow the gateways take turns: each keeps an account of it, and where these differ
-the one that is ahead would never be served. One gateway's batch too many evicts its own highest
-rank, which is how an urgent one takes a bulk one's place. Nothing here interrupts what runs.
+- One batch runs. Behind it each gateway may have `slots` - 1 staged batches.
+- When the device is free, the staged batch of the lowest rank starts, whichever gateway sent it.
+  The batches that other gateways have staged are returned to them unstarted. So shares hold however
+  unevenly requests arrive at the gateways, and rows are bound to a batch only at their turn.
+- Batches led by the same flow: the gateways take turns. Each gateway keeps its own account of that
+  flow, and by rank alone the gateway whose account is ahead would never be served.
+- A gateway that sends a batch too many gets back its own staged batch of the highest rank. That is
+  how an urgent batch takes the place of a less urgent one.
 
-Pure: the caller owns device, clock and payloads, and performs the `Turn`s in order.
+Nothing here interrupts the running batch. Pure: the replica owns device, clock and payloads, and
+performs the returned `Turn`s in order. Times are seconds on the replica's clock.
 """
 
 from __future__ import annotations
@@ -19,16 +22,17 @@ from typing import Protocol, TypeVar
 
 from routers.api.requests import FlowWork, Report
 
-REPORT_EVERY_S = 0.05  # what waits elsewhere is told this often at most, however short batches are
-DEMAND_HOLDS_S = 1.0  # what a gateway said of its queue holds, and while it has a batch here
-FORGET_S = 60.0  # a gateway that was restarted has a new name; its old one keeps nothing
-_OVERRUN = 0.25  # of the time by which a batch has overrun, as a guess at what is left of it
+REPORT_EVERY_S = 0.05  # shortest time between two reports of other gateways' queues to a gateway
+DEMAND_HOLDS_S = 1.0  # how long a gateway's report of its queue counts without a batch here
+FORGET_S = 60.0  # an unheard gateway is forgotten: one that was restarted has a new name
+_OVERRUN = 0.25  # of the time by which a batch has overrun: a guess at the time that is left
 
 Flow = tuple[int, str]
+"""(priority, tenant)."""
 
 
 class Ranked(Protocol):
-    """What stands at a replica, as its gateway described it."""
+    """A batch or stream at a replica, as far as `whose_turn` looks at it."""
 
     @property
     def gateway(self) -> str: ...
@@ -43,7 +47,7 @@ R = TypeVar("R", bound=Ranked)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A batch as its gateway described it: see `api.actions.Dispatch`."""
+    """A batch as its gateway described it; the fields are those of `api.actions.Dispatch`."""
 
     gateway: str
     lease_id: int
@@ -54,29 +58,27 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`start` runs on the device now; `returned` are answered busy, unstarted."""
+    """What the replica must do now."""
 
-    start: Staged | None = None
-    returned: tuple[Staged, ...] = ()
+    start: Staged | None = None  # run this batch on the device
+    returned: tuple[Staged, ...] = ()  # answer these with `LeaseEnd.BUSY`: they did not start
 
 
 @dataclass(slots=True)
 class _Gateway:
-    """`seen`: highest lease id accepted; `turn`: number of the last start that was its; `waiting`:
-    what it last reported of itself; `served`: seconds by flow that its next answer reports;
-    `last_reported`: what was last reported to it of the others, at `last_reported_at`."""
+    """What the replica knows of one gateway, and owes it."""
 
     last_seen_at: float
-    seen: int = 0
-    turn: int = 0
-    waiting: tuple[FlowWork, ...] = ()
-    served: dict[Flow, float] = field(default_factory=dict)
-    last_reported: tuple[FlowWork, ...] = ()
+    seen: int = 0  # highest lease id accepted
+    turn: int = 0  # when its last batch started, as a count of all starts
+    waiting: tuple[FlowWork, ...] = ()  # at the gateway, as it last said
+    served: dict[Flow, float] = field(default_factory=dict)  # seconds, for its next report
+    last_reported: tuple[FlowWork, ...] = ()  # what it was last told of the others' queues
     last_reported_at: float = -inf
 
 
 class Staging:
-    """What one replica holds, for all its gateways. Times are the caller's clock, in seconds."""
+    """The batches that one replica holds, of all its gateways."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -93,18 +95,21 @@ class Staging:
 
     @property
     def inflight(self) -> int:
+        """Batches held, the running one included."""
         return len(self._staged) + (self._running is not None)
 
     def held(self, gateway: str) -> int:
+        """Batches held of this gateway, the running one included."""
         running = self._running
         staged = sum(each.gateway == gateway for each in self._staged)
         return staged + (running is not None and running.gateway == gateway)
 
-    # -- what happens
+    # -- events
 
     def arrive(self, batch: Staged, waiting: tuple[FlowWork, ...] | None, now: float) -> Turn:
-        """A batch has come, with what waits at its gateway; None: as it said before."""
-        gateway = self._known(batch.gateway, now)
+        """A batch has come: start it, stage it or return one. `waiting`: work that waits at its
+        gateway; None: unchanged."""
+        gateway = self._gateway(batch.gateway, now)
         if waiting is not None:
             gateway.waiting = waiting
         if self._running is None:
@@ -125,13 +130,14 @@ class Staging:
         return Turn(returned=(last,))
 
     def finish(self, service_s: float, now: float) -> Turn:
-        """The running batch has left the device after `service_s`; 0 when it was never served."""
+        """The running batch has left the device after `service_s`, 0 if it was never served: start
+        the next one, and return the other gateways' staged batches."""
         done, self._running = self._running, None
         assert done is not None, "nothing runs"
-        self._account(done, service_s)
+        self._report_served(done, service_s)
         if not self._staged:
             return Turn()
-        batch = self._next()
+        batch = self._next_to_start()
         returned = tuple(each for each in self._staged if each.gateway != batch.gateway)
         own = [each for each in self._staged if each.gateway == batch.gateway]
         self._staged = [each for each in own if each is not batch]
@@ -139,14 +145,14 @@ class Staging:
         return Turn(batch, returned)
 
     def drop(self, gateway: str, lease_id: int) -> bool:
-        """Take out a batch that nobody waits for; False when it runs, or is not here any more."""
+        """Take out a staged batch that nobody waits for; False: it runs, or is not here."""
         for each in self._staged:
             if each.gateway == gateway and each.lease_id == lease_id:
                 self._staged.remove(each)
                 return True
         return False
 
-    # -- what is told
+    # -- reports
 
     def report(
         self,
@@ -156,10 +162,10 @@ class Staging:
         padded_tokens: int = 0,
         transport_s: float = 0.0,
     ) -> Report:
-        """For an answer to that gateway.
+        """The report for an answer to that gateway. The arguments are the answered batch's.
 
-        `retry_in_s` and `free_in_s` count from now: the gateway takes off what the answer and the
-        next batch need on their way, else that batch comes when another has been started.
+        `retry_in_s` and `free_in_s` count from now. The gateway must subtract the time that this
+        answer and its next batch travel; otherwise that batch comes after another has started.
         """
         peer = self._gateways.get(gateway) or _Gateway(now)
         served = tuple([(*flow, seconds) for flow, seconds in peer.served.items()])
@@ -167,7 +173,7 @@ class Staging:
         if now - peer.last_reported_at >= REPORT_EVERY_S:
             peer.last_reported = self._waiting_elsewhere(gateway, now)
             peer.last_reported_at = now
-        left_s = self._left_s(now)
+        left_s = self._running_left_s(now)
         running = self._running
         foreign = running is not None and running.gateway != gateway
         return Report(
@@ -184,7 +190,7 @@ class Staging:
             waiting=peer.last_reported,
         )
 
-    def _left_s(self, now: float) -> float:
+    def _running_left_s(self, now: float) -> float:
         if self._running is None:
             return 0.0
         left_s = self._started_at + self._running.predicted_s - now
@@ -200,7 +206,7 @@ class Staging:
 
     # -- accounts
 
-    def _next(self) -> Staged:
+    def _next_to_start(self) -> Staged:
         turns = {name: gateway.turn for name, gateway in self._gateways.items()}
         return whose_turn(self._staged, turns)
 
@@ -213,8 +219,9 @@ class Staging:
             self._virtual_time.append(0.0)
         self._virtual_time[priority] = max(self._virtual_time[priority], tag)
 
-    def _account(self, done: Staged, service_s: float) -> None:
-        """Everybody else is told who was served, in seconds measured."""
+    def _report_served(self, done: Staged, service_s: float) -> None:
+        """Put the measured seconds of the batch on every other gateway's next report, divided among
+        the batch's flows as their charges were."""
         charged = sum(cost for _, _, cost in done.charges)
         if charged <= 0.0 or service_s <= 0.0:
             return
@@ -225,7 +232,7 @@ class Staging:
                 flow, seconds = (priority, tenant), service_s * cost / charged
                 gateway.served[flow] = gateway.served.get(flow, 0.0) + seconds
 
-    def _known(self, name: str, now: float) -> _Gateway:
+    def _gateway(self, name: str, now: float) -> _Gateway:
         gateway = self._gateways.get(name)
         if gateway is None:
             for old in [n for n, g in self._gateways.items() if now - g.last_seen_at > FORGET_S]:
@@ -237,10 +244,11 @@ class Staging:
 
 
 def whose_turn(waiting: Sequence[R], turns: Mapping[str, int]) -> R:
-    """The lowest rank; of those that its flow leads, the one whose gateway has waited longest for a
-    start. `turns`: number of the last start that was its, by gateway."""
+    """The batch or stream to start next: of the lowest rank, or of those that the same flow leads
+    at the same standing the one whose gateway has waited longest for a start. `turns`: by gateway,
+    when its last one started, as a count of all starts."""
     lowest = min(waiting, key=_rank)
-    same = [each for each in waiting if _led_alike(each, lowest)]
+    same = [each for each in waiting if _have_same_leader(each, lowest)]
     return min(same, key=lambda each: (turns[each.gateway], each.rank))
 
 
@@ -248,16 +256,17 @@ def _rank(batch: Ranked) -> tuple[int, int, float]:
     return batch.rank
 
 
-def _led_alike(batch: Ranked, other: Ranked) -> bool:
-    """Whether the same flow leads both, at the same standing; a copy says nothing of its flows."""
+def _have_same_leader(batch: Ranked, other: Ranked) -> bool:
+    """Whether the same flow leads both, at the same standing (late or not, priority)."""
     if batch is other:
         return True
     if not (batch.charges and other.charges):
-        return False
+        return False  # a copy carries no charges, so the flow that leads it is unknown
     return batch.rank[:2] == other.rank[:2] and batch.charges[0][:2] == other.charges[0][:2]
 
 
 def summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
+    """The reports' seconds, added up by flow."""
     total: dict[Flow, float] = {}
     for flows in reports:
         for priority, tenant, seconds in flows:
