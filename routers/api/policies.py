@@ -32,7 +32,9 @@ class Order(Protocol):
     """
 
     @property
-    def ranking(self) -> Ranking: ...
+    def ranking(self) -> Ranking:
+        """By what flows and rows are put in order."""
+        ...
 
     @property
     def settles(self) -> bool:

@@ -19,7 +19,7 @@ class Reason(Enum):
     TOO_LONG = "too_long"  # a row is longer than the last bucket or than a replica can hold
     TOO_LARGE = "too_large"  # a request has more rows than the queue holds (rejected)
     EXPIRED = "expired"  # the timeout passed before it was answered, queued or in a running batch
-    LATE = "late"  # it can no longer meet its deadline, and may not or need not wait late
+    LATE = "late"  # it can no longer meet its deadline, and may not wait late
     TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows is reached (rejected)
     SHED = "shed"  # an admission controller of queueing delay refused it
     LOST = "lost"  # its replica died or hung twice, or it may not be retried

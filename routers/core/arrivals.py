@@ -28,7 +28,7 @@ from routers.state.rows import Row, TrackedRequest
 
 
 class Arrivals:
-    """What comes, of one model. It moves the edges of `waiting`, as does a change of settings."""
+    """The arriving requests of one model. Writes `waiting.edges`, as does a change of settings."""
 
     def __init__(
         self, settings: DispatcherSettings, waiting: RequestQueue, groups: ReplicaGroups

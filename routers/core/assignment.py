@@ -67,7 +67,7 @@ class Assignment:
             self._preempt_all(now, actions)
 
     def _prepare_groups(self, now: float) -> None:
-        """With several groups of replicas: say which of them may take the next batch."""
+        """With several groups of replicas: compute which of them may take the next batch."""
         requests, groups = self.requests, self.copies.replicas.groups
         lanes = [each for each in requests.waiting.lanes() if each.rows > each.solo.rows]
         queue = lanes[0].order.first() if lanes else None
@@ -93,8 +93,8 @@ class Assignment:
                 abort(lease, actions)
 
     def _preempt(self, replica: ReplicaState, now: float, actions: list[Action]) -> bool:
-        """Send the replica one batch more than it has slots for, so that it returns the one of the
-        lowest urgency; whether a batch could be formed."""
+        """Send the replica one batch more than it has slots for: it returns its least urgent staged
+        batch. Whether a batch could be formed."""
         victim = preemptible_lease(replica)
         assert victim is not None
         capacity = self.copies.replicas.capacity_of(replica, now, trusted=replica.answers > 0)

@@ -146,6 +146,7 @@ class Dispatcher:
         self._silence.policy.settings = settings.silence
 
     def snapshot(self, now: float) -> Snapshot:
+        """The state in numbers; work as in `core.snapshots`."""
         return take_snapshot(self._state, now)
 
     @property
@@ -236,6 +237,7 @@ class Dispatcher:
         for replica in self._replicas.update(event.replicas, now):
             forget_replica(self._state, replica)
         if self._replicas.running > 1:
+            # Leases sent while one replica ran were not watched: no replica could take a copy.
             for lease in self._leases.open.values():
                 self._copies.watch(lease)
                 self._stream_copies.watch(lease)
@@ -302,6 +304,7 @@ class Dispatcher:
         self._copies.utilisation.advance(self._replicas.busy_share, now)
 
     def _make_decisions(self, now: float, actions: list[Action]) -> None:
+        """Run the timers, suspend silent replicas, dispatch, send copies, and ask for a timer."""
         self._requests.run_timers(now, actions)
         copies, replicas = self._copies, self._replicas
         while (lease := copies.overdue(now)) is not None:

@@ -117,7 +117,8 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
 
 
 def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: float) -> None:
-    """Take in what the replica reports of work that it did for other gateways."""
+    """Take in what the replica reports of other gateways: their virtual times, what it served for
+    their flows, and what waits at them."""
     state.requests.served.learn(report, replica.group.speed, now)
     if report.served:
         served_s = sum(seconds for _, _, seconds in report.served)

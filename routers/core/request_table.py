@@ -136,7 +136,7 @@ class RequestTable:
 
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
         """While the queue is full, evict from the tenant that is furthest over its share of places;
-        the rejection, where no tenant is, or the request's own."""
+        the rejection, where there is no such tenant or it is the request's own."""
         edge, rows = self.waiting.edges[0], tracked.open
         most = most_rows(self.settings, self.groups, edge, rows) - rows
         while self.waiting.shares.rows > most:
