@@ -69,7 +69,8 @@ class AdmissionParameters:
     # and reject it where no idle moment is left for late requests.
     feasibility: Mode = Mode.ENFORCE
     margin_s: float | None = None  # fixed margin of its forecasts; None: learnt
-    best_effort_capacity_s: float | None = None  # fixed seconds of late work that may wait
+    # Fixed seconds of late work that may wait; None: learnt.
+    best_effort_capacity_s: float | None = None
 
     max_queue_s: float = float("inf")  # bound on waiting work, predicted seconds a replica
     codel: CodelParameters = field(default_factory=CodelParameters)
@@ -90,8 +91,8 @@ class HedgeParameters:
     mode: str = "hedge"
     quantile: float = 0.95
     fixed_delay_s: float | None = None  # hedge after this time instead of the quantile
-    # Of the device seconds of first leases: the share that hedges, ties, probes and retries may
-    # take together.
+    # Device seconds of extra work a second of first leases. Hedges, ties, probes and retries are
+    # paid from this one budget; probes and retries are sent even when it is empty.
     budget: float = 0.05
     max_utilisation: float = 0.8  # above it there are neither hedges nor ties
     min_samples: int = 30  # of a bucket, before which it is not hedged
@@ -158,7 +159,7 @@ class GroupSettings:
     name: str
     profile: tuple[tuple[int, int, float], ...] = ()  # as `DispatcherSettings.profile`
     engine_profile: tuple[tuple[int, int, float], ...] = ()  # as `GenerationParameters.profile`
-    max_size: int | None = None  # rows a batch; None: the model's
+    max_size: int | None = None  # rows a batch, where fewer than the model's; None: the model's
     # A reserve is used only while rows would wait longer than this for the other groups; 0: the
     # group is no reserve.
     after_s: float = 0.0
