@@ -155,7 +155,7 @@ class Dispatcher:
         return self._requests.waiting.rows
 
     def waiting_rows_of(self, tenant: str) -> int:
-        """Rows of this tenant in the queue, late ones included; O(1)."""
+        """Rows of this tenant in the queue, late ones included and retries left out; O(1)."""
         return self._requests.waiting.rows_of(tenant)
 
     def is_full(self, tenant: str, weight: float) -> bool:

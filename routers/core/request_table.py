@@ -3,9 +3,9 @@
 `RequestTable` owns the live requests, the queue and the timers. It is the only place where a
 request enters or leaves the core, so that each leaves once, with all its rows. A late request waits
 behind all that are on time (`policies/admission/lateness.py` says for how long). A request expires
-wherever its rows are, queued or at a replica. Rows that come back from a replica keep their age and
-are not counted against the queue's bounds, which hold for new requests. `batcher` decides which
-rows are served next.
+wherever its rows are, queued or at a replica. Rows that come back from a replica keep their age,
+and are queued however full the queue is: its bounds hold for new requests only. `batcher` decides
+which rows are served next.
 """
 
 from __future__ import annotations
