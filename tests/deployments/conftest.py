@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 SCHEDULING = scheduling(ModelSettings(runtime="synthetic"))
 
 
-def _description(**changes: Any) -> ModelDescription:
+def described(**changes: Any) -> ModelDescription:
     fields: dict[str, Any] = {
         "name": "device",
         "version": "1",
@@ -50,7 +50,7 @@ def _description(**changes: Any) -> ModelDescription:
 @pytest.fixture(scope="session")
 def description() -> Callable[..., ModelDescription]:
     """`description(**changes)`: INT64 input `ids` [-1, -1] of at most 8, output `sum` [-1]."""
-    return _description
+    return described
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +75,6 @@ def encoder() -> Callable[..., ModelDescription]:
             "embed_output": "pooled",
             "embed_width": 2,
         }
-        return _description(**{**fields, **changes})
+        return described(**{**fields, **changes})
 
     return build

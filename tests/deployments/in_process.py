@@ -398,9 +398,12 @@ async def ask(
     headers: Iterable[tuple[bytes, bytes]] = (),
     body: bytes | list[bytes | None] = b"",
     leave: asyncio.Event | None = None,
+    *,
+    pieces: bool = False,
 ) -> Answer:
     """One request, straight to the app. A list of bodies is chunks; None among them: no more
-    comes, ever. `leave`: set to disconnect (never, without it)."""
+    comes, ever. `leave`: set to disconnect (never, without it). `pieces`: the answer may come in
+    several."""
     chunks = [body] if isinstance(body, bytes) else list(body)
     parts: list[Any] = []
     never = asyncio.Event()
@@ -419,5 +422,9 @@ async def ask(
     await app(scope, receive, send)
     if not parts:
         return Answer(0, [], b"")
-    assert [part["type"] for part in parts] == ["http.response.start", "http.response.body"]
-    return Answer(parts[0]["status"], parts[0]["headers"], parts[1]["body"])
+    head, *bodies = parts
+    assert head["type"] == "http.response.start"
+    assert bodies
+    assert all(part["type"] == "http.response.body" for part in bodies)
+    assert pieces or len(bodies) == 1
+    return Answer(head["status"], head["headers"], b"".join(part["body"] for part in bodies))

@@ -1,5 +1,5 @@
-"""`python tests/hostile/fuzzing.py N`: N requests, tensors, chats, settings files and archives that
-were valid before they were mutated; what each may end in, counted.
+"""`python tests/hostile/fuzzing.py N`: N requests, tensors, chats, images, settings and archives
+that were valid before they were mutated; what each may end in, counted.
 
 A request may end in any answer but 500, a settings file in its mistakes, an archive in its error.
 The same seed draws the same cases: a failure names its kind and number, and is drawn again by
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import gzip
 import io
 import json
@@ -23,7 +24,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,11 +32,16 @@ import psutil
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "deployments"), str(Path(__file__).parents[2])]
 
-from in_process import Stand, ask  # noqa: E402 - its folder is put on the path above
+import image_models  # noqa: E402 - its folder is put on the path above
+from generating import Played, add  # noqa: E402
+from in_process import Stand, ask  # noqa: E402
 
+from deployments.contract.channel.frames import Buffer, Kind  # noqa: E402
+from deployments.contract.channel.stream_messages import StreamEnd  # noqa: E402
 from deployments.replica.artifacts import archive  # noqa: E402
 from deployments.settings.load import SettingsErrors, load  # noqa: E402
 from deployments.settings.remote_source import SourceError  # noqa: E402
+from tests.deployments.conftest import described  # noqa: E402
 
 SEED = 17
 MODELS = {"device": {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}}
@@ -62,16 +68,18 @@ _VALUES = [
 _PATHS = [
     "/v2/models/device/infer", "/v2/models/device/versions/1/infer", "/v2/models/device",
     "/v1/models/device:predict", "/v1/models/device:classify", "/v1/embeddings", "/v1/completions",
-    "/v1/chat/completions", "/v1/models", "/v2", "/v2/repository/index", "/admin/status",
-    "/admin/controllers", "/docs", "/nowhere", "/v2/models//infer", "/v2/models/\u00e9/infer",
+    "/v1/chat/completions", "/v1/models/tiny:classify", "/v1/models", "/v2", "/v2/repository/index",
+    "/admin/status", "/admin/controllers", "/docs", "/nowhere", "/v2/models//infer",
+    "/v2/models/\u00e9/infer",
 ]  # fmt: skip
 _TENSOR = {"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}
 _CHAT = {
-    "model": "device", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5,
+    "model": "chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5,
     "temperature": 0.5, "n": 1, "stop": ["x"], "stream": False, "logit_bias": {"1": 2},
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
 }  # fmt: skip
+_COMPLETION = {"model": "chat", "prompt": "hello", "max_tokens": 5, "stop": "x", "echo": False}
 _SETTINGS = """\
 models:
   m:
@@ -88,6 +96,17 @@ gateway: {port: 8000, limits: {max_requests: 10}, trusted_proxies: [10.0.0.0/8]}
 
 class Broken(AssertionError):
     """A case ended as none may."""
+
+
+class Answering(Played):
+    """Engines that answer each prompt with a piece and an end."""
+
+    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
+        sent = super().send(replica_id, kind, lease_id, body)
+        if kind is Kind.BEGIN and lease_id in self.engine(replica_id).calls:
+            self.say(lease_id, b"data: {}\n\n", tokens=(1, 0, 1))
+            self.say(lease_id, b"data: [DONE]\n\n", tokens=(1, 0, 2), end=StreamEnd.DONE)
+        return sent
 
 
 # ---- what is drawn ------------------------------------------------------------------------------
@@ -133,10 +152,13 @@ class Kinds:
 
     def __init__(self, stand: Stand, folder: Path) -> None:
         self.stand, self._folder = stand, folder
+        drawn = image_models.picture(9, 7)
+        self._files = image_models.png(drawn), image_models.jpeg(drawn)
         self.odd: list[str] = []  # answers of 5xx that are allowed, and seldom
         self.all: dict[str, Callable[[random.Random], Awaitable[str]]] = {
             "http": self.http, "tensors": self.tensors, "chat": self.chat,
-            "settings": self.settings, "archive": self.archive,
+            "completion": self.completion, "image": self.image, "settings": self.settings,
+            "archive": self.archive,
         }  # fmt: skip
 
     async def http(self, rng: random.Random) -> str:
@@ -157,14 +179,33 @@ class Kinds:
         return await self._ask("POST", _PATHS[0], named, _mutated(rng, head) + raw)
 
     async def chat(self, rng: random.Random) -> str:
-        body = _mutated(rng, json.dumps(_changed(rng, _CHAT)).encode())
-        return await self._ask("POST", rng.choice(_PATHS[5:8]), _headers(rng), body)
+        asked = {**_CHAT, "stream": rng.random() < 0.5}
+        body = _mutated(rng, json.dumps(_changed(rng, asked)).encode())
+        path = rng.choice(["/v1/chat/completions"] * 3 + _PATHS[5:8])
+        return await self._ask("POST", path, _headers(rng), body)
+
+    async def completion(self, rng: random.Random) -> str:
+        prompt = rng.choice(["hello", ["a", "b"], [1, 2, 3], [[1], [2, 3]]])
+        asked = {**_COMPLETION, "prompt": prompt, "stream": rng.random() < 0.5}
+        body = _mutated(rng, json.dumps(_changed(rng, asked)).encode())
+        return await self._ask("POST", "/v1/completions", _headers(rng), body)
+
+    async def image(self, rng: random.Random) -> str:
+        """A file alone, or in JSON."""
+        file = _mutated(rng, rng.choice(self._files))
+        kind = rng.choice([b"image/png", b"image/jpeg", b"application/octet-stream"])
+        if rng.random() < 0.5:
+            instance = {"b64": base64.b64encode(file).decode()}
+            asked = _changed(rng, {"instances": [instance], "top_k": 2})
+            file, kind = json.dumps(asked).encode(), b"application/json"
+        named = [(b"content-type", kind), *_headers(rng)]
+        return await self._ask("POST", "/v1/models/tiny:classify", named, file)
 
     async def _ask(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes
     ) -> str:
         began = time.monotonic()
-        answer = await ask(self.stand.app, method, path, headers, body)
+        answer = await ask(self.stand.app, method, path, headers, body, pieces=True)
         said = f"{answer.status} to {method} {path} {headers} {body!r}"
         if answer.status == 500 or not 200 <= answer.status < 600:
             raise Broken(said)
@@ -222,7 +263,12 @@ def _archive(rng: random.Random, suffix: str) -> bytes:
 def _kinds() -> Iterator[Kinds]:
     folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "in"
     folder.mkdir()
-    stand = Stand(MODELS, folder, gateway={"limits": LIMITS})
+    tiny = {
+        "runtime": "onnxruntime", "task": "classify", "image": {"size": [16]},
+        "source": str(image_models.write_model(folder / "tiny")),
+    }  # fmt: skip
+    stand = Stand({**MODELS, "tiny": tiny}, folder, gateway={"limits": LIMITS})
+    add(stand, described, engines=Answering())
     try:
         yield Kinds(stand, folder)
     finally:
@@ -246,7 +292,7 @@ async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counte
             if number % _SAID_EVERY == _SAID_EVERY - 1:
                 say(f"{number + 1} of {count}, {number / (time.monotonic() - began):.0f}/s")
                 for channel in kinds.stand.channels.values():
-                    channel.calls.clear()  # which the stand keeps for tests to look at
+                    _forget(channel)
         await kinds.stand.settled()
     for odd in kinds.odd:
         say(odd)
@@ -254,6 +300,12 @@ async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counte
     if (grown := resident[-1] - resident[1]) > MOST_GROWN_MIB:
         raise Broken(f"memory grew by {grown:.0f} MiB after the first fifth")
     return ends
+
+
+def _forget(channel: object) -> None:
+    """What the stand keeps of requests for tests to look at."""
+    for kept in ("calls", "begun", "aborted"):
+        getattr(channel, kept, []).clear()
 
 
 async def _one(kinds: Kinds, kind: str, number: int) -> str:
