@@ -1,1 +1,1 @@
-"""What waits and what runs: one owner each, and no decisions."""
+"""State: what waits and what runs. Each record has one owner, and nothing here decides."""

@@ -1,18 +1,22 @@
-"""Which replica served a session last."""
+"""Which replica served a session last?
+
+Requests of one session prefer that replica, because its cache may still hold their prompts.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-# Of the affinity to a session's replica:
-_MOST = 10_000
-_BATCH_BOUND = 0.1  # of a batch's predicted seconds: near ties only
-_STREAM_BOUND = 0.5  # of a stream's: as much as a cache may save
+_MOST = 10_000  # sessions
+# How much later than on the best replica a batch or stream may finish for the preference's sake:
+_BATCH_BOUND = 0.1  # of its predicted seconds: near ties only
+_STREAM_BOUND = 0.5  # of its predicted seconds: as much as a cache may save
 
 
 class Affinity:
-    """Which replica served each session last: at most `most`, those used least recently go."""
+    """Which replica served each session last. Keeps at most `most` sessions; those used least
+    recently go."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
@@ -22,9 +26,11 @@ class Affinity:
         return len(self._last)
 
     def preferred(self, session: str) -> str | None:
+        """Id of the replica that served the session last; None where none is known."""
         return self._last.get(session) if session else None
 
     def served(self, sessions: Iterable[str], replica_id: str) -> None:
+        """This replica has served these sessions."""
         last = self._last
         for session in sessions:
             if session:
@@ -35,5 +41,6 @@ class Affinity:
 
     @staticmethod
     def gives_way(later_s: float, predicted_s: float, *, streams: bool) -> bool:
-        """Whether finishing so much later than the best is too much to pay for a preference."""
+        """Whether finishing `later_s` after the best replica is too much to pay for the
+        preference."""
         return later_s > predicted_s * (_STREAM_BOUND if streams else _BATCH_BOUND)

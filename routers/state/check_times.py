@@ -1,6 +1,7 @@
-"""When is each of these to be looked at next? The earliest first, one time each.
+"""When is each item to be looked at next? One time an item, the earliest first.
 
-Entries whose time has moved, or is asked for no more, are skipped and compacted away.
+Entries of the heap whose time was moved or dropped are skipped and compacted away. Times are
+seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,35 +11,35 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
 
-_SLACK = 32
+_SLACK = 32  # stale entries allowed before the heap is compacted
 
 T = TypeVar("T", bound=Hashable)
 
 
 class CheckTimes(Generic[T]):
-    """Of those due at the same time the one of the lowest `order` is first, or where none is given
-    the one that was asked for first."""
+    """One time for each item. Of items due at the same time, the one with the lowest `order` is
+    first; without an order, the one asked for first."""
 
     def __init__(self) -> None:
         self._at: dict[T, float] = {}
         self._heap: list[tuple[float, int, T]] = []
-        self._asked = 0
+        self._last_order = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def at(self, what: T) -> float:
-        """inf: never."""
+        """When the item is to be looked at; inf: never."""
         return self._at.get(what, inf)
 
     def look_at(self, what: T, at: float, order: int | None = None) -> None:
-        """Instead of when it was to be looked at before; inf: not at all."""
+        """Look at the item at this time instead of any time asked for before; inf: never."""
         if at == inf:
             self.drop(what)
             return
         self._at[what] = at
         if order is None:
-            self._asked = order = self._asked + 1
+            self._last_order = order = self._last_order + 1
         heap = self._heap
         heappush(heap, (at, order, what))
         if len(heap) > 2 * len(self._at) + _SLACK:
@@ -46,11 +47,12 @@ class CheckTimes(Generic[T]):
             heapify(heap)
 
     def drop(self, what: T) -> None:
-        """It is not to be looked at."""
+        """Do not look at the item."""
         self._at.pop(what, None)
 
     def due(self, now: float) -> tuple[T, float] | None:
-        """Who is due, and since when; once for each time that was asked for."""
+        """An item that is due, and the time it was due at; None if none is. An item is returned
+        once for each time that was asked for."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, _, what = heappop(heap)
@@ -60,10 +62,11 @@ class CheckTimes(Generic[T]):
         return None
 
     def first(self) -> T | None:
+        """The item that is due first; None if there is none."""
         return self._heap[0][2] if self.next_at() < inf else None
 
     def next_at(self) -> float:
-        """inf: never."""
+        """When the first item is due; inf: never."""
         heap = self._heap
         while heap and self._at.get(heap[0][2]) != heap[0][0]:
             heappop(heap)

@@ -1,8 +1,11 @@
-"""Who has had how much? One account a flow (tenant x priority).
+"""Who has had how much? One account a flow (tenant × priority).
 
-A flow's `start` is the tag of its next row, lowest first; what a charge does to it, and where a
-flow that was idle begins, the order says (`routers.api.policies.Order`). Predictions are put right
-when the batch has been measured. What other gateways did for a flow is charged as if done here.
+A flow's `start` is the start tag of its next row; the flow with the lowest tag is served first. The
+order policy (`routers.api.policies.Order`) says what a charge does to an account and where the
+account of a flow that was idle begins. A charge is a prediction, corrected when the batch has been
+measured. Device seconds that other gateways gave to a flow are charged as if they had been given
+here. `Flows` is the only writer of accounts.
+
 Sources: accounts as in start-time fair queueing (Goyal et al., SIGCOMM'96); lift on re-entry as in
 VTC (OSDI'24).
 """
@@ -18,33 +21,33 @@ from routers.api.requests import FlowKey, FlowWork, Report
 from routers.state.offered import MeanWork
 
 _IDLE_FLOWS = 128  # accounts of idle flows that are kept, those furthest above their share
-_PEER_DEMAND_S = 0.25  # for which what a replica last reported of a flow's work elsewhere holds
-_OTHERS_S = 10.0  # without a sign of another gateway after which nobody is told what waits here
-_STALE_S = 1.0  # a virtual time that no reply has confirmed for so long may lag behind the others'
+_PEER_DEMAND_S = 0.25  # for so long a replica's report of work that waits elsewhere is believed
+_PEERS_GONE_S = 10.0  # without a sign of another gateway, after which none is told what waits here
+# A virtual time that no report has confirmed for so long may lag behind other gateways'.
+_VIRTUAL_STALE_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """`rows` and `waiting_s` wait on time, `late_rows` late; `live`: requests that wait or run.
-    `credit_s`: what it may take before its tag grows. `served_s`: measured device seconds it was
-    ever given here; `peer_demand_s`: what waits for it at other gateways. `claims`: counted among
-    those who have on-time work waiting, anywhere. `blind`: it came while nothing was known of other
-    gateways' virtual time. `asks`: what its requests take."""
+    """The account of one tenant at one priority, and sums over its waiting rows."""
 
     tenant: str
     priority: int
     weight: float = 1.0
-    start: float = 0.0
-    credit_s: float = 0.0
-    rows: int = 0
-    late_rows: int = 0
-    live: int = 0
-    waiting_s: float = 0.0
-    served_s: float = 0.0
-    peer_demand_s: float = 0.0
-    blind: bool = False
-    claims: bool = False
-    asks: MeanWork = field(default_factory=MeanWork)
+
+    start: float = 0.0  # start tag of its next row
+    credit_s: float = 0.0  # what it may take before its tag grows
+
+    rows: int = 0  # on-time rows that wait
+    late_rows: int = 0  # late rows that wait
+    live: int = 0  # requests that wait or run
+    waiting_s: float = 0.0  # predicted seconds of its on-time rows that wait
+    served_s: float = 0.0  # measured device seconds that it was ever given here
+    peer_demand_s: float = 0.0  # predicted seconds that wait for it at other gateways
+
+    blind: bool = False  # it entered while the other gateways' virtual time was not known
+    claims: bool = False  # counted among the flows with on-time work waiting, here or elsewhere
+    asks: MeanWork = field(default_factory=MeanWork)  # what its requests take on average
     key: FlowKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,51 +55,51 @@ class Flow:
 
     @property
     def active(self) -> bool:
+        """Whether any of its rows waits."""
         return self.rows + self.late_rows > 0
 
 
 class Flows:
-    """All accounts, and their only writer. `lowered` hears of a flow whose tag has fallen (what is
-    sorted by tag needs to know)."""
+    """All accounts, and their only writer."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.epoch = 0  # of the order: what was charged in another one is not put right
+        self.epoch = 0  # of the order: what was charged in another one is not corrected
         self.by_key: dict[tuple[int, str], Flow] = {}
-        self.virtual: list[float] = []  # by priority: where who comes begins
-        self._moves: list[float] = []  # by priority: how far that moves with the next batch
-        self.lowered: list[Flow] = []
+        self.virtual: list[float] = []  # by priority: the tag where a flow that enters begins
+        # By priority: how far `virtual` moves with the next batch.
+        self._next_steps: list[float] = []
+        self.lowered: list[Flow] = []  # tags that have fallen, for whoever sorts by tag
         self.weights: list[float] = []  # by priority: of flows with on-time work, here or elsewhere
-        self._most = 2 * _IDLE_FLOWS
-        self._reported_at: dict[
-            Flow, float
-        ] = {}  # that work waits elsewhere, the longest ago first
-        self._confirmed_at: float | None = None
-        self._others_at = -inf
-        self.alone = True  # no other gateway has been heard of lately
+        self._most_accounts = 2 * _IDLE_FLOWS  # accounts; from here on idle ones are dropped
+        # When a replica last reported work of the flow at other gateways, the longest ago first.
+        self._peer_demand_at: dict[Flow, float] = {}
+        self._confirmed_at: float | None = None  # when a report last told virtual times
+        self._peers_seen_at = -inf  # when another gateway was last noticed
+        self.alone = True  # no other gateway was noticed lately
 
     def restart(self, order: Order) -> None:
-        """Under another order, whose tags are of another kind: everybody begins anew."""
+        """Go on under another order, whose tags are of another kind: all accounts begin anew."""
         self.order = order
         self.epoch += 1
-        self._confirmed_at = -inf  # replicas go on telling tags of the order before
+        self._confirmed_at = -inf  # replicas still report tags of the order before
         self.virtual = [0.0] * len(self.virtual)
-        self._moves = [0.0] * len(self._moves)
+        self._next_steps = [0.0] * len(self._next_steps)
         self.lowered.clear()
         for flow in self.by_key.values():
             flow.start = flow.credit_s = 0.0
             flow.blind = True
 
     def of(self, tenant: str, priority: int, weight: float) -> Flow:
-        """The flow's account, opened if there is none; its weight is the last one given."""
+        """The flow's account, opened if there is none. Its weight becomes the one given."""
         flow = self.by_key.get((priority, tenant))
         if flow is None:
             while len(self.virtual) <= priority:
                 self.virtual.append(0.0)
-                self._moves.append(0.0)
+                self._next_steps.append(0.0)
                 self.weights.append(0.0)
             flow = Flow(tenant, priority, weight, self.virtual[priority])
-            if len(self.by_key) >= self._most:
+            if len(self.by_key) >= self._most_accounts:
                 self._drop_idle()
             self.by_key[priority, tenant] = flow
         elif flow.weight != weight:
@@ -106,14 +109,14 @@ class Flows:
         return flow
 
     def enter(self, flow: Flow, now: float) -> None:
-        """Work comes to the flow, of which nothing waits: no credit from the time it was idle. What
-        comes back unstarted, or turns late, does not enter."""
+        """Work comes to a flow of which nothing waits: it gets no credit for the time it was idle.
+        Work that comes back unstarted, or turns late, does not enter."""
         self._lift(flow)
-        flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _STALE_S
+        flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
         self._forget_stale_demand(now)
 
     def count(self, flow: Flow) -> None:
-        """Its on-time work has begun or ceased to wait, here or elsewhere."""
+        """To be called when its on-time work has begun or ceased to wait, here or elsewhere."""
         claims = flow.rows > 0 or flow.peer_demand_s > 0.0
         if claims is not flow.claims:
             flow.claims = claims
@@ -121,32 +124,33 @@ class Flows:
             self.weights[flow.priority] = weights if weights > 1e-9 else 0.0
 
     def tag(self, flow: Flow) -> float:
-        """What other gateways, and new requests, are compared with."""
+        """The tag by which the flow is compared with other gateways' flows and with new
+        requests."""
         return self.order.tag((flow.start, flow.credit_s), flow.weight)
 
     def charge(self, flow: Flow, seconds: float) -> None:
-        """It takes, or was found to have taken, so much more; less, if negative."""
+        """It took `seconds` more than it was charged so far; less, if negative."""
         account = flow.start, flow.credit_s
         flow.start, flow.credit_s = self.order.charged(account, flow.weight, seconds)
 
     def set_account(self, flow: Flow, account: Account) -> None:
-        """A plan that charged it is carried out."""
+        """Set the account as a plan that has charged it left it."""
         flow.start, flow.credit_s = account
 
     def leads(self, flow: Flow, start: float, seconds: float, rivals: float) -> None:
-        """The flow, which had the tag `start`, leads a batch of so many seconds, while flows of the
-        weight `rivals` had work waiting."""
+        """The flow, whose tag was `start`, leads a batch of `seconds` while flows with the summed
+        weight `rivals` had work waiting. Moves the priority's virtual time."""
         priority = flow.priority
-        virtual, moves = self.virtual[priority], self._moves[priority]
+        virtual, moves = self.virtual[priority], self._next_steps[priority]
         share_s = seconds / flow.weight
         self.virtual[priority] = self.order.next_virtual(virtual, moves, start, share_s)
-        self._moves[priority] = seconds / max(rivals, flow.weight)
+        self._next_steps[priority] = seconds / max(rivals, flow.weight)
 
     def settle(
         self, charges: Iterable[FlowWork], served: Iterable[FlowWork], *, epoch: int
     ) -> None:
-        """A batch was served: these seconds instead of those charged, flow by flow; `epoch`: of
-        when they were."""
+        """A batch was served: replace the seconds charged by those served, flow by flow. `epoch` is
+        that of the charge."""
         settles = self.order.settles and epoch == self.epoch
         by_key = self.by_key
         for (priority, tenant, charged_s), (_, _, served_s) in zip(charges, served, strict=True):
@@ -157,7 +161,8 @@ class Flows:
                 flow.served_s += served_s
 
     def refund(self, paid: Iterable[FlowWork], *, epoch: int) -> None:
-        """A batch was never started: its rows come back to the places that they had."""
+        """A batch was never started, so its rows return to the places that they had: take back what
+        their flows paid."""
         if epoch != self.epoch:
             return
         for priority, tenant, seconds in paid:
@@ -168,7 +173,8 @@ class Flows:
                 self.lowered.append(flow)
 
     def learn(self, report: Report, now: float) -> None:
-        """What a reply says of the other gateways."""
+        """Take in what a report says of other gateways: their virtual times, what they were served,
+        what waits there."""
         for priority, virtual in enumerate(report.virtual_time[: len(self.virtual)]):
             if virtual > self.virtual[priority]:
                 self.virtual[priority] = virtual
@@ -176,29 +182,30 @@ class Flows:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
                 self.charge(flow, seconds)
-                self._moves[priority] += seconds / max(self.weights[priority], flow.weight)
+                self._next_steps[priority] += seconds / max(self.weights[priority], flow.weight)
         for priority, tenant, seconds in report.waiting:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
-                self._reported_at.pop(flow, None)
-                self._reported_at[flow] = now
+                self._peer_demand_at.pop(flow, None)
+                self._peer_demand_at[flow] = now
                 flow.peer_demand_s = seconds
                 self.count(flow)
         self._forget_stale_demand(now)
         if report.served or report.waiting or report.inflight > report.held:
-            self._others_at = now
-        self.alone = now - self._others_at > _OTHERS_S
+            self._peers_seen_at = now
+        self.alone = now - self._peers_seen_at > _PEERS_GONE_S
         if report.virtual_time:
             self._confirm(now)
 
     def _lift(self, flow: Flow) -> None:
+        """Begin the account where its order says that an idle flow begins."""
         account, virtual = (flow.start, flow.credit_s), self.virtual[flow.priority]
         flow.start, flow.credit_s = self.order.entered(account, flow.weight, virtual)
 
     def _forget_stale_demand(self, now: float) -> None:
-        """What nobody says any more: no report says that nothing waits elsewhere, and of several
-        replicas some have heard later than others."""
-        reported_at = self._reported_at
+        """Forget work at other gateways that no report mentions any more. No report says that
+        nothing waits elsewhere, and of several replicas some have heard later than others."""
+        reported_at = self._peer_demand_at
         while reported_at:
             flow, at = next(iter(reported_at.items()))
             if now - at <= _PEER_DEMAND_S:
@@ -208,7 +215,9 @@ class Flows:
             self.count(flow)
 
     def _confirm(self, now: float) -> None:
-        stale = self._confirmed_at is not None and now - self._confirmed_at > _STALE_S
+        """A report told virtual times. If none had for too long, flows that entered meanwhile are
+        lifted now."""
+        stale = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
         self._confirmed_at = now
         if stale:
             for flow in self.by_key.values():
@@ -217,9 +226,9 @@ class Flows:
                     flow.blind = False
 
     def _drop_idle(self) -> None:
-        """Forget flows with nothing in the core, but not the largest debts."""
+        """Drop accounts of flows with nothing in the core, except those with the largest debts."""
         idle = [f for f in self.by_key.values() if not (f.active or f.live or f.claims)]
         idle.sort(key=lambda flow: self.tag(flow) - self.virtual[flow.priority])
         for flow in idle[: max(0, len(idle) - _IDLE_FLOWS)]:
             del self.by_key[flow.key]
-        self._most = 2 * (len(self.by_key) + _IDLE_FLOWS)
+        self._most_accounts = 2 * (len(self.by_key) + _IDLE_FLOWS)

@@ -1,4 +1,4 @@
-"""What a replica can take now, and the batch that is formed of that: what a lease is made of."""
+"""What a replica can take now, and the batch that is formed for it: the content of a lease."""
 
 from __future__ import annotations
 
@@ -11,41 +11,38 @@ from routers.state.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCapacity:
-    """What one replica can take now.
-
-    group: whose costs hold for it. room: units of capacity that are free (tokens, for a stream).
-    idle: it holds nothing. trusted: it has answered before, so its costs are known. last_edge:
-    bucket of the last batch it was sent, 0: none. alone: no other replica runs. starts_in_s:
-    predicted seconds until its device is free. others_idle: another replica of its group holds
-    nothing. groups: all of them, where there are several, else None. Of a stream replica: whole:
-    its capacity; saved: room besides, kept for the row `saves_for`; reading_long: tokens of long
-    prompts that it has yet to read."""
+    """What one replica can take now, as batching policies are told it."""
 
     replica_id: str
-    group: ReplicaGroup
+    group: ReplicaGroup  # whose costs hold for it
     streams: bool = False
-    room: float = 1.0
-    idle: bool = True
-    trusted: bool = True
-    last_edge: int = 0
-    alone: bool = True
-    starts_in_s: float = 0.0
-    others_idle: bool = False
-    groups: ReplicaGroups | None = None
-    whole: float = 0.0
-    saved: float = 0.0
+    room: float = 1.0  # free capacity: slots, or tokens of a stream replica
+    idle: bool = True  # holds nothing
+    trusted: bool = True  # its costs are known: it has answered, or was profiled
+    last_edge: int = 0  # bucket of the last batch that it was sent; 0: none
+    alone: bool = True  # no other replica runs
+    starts_in_s: float = 0.0  # predicted seconds until its device is free
+    others_idle: bool = False  # another replica of its group holds nothing
+    groups: ReplicaGroups | None = None  # all of them, where there are several
+
+    # Of a stream replica, tokens:
+    whole: float = 0.0  # its capacity
+    saved: float = 0.0  # room besides `room`, kept free for the row `saves_for`
     saves_for: Row | None = None
-    reading_long: float = 0.0
+    reading_long: float = 0.0  # of long prompts, that it has yet to read
 
     def allows(self, avoid: str) -> bool:
-        """Whether a row that `avoid` has lost may go to this one: not there, while others run."""
+        """Whether a row that avoids the replica `avoid` may go to this one: it goes there only
+        where no other replica runs."""
         return self.alone or avoid != self.replica_id
 
     def fits(self, row: Row) -> bool:
+        """Whether the row has room; on a batch replica every row has."""
         return not self.streams or self.has_room(row)
 
     def has_room(self, row: Row) -> bool:
-        """Of a stream replica; an empty one has room for any one row that fits its cache."""
+        """Whether a stream replica has room for the row. An empty one has room for any one row that
+        fits its cache."""
         plan = row.tracked.plan
         if plan is None:
             return self.idle or max(1, row.length) <= self.room
@@ -53,7 +50,9 @@ class ReplicaCapacity:
         return plan.room <= self.room + (self.saved if own else 0.0)
 
     def reads(self, row: Row, long_tokens: float, most: float) -> bool:
-        """Whether it may begin with this prompt beside the long ones that it is reading."""
+        """Whether it may begin to read this prompt beside the long ones that it is reading: a
+        prompt of over `long_tokens` not yet cached waits while more than `most` tokens would be
+        read at once."""
         plan = row.tracked.plan
         if plan is None or not self.reading_long:
             return True
@@ -61,37 +60,34 @@ class ReplicaCapacity:
         return reads <= long_tokens or self.reading_long + reads <= most
 
     def may_try(self, row: Row) -> bool:
-        """Whether a retried row may go here: to a batch replica only when it holds nothing, so that
-        a second loss has one possible cause."""
+        """Whether a row that travels alone may go here. A batch replica takes one only when it
+        holds nothing, so that a loss of it has one possible cause."""
         return self.fits(row) if self.streams else self.idle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FormedBatch:
-    """What a lease is made of: rows in order, the width they are predicted with (the longest row,
-    or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
-    see `api.actions.Dispatch`. charges: each flow's part of the predicted work. paid: what its
-    account was charged, which is the same where the order settles accounts. speed: work, in seconds
-    of the reference group, that a second of its replica is. epoch: see `Flows`."""
+    """The content of a lease: rows in order, and what they are predicted to take."""
 
     rows: list[Row]
-    width: int
-    edge: int
-    rank: tuple[int, int, float] = (0, 0, 0.0)
+    width: int  # tokens a row that costs are predicted for: the longest row, or the mean if packed
+    edge: int  # of the bucket that leads
+    rank: tuple[int, int, float] = (0, 0, 0.0)  # see `api.actions.Dispatch`
     predicted_s: float = 0.0
-    charges: tuple[FlowWork, ...] = ()
-    speed: float = 1.0
-    paid: tuple[FlowWork, ...] = ()
-    epoch: int = 0
+    charges: tuple[FlowWork, ...] = ()  # each flow's part of the predicted work
+    speed: float = 1.0  # seconds of the reference group that a second of its replica is worth
+    paid: tuple[FlowWork, ...] = ()  # what accounts were charged; `charges`, if the order settles
+    epoch: int = 0  # of the order under which it was charged, see `Flows`
 
     @property
     def work_s(self) -> float:
-        """Predicted, in seconds of the reference group."""
+        """Predicted work, in seconds of the reference group."""
         return self.predicted_s * self.speed
 
     def split(self, service_s: float) -> tuple[FlowWork, ...]:
-        """Measured seconds by flow as work, as the predicted ones were charged; evenly if they
-        were 0."""
+        """The measured seconds as work (seconds of the reference group) of each flow, in the
+        proportions in which the predicted work was charged; in equal parts if nothing was
+        predicted."""
         whole, even = self.predicted_s, self.speed / max(1, len(self.charges))
         return tuple(
             [

@@ -1,10 +1,10 @@
-"""What waits at one standing: a priority's rows that are on time, or its late ones.
+"""What waits at one standing: the on-time rows of one priority, or its late rows.
 
-A lane orders flows by their start tags twice: over all lengths, to find who leads the next batch,
-and within each length class, to find who fills it. Rows that a replica has lost stand apart and
-travel alone. A bucket holds the rows of one flow and one length class, earliest deadline first;
-buckets are kept by their edge, so edges may change while rows wait: what waits stays where it is.
-Work: O(log flows) a row; within a flow a look at each of its buckets.
+A lane orders its flows by start tag twice: over all lengths, to find the flow that leads the next
+batch, and within each length class, to find the flows that fill it. Rows that travel alone (lost
+once, or suspects) stand apart in `solo`. A bucket holds the rows of one flow and one length class,
+earliest deadline first. Buckets are kept by their edge, so edges may change while rows wait: what
+waits stays where it is. Work: O(log flows) a row, and within a flow a look at each of its buckets.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from routers.state.flows import Flow
 from routers.state.rows import Row
 from routers.state.tag_order import Mark, TagOrder, rank_tag, start_tag
 
-_SLACK = 32
-_KEPT = 16  # buckets, or length_classes, before empty ones are dropped, and the turns they remember
+_SLACK = 32  # stale entries allowed before a bucket is compacted
+_KEPT = 16  # buckets or length classes; from here on empty ones, and their turns, are dropped
 
 
 Place = tuple[float, int, Row]
-"""Rank (deadline, or order of arrival), order of arrival, and who stands there, if the row still
-says so."""
+"""(rank, order of arrival, row): rank is the deadline, or the order of arrival. A place is valid
+while its row says that it stands in that bucket."""
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Rows of one flow and of lengths up to `edge`, earliest deadline first, or in the order that
-    they came where the lane's order is by arrivals.
+    """Rows of one flow with lengths up to `edge`, earliest deadline first, or in order of arrival
+    where the lane's ranking is by arrival.
 
-    They mostly come in that order and stand in a line; one that does not, or comes back from a
-    replica, finds its place in a heap beside it. Deletion is lazy: leaving costs O(log n)
-    amortised, line and heap never hold more than twice the live rows (plus a constant), and an
-    empty bucket holds nothing. `turn`: when it leads next among its flow's buckets, in
-    seconds of full batches. `waiting_s`: predicted seconds of its rows."""
+    Most rows come in that order and stand in `line`; a row that does not, or that comes back from a
+    replica, goes to `heap`. Deletion is lazy: leaving costs O(log n) amortised, `line` and `heap`
+    together hold at most twice the live rows (plus a constant), and an empty bucket holds nothing.
+    """
 
     queue: FlowQueue
     flow: Flow
     edge: int
     rows: int = 0
     tokens: int = 0
-    waiting_s: float = 0.0
-    turn: float = 0.0
+    waiting_s: float = 0.0  # predicted service seconds of its rows
+    turn: float = 0.0  # when it leads next among its flow's buckets, in seconds of full batches
     mark: Mark | None = None
     line: deque[Place] = field(default_factory=deque)
     heap: list[Place] = field(default_factory=list)
@@ -79,12 +78,12 @@ class Bucket:
         return line[0][2] if line else None
 
     def head_since(self) -> float:
-        """When the first row came; inf for an empty bucket."""
+        """When the first row was queued; inf for an empty bucket."""
         row = self.head()
         return row.tracked.queued_at if row is not None else inf
 
     def rank(self) -> float:
-        """The first row's; inf for an empty bucket."""
+        """The rank of the first row; inf for an empty bucket."""
         row = self.head()
         return inf if row is None else self.rank_of(row)
 
@@ -92,19 +91,19 @@ class Bucket:
         return self.queue.lane.rank_of(row)
 
     def in_order(self) -> Iterator[Row]:
-        """Its rows, the first in front, left where they are; nothing may leave meanwhile. Work:
-        O(log n) for each that is asked for."""
+        """Its rows in order, left where they are; no row may leave meanwhile. Work: O(log n) for
+        each row that is asked for."""
         line: Iterator[Place] = iter(self.line)
         places = merge(line, heap_in_order(self.heap)) if self.heap else line
-        last = None  # one that came back may still have its old place beside the new one
+        last = None  # a row that came back may still have its old place beside the new one
         for _, _, row in places:
             if row.queue is self and row is not last:
                 yield row
                 last = row
 
     def last(self) -> Row | None:
-        """The row in line with the latest deadline, or of the others one with a later one still,
-        left where it is."""
+        """One of the rows that are due last, left where it is: the last in line, or the heap's last
+        entry if that row is due later still."""
         line, heap = self.line, self.heap
         while line and line[-1][2].queue is not self:
             line.pop()
@@ -115,9 +114,9 @@ class Bucket:
         return line[-1][2] if line else None
 
     def due_from(self, deadline: float, most: int) -> list[Row]:
-        """Rows with that deadline or a later one, the earliest first, left where they are; of those
-        that came out of order none, nor any where they stand by arrival. Work: what is returned,
-        and what has left between."""
+        """At most `most` rows due at `deadline` or later, the earliest first, left where they are.
+        Rows in the heap are left out; empty where rows stand by arrival. Work: what is returned,
+        and the rows that have left between."""
         found: list[Row] = []
         line = self.line
         if not self.queue.lane.by_deadline:
@@ -131,7 +130,7 @@ class Bucket:
         return found
 
     def discard(self, row: Row) -> None:
-        """Take out any row; the place of one that is not the first is left behind until it surfaces
+        """Take out any row. The place of a row that is not the first stays behind until it surfaces
         or is compacted."""
         line, heap = self.line, self.heap
         while line and line[0][2].queue is not self:
@@ -145,12 +144,13 @@ class Bucket:
             self.tidy()
 
     def tidy(self) -> None:
-        """Forget rows that have left."""
+        """Drop the places of rows that have left."""
         self.line = deque([place for place in self.line if place[2].queue is self])
         self.heap = [place for place in self.heap if place[2].queue is self]
         heapify(self.heap)
 
     def live(self) -> list[Row]:
+        """All its rows, in order."""
         rows = [row for _, _, row in sorted([*self.line, *self.heap]) if row.queue is self]
         return list(dict.fromkeys(rows))
 
@@ -167,7 +167,7 @@ class Bucket:
 
 @dataclass(slots=True, eq=False)
 class FlowQueue:
-    """One flow's rows in one lane. `turn`: virtual time of its buckets' turns."""
+    """One flow's rows in one lane. `turn` is the virtual time of its buckets' turns."""
 
     lane: Lane
     flow: Flow
@@ -185,9 +185,9 @@ class FlowQueue:
         return found
 
     def before_s(self, edge: int, seconds: float) -> float:
-        """What of the flow goes before a new request of so many seconds, they included, when
-        buckets are served by turn: what waits in its bucket, and of every other one at most as
-        much."""
+        """Predicted seconds of this flow's work that is served up to and with a new request of
+        `seconds`, buckets being served by turn: what waits in the request's bucket, and from every
+        other bucket at most as much."""
         own = self.buckets.get(edge)
         own_s = seconds if own is None else own.waiting_s + seconds
         before_s = seconds
@@ -197,8 +197,9 @@ class FlowQueue:
         return before_s
 
     def leading(self, sizes: BatchSizes, now: float) -> Bucket:
-        """The bucket that fills most of a batch, over all flows, in turn among equals; but one that
-        is behind it in turns goes first if, that batch awaited, it had waited too long."""
+        """The bucket that fills most of a batch, over all flows; among equals the one whose turn is
+        first. But a bucket whose turn comes before that one's leads if it would have waited too
+        long once that batch was served."""
         waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
         if len(waiting) == 1:
             return waiting[0]
@@ -216,7 +217,7 @@ class FlowQueue:
         return min(owed, key=_turn) if owed else fullest
 
     def first_bucket(self) -> Bucket:
-        """The bucket of the first row over all of them."""
+        """The bucket whose first row has the lowest rank."""
         return min([bucket for bucket in self.buckets.values() if bucket.rows], key=Bucket.rank)
 
     def in_turn(self) -> Bucket:
@@ -224,7 +225,7 @@ class FlowQueue:
         return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
 
     def by_turn(self) -> list[Bucket]:
-        """Those that hold rows, the one whose turn it is in front."""
+        """The buckets that hold rows, the one whose turn it is first."""
         return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
 
     def head(self) -> Row | None:
@@ -232,7 +233,7 @@ class FlowQueue:
         return next(iter(self.in_order()), None)
 
     def rank(self) -> float:
-        """The lowest of its buckets'."""
+        """The lowest rank among its buckets; inf when it is empty."""
         return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
 
     def rank_of(self, row: Row) -> float:
@@ -246,12 +247,12 @@ class FlowQueue:
         return merge(*rows, key=lambda row: (self.rank_of(row), row.order))
 
     def last(self) -> Row | None:
-        """Who is due last where most wait."""
+        """One of the rows that are due last, of the bucket that holds most rows."""
         return max(self.buckets.values(), key=_rows).last()
 
     def took_turn(self, bucket: Bucket, seconds: float) -> None:
-        """The bucket led a batch: its next turn comes after as much of the others' work. What was
-        empty meanwhile has its turn from here on."""
+        """The bucket led a batch of `seconds`: its next turn comes after as much work of the other
+        buckets. A bucket that was empty meanwhile takes its turn from here on."""
         waiting = [each.turn for each in self.buckets.values() if each.rows]
         self.turn = max(self.turn, min([bucket.turn, *waiting]))
         bucket.turn += seconds
@@ -269,20 +270,20 @@ class LengthClass:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """`since`: when it last led a batch, or began to wait. `solo`: retried rows, oldest deadline
-    first. `rows` and `waiting_s`, predicted seconds, include them."""
+    """All rows of one standing. `rows` and `waiting_s` (predicted seconds) include those in
+    `solo`."""
 
     late: bool
     priority: int
     ranking: Ranking = Ranking.SHARES
     rows: int = 0
     waiting_s: float = 0.0
-    since: float = 0.0
+    since: float = 0.0  # when it last led a batch, or began to wait
     by_deadline: bool = field(init=False)
     order: TagOrder[FlowQueue] = field(init=False)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
     length_classes: dict[int, LengthClass] = field(default_factory=dict)
-    solo: Bucket = field(init=False)
+    solo: Bucket = field(init=False)  # rows that travel alone, earliest deadline first
 
     def __post_init__(self) -> None:
         self.by_deadline = self.ranking is not Ranking.ARRIVALS
@@ -301,12 +302,12 @@ class Lane:
         flow, edge = row.tracked.flow, row.edge
         queue = self.queues.get(flow)
         if queue is None:
-            queue = self._open(flow)
+            queue = self._open_queue(flow)
         bucket = queue.buckets.get(edge) or queue.bucket(edge)
         bucket.push(row)
         length_class = self.length_classes.get(edge)
         if length_class is None:
-            length_class = self._length_class(edge)
+            length_class = self._open_class(edge)
         length_class.rows += 1
         length_class.tokens += row.length
         queue.rows += 1
@@ -320,7 +321,7 @@ class Lane:
             self.order.add(queue)
 
     def left(self, row: Row, bucket: Bucket) -> None:
-        """The row was taken out of the bucket."""
+        """Count a row out that was taken out of the bucket."""
         self.rows -= 1
         self.waiting_s -= row.cost_s
         if not self.rows:
@@ -334,7 +335,7 @@ class Lane:
                 length_class.order.clear()
 
     def reorder(self, flow: Flow) -> None:
-        """The flow's tag has fallen."""
+        """Find the flow's place again after its start tag has fallen."""
         queue = self.queues.get(flow)
         if queue is not None and queue.rows:
             self.order.add(queue)
@@ -343,11 +344,11 @@ class Lane:
                     self.length_classes[bucket.edge].order.add(bucket)
 
     def rank_of(self, row: Row) -> float:
-        """A row's place in its bucket, lowest first."""
+        """The key that orders a row in its bucket, lowest first."""
         return row.tracked.request.deadline if self.by_deadline else float(row.order)
 
     def buckets(self) -> Iterator[Bucket]:
-        """All that hold rows, the retried ones' last."""
+        """All buckets that hold rows, `solo` last."""
         for queue in self.queues.values():
             for bucket in queue.buckets.values():
                 if bucket.rows:
@@ -355,13 +356,13 @@ class Lane:
         if self.solo.rows:
             yield self.solo
 
-    def _open(self, flow: Flow) -> FlowQueue:
+    def _open_queue(self, flow: Flow) -> FlowQueue:
         if len(self.queues) > 2 * len(self.order.heap) + 64:
             self.queues = {f: q for f, q in self.queues.items() if q.rows or q.mark is not None}
         queue = self.queues[flow] = FlowQueue(self, flow)
         return queue
 
-    def _length_class(self, edge: int) -> LengthClass:
+    def _open_class(self, edge: int) -> LengthClass:
         if len(self.length_classes) >= _KEPT:
             self.length_classes = {e: s for e, s in self.length_classes.items() if s.rows}
         length_class = self.length_classes[edge] = LengthClass(edge, self._new_order())
@@ -372,16 +373,16 @@ class Lane:
 
 
 def bucket_of(row: Row) -> Bucket:
-    """The one that it waits in; it has to."""
+    """The bucket in which the row waits; the row must be queued."""
     bucket = row.queue
     assert isinstance(bucket, Bucket)
     return bucket
 
 
 def heap_in_order(heap: list[Place]) -> Iterator[Place]:
-    """The entries of a binary heap from the lowest on, left where they are: behind each that was
-    the lowest, its two children are candidates. Source: Frederickson, An optimal algorithm for
-    selection in a min-heap (1993), in its simple form."""
+    """The entries of a binary heap in ascending order, left where they are: once an entry has come,
+    its two children are candidates. Source: Frederickson, An optimal algorithm for selection in a
+    min-heap (1993), in its simple form."""
     candidates = [(heap[0], 0)] if heap else []
     while candidates:
         place, index = heappop(candidates)

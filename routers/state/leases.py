@@ -1,12 +1,15 @@
-"""The leases: every batch or stream that a replica works on, and how rows leave it again.
+"""The table of open leases, and how rows leave a lease: by an answer, a loss, a move or a race.
 
-A lease takes a share of its replica's capacity when it opens and gives back exactly that when it
-closes: one slot for a batch, tokens for a stream (its row's length until progress says otherwise).
-Shares are whole units, so sums are exact. A row may stand in a lease and in a copy of it on another
-replica: the first answer takes it out of both; a lease that fails leaves it to the other one; of
-two tied leases the first to start takes it over. A lease that nobody waits for any more is aborted,
-once, and keeps its share until it has really closed. `DispatchCounts` counts copies, retries and
-preemptions, and measures the two losses of staging against each other.
+A lease takes a share of its replica's capacity when it opens and gives back exactly that share when
+it closes: one slot for a batch, tokens for a stream (its row's length until progress reports
+otherwise). Shares are whole units, so their sums are exact.
+
+A row may stand in a lease and in a copy of that lease on another replica; the two *race*. The first
+answer takes the row out of both. A lease that fails leaves the row to the other one. Of two tied
+leases, the first to start takes the row over. A lease that no caller waits for any more is aborted,
+once, and keeps its share until it has really closed.
+
+`DispatchCounts` counts copies, retries and preemptions, and measures the two losses of staging.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ from routers.state.preemptible import PreemptibleStreams
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.rows import LeaseHandle, Row
 
-_GAIN = 0.05
+_GAIN = 0.05  # of the moving averages
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTerms:
-    """Of a copy. `paid_s`: what the budget pays for the race; the others are a lease's."""
+    """How a copy is sent. `paid_s` is what the retry budget pays for the race; `hedge`, `probe` and
+    `tied` are those of `Lease`."""
 
     paid_s: float
     hedge: bool = False
@@ -36,7 +40,8 @@ class CopyTerms:
 
 
 class LeaseTable:
-    """All open leases by id. Ids start at 1 and are never used twice."""
+    """All open leases by id. Ids start at 1 and are never used twice. `unknown_closes` counts
+    closings of leases that are not open."""
 
     def __init__(self) -> None:
         self.open: dict[int, Lease] = {}
@@ -47,6 +52,7 @@ class LeaseTable:
     def sign(
         self, replica: ReplicaState, batch: FormedBatch, now: float, *, preemptible: bool = True
     ) -> Lease:
+        """Open a lease for the batch on the replica, and put the batch's rows into it."""
         lease = self._open(replica, batch, now)
         lease.owes, lease.non_preemptible = batch, not preemptible
         for row in batch.rows:
@@ -61,7 +67,8 @@ class LeaseTable:
         terms: CopyTerms,
         now: float,
     ) -> Lease:
-        """A copy of some of the lease's members, whose flows have paid already."""
+        """Open a copy of some of the lease's members on another replica. Their flows have paid
+        already, so the copy owes nothing."""
         copy = self._open(replica, batch, now)
         copy.hedge, copy.probe, copy.hedge_due = terms.hedge, terms.probe, True
         copy.tied = lease.tied = terms.tied
@@ -87,7 +94,8 @@ class LeaseTable:
         return lease
 
     def close(self, lease_id: int, now: float) -> Lease | None:
-        """The lease, its share given back; None, and counted, when there is no such lease."""
+        """Take out the lease and give its share back. Returns None, and counts it, when no such
+        lease is open."""
         lease = self.open.pop(lease_id, None)
         if lease is None:
             self.unknown_closes += 1
@@ -98,8 +106,8 @@ class LeaseTable:
         return lease
 
     def uncopy(self, lease: Lease) -> list[Lease]:
-        """The lease never ran, so that its rows may be copied once more: the leases in which they
-        stand now."""
+        """One lease of a race never ran, so its rows may be copied once more. Returns the leases in
+        which those rows stand now."""
         alone: dict[Lease, None] = {}
         for row in lease.batch.rows:
             if row.lease is not None and row.copy is None:
@@ -108,50 +116,55 @@ class LeaseTable:
         return list(alone)
 
     def rows(self) -> int:
-        """Rows that stand in leases, those in a copy as well counted once."""
+        """Number of rows that stand in leases; a row that stands in a copy too counts once."""
         return sum(lease.live for lease in self.open.values() if lease.copy_of is None)
 
     def resize(self, lease: Lease, held: float) -> None:
-        """A stream lease now occupies `held` units of capacity (rounded up, never negative)."""
+        """A stream lease now takes `held` units of capacity (rounded up, never negative)."""
         lease.replica.resize(lease, float(max(0, ceil(held))))
 
 
 def stream_share(row: Row) -> float:
-    """What the row takes of a stream replica's capacity, as far as can be told before it runs."""
+    """Tokens of a stream replica's capacity that the row takes, as far as can be told before it
+    runs."""
     plan = row.tracked.plan
     return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
 
 
 def race_costs(lease: Lease, other: Lease | None, seconds: float) -> None:
-    """What the budget has paid for the race is put right, where both of its leases know it."""
+    """Correct what the retry budget has paid for the race to `seconds`, on both leases that are in
+    it."""
     lease.paid_s = seconds
     if other is not None:
         other.paid_s = seconds
 
 
 def win(lease: Lease, failed: Sequence[int], actions: list[Action]) -> tuple[list[Row], list[Row]]:
-    """It was answered but for the rows at the positions `failed`: its members that were, which now
-    stand in no lease, and those that failed and stand in no other. What failed and runs elsewhere
-    too is left to the other lease."""
-    without = {lease.batch.rows[at] for at in failed}
+    """The lease was answered, except for the rows at the positions `failed`.
+
+    Returns the members that were answered, which now stand in no lease, and the failed members that
+    stand in no other lease. A failed member that another replica runs too is left to that lease.
+    """
+    failed_rows = {lease.batch.rows[at] for at in failed}
     answered, stranded = [], []
     for row in lease.members():
         other = row.copy if row.lease is lease else row.lease
-        if row in without:
+        if row in failed_rows:
             row.lease, row.copy = other, None
             if other is None:
                 stranded.append(row)
             continue
         row.lease = row.copy = None
         if other is not None:
-            _leave(other, actions)
+            _drop_member(other, actions)
         answered.append(row)
-    _part(lease, lease)
+    _end_race(lease, lease)
     return answered, stranded
 
 
 def fail(lease: Lease) -> list[Row]:
-    """It brought nothing: its members that stand in no other lease. The others race on alone."""
+    """The lease brought no answer. Returns its members that stand in no other lease; a lease that
+    raced it goes on alone with the other members."""
     stranded = []
     for row in lease.members():
         if row.lease is lease:
@@ -159,80 +172,84 @@ def fail(lease: Lease) -> list[Row]:
         if row.lease is None:
             stranded.append(row)
         row.copy = None
-    _part(lease, lease.copy or lease.copy_of)
+    _end_race(lease, lease.copy or lease.copy_of)
     return stranded
 
 
 def withdraw(lease: Lease, rows: list[Row], actions: list[Action]) -> None:
-    """These members go elsewhere; what races the lease loses them too. Where an answer comes after
-    all, `late_rows` finds them again. Leases that nobody waits for now are aborted."""
+    """These members leave the lease, and the lease that races it, to run elsewhere. Should an
+    answer come after all, `late_rows` finds them again. Leases that no caller waits for now are
+    aborted."""
     for row in rows:
         leases = tuple([each for each in (row.lease, row.copy) if each is not None])
         row.moved_from, row.lease, row.copy = leases, None, None
         for each in leases:
-            _leave(each, actions)
+            _drop_member(each, actions)
     other = lease.copy or lease.copy_of
     if other is not None and not (lease.live and other.live):
-        _part(lease, None)
+        _end_race(lease, None)
 
 
 def late_rows(lease: Lease, failed: Sequence[int]) -> list[Row]:
-    """Rows that had been moved from it, did not fail there, and are not answered yet."""
+    """Rows that were moved away from this lease, did not fail in it, and have not been answered
+    since."""
     rows = [row for at, row in enumerate(lease.batch.rows) if at not in failed]
     moved = [row for row in rows if lease in row.moved_from]
     return [row for row in moved if row.lease is not None or row.queue is not None]
 
 
 def start_first(lease: Lease, actions: list[Action]) -> None:
-    """Of two tied leases it has started first: its rows leave the other one."""
+    """Of two tied leases this one has started first: its rows leave the other lease."""
     other = lease.copy or lease.copy_of
     if other is None:
         return
     for row in lease.members():
         if row.copy is not None:
             row.lease, row.copy = lease, None
-            _leave(other, actions)
-    _part(lease, lease)
+            _drop_member(other, actions)
+    _end_race(lease, lease)
 
 
 def forsake(copy: Lease, actions: list[Action]) -> None:
-    """A copy leaves its rows to the lease that it repeats."""
+    """The copy gives up the race and leaves its rows to the lease that it copies."""
     other = copy.copy_of
     for row in copy.members():
         row.copy = None
-        _leave(copy, actions)
-    _part(copy, other)
+        _drop_member(copy, actions)
+    _end_race(copy, other)
 
 
 def abandon(row: Row, actions: list[Action]) -> None:
-    """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
+    """The caller of this leased row has left. A lease that no caller waits for is aborted."""
     lease, copy = row.lease, row.copy
     row.lease = row.copy = None
     if lease is not None:
-        _leave(lease, actions)
+        _drop_member(lease, actions)
     if copy is not None:
-        _leave(copy, actions)
+        _drop_member(copy, actions)
 
 
-def _part(lease: Lease, heir: Lease | None) -> None:
-    """The race is over; who goes on with the rows also settles what is owed for them."""
+def _end_race(lease: Lease, survivor: Lease | None) -> None:
+    """End the race. The lease that goes on with the rows (`survivor`) also settles what is owed for
+    them."""
     other = lease.copy or lease.copy_of
     if other is None:
         return
-    loser = other if heir is lease else lease
-    if heir is not None and heir.owes is None and (heir is lease or heir.live):
-        heir.owes, loser.owes = loser.owes, None
+    loser = other if survivor is lease else lease
+    if survivor is not None and survivor.owes is None and (survivor is lease or survivor.live):
+        survivor.owes, loser.owes = loser.owes, None
     lease.copy = lease.copy_of = other.copy = other.copy_of = None
 
 
-def _leave(lease: LeaseHandle, actions: list[Action]) -> None:
+def _drop_member(lease: LeaseHandle, actions: list[Action]) -> None:
+    """One member fewer waits for the lease; without any, it is aborted, unless it is a probe."""
     lease.live -= 1
     if not lease.live and not lease.probe:
         abort(lease, actions)
 
 
 def abort(lease: LeaseHandle, actions: list[Action]) -> None:
-    """Ask its replica to drop it, once."""
+    """Ask the lease's replica to drop it. Asked at most once a lease."""
     if not lease.aborted:
         lease.aborted = True
         actions.append(Abort(lease.lease_id, lease.replica_id))
@@ -242,10 +259,8 @@ def abort(lease: LeaseHandle, actions: list[Action]) -> None:
 class DispatchCounts:
     """Counts since the start, and two losses, EWMAs in seconds, from what answers report.
 
-    `idle_gap_s`: device seconds from the end of a batch to the start of the next, where that had
-    been sent before or was sent at once. `early_binding_s`: that a staged batch waited at its
-    replica, in which its rows could not be bound otherwise. Just-in-time staging is right when
-    neither is worth naming."""
+    Just-in-time staging is right when neither loss is worth naming.
+    """
 
     hedges: int = 0
     hedges_won: int = 0
@@ -254,14 +269,19 @@ class DispatchCounts:
     retries: int = 0
     suspensions: int = 0
     moved_rows: int = 0
-    late_rows_used: int = 0
+    late_rows_used: int = 0  # moved rows whose first replica answered them after all
     evictions: int = 0
     preempted: int = 0
+
+    # Device seconds from the end of a batch to the start of the next, where the next was sent no
+    # later than the answer to the first came, and no other gateway was served between.
     idle_gap_s: float = 0.0
+    # Seconds that a staged batch waited at its replica: its rows could not be bound otherwise.
     early_binding_s: float = 0.0
 
     def answered(self, lease: Lease, report: Report, now: float) -> None:
-        """To be called before the replica learns that the lease has closed."""
+        """Measure by the answer to this lease. Must be called before the replica learns that the
+        lease has closed."""
         if report.service_s <= 0.0 or lease.replica.streams:
             return
         replica = lease.replica

@@ -1,11 +1,15 @@
-"""What less urgent work, already sent, may be taken back for rows that are more urgent?
+"""Which less urgent work, already sent, may be taken back for more urgent rows?
 
-On a batch replica: what is staged there unstarted. One lease more is signed, and the replica, whose
-rule is that its least urgent staged batch goes back, returns it; no work is lost, no call is added.
-On a stream replica without room, where that is allowed: the lease that began last of the least
-urgent class, if all of it may run again, once, and no token of it has come. What leads because its
-priority had been passed over too long is never taken back, and nothing is while such a batch is
-due. Only on-time rows push.
+On a batch replica: a batch that is staged there unstarted. One lease more than fits is sent, and
+the replica, whose rule is to return its least urgent staged batch, returns it. No work is lost and
+no message is added.
+
+On a stream replica without room, where settings allow preemption: of the least urgent priority that
+runs there, the lease that began last. All its rows must be retryable and not have been stopped
+before, and no token of its answer may have come.
+
+A batch that leads because its priority had been passed over too long is never taken back, and
+nothing is taken back while such a batch is due. Only on-time rows preempt.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from heapq import heapify, heappop, heappush
 
 from routers.state.replica_state import Lease, PreemptionEntry, ReplicaState
 
-_TRIES = 4
-_SLACK = 32
+_TRIES = 4  # leases looked at for one preemption
+_SLACK = 32  # stale entries allowed before the heap is compacted
 
 
 class PreemptibleReplicas:
-    """Full batch replicas by the standing of what they would give up, the least urgent first."""
+    """Full batch replicas, ordered by the standing of the lease that each would return, the least
+    urgent first."""
 
     def __init__(self) -> None:
         self._heap: list[PreemptionEntry] = []
@@ -27,6 +32,8 @@ class PreemptibleReplicas:
         self._pushed = 0
 
     def place(self, replica: ReplicaState) -> None:
+        """Find the replica's place anew. To be called after anything about its leases has
+        changed."""
         lease = preemptible_lease(replica)
         entry = replica.preemption_entry
         if lease is None:
@@ -48,7 +55,8 @@ class PreemptibleReplicas:
             heapify(self._heap)
 
     def for_priority(self, priority: int) -> ReplicaState | None:
-        """The replica that would give up the least urgent lease, if that is less urgent."""
+        """The replica that would return the least urgent lease, if that lease is less urgent than
+        on-time work of this priority; else None."""
         heap = self._heap
         while heap and not _is_valid(heap[0]):
             heappop(heap)
@@ -58,13 +66,14 @@ class PreemptibleReplicas:
 
 
 def _is_valid(entry: PreemptionEntry) -> bool:
-    """Whether no other entry was made for its replica since."""
+    """Whether this is the last entry that was made for its replica."""
     valid = entry[3].preemption_entry
     return valid is not None and valid[2] == entry[2]
 
 
 def preemptible_lease(replica: ReplicaState) -> Lease | None:
-    """The least urgent lease that is staged at a full replica, unless it may not be given up."""
+    """The least urgent lease staged at a full, healthy batch replica; None where there is none that
+    may be returned."""
     if (
         replica.streams
         or replica.draining
@@ -82,19 +91,22 @@ def preemptible_lease(replica: ReplicaState) -> Lease | None:
 
 
 class PreemptibleStreams:
-    """Stream leases by priority, in the order in which they began."""
+    """Open stream leases by priority, in the order in which they began."""
 
     def __init__(self) -> None:
         self._by_priority: dict[int, dict[Lease, None]] = {}
 
     def began(self, lease: Lease) -> None:
+        """A stream lease was opened."""
         self._by_priority.setdefault(lease.batch.rank[1], {})[lease] = None
 
     def ended(self, lease: Lease) -> None:
+        """A stream lease has closed."""
         self._by_priority.get(lease.batch.rank[1], {}).pop(lease, None)
 
     def victim(self, priority: int) -> Lease | None:
-        """The one that lost least by being stopped, of the least urgent class that runs."""
+        """Of the least urgent priority that runs, below this one, the lease that began last and may
+        be stopped: it loses least. None where there is none."""
         least = max([each for each, leases in self._by_priority.items() if leases], default=0)
         if least <= priority:
             return None
@@ -107,7 +119,8 @@ class PreemptibleStreams:
 
 
 def _may_preempt(lease: Lease) -> bool:
-    """Not twice, not what may not run again, and one at a time on a replica."""
+    """Not while another lease of its replica is being recalled, not a lease that may not run again
+    or whose first token has come, and not a row that was stopped before."""
     running = lease.running
     if (
         lease.non_preemptible

@@ -1,9 +1,10 @@
 """The replicas that may take a lease now, in the order in which they are to be asked.
 
-Which order that is, the placement says. Unhealthy replicas (suspect, overdue, ejected) are asked
-only while no other replica runs, a group that is not open never. Work: O(log n) a choice, by one
-lazy heap a kind and group; at most a few of a kind are asked, since what one of them may not take
-the next may not take either, save for the one replica that a row avoids.
+The placement policy decides that order. Unhealthy replicas (suspect, overdue, ejected) are asked
+only while no healthy replica runs, and a group that is not open is never asked. At most a few
+replicas of a kind are asked for one batch: what one of them may not take, the next may not take
+either, except for the one replica that a row avoids. Work: O(log n) a choice, by one lazy heap for
+each kind and group.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Protocol, TypeVar
 
 from routers.state.replica_state import Entry, ReplicaState
 
-# Of the ready replicas, the kinds that each group has:
+# The kinds of ready replicas that each group has: the placement says which kind a healthy one is;
+# unhealthy ones are SPARE.
 IDLE, DUE, OVERRUN, BUSY, SPARE = range(5)
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
-_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
+_SPEED_BAND = log(1.25)  # replicas whose slowdowns differ by less than this factor take turns
 _MUCH_SLOWER = 1.5  # times its group's pace
-_SLACK = 32
+_SLACK = 32  # stale entries allowed before a heap is compacted
 
 
 _T = TypeVar("_T")
@@ -31,27 +33,31 @@ class Placement(Protocol):
     """Which replica is asked first?"""
 
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
-        """Of a healthy one: its kind (not `SPARE`), and its order within the kind, lowest first.
-        Of `DUE` the first number is a time, not before `now`, and once it has passed it is placed
-        again; others keep their place until something about the replica changes."""
+        """The kind of a healthy replica (not `SPARE`), and its two keys within that kind, lowest
+        first. The first key of a `DUE` replica is a time, not before `now`; once that has passed,
+        the replica is placed again. The others keep their place until something about them
+        changes."""
         ...
 
     def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
-        """Of the first of each kind the lowest is asked; `batch_s`: predicted seconds of the next
-        batch of its group."""
+        """Of the first replicas of all kinds, the one with the lowest score is asked. `batch_s`:
+        predicted seconds of the next batch of its group."""
         ...
 
     def answered(self, replica: ReplicaState, now: float) -> None:
-        """It has answered a lease, and said what it holds: the one thing a placement learns by."""
+        """The replica has answered a lease and reported what it holds: the one event that a
+        placement learns from."""
         ...
 
 
 class ReadyReplicas:
-    """Replicas that may take a lease now. An entry is valid while its replica says so."""
+    """Replicas that may take a lease now. An entry is valid while it is the one that its replica
+    names."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self._heaps: list[list[Entry]] = [[] for _ in range(_KINDS)]  # of all kinds, by group
+        # Kind `k` of the group with index `i` is at `i * _KINDS + k`, here and in entries.
+        self._heaps: list[list[Entry]] = [[] for _ in range(_KINDS)]
         self._counts = [0] * _KINDS
         self._total = self._spare = 0
         self._pushed = 0
@@ -60,7 +66,7 @@ class ReadyReplicas:
         return replica.entry is not None
 
     def count(self, *, spare: bool) -> int:
-        """How many there are; `spare`: the unhealthy ones too."""
+        """How many replicas are ready; `spare`: the unhealthy ones too."""
         return self._total if spare else self._total - self._spare
 
     def others_idle(self, replica: ReplicaState) -> bool:
@@ -70,6 +76,7 @@ class ReadyReplicas:
         return idle < len(self._counts) and self._counts[idle] > own
 
     def place(self, replica: ReplicaState, now: float) -> None:
+        """It may take a lease now: find its place, or its new one."""
         if replica.unhealthy:
             kind, first, second = SPARE, float(len(replica.leases)), replica.finish_at
         else:
@@ -79,7 +86,7 @@ class ReadyReplicas:
         if entry is not None:
             if entry[:2] == (first, second) and entry[3] == kind:
                 return
-            self._leave(entry)
+            self._uncount(entry)
         while len(self._counts) <= kind:
             self._counts += [0] * _KINDS
             self._heaps += [[] for _ in range(_KINDS)]
@@ -91,11 +98,12 @@ class ReadyReplicas:
         self._push(entry)
 
     def drop(self, replica: ReplicaState) -> None:
+        """It may take no lease now."""
         if replica.entry is not None:
-            self._leave(replica.entry)
+            self._uncount(replica.entry)
             replica.entry = None
 
-    def _leave(self, entry: Entry) -> None:
+    def _uncount(self, entry: Entry) -> None:
         self._counts[entry[3]] -= 1
         self._total -= 1
         self._spare -= entry[3] % _KINDS == SPARE
@@ -107,7 +115,8 @@ class ReadyReplicas:
         *,
         spare: bool = False,
     ) -> _T | None:
-        """Ask one after another, the one to use first in front, until one accepts: its answer."""
+        """Ask one replica after another, the best first, until one accepts. Returns its answer,
+        None when none did. `spare`: ask the unhealthy ones too."""
         tried: list[Entry] = []
         tries = [_TRIES] * len(self._heaps)
         if not spare:
@@ -123,6 +132,7 @@ class ReadyReplicas:
         return answer
 
     def _best(self, now: float, tries: list[int]) -> Entry | None:
+        """The replica to ask next, of those kinds that have tries left."""
         best, least = None, inf
         for kind, left in enumerate(tries):
             if left and self._counts[kind]:
@@ -134,6 +144,7 @@ class ReadyReplicas:
         return best
 
     def _top(self, kind: int, now: float) -> Entry | None:
+        """The first valid entry of a kind; `DUE` ones whose time has passed are placed again."""
         heap = self._heaps[kind]
         while heap:
             entry = heap[0]
@@ -157,13 +168,14 @@ class ReadyReplicas:
 
 
 def _is_valid(entry: Entry) -> bool:
-    """Whether no other entry was made for its replica since."""
+    """Whether this is the last entry that was made for its replica."""
     valid = entry[4].entry
     return valid is not None and valid[2] == entry[2]
 
 
 def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
-    """Predicted seconds until it would have finished a typical batch that it is sent now."""
+    """Predicted seconds until the replica would have finished a typical batch that is sent to it
+    now."""
     if replica.streams:
         return batch_s * drag_of(replica) * (1.0 + load_of(replica))
     own_s = batch_s * replica.slowdown
@@ -173,7 +185,8 @@ def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
 
 
 def load_of(replica: ReplicaState) -> float:
-    """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
+    """How busy it is, 0..1: of a batch replica whether it holds a batch, of a stream replica how
+    full it is."""
     if not replica.streams:
         return 1.0 if replica.leases else 0.0
     capacity, most = replica.spec.capacity, replica.spec.most_leases
@@ -184,17 +197,18 @@ def load_of(replica: ReplicaState) -> float:
 
 
 def leases_in_flight(replica: ReplicaState, now: float) -> float:
-    """Those that it holds, with those of other gateways as of its last answer, until they should
-    have ended."""
+    """Leases that it holds, plus those of other gateways as of its last report until their
+    predicted end."""
     foreign = replica.foreign_leases if replica.foreign_until > now else 0
     return float(len(replica.leases) + foreign)
 
 
 def drag_of(replica: ReplicaState) -> float:
-    """How much slower a stream replica is; a little is as likely what it is asked as what it is."""
+    """How many times slower a stream replica is taken to be. A small slowdown is as likely due to
+    its prompts as to the replica, and counts as none."""
     return replica.slowdown if replica.slowdown > _MUCH_SLOWER else 1.0
 
 
 def speed_band(replica: ReplicaState) -> float:
-    """Of how slow it is, in steps: replicas of one band take turns."""
-    return float(round(log(replica.slowdown) / _BAND)) if replica.slowdown > 0.0 else 0.0
+    """Its slowdown, in steps of equal factors: replicas of one band take turns."""
+    return float(round(log(replica.slowdown) / _SPEED_BAND)) if replica.slowdown > 0.0 else 0.0

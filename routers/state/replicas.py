@@ -1,11 +1,14 @@
 """The replicas that run, and when each may take its next lease.
 
-A replica is *ready* when it has room and its next lease is due: at once when it runs nothing (or
-streams), just in time when it runs a batch, so that the staged batch binds its rows as late as it
-can without the device waiting: at the predicted finish less the measured transport. While nothing
-has been measured there, at once. Behind a lease that is far overdue nothing is staged while another
-replica runs that is not unhealthy: what is bound there waits for the straggler. Which of the ready
-ones is used is `choice`'s question.
+A replica is *ready* when it has room and its next lease is due. A replica that runs nothing, or
+that streams, is due at once. One that runs a batch is due at its predicted finish less the measured
+transport (*just in time*), so that the staged batch binds its rows as late as it can without
+leaving the device idle; while no transport has been measured there, it is due at once. Behind a
+lease that is far overdue nothing is staged while a healthy replica runs: a batch staged there would
+wait for the straggler.
+
+Which of the ready replicas is used is the placement's question (`ready_replicas.Placement`). Times
+are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,14 +24,13 @@ from routers.state.preemptible import PreemptibleReplicas
 from routers.state.ready_replicas import Placement, ReadyReplicas, load_of
 from routers.state.replica_state import ReplicaState
 
-MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
+MIN_BLOCK_S = 0.001  # a busy answer that names no time must not cause a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
-_SLACK = 32
+_SLACK = 32  # stale timers allowed before the heap is compacted
 
 
 class ReplicaSet:
-    """`healthy`: running and not unhealthy. `ejected`: draining or not. `largest`: capacity of the
-    largest that run."""
+    """All replicas that run, or drain with leases open."""
 
     def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
         self.groups = groups
@@ -36,22 +38,22 @@ class ReplicaSet:
         self.ready = ReadyReplicas(placement)
         self.preemptible = PreemptibleReplicas()
         self.running = 0  # not draining
-        self.healthy = 0
-        self.ejected = 0
+        self.healthy = 0  # running and not unhealthy
+        self.ejected = 0  # draining or not
         self.busy = 0.0  # sum of the running ones' loads
-        self.largest = 0.0
-        self.timers: list[tuple[float, int, ReplicaState]] = []
+        self.largest = 0.0  # capacity of the largest that runs
+        self.timers: list[tuple[float, int, ReplicaState]] = []  # heap, by `wake_at`
         self._pushed = 0
 
     def update(self, replicas: Iterable[Replica], now: float) -> list[ReplicaState]:
-        """Take over the whole running set; returns those that are gone for good."""
+        """Take over the whole running set. Returns the replicas that have gone for good."""
         listed = {spec.replica_id: spec for spec in replicas}
         for replica_id, spec in listed.items():
             replica = self.by_id.get(replica_id)
             if replica is None:
                 replica = self.by_id[replica_id] = ReplicaState(spec, self.groups.of(spec.group))
             if replica.draining:
-                replica.suspended = False  # it is another connection that speaks now
+                replica.suspended = False  # it was heard on a new connection
             replica.list_as(spec)
             if replica.suspect:
                 self._unblock(replica)
@@ -62,12 +64,12 @@ class ReplicaSet:
             self._drop(self.by_id.pop(replica.spec.replica_id))
         if all(replica.suspended for replica in self.by_id.values() if not replica.draining):
             for replica in self.by_id.values():
-                replica.suspended = False  # nobody is left who could do its work
+                replica.suspended = False  # no other replica is left to do its work
         for replica in self.by_id.values():
             replica.unhealthy = replica.is_unwell
         self.running = len(listed)
         self.largest = max([spec.capacity for spec in listed.values()], default=0.0)
-        self.healthy = sum(not (h.draining or h.unhealthy) for h in self.by_id.values())
+        self.healthy = sum(not (each.draining or each.unhealthy) for each in self.by_id.values())
         self.busy = 0.0
         self._count_groups()
         for replica in self.by_id.values():
@@ -77,7 +79,7 @@ class ReplicaSet:
         return gone
 
     def adopt(self, placement: Placement, now: float) -> None:
-        """Another placement: each finds its place anew."""
+        """Go on under another placement: each replica finds its place anew."""
         self.ready.placement = placement
         for replica in self.by_id.values():
             self.ready.drop(replica)
@@ -92,7 +94,7 @@ class ReplicaSet:
         self.groups.count()
 
     def refresh(self, replica: ReplicaState, now: float) -> None:
-        """Find the replica's place again after anything about it has changed."""
+        """Find the replica's place again. To be called after anything about it has changed."""
         unhealthy = replica.is_unwell
         if unhealthy != replica.unhealthy:
             replica.unhealthy = unhealthy
@@ -120,7 +122,7 @@ class ReplicaSet:
         replica.wake_at = due_at
 
     def promote(self, now: float) -> None:
-        """Move replicas whose time has come to the ready ones."""
+        """Move the replicas whose time has come to the ready ones."""
         timers = self.timers
         while timers and timers[0][0] <= now:
             at, _, replica = heappop(timers)
@@ -131,7 +133,8 @@ class ReplicaSet:
             heapify(timers)
 
     def next_at(self) -> float:
-        """When the next replica that is not ready may take a lease; inf: nobody knows."""
+        """When the next replica that is not ready may take a lease; inf where that is no matter of
+        time."""
         timers = self.timers
         while timers:
             at, _, replica = timers[0]
@@ -142,30 +145,34 @@ class ReplicaSet:
 
     @property
     def busy_share(self) -> float:
-        """Of the replicas that are used, the share that holds work; 0..1."""
+        """The share of the replicas in use that holds work, 0..1; ejected ones are not in use."""
         return min(1.0, self.busy / max(1, self.running - self.ejected))
 
     @property
     def has_ready(self) -> bool:
+        """Whether a replica may take a lease now; unhealthy ones count only while no healthy one
+        runs."""
         return self.ready.count(spare=not self.healthy) > 0
 
     def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
+        """Give it no lease before `until`."""
         replica.blocked_until = max(replica.blocked_until, until)
         replica.suspect = replica.suspect or suspect
 
     def eject(self, replica: ReplicaState) -> None:
-        """It is to get probes only. To be refreshed."""
+        """Give it probes only. To be followed by `refresh`."""
         replica.ejected = True
         self.ejected += 1
 
     def readmit(self, replica: ReplicaState) -> None:
-        """It is used like the others again. To be refreshed."""
+        """Use it like the others again. To be followed by `refresh`."""
         replica.ejected = False
         self.ejected -= 1
 
     def closed(self, replica: ReplicaState, now: float, *, alive: bool) -> bool:
-        """A lease of it has closed; `alive`: by an answer, so whatever blocked it is over. True
-        when it was draining and that was its last lease: it is gone."""
+        """A lease of the replica has closed. `alive`: it closed by an answer, so whatever blocked
+        the replica is over. Returns True when the replica was draining and this was its last lease:
+        it has gone."""
         if alive:
             self._unblock(replica)
             self.ready.placement.answered(replica, now)
@@ -180,8 +187,8 @@ class ReplicaSet:
         return False
 
     def capacity_of(self, replica: ReplicaState, now: float, *, trusted: bool) -> ReplicaCapacity:
-        """What the replica can take now, in the batcher's words; `trusted`: costs are known even of
-        replicas that have not answered yet."""
+        """What the replica can take now, as batching policies are told it. `trusted`: costs are
+        known even for replicas that have not answered yet."""
         spec, saves_for = replica.spec, replica.saves_for
         saves_for = replica.saving() if saves_for is not None else None
         return ReplicaCapacity(
@@ -203,6 +210,7 @@ class ReplicaSet:
         )
 
     def _due_at(self, replica: ReplicaState) -> float | None:
+        """When its next lease is due; None while that is no matter of time."""
         if replica.draining or replica.suspended or not replica.has_room():
             return None
         if (
@@ -225,6 +233,7 @@ class ReplicaSet:
 
     @staticmethod
     def _is_over(replica: ReplicaState) -> bool:
+        """Whether it is drained."""
         return replica.draining and not replica.leases
 
     @staticmethod

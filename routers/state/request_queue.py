@@ -1,9 +1,11 @@
-"""All that waits for one model, and the sums that bounds, snapshots and predictions are made from.
+"""All that waits for one model, and the sums from which bounds, snapshots and predictions are made.
 
-Two lanes a priority: rows that can still meet their deadline, and late ones. A row's seconds are
-what its service was predicted to take when it came; flows and lanes keep sums of them, so that a
-question about waiting work never scans what waits. Bounds are `bounds`', who goes first is
-`batcher`'s question.
+There are two lanes a priority: rows that can still meet their deadline, and late rows. A row's
+seconds are its predicted service time, as of its arrival. Flows and lanes keep sums of them, so
+that no question about waiting work scans what waits.
+
+The queue does not decide: `routers.policies.admission.queue_bound` bounds it, and
+`routers.core.batcher` says who goes first.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from routers.state.lanes import Lane, bucket_of
 from routers.state.rows import Row
 from routers.state.tenant_shares import TenantShares
 
-_FLOWS_A_CALL = 64
+_FLOWS_A_CALL = 64  # looked at by `work`, on average
 
 
 class RequestQueue:
-    """`edges`: of new requests' buckets; what waits under older ones stays there."""
+    """The queue of one model. `edges` are the buckets of new requests; what waits under older edges
+    stays there."""
 
     def __init__(self, edges: tuple[int, ...], flows: Flows) -> None:
         self.edges = edges
@@ -33,9 +36,9 @@ class RequestQueue:
         self.late_rows = 0
         self.requests = 0
         self.shares = TenantShares()
-        self.gone = 0  # rows that have left, so far
-        self._work: tuple[FlowWork, ...] = ()
-        self._work_asked = 0  # since it was looked up
+        self.gone = 0  # rows that have left, ever
+        self._last_work: tuple[FlowWork, ...] = ()  # the last answer of `work`
+        self._work_calls = 0  # calls of `work` since that answer was made
 
     @property
     def seconds(self) -> float:
@@ -44,31 +47,33 @@ class RequestQueue:
 
     @property
     def on_time_s(self) -> float:
-        """Of those, seconds of on-time rows."""
+        """Predicted device seconds of the on-time rows."""
         return sum([lane.waiting_s for lane in self.on_time])
 
     @property
     def late_s(self) -> float:
+        """Predicted device seconds of the late rows."""
         return sum([lane.waiting_s for lane in self.late])
 
     def urgent_s(self, priority: int) -> float:
-        """Predicted seconds of on-time work of more urgent priorities."""
+        """Predicted seconds of on-time work of priorities more urgent than this one."""
         return sum([lane.waiting_s for lane in self.on_time[:priority]]) if priority else 0.0
 
     def rows_of(self, tenant: str) -> int:
-        """Rows of a tenant that wait, over all priorities; retries left out."""
+        """Rows of a tenant that wait, over all priorities, without retries."""
         return self.shares.rows_of(tenant)
 
     def is_full(self, tenant: str, weight: float, rows: int, most: int) -> bool:
-        """Whether so many rows more of the tenant have no place among `most`: none is free, and it
-        has its share of them already, so that none is taken from another for it."""
+        """Whether the queue, bounded to `most` rows, has no place for so many more of the tenant:
+        no place is free, and the tenant has its share of the places already, so that no other
+        tenant's row is evicted for it."""
         if self.shares.rows + rows <= most:
             return False
         return self.rows_of(tenant) + rows > most * self.shares.part(tenant, weight)
 
     def furthest_over(self) -> Row | None:
-        """A row of the tenant that is furthest over its share: a late one if it has any, of its
-        least urgent priority, due last. None where only retries wait."""
+        """One of the rows that are due last of the tenant that is furthest over its share: a late
+        one if the tenant has any, of its least urgent priority. None where only retries wait."""
         share = self.shares.furthest_over()
         if share is None:
             return None
@@ -83,11 +88,12 @@ class RequestQueue:
         return None
 
     def bucket_of(self, length: int) -> int:
-        """Index of the bucket for a length; `len(edges)` when it is longer than all."""
+        """Index of the bucket for a length; `len(edges)` when the length exceeds all edges."""
         return bisect_left(self.edges, length)
 
     def add(self, row: Row, now: float) -> None:
-        """Queue a row by its flow, its edge and its request's standing, at its deadline's place."""
+        """Queue the row in the bucket of its flow, its edge and its request's standing (on time or
+        late)."""
         tracked = row.tracked
         flow = tracked.flow
         self.rows += 1
@@ -111,13 +117,15 @@ class RequestQueue:
             self.requests += 1
 
     def remove(self, row: Row) -> None:
+        """Take the row out of the queue, in which it must wait."""
         bucket = bucket_of(row)
         bucket.discard(row)
         bucket.queue.lane.left(row, bucket)
-        self._left(row)
+        self._count_out(row)
 
     def move(self, row: Row, now: float) -> None:
-        """Into the bucket that it belongs to by now; a retried one stays. To be tidied after."""
+        """Move the row into the bucket that it belongs to under the edges of now; a row that
+        travels alone stays. `tidy` must be called afterwards."""
         edge = self.edges[self.bucket_of(row.length)]
         if row.retried or row.edge == edge:
             row.edge = edge
@@ -127,44 +135,44 @@ class RequestQueue:
         self.add(row, now)
 
     def adopt(self, order: Order, now: float) -> Order:
-        """Go on under this one; where it is of another kind, all that waits is sorted anew and all
-        accounts begin anew."""
+        """Go on under this order. Where that is of another kind, all that waits is sorted anew and
+        all accounts begin anew."""
         if type(order) is type(self.flows.order):
             self.flows.order = order
         else:
-            self._restart(order, now)
+            self._sort_anew(order, now)
         return order
 
-    def _restart(self, order: Order, now: float) -> None:
+    def _sort_anew(self, order: Order, now: float) -> None:
         rows = [row for lane in self.lanes() for bucket in lane.buckets() for row in bucket.live()]
         for row in rows:
             self.remove(row)
         self.on_time.clear()
         self.late.clear()
         self.flows.restart(order)
-        for row in sorted(rows, key=_came):
+        for row in sorted(rows, key=_arrival_order):
             self.add(row, now)
 
     def tidy(self) -> None:
-        """Forget the places that rows have left, so that they may come back there."""
+        """Drop the places that rows have left, so that the rows may come back there."""
         for lane in self.lanes():
             for bucket in lane.buckets():
                 bucket.tidy()
 
     def lanes(self) -> Iterator[Lane]:
-        """In the order they are served."""
+        """All lanes in the order in which they are served."""
         yield from self.on_time
         yield from self.late
 
     def passed_over(self, ageing_s: float, now: float) -> Lane | None:
-        """Of the on-time lanes behind the most urgent one, that which has longest not led a batch,
-        if it has waited for `ageing_s`: its turn is due."""
+        """The on-time lane, of those behind the most urgent one with rows, that has led no batch
+        for longest, if that is at least `ageing_s`: its turn is due. Otherwise None."""
         lanes = [lane for lane in self.on_time if lane.rows]
         lane = min(lanes[1:], key=lambda each: each.since, default=None)
         return lane if lane is not None and lane.since <= now - ageing_s else None
 
     def reorder(self) -> None:
-        """Find the places of flows whose tags have fallen."""
+        """Find the places of flows whose start tags have fallen."""
         lowered = self.flows.lowered
         if lowered:
             for flow in lowered:
@@ -174,19 +182,23 @@ class RequestQueue:
             lowered.clear()
 
     def work(self) -> tuple[FlowWork, ...]:
-        """Predicted seconds of on-time work that waits, by flow, for other gateways to know; empty
-        while there are none, and while nothing waits. Looks at each flow, but of many flows at
-        no more than `_FLOWS_A_CALL` in the mean: the others hear of them a little later."""
+        """Predicted seconds of on-time work that waits, by flow, to be told to other gateways.
+
+        Empty while there are no other gateways, and while nothing waits. A call looks at every
+        flow; with more than `_FLOWS_A_CALL` flows not every call does, so that it is no more than
+        so many a call on average, and the other gateways hear of changes a little later.
+        """
         if self.flows.alone or not self.rows:
             return ()
-        self._work_asked += 1
-        if self._work_asked * _FLOWS_A_CALL >= len(self.flows.by_key):
+        self._work_calls += 1
+        if self._work_calls * _FLOWS_A_CALL >= len(self.flows.by_key):
             flows = self.flows.by_key.values()
-            self._work = tuple([(f.priority, f.tenant, f.waiting_s) for f in flows if f.rows])
-            self._work_asked = 0
-        return self._work
+            self._last_work = tuple([(f.priority, f.tenant, f.waiting_s) for f in flows if f.rows])
+            self._work_calls = 0
+        return self._last_work
 
-    def _left(self, row: Row) -> None:
+    def _count_out(self, row: Row) -> None:
+        """Count the row out of all sums."""
         tracked = row.tracked
         flow = tracked.flow
         self.rows -= 1
@@ -207,12 +219,12 @@ class RequestQueue:
 
 
 def _last_suspect(lane: Lane, tenant: str) -> Row | None:
-    """Of the tenant's suspects that have yet to run, the one due last. Looks at all rows that run
-    alone."""
+    """The tenant's row that is due last of the suspects that have yet to run; None if there is
+    none. Looks at all rows that travel alone."""
     alone = (row for row in lane.solo.live() if row.tracked.flow.tenant == tenant)
     waiting = [row for row in alone if not row.is_retry]
     return max(waiting, key=lambda row: row.tracked.request.deadline, default=None)
 
 
-def _came(row: Row) -> int:
+def _arrival_order(row: Row) -> int:
     return row.order

@@ -1,7 +1,7 @@
 """A request as the core keeps it, and its rows, each of which stands in exactly one place.
 
-They know where they stand by handles: what a bucket and a lease are is `lanes`' and `leases`'
-matter.
+Rows know where they stand by handles, because the classes of buckets (`lanes`) and leases
+(`replica_state`) import this module. Times are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from routers.state.flows import Flow
 
 
 class BucketHandle(Protocol):
-    """What a row knows of the bucket that it waits in."""
+    """What a row needs of the bucket in which it waits."""
 
     edge: int
 
 
 class LeaseHandle(Protocol):
-    """What a row knows of the lease it stands in: enough to leave it."""
+    """What a row needs of the lease in which it stands, so as to leave it."""
 
     lease_id: int
     live: int
@@ -38,89 +38,84 @@ class LeaseHandle(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One queued unit of a request. It stands in exactly one place, recorded here: in a bucket's
-    queue, in an open lease (and perhaps a copy of it), or nowhere (done). So leaving a queue needs
-    no search, and a stale entry of a lazy heap is recognised by looking at the row.
+    """One queued unit of a request.
 
-    `order` numbers rows by arrival, across all requests. `edge`: of its bucket, `cost_s`: what
-    its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
-    that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
-    that lost them, nor until `held_until` where that would risk the last one. `losses`: leases that
-    were lost with it, failed on it, or that it has left behind; `failed`: one has failed on it.
-    `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work once, and will
-    not be again. `moved_from`: the leases at silent replicas that it stood in; one that is answered
-    after all answers it."""
+    A row stands in exactly one place, recorded here: in a bucket (`queue`), in an open lease
+    (`lease`, and `copy` while that lease is raced), or nowhere, when it is done. So leaving a queue
+    needs no search, and a stale entry of a lazy heap is recognised by looking at its row.
+    """
 
     tracked: TrackedRequest
-    index: int
-    length: int
-    order: int
-    edge: int
-    cost_s: float = 0.0
+    index: int  # of the row in its request
+    length: int  # tokens
+    order: int  # numbers rows by arrival, across all requests
+    edge: int  # of its bucket
+    cost_s: float = 0.0  # predicted service seconds, as of its arrival
+
     queue: BucketHandle | None = None
     lease: LeaseHandle | None = None
-    copy: LeaseHandle | None = None
-    retried: bool = False
-    copied: bool = False
-    stopped: bool = False
-    failed: bool = False
-    avoid: str = ""
-    held_until: float = -inf
-    losses: int = 0
+    copy: LeaseHandle | None = None  # the lease that races `lease` for this row
+
+    retried: bool = False  # travels alone: lost once, failed once, or a suspect from the start
+    copied: bool = False  # stood in a copy once
+    stopped: bool = False  # was stopped for more urgent work once, and will not be again
+    failed: bool = False  # the model has failed on it once
+    avoid: str = ""  # the replica that failed it, not used while another one runs; "": none
+    held_until: float = -inf  # not tried before where its loss would leave no well replica
+    losses: int = 0  # leases that were lost with it, failed on it, or that it was moved out of
+    # Leases at silent replicas that it was moved out of. One that is answered after all answers it.
     moved_from: tuple[LeaseHandle, ...] = ()
 
     @property
     def is_retry(self) -> bool:
-        """It was lost with a replica, or failed on one, and runs once more: not a suspect that has
-        yet to run."""
+        """Whether it was lost with a replica, or failed on one, and runs once more; not a suspect
+        that has yet to run."""
         return self.retried and (self.losses > 0 or self.failed)
 
     def lost(self) -> None:
-        """Its lease brought nothing."""
+        """Its lease brought no answer."""
         self.losses += 1
 
     def fail(self, avoid: str) -> None:
-        """The model failed on it at the replica `avoid`; it runs once more."""
+        """The model failed on it at the replica `avoid`; it runs once more, alone."""
         self.failed = True
         self.go_alone(avoid)
 
     def go_alone(self, avoid: str) -> None:
-        """In a batch of its own, and while others run not on the replica `avoid`."""
+        """It travels in a batch of its own and, while other replicas run, not to the replica
+        `avoid`."""
         self.retried, self.avoid = True, avoid
 
     def hold(self, until: float) -> None:
-        """It does not risk the last replica before."""
+        """Until then, do not try it on a replica whose loss would leave no well replica."""
         self.held_until = until
 
     def move(self, avoid: str) -> None:
-        """Away from a silent replica where it may run all the same."""
+        """It is moved away from the silent replica `avoid`, on which it may still be running."""
         self.avoid = avoid
         self.losses += 1
 
     def stop(self) -> None:
-        """It was taken back for more urgent work, which happens once."""
+        """It was taken back for more urgent work, which may happen once."""
         self.stopped = True
 
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
-    """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
-    `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
-    `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
-    `forecast_s`: its queue wait, until that has become true or not; of one that came while no
-    replica ran, or late, there is none. `rows`: once it may wait. `plan`: of
-    one that generates. `work_s`: as `routers.state.offered` prices it."""
+    """What the core keeps of a request while any of its rows is queued or leased."""
 
     request: Request
     flow: Flow
     queued_at: float
-    latest_start: float
-    open: int
-    edge: int = 0
-    cost_s: float = 0.0
-    queued: int = 0
-    late: bool = False
+    latest_start: float  # its deadline less the usual turnaround of its bucket
+    open: int  # rows queued or leased; 0: forgotten
+    edge: int = 0  # of its first row's bucket
+    cost_s: float = 0.0  # predicted service seconds of all its rows, as of its arrival
+    queued: int = 0  # of the open rows, those that wait
+    late: bool = False  # `latest_start` has passed: it is not expected to meet its deadline
+    # Predicted queue wait, until that has proved true or false. None also for a request that came
+    # late, or while no replica ran.
     forecast_s: float | None = None
-    rows: tuple[Row, ...] = ()
-    plan: GenerationPlan | None = None
-    work_s: float = 0.0
+    rows: tuple[Row, ...] = ()  # () until it may wait
+    plan: GenerationPlan | None = None  # of a request that generates
+    work_s: float = 0.0  # offered work, as `routers.state.offered` prices it

@@ -1,4 +1,7 @@
-"""Which queue is next by its tag (its flow's start tag, or its first row's rank), as tags move."""
+"""Which queue is next by its tag, when tags change while queues wait?
+
+A tag is the start tag of the queue's flow, or the rank of its first row.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from routers.state.flows import Flow
 
-_STALE_ENTRIES = 32
+_STALE_ENTRIES = 32  # allowed before the heap is compacted
 
 
 Mark = tuple[float, int, Any]
-"""A tag, the order of pushing, and whose it is."""
+"""(tag, number of the push, item): one entry of the heap."""
 
 
 class Tagged(Protocol):
-    """`mark`: its valid entry, None: it has none. Owned by the order it stands in. `rank`: of its
-    first row."""
+    """What can be ordered by tag. `mark` is its valid entry, or None; the order in which it stands
+    owns that field. `rank` is that of its first row."""
 
     flow: Flow
     rows: int
@@ -27,10 +30,12 @@ class Tagged(Protocol):
 
 
 def start_tag(item: Tagged) -> float:
+    """The start tag of its flow."""
     return item.flow.start
 
 
 def rank_tag(item: Tagged) -> float:
+    """The rank of its first row."""
     return item.rank()
 
 
@@ -38,12 +43,13 @@ T = TypeVar("T", bound=Tagged)
 
 
 class TagOrder(Generic[T]):
-    """Which of these is next by its `tag`, when tags move while they wait?
+    """The items with rows, by their `tag`, the lowest first.
 
-    A heap with lazy correction: tags mostly grow, so an entry's tag is a lower bound of the true
-    one and is put right only when it surfaces. A tag that falls (a refund) needs `add` again. Work:
-    O(log n) amortised for each change of a tag that surfaces; memory at most twice what had rows
-    when it was last tidied."""
+    A heap with lazy correction: tags mostly grow, so the tag in an entry is a lower bound of the
+    true one and is corrected only when the entry surfaces. An item whose tag has fallen (by a
+    refund) needs `add` again. Work: O(log n) amortised for each change of a tag that surfaces;
+    memory: at most twice the items that had rows when the heap was last compacted.
+    """
 
     def __init__(self, tag: Callable[[T], float] = start_tag) -> None:
         self.tag = tag
@@ -52,7 +58,7 @@ class TagOrder(Generic[T]):
         self._most = _STALE_ENTRIES
 
     def add(self, item: T) -> None:
-        """It has rows now, or its tag has fallen."""
+        """The item has rows now, or its tag has fallen."""
         start, mark = self.tag(item), item.mark
         if mark is not None and mark[0] <= start:
             return
@@ -63,14 +69,15 @@ class TagOrder(Generic[T]):
             self._tidy()
 
     def first(self) -> T | None:
-        """The one with rows that has the lowest tag, first come among equals."""
+        """The item with rows that has the lowest tag, the first to come among equals; None if none
+        has rows."""
         heap, tag = self.heap, self.tag
         while heap:
             mark = heap[0]
             item: T = mark[2]
             valid = item.mark
             if valid is None or valid[1] != mark[1]:
-                heappop(heap)  # an older entry of one that was added again
+                heappop(heap)  # an older entry of an item that was added again
             elif not item.rows:
                 heappop(heap)
                 item.mark = None
@@ -82,7 +89,7 @@ class TagOrder(Generic[T]):
         return None
 
     def firsts(self, most: int) -> list[T]:
-        """The first ones, in order, left where they are."""
+        """At most `most` items in order, left where they are."""
         found: list[T] = []
         marks: list[Mark] = []
         while len(found) < most and (item := self.first()) is not None:
@@ -93,7 +100,7 @@ class TagOrder(Generic[T]):
         return found
 
     def clear(self) -> None:
-        """None of them has rows."""
+        """Take out all items: none of them has rows."""
         for mark in self.heap:
             mark[2].mark = None
         self.heap.clear()
@@ -114,6 +121,6 @@ class TagOrder(Generic[T]):
 
 
 def _is_valid(mark: Mark) -> bool:
-    """Whether no other entry was made for its item since."""
+    """Whether this is the last entry that was made for its item."""
     valid: Mark | None = mark[2].mark
     return valid is not None and valid[1] == mark[1]

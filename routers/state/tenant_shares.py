@@ -1,14 +1,14 @@
-"""Who has how much of a queue, and who is furthest over its weighted share of the places?
+"""How much of a queue does each tenant have, and who is furthest over its weighted share?
 
-A queue's bound is shared by the tenants that have rows in it, by weight: while there is room one
-alone may have all of it, and when it is full a place for who has less than its share is taken from
-who has most for its weight. So nobody under its share is refused because of another's rows. Fair in
-rows; who is evicted first within a tenant is the queue's question. Retries of
-lost rows are not counted: they had left the queue once, and none is evicted for another.
+The tenants that have rows in a queue share its bound by weight. While there is room, one tenant may
+take all of it. When the queue is full, a place for a tenant below its share is taken from the
+tenant that has most rows for its weight. So no tenant below its share is refused because of another
+tenant's rows. Fair in rows; `RequestQueue` decides which of a tenant's rows is evicted. Retries of
+lost rows are not counted: they had left the queue once, and none is evicted for another row.
 
-Work: O(1) a row while no place is taken from anybody; from the first one on, until half of what
-waited then is gone, O(log tenants) amortised.
-Source: buffer stealing, McKenney, Stochastic Fairness Queueing (INFOCOM'90), by weight.
+Work: O(1) a row until a place is taken from a tenant; from then on, until half of what waited then
+is gone, O(log tenants) amortised. Source: buffer stealing, McKenney, Stochastic Fairness Queueing
+(INFOCOM'90), by weight.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from routers.state.rows import Row
 
-_STALE_ENTRIES = 32
+_STALE_ENTRIES = 32  # allowed before the heap is made anew
 
 
 @dataclass(slots=True, eq=False)
 class TenantShare:
-    """What of a tenant waits, over all priorities. `key`: of its entry in the order, 0: none."""
+    """What waits of one tenant, over all priorities."""
 
     tenant: str
     weight: float
     rows: int = 0
     late_rows: int = 0
-    seconds: float = 0.0
-    key: float = 0.0
+    seconds: float = 0.0  # predicted service seconds of its rows
+    key: float = 0.0  # `level` as its valid heap entry has it; 0.0: none
 
     @property
     def level(self) -> float:
-        """Rows for its weight, negative: the lowest is furthest over its share."""
+        """Minus its rows over its weight: the lowest level is furthest over its share."""
         return -self.rows / self.weight
 
 
 class TenantShares:
-    """`weight`: of all tenants that have rows here; `rows`: all of these."""
+    """The tenants that have rows in one queue, retries left out."""
 
     def __init__(self) -> None:
         self.by_tenant: dict[str, TenantShare] = {}
-        self.weight = 0.0
-        self.rows = 0
+        self.weight = 0.0  # sum over those tenants
+        self.rows = 0  # of all of them
         self._heap: list[tuple[float, int, TenantShare]] = []
         self._pushed = itertools.count()
-        self._kept_above: int | None = None  # rows; None: no order is kept
+        # The heap is kept while more rows than this wait; None: it is not kept at the moment.
+        self._heap_kept_above: int | None = None
 
     def add(self, row: Row) -> None:
+        """Count a row in."""
         flow = row.tracked.flow
         share = self.by_tenant.get(flow.tenant)
         if share is None:
@@ -60,10 +62,11 @@ class TenantShares:
         share.rows += 1
         share.late_rows += row.tracked.late
         share.seconds += row.cost_s
-        if self._kept_above is not None:
+        if self._heap_kept_above is not None:
             self._place(share)
 
     def remove(self, row: Row) -> None:
+        """Count a row out."""
         share = self.by_tenant[row.tracked.flow.tenant]
         self.rows -= 1
         share.rows -= 1
@@ -72,38 +75,42 @@ class TenantShares:
         if not share.rows:
             del self.by_tenant[share.tenant]
             self.weight = self.weight - share.weight if self.by_tenant else 0.0
-        if self._kept_above is not None and self.rows <= self._kept_above:
+        if self._heap_kept_above is not None and self.rows <= self._heap_kept_above:
             self._heap.clear()
-            self._kept_above = None
+            self._heap_kept_above = None
 
     def part(self, tenant: str, weight: float) -> float:
-        """The share of it all that is the tenant's, 0..1, with whoever has rows here."""
+        """The tenant's share of the queue, 0..1, among the tenants that have rows here and
+        itself."""
         own = self.by_tenant.get(tenant)
         return weight / (self.weight + weight) if own is None else own.weight / self.weight
 
     def rows_of(self, tenant: str) -> int:
+        """Rows of the tenant that wait."""
         own = self.by_tenant.get(tenant)
         return 0 if own is None else own.rows
 
     def late_rows_of(self, tenant: str) -> int:
+        """Late rows of the tenant that wait."""
         own = self.by_tenant.get(tenant)
         return 0 if own is None else own.late_rows
 
     def seconds_of(self, tenant: str) -> float:
+        """Predicted service seconds of the tenant's rows that wait."""
         own = self.by_tenant.get(tenant)
         return 0.0 if own is None else own.seconds
 
     def furthest_over(self) -> TenantShare | None:
-        """Of whom most rows wait for its weight; None: nothing waits."""
-        if self._kept_above is None:
-            self._kept_above = self.rows // 2
-            self._order()
+        """The tenant with most rows for its weight; None: nothing waits."""
+        if self._heap_kept_above is None:
+            self._heap_kept_above = self.rows // 2
+            self._rebuild_heap()
         heap = self._heap
         while heap:
             key, _, share = heap[0]
             level = share.level
             if not share.rows or key != share.key:
-                heappop(heap)  # it has gone, or stands elsewhere by now
+                heappop(heap)  # the tenant has gone, or has another entry
             elif level != key:
                 share.key = level
                 heapreplace(heap, (level, next(self._pushed), share))
@@ -112,15 +119,17 @@ class TenantShares:
         return None
 
     def _place(self, share: TenantShare) -> None:
-        """Entries may say that a tenant has more than it has, never less."""
+        """Give the tenant an entry when it has grown. An entry may show more rows than the tenant
+        has, never fewer."""
         level = share.level
         if level < share.key:
             share.key = level
             heappush(self._heap, (level, next(self._pushed), share))
             if len(self._heap) > 2 * len(self.by_tenant) + _STALE_ENTRIES:
-                self._order()
+                self._rebuild_heap()
 
-    def _order(self) -> None:
+    def _rebuild_heap(self) -> None:
+        """Make the heap anew."""
         for share in self.by_tenant.values():
             share.key = share.level
         self._heap = [(each.key, next(self._pushed), each) for each in self.by_tenant.values()]
