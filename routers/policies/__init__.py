@@ -1,1 +1,1 @@
-"""Who may wait, who goes first, what is copied and who is left out."""
+"""Policies: each decides one question and changes nothing; the core carries out what it decides."""

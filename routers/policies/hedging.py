@@ -1,12 +1,14 @@
 """When has a batch taken so long that another replica should be asked as well?
 
-Once it has run for the 95th percentile of what its bucket's batches take on replicas of its group,
-as a multiple of what was predicted for it: counted from its own predicted start, so that waiting
-behind a running batch is no slowness, but waiting behind a straggler is. Far beyond its prediction
-a lease is overdue, and its replica suspect, whether or not anybody is asked. A bucket that was
-measured too little is not hedged. It only says so: who is asked is the question of
-`speculative_copies`, which watches the leases too, who pays `Budget`'s.
-Sources: Dean & Barroso, The Tail at Scale (CACM'13); retry budgets as in Finagle and gRPC A6.
+Once it has run for the 95th percentile of what batches of its bucket take on replicas of its group,
+as a multiple of the prediction for this batch. Time counts from the batch's own predicted start, so
+waiting behind a running batch is not slowness, but waiting behind a straggler is. A lease far
+beyond its prediction is overdue, and so is its replica, whether or not a copy is sent. A bucket
+with too few measurements is not hedged.
+
+This module only finds that a copy is due: `copy_schedule` keeps when each lease is checked,
+`speculative_copies` chooses the other replica, and `Budget` pays. Sources: Dean & Barroso, The Tail
+at Scale (CACM'13); retry budgets as in Finagle and gRPC A6.
 """
 
 from __future__ import annotations
@@ -17,24 +19,23 @@ from routers.api.settings import HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
 from routers.state.replica_state import Lease
 
-# Of hedging:
-_LEAST_S = 0.001
+_LEAST_S = 0.001  # the shortest delay
 _OVERDUE = 3.0  # times the prediction
-_MOST_BUCKETS = 64
+_MOST_BUCKETS = 64  # whose ratios are kept
 
 
 class Finding(Enum):
-    """What a look at a lease has found. `RACE`: from now on another replica should be asked.
-    `BEHIND`: it waits behind one that is slow, which is no fault of its own."""
+    """What a look at a lease has found."""
 
-    EARLY = "early"
-    RACE = "race"
+    EARLY = "early"  # nothing yet
+    RACE = "race"  # from now on another replica should be asked
     OVERDUE = "overdue"
-    BEHIND = "behind"
+    BEHIND = "behind"  # it waits behind a slow lease, and is not slow itself
 
 
 class Hedging:
-    """What batches take, by group and bucket, and what follows from that for one of them."""
+    """Measured over predicted seconds of batches, by group and bucket, and what they say of a
+    lease."""
 
     def __init__(self, settings: HedgeParameters) -> None:
         self.settings = settings
@@ -42,7 +43,8 @@ class Hedging:
         self._ratios: dict[tuple[str, int], RatioHistogram] = {}
 
     def observe(self, lease: Lease, now: float) -> None:
-        """It took until now, or longer: one that was given up after its delay counts as slow."""
+        """The lease took until now, or longer: one that was given up after its delay counts as
+        slow."""
         if self.frozen or lease.predicted_s <= 0.0 or lease.replica.streams:
             return
         kind = lease.replica.group.name, lease.batch.edge
@@ -64,22 +66,22 @@ class Hedging:
         return None if ratio is None else max(_LEAST_S, ratio * lease.predicted_s)
 
     def ratio(self, lease: Lease, quantile: float) -> float | None:
-        """What its bucket's batches take, as a multiple of what was predicted, not exceeded by this
-        share of them; None: too few were measured."""
+        """The quantile of measured over predicted seconds of batches in the lease's group and
+        bucket; None: too few were measured."""
         ratios = self._ratios.get((lease.replica.group.name, lease.batch.edge))
         if ratios is None or ratios.samples < self.settings.min_samples:
             return None
         return ratios.quantile(quantile)
 
     def check_at(self, lease: Lease) -> float:
-        """When there is something to say of it: it is to be raced, or overdue."""
+        """When to look at the lease: it will be due for a copy then, or overdue."""
         delay_s = None if lease.hedge_due else self.delay_s(lease)
         if delay_s is None:
             delay_s = max(_LEAST_S, _OVERDUE * lease.predicted_s)
         return expected_start(lease) + delay_s
 
     def judge(self, lease: Lease, now: float) -> Finding:
-        """What is to be done about it, now that it is looked at."""
+        """What is to be done about the lease, now that it is looked at."""
         if self.check_at(lease) > now:
             return Finding.EARLY
         if not lease.hedge_due and self.delay_s(lease) is not None:
@@ -88,6 +90,6 @@ class Hedging:
 
 
 def expected_start(lease: Lease) -> float:
-    """When its answer's time begins to count: an answer comes so much later than the start as the
-    message of the start would; where there was none, the whole transport later."""
+    """When the time of its answer begins to count. If the replica reported the start, that report
+    was under way as long as the answer will be; otherwise the whole transport is added."""
     return lease.starts_at if lease.opened else lease.starts_at + (lease.replica.transport_s or 0.0)

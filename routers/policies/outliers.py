@@ -1,11 +1,14 @@
 """Which replicas are so much slower than their peers that they had better not be used?
 
-One whose ratio (the cost model's ratio, so neither batch sizes nor lengths matter) exceeds the
-median of its group by `eject_ratio` is ejected, a limited share of the group at most. It is probed:
-it gets a copy of a batch that is served elsewhere, so that nobody waits for it, at intervals that
-double while it stays slow, and is back as soon as its ratio is good again. Two slow answers in a
-row do not eject. While frozen nobody is ejected, probed or taken back. Who is ejected, and when
-each is probed, `replica_watch` keeps. Source: outlier detection as in Envoy.
+A replica whose ratio of measured to predicted seconds (of the cost model, so neither batch sizes
+nor lengths matter) exceeds the median of its group by `eject_ratio` is ejected, but only up to a
+limited share of its group. An ejected replica is probed with a copy of a batch that is served
+elsewhere, so that no caller waits for it, at intervals that double while it stays slow. It is
+readmitted as soon as its ratio is good again. Two slow answers in a row do not eject. While
+learning is frozen, no replica is ejected, probed or readmitted.
+
+`routers.core.replica_watch` keeps which replicas are ejected and when each is probed. Source:
+outlier detection as in Envoy.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from routers.api.settings import OutlierParameters
 from routers.estimates.groups import ReplicaGroup
 from routers.state.replica_state import ReplicaState
 
-_STREAK = 3  # slow answers in a row, before which nobody is ejected
-_LEAST_REFRESH = 8  # answers for which the median is used again, at least
+_STREAK = 3  # slow answers in a row, before which no replica is ejected
+_LEAST_REFRESH = 8  # answers for which a median is used, at least, before it is computed again
 
 
 class Verdict(Enum):
-    """What follows from an answer. `PROBE`: it stays ejected and is to be probed again."""
+    """What follows from an answer. `PROBE`: the replica stays ejected and is to be probed again."""
 
     AS_BEFORE = "as before"
     EJECT = "eject"
@@ -33,7 +36,7 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class _Peers:
-    """A group's median ratio, and for how many more answers it is used."""
+    """A group's median ratio, and for how many more answers (`fresh`) it is used."""
 
     median: float = 1.0
     fresh: int = 0
@@ -41,14 +44,14 @@ class _Peers:
 
 @dataclass(slots=True)
 class _Record:
-    """Of a replica: slow answers in a row, and seconds between its probes."""
+    """One replica: slow answers in a row, and seconds between its probes."""
 
     streak: int = 0
     probe_every_s: float = 0.0
 
 
 class Outliers:
-    """What is known of each replica and group, from the answers that it was told."""
+    """What is known of each replica and group from the answers that were judged."""
 
     def __init__(self, settings: OutlierParameters) -> None:
         self.settings = settings
@@ -57,8 +60,8 @@ class Outliers:
         self._records: dict[ReplicaState, _Record] = {}
 
     def judge(self, replica: ReplicaState, ratio: float, pool: Iterable[ReplicaState]) -> Verdict:
-        """It has answered; `ratio`: that answer's seconds over its group's prediction. `pool`: all
-        replicas; compared with are those of its group."""
+        """The verdict on a replica that has answered. `ratio`: that answer's seconds over its
+        group's prediction. `pool`: all replicas; it is compared with those of its group."""
         if self.frozen or replica.draining:
             return Verdict.AS_BEFORE
         record = self._record(replica)
@@ -85,19 +88,20 @@ class Outliers:
         return Verdict.PROBE
 
     def ejected(self, replica: ReplicaState) -> None:
-        """It is from now on, for this or another reason."""
+        """The replica is ejected from now on, for this or another reason."""
         self._record(replica).probe_every_s = self.settings.probe_s
 
     def probe_every_s(self, replica: ReplicaState) -> float:
-        """Of one that is ejected."""
+        """Seconds between two probes of a replica that is ejected."""
         return self._record(replica).probe_every_s
 
     def forget(self, replica: ReplicaState) -> None:
-        """It is gone for good."""
+        """The replica is gone for good."""
         self._records.pop(replica, None)
 
     def _is_slow(self, replica: ReplicaState, ratio: float, pool: Iterable[ReplicaState]) -> bool:
-        """Slower than its group's median by the ratio; the median is a little old at times."""
+        """Whether the ratio exceeds the median of the replica's group by `eject_ratio`. The median
+        may be a few answers old."""
         group = replica.group
         peers = self._peers.get(group)
         if peers is None:
@@ -118,8 +122,8 @@ class Outliers:
 
 
 def may_probe(replica: ReplicaState, now: float) -> bool:
-    """Whether it can take a probe: it holds nothing, or streams, goes on with what it had begun,
-    and has room."""
+    """Whether the replica can take a probe. A batch replica must hold nothing; a stream replica
+    goes on with what it holds, and must have room."""
     if replica.draining or not replica.has_room() or replica.blocked_until > now:
         return False
     return replica.streams or not replica.leases

@@ -1,7 +1,7 @@
-"""The policies that may be chosen by name. A new one is a file beside the others and a line here.
+"""The policies that settings may name. A new one is a file beside the others and a line here.
 
-Every one of a kind passes the same suite (`tests/routers/policies`). What is used unless the
-settings name another is said by `PolicyNames`.
+All policies of a kind pass the same suite (`tests/routers/policies`). `PolicyNames` says which are
+used unless the settings name others.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "admission": ADMISSIONS,
 }
 SEVERAL = frozenset({"admission"})
-"""Kinds of which any number answer, in the order in which they are named."""
+"""Kinds of which settings name any number of policies; those answer in the order named."""
 
 
 def check_names(settings: DispatcherSettings) -> None:
-    """Raises `BadSettings` for a name that is not there, is named twice, or is given a mode that
-    stands elsewhere."""
+    """Raises `BadSettings` if a name is not known or stands twice, or if `admission.modes` names a
+    controller whose mode is set elsewhere."""
     for kind, known in KINDS.items():
         value = getattr(settings.policies, kind)
         names = value if kind in SEVERAL else (value,)

@@ -1,14 +1,17 @@
 """Which replicas have stopped answering?
 
-One that holds work is *silent* once it has said nothing for about twice the 99th percentile of what
-its batches take, as a multiple of what was predicted for the one that runs: from that one's
-predicted start, or from the last word of the replica where that came later, and bounded below and
-above. Batches of other gateways that are known to stand before ours count as much again. A stream
-replica is due with the longest first token that it owes. Two kinds of false alarm are told apart
-from silence: a look that comes late means that this gateway stood still, so what has come meanwhile
-is read first; and while no other healthy replica runs, nobody is called silent, since then more
-likely the network or the gateway is. When a replica is looked at is `replica_watch`'s matter.
-Source: timeouts from observed response times, as in the phi accrual failure detector (SRDS'04).
+A replica that holds work is *silent* once nothing has been heard of it for about twice the 99th
+percentile of what its batches take, as a multiple of the prediction for the batch that runs,
+bounded below and above. The time counts from that batch's predicted start, or from when the replica
+was last heard if that is later. Batches of other gateways that are known to run before ours add as
+much each. A stream replica is given the time of the longest first token that it owes.
+
+Two kinds of false alarm are excluded. If a look comes late, this gateway stood still, and reads
+what has come meanwhile first. While no other healthy replica runs, none is called silent, because
+the fault is then more likely in the network or the gateway.
+
+`routers.core.replica_watch` decides when a replica is looked at. Source: timeouts from observed
+response times, as in the phi accrual failure detector (SRDS'04).
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 
 _FACTOR = 2.0  # times the quantile
-_UNKNOWN_RATIO = 4.0  # of a batch to its prediction, while too few were measured
+_UNKNOWN_RATIO = 4.0  # of a batch's seconds to its prediction, while too few were measured
 _LONGEST = 2.0  # times the prediction: the upper bound is never below this
 _STALL_S = 0.1  # a look that is this late was late because this process stood still
 
 
 class Silence:
-    """`hedging`: what batches take."""
+    """When each replica will have been silent for too long. `hedging` tells what batches take."""
 
     def __init__(self, settings: SilenceParameters, hedging: Hedging, replicas: ReplicaSet) -> None:
         self.settings = settings
@@ -35,13 +38,14 @@ class Silence:
         self._replicas = replicas
 
     def first_look_at(self, replica: ReplicaState, now: float) -> float:
-        """It owes an answer: when that may be called missing; inf: it is not watched."""
+        """The replica owes an answer from now on: when to look whether it is silent; inf: it is not
+        watched."""
         at = self.silent_at(replica)
         return at if at == inf else max(at, now + _STALL_S)
 
     def look(self, replica: ReplicaState, due_at: float, now: float) -> float:
-        """When to look again, inf: not until it owes something again; now: it is silent. `due_at`:
-        when this look was to be."""
+        """When to look again; inf: not until it owes an answer again; `now`: it is silent.
+        `due_at`: when this look was to be."""
         silent_at = inf if replica.suspended else self.silent_at(replica)
         if silent_at > now:
             return silent_at
@@ -49,7 +53,8 @@ class Silence:
         return now + _STALL_S if has_stalled or not self._others_are_well(replica) else now
 
     def is_worth_a_look(self, replica: ReplicaState) -> bool:
-        """A batch replica is watched from when its batch is overdue until it has answered."""
+        """Whether it is watched: a batch replica from when its batch is overdue until it has
+        answered, a stream replica always."""
         return replica.streams or replica.overdue
 
     def silent_at(self, replica: ReplicaState) -> float:
@@ -70,17 +75,19 @@ class Silence:
         return max(since, replica.heard_at) + patience_s
 
     def _owed_batch(self, replica: ReplicaState) -> tuple[float, float, float] | None:
-        """Since when, what was predicted, and what it may take as a multiple of that."""
+        """(when the running batch's time began, predicted seconds, what it may take as a multiple
+        of that); None: nothing is overdue."""
         head = replica.head()
         if head is None or not replica.overdue:
             return None
         ratio = self._hedging.ratio(head, self.settings.quantile) or _UNKNOWN_RATIO
         if not replica.answers:
-            ratio = inf  # what a first batch takes nobody knows
+            ratio = inf  # nothing is known of a replica's first batch
         return expected_start(head), (1 + replica.foreign_leases) * head.predicted_s, ratio
 
     def _owed_tokens(self, replica: ReplicaState) -> tuple[float, float, float] | None:
-        """Of the leases without a token: the oldest's sending, the longest's reading."""
+        """(when the oldest lease without a token was sent, predicted seconds to the latest first
+        token, what it may take as a multiple of that); None: all leases have tokens."""
         unread = [lease for lease in replica.leases.values() if not lease.begun]
         engine = replica.group.engine
         if not unread or engine is None:
@@ -89,10 +96,12 @@ class Silence:
         return unread[0].sent_at, first_s, _UNKNOWN_RATIO / _FACTOR
 
     def _others_are_well(self, replica: ReplicaState) -> bool:
+        """Whether another healthy replica runs."""
         own = not (replica.unhealthy or replica.draining)
         return self._replicas.healthy > own
 
 
 def _to_read(lease: Lease) -> float:
+    """Prompt tokens that the replica reads before the lease's first token."""
     running = lease.running
     return 0.0 if running is None else running.ahead + running.reads

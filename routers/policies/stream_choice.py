@@ -1,11 +1,12 @@
-"""Which stream replica should this row go to, the one with most room or one that knows its prompt?
+"""Which stream replica should this row go to: the one with most room, or one that knows its prompt?
 
-To whichever is predicted to have its first token soonest, in seconds: the prompts it has yet to
-read, this one's among them less what it knows of it, and what one more sequence beside all that run
-there, and its group's own pace, cost this row until its end. What all replicas know (a prompt that
-everybody begins with) makes no difference between them. So a preference gives way to load by as
-much as it saves and no more. A session's last replica is taken to know half of the prompt, where
-hashes do not tell.
+To the replica with the least predicted seconds for this row, counting only what differs between
+replicas: the prompts that it has yet to read, this row's prompt included, less what it has cached
+of that prompt; the delay of each output token by the other sequences that run there; and the pace
+of its group. A prefix that all replicas have cached makes no difference between them. So the
+preference for a replica that knows the prompt gives way to load by as much as that replica saves,
+and no more. Where prompt hashes do not tell, the replica that served the session last is assumed to
+know half of the prompt.
 
 Source: Mooncake's conductor (FAST'25), Preble's E2 (ICLR'25).
 """
@@ -29,13 +30,13 @@ def preferred(
     session: str | None,
     now: float,
 ) -> ReplicaState:
-    """`best`: the one that is asked first by its load; `session`: the one that served the row's
-    session last, None: none did."""
+    """The replica to use. `best`: the one that its load puts first; `session`: id of the one that
+    served the row's session last, None if there is none."""
     plan, settings = row.tracked.plan, generations.settings
     if plan is None or settings.affinity == "off" or row.retried:
         return best
     found, least_s = best, _seconds(generations, plan, best, session, best)
-    for name in _names(generations, plan, session):
+    for name in _candidates(generations, plan, session):
         replica = replicas.by_id.get(name)
         if replica is None or replica is best or replica.unhealthy or replica not in replicas.ready:
             continue
@@ -55,7 +56,10 @@ def _step_s(replica: ReplicaState) -> float:
     return engine.alone_s
 
 
-def _names(generations: Generations, plan: GenerationPlan, session: str | None) -> Iterable[str]:
+def _candidates(
+    generations: Generations, plan: GenerationPlan, session: str | None
+) -> Iterable[str]:
+    """Ids of the replicas that may know some of the prompt."""
     names = dict.fromkeys(generations.tree.matches(plan.blocks))
     if session:
         names[session] = None
@@ -69,7 +73,8 @@ def _seconds(
     session: str | None,
     best: ReplicaState,
 ) -> float:
-    """Of the replica, for the parts that differ between it and `best`."""
+    """Predicted seconds for this row on the replica, of the parts that differ between it and
+    `best`."""
     apart_s = 0.0
     if replica.group is not best.group:
         apart_s = _step_s(replica) - _step_s(best)

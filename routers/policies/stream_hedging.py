@@ -1,13 +1,14 @@
-"""When has a request that generates waited so long for its first token that another replica should
-be asked as well, and may it be this one?
+"""When should a second replica be asked for a request's first token, and may it be this one?
 
-Once it has waited for the 95th percentile of what its bucket's first tokens take, as a multiple of
-what was predicted for its own, counted from when its replica began with it. A bucket that was
-measured too little is not hedged. A copy goes where there is room for all of it, where its prompt
-need not wait behind long ones, and where its first token could still be in time; never of a long
-prompt, which would hold up as many others as it is long, of a prompt that may have ended a replica,
-nor after a token. What a copy costs is what is done twice
-until one of the two has shown a token: its prompt, and that token. Batches have `hedging` for this.
+Once the request has waited for the 95th percentile of what first tokens of its bucket take, as a
+multiple of the prediction for this request, counted from when its replica began with it. A bucket
+with too few measurements is not hedged.
+
+A copy goes where there is room for all of it, where its prompt need not wait behind long prompts,
+and where its first token could still be in time. Not copied are long prompts, which would delay as
+many others as they are long, prompts that may have ended a replica, and requests whose first token
+has come. A copy costs what is done twice until one of the two has produced a token: reading the
+prompt, and that token. `hedging` answers the same question for batches.
 
 Source: Dean & Barroso, The Tail at Scale (CACM'13).
 """
@@ -20,33 +21,31 @@ from math import inf
 from routers.api.settings import HedgeParameters
 
 MOST_READ = 512
-"""Tokens of a prompt that a copy may have to read: with prompts of 1,100 tokens copies made p99 of
-first tokens 119 ms instead of 81, since all others wait while they are read again."""
+"""Tokens of a prompt that a copy may have to read. With prompts of 1,100 tokens, copies made the
+p99 of first tokens 119 ms instead of 81, since all others wait while prompts are read again."""
 _LEAST_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenWait:
-    """Of one lease. `since`: when its replica began with it; `predicted_s`: to its first token from
-    there; `ratio`: what first tokens of its bucket take over that at the settings' quantile, None:
-    too few were measured. `is_long`: its prompt has long to be read, wherever it is."""
+    """How long one lease waits for its first token."""
 
-    since: float
-    predicted_s: float
+    since: float  # when its replica began with it
+    predicted_s: float  # from there to its first token
+    # What first tokens of its bucket take over the prediction, at the settings' quantile; None: too
+    # few were measured.
     ratio: float | None
-    is_long: bool = False
+    is_long: bool = False  # its prompt takes long to read, on any replica
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOffer:
-    """A replica that could take the copy. `has_room`: for all of it; `reads`: its prompt may be
-    read beside the long ones there. `first_s`: predicted seconds to its first token there;
-    `cost_s`: of what would be done twice."""
+    """A replica that could take the copy."""
 
-    has_room: bool
-    reads: bool
-    first_s: float
-    cost_s: float
+    has_room: bool  # for all of it
+    reads: bool  # its prompt may be read beside the long prompts there
+    first_s: float  # predicted seconds to its first token there
+    cost_s: float  # predicted seconds of what would be done twice
 
 
 def race_at(wait: FirstTokenWait, settings: HedgeParameters) -> float:
@@ -61,7 +60,8 @@ def race_at(wait: FirstTokenWait, settings: HedgeParameters) -> float:
 
 
 def may_take(offer: CopyOffer, deadline: float, budget_s: float, now: float) -> bool:
-    """`deadline`: of its first token; `budget_s`: what copies may cost at the moment."""
+    """Whether the copy may be sent there. `deadline`: of its first token; `budget_s`: what copies
+    may cost at the moment."""
     if not (offer.has_room and offer.reads):
         return False
     return offer.cost_s <= budget_s and now + offer.first_s < deadline

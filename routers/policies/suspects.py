@@ -1,11 +1,11 @@
-"""May a row that was on a replica when that was lost be tried on this one now?
+"""May a row that was on a replica when that replica was lost be tried on this one now?
 
-One of them may be what ended the replica. Each travels alone, so that a second loss has one cause,
-and while its time allows not where that loss would leave nobody: it waits for a replica besides
-that is well and tries no such row itself. Half of its own time, `hold_s` at most: then it is tried
-all the same, because most replicas are lost for other reasons. Where one replica is all that there
-ever was, nothing is waited for. Replicas that stream run rows beside each other, and hold none
-back.
+Such a row may be what ended the replica. It travels alone, so that a second loss has one possible
+cause. While its time allows, it is not tried where a second loss would leave no replica: it waits
+until another replica is well and tries no such row itself. It waits for half of the time that it
+has left, `hold_s` at most, and is then tried all the same, because most replicas are lost for other
+reasons. Where there has only ever been one replica, it does not wait. Stream replicas run rows side
+by side, and no row is held back from them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 
 MOST_RUNS = 3
-"""How often a row is run at most, whatever the reasons: the first lease, a copy of it or a lease
-more because it was lost, and one lease more. Whoever runs a row again asks this number."""
+"""How often a row is run at most, whatever the reasons: its first lease; a copy of that lease, or
+another lease because the first was lost; and one lease more. Whatever runs a row again must keep
+this bound."""
 
-_SHARE = 0.5  # of what a request has left
+_HELD_SHARE = 0.5  # of the time that a request has left
 
 
 class Suspects:
-    """`hold_s`: the longest that a row is held back."""
+    """Which rows are held back, and until when. `hold_s`: the longest that a row is held back."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self.hold_s = 0.0
@@ -38,15 +39,15 @@ class Suspects:
             self._replaced_by = now + self.hold_s
 
     def held_until(self, row: Row, now: float) -> float:
-        """The row is suspected, and waits from now on: until then where it would risk the last
-        replica."""
+        """The row is suspected from now on. Until the time returned, it is not tried where its loss
+        would leave no well replica."""
         if self._replicas.running <= 1 and now >= self._replaced_by:
             return row.held_until
-        return now + min(self.hold_s, _SHARE * (row.tracked.request.expires - now))
+        return now + min(self.hold_s, _HELD_SHARE * (row.tracked.request.expires - now))
 
     def may_go_at(self, row: Row, capacity: ReplicaCapacity, now: float) -> float:
-        """When it may be tried on this replica, once that holds nothing: now, or when it is held
-        back no longer; inf: not while others run."""
+        """When the row may be tried on this replica, once that holds nothing: now, or when it is no
+        longer held back; inf: not while other replicas run."""
         if not capacity.allows(row.avoid):
             return inf
         if now >= row.held_until or capacity.streams:
@@ -58,8 +59,8 @@ class Suspects:
 
 
 def may_run_again(row: Row, lease: Lease, now: float) -> bool:
-    """Of one that the lease was lost with, which is counted. One that had begun alone may not;
-    where it had not begun, something else has ended its replica."""
+    """Whether a row may run again after its lease was lost, a loss that is already counted. A row
+    that had begun alone may not; if it had not begun, something else has ended its replica."""
     request = row.tracked.request
     if not request.retryable or request.expires <= now or row.losses + row.copied >= MOST_RUNS:
         return False
@@ -68,7 +69,7 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
 
 
 def may_run_after_failure(row: Row, now: float) -> bool:
-    """Of one on which the model failed while its replica went on: once more."""
+    """Whether a row may run again on which the model failed while its replica went on: once."""
     request = row.tracked.request
     if not request.retryable or request.expires <= now or row.failed:
         return False
@@ -76,5 +77,5 @@ def may_run_after_failure(row: Row, now: float) -> bool:
 
 
 def _remains(replica: ReplicaState) -> bool:
-    """Whether it goes on serving whatever becomes of the rows that are tried."""
+    """Whether the replica goes on serving whatever becomes of the rows that are tried elsewhere."""
     return not (replica.draining or replica.unhealthy or replica.retries_held)

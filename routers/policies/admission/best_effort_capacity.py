@@ -1,12 +1,15 @@
 """May another late request wait, or is there no idle moment left that could serve it?
 
-Capacity for late work is half of what idle moments could serve before it expires: the share of the
-replicas' time that on-time work has lately left, times the time the new request has, times the
-replicas. A system that has just started, or idles, has all of it; in lasting overload on-time work
-takes all the time, and a new request that would be late is refused at once instead of expiring
-slowly. One whose deadline passes while it waits may count on all idle moments. It cannot latch:
-what opens it is time that passes without on-time work. It says nothing of who is late, and a device
-that hangs counts as idle: what waits for that one is bounded by `max_late_rows` and expires.
+The capacity for late work is half of what idle moments could serve before the new request expires:
+the share of the replicas' time that on-time work has lately left, times the seconds that the
+request has, times the replicas. A system that has just started, or is idle, has all of that
+capacity. In lasting overload on-time work takes all the time, and a new request that would be late
+is refused at once instead of expiring slowly. A request that was waiting when its deadline passed
+may count on all idle moments, not on half of them.
+
+Unit: predicted device seconds. It cannot latch, because what opens it again is time that passes
+without on-time work. It does not say who is late. A device that hangs counts as idle; the late rows
+that wait for it are bounded by `max_late_rows`, and expire.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate
 from routers.policies.admission.types import LateWork, OnceLate, window_s
 
-_IDLE_SHARE = 0.5
-_NOISE = 0.02  # so little is no idle time, but the ripple of the average
+_IDLE_SHARE = 0.5  # of what idle moments could serve, that new requests may count on
+_NOISE = 0.02  # an idle share up to this is only the ripple of the average
 _WINDOW_S = 2.0
 
 
 class BestEffortCapacity(OnceLate):
+    """Keeps a decaying rate of the device seconds that on-time work takes."""
+
     def __init__(self) -> None:
         super().__init__()
         self._on_time = DecayingRate(_WINDOW_S)
@@ -43,13 +48,13 @@ class BestEffortCapacity(OnceLate):
         return work_s > self.capacity_s(late.left_s, late.capacity, now)
 
     def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
-        """On-time rows had a replica for so long: from dispatch, or the end of the lease before it,
-        to the answer; of a mixed batch all of it."""
+        """On-time rows had a replica for so long: from dispatch, or from the end of the lease
+        before, to the answer. A batch with on-time and late rows counts whole."""
         if not (late or self._frozen):
             self._on_time.add(sum([seconds for _, _, seconds in work]), now)
 
     def value(self, capacity: float, now: float) -> float:
-        """Share of the replicas' time that on-time work leaves, 0 to 1."""
+        """The share of the replicas' time that on-time work leaves, 0 to 1."""
         taken = self._on_time.value if self._frozen else self._on_time.read(now)
         left = 1.0 - taken / (capacity or 1.0)
         return max(0.0, left - _NOISE) / (1.0 - _NOISE)

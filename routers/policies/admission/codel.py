@@ -1,11 +1,13 @@
 """Does a flow's queue stand, so that what has waited too long in it should go?
 
-A queue that drains now and then is a burst and does no harm; one whose shortest wait over a whole
-interval exceeds the target only adds delay. While it stands, what has waited over twice the target
-is shed when its turn comes. One watch a flow ever seen, as in fq_codel (RFC 8290): a fair queue has
-as many queues as flows. It needs no forecast and no deadline, so it also works where those are
-wrong. O(1) a call. Source: CoDel as in folly's `Codel.cpp`, without the square-root schedule;
-unlike there, what was found before a pause longer than an interval is forgotten.
+A queue that empties now and then holds a burst and does no harm. A queue whose shortest wait over a
+whole interval exceeds the target *stands*: it only adds delay. While it stands, a request that has
+waited over twice the target is shed when its turn comes. There is one watch for each flow ever
+seen, as in fq_codel (RFC 8290), because a fair queue has as many queues as flows. It needs no
+forecast and no deadline, so it also works where those are wrong. O(1) a call.
+
+Source: CoDel as in folly's `Codel.cpp`, without the square-root schedule; unlike there, a finding
+older than a pause longer than an interval is forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from routers.state.rows import TrackedRequest
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """least_s: the shortest wait of the interval that runs. stands: what the one before found."""
+    """One flow's interval. `least_s`: the shortest wait seen in the running interval, which ends at
+    `ends_at`. `stands`: what the interval before has found."""
 
     least_s: float = inf
     ends_at: float = -inf
@@ -33,6 +36,8 @@ _NOTHING_SEEN = Watch()
 
 
 class Codel(AtTurn):
+    """Keeps one `Watch` a flow."""
+
     def __init__(self) -> None:
         super().__init__()
         self._watches: dict[FlowKey, Watch] = {}
@@ -50,7 +55,7 @@ class Codel(AtTurn):
     ) -> tuple[Watch, bool]:
         watch, stands = seen, seen.stands
         if not self._frozen:
-            watch, stands = self._watched(watch, wait_s, now)
+            watch, stands = self._with_sample(watch, wait_s, now)
         return watch, stands and wait_s > 2.0 * self._settings.target_s
 
     def seen(self, flow: FlowKey) -> Watch:
@@ -69,8 +74,9 @@ class Codel(AtTurn):
     def _standing(self) -> list[FlowKey]:
         return [flow for flow, watch in self._watches.items() if watch.stands]
 
-    def _watched(self, watch: Watch, wait_s: float, now: float) -> tuple[Watch, bool]:
-        """With a sample more; the first of an interval sheds nothing."""
+    def _with_sample(self, watch: Watch, wait_s: float, now: float) -> tuple[Watch, bool]:
+        """The watch after one more sample, and whether the queue stands. The first sample of an
+        interval sheds nothing."""
         if now <= watch.ends_at:
             if wait_s < watch.least_s:
                 watch = Watch(wait_s, watch.ends_at, watch.stands)

@@ -1,15 +1,19 @@
-"""Can a new request still be started in time, behind what waits before it?
+"""Can a new request still be started in time, behind the work that waits before it?
 
-Predicted wait: the seconds of on-time work that go before it in its flow, over the rate at which
-that flow is served, and before those the work of more urgent priorities. The rate is the larger of
-the flow's weighted share of what more urgent priorities leave and what it was lately given: by its
-share alone an aggressor would be called late that in truth gets what its neighbours do not use, by
-the measured rate alone a flow that has just woken up. Neighbours count by the share of time in
-which they have work waiting. What forecasts are wrong by is learnt (`ForecastError`); how much of
-that counts for a length is `length_shares`' question. Only new requests are judged. Once a second a
-new request of each flow and length is let in against the forecast, so that a wrong one cannot
-refuse for ever. Chosen by simulation, see docs/policies/admission.md. Source: deadline admission as
-in Clockwork (OSDI'20) and Mooncake, here by flow.
+The predicted wait is the work of more urgent priorities, plus the seconds of on-time work that go
+before the request in its flow over the rate at which that flow is served. That rate is the larger
+of two: the flow's weighted share of what more urgent priorities leave, and what the flow was lately
+given. By its share alone, an aggressor that in truth gets what its neighbours leave unused would be
+called late; by the measured rate alone, so would a flow that has just become active. Neighbours
+count by the share of time in which they have work waiting.
+
+`ForecastError` learns how wrong forecasts are; `length_shares` says how much of that margin counts
+for a length. Only new requests are judged. Once a second, one new request of each flow and length
+is let in against the forecast (a *probe*), so that a wrong forecast cannot refuse for ever. Fair in
+device seconds by flow.
+
+Chosen by simulation, see docs/policies/admission.md. Source: deadline admission as in Clockwork
+(OSDI'20) and Mooncake, here by flow.
 """
 
 from __future__ import annotations
@@ -26,24 +30,24 @@ from routers.policies.admission.length_shares import LengthUse, margin_part
 from routers.policies.admission.types import ADMIT, Answer, Newcomer, OnArrival, window_s
 from routers.state.rows import TrackedRequest
 
-# Of what forecasts were wrong by:
+# Of the errors of forecasts:
 QUANTILE = 0.98
 _ERROR_WINDOW_S = 2.0
-_PRIOR = 0.25  # of the time there was
+_PRIOR = 0.25  # of the request's slack
 _LEAST_SCALE, _MOST_SCALE = 0.2, 2.0
 _ERROR_GAIN = 0.05
 _STEP = 3.0  # mean errors that the margin may move in a second of misses, about
 _MOST_STEP = 0.1  # mean errors, in one sample
-_MOST_ERRORS = 5.0  # the margin is at most so many mean errors
-_MOST_MARGIN = 0.5  # of the time there is
+_MOST_ERRORS = 5.0  # mean errors that the margin is at most
+_MOST_MARGIN = 0.5  # of the request's slack
 
 # Of a forecast:
-PROBE_S = 1.0
+PROBE_S = 1.0  # between two probes of a flow and length
 _WINDOW_S = 0.5
-_REFUSED_GAIN = 0.01  # a new request
-_REFUSED_HALF = 0.5
-_ASKS_S = 2.0  # without a new request after which a length is not asked for
-_KEPT = 16  # lengths of a flow, before those that are not asked for are dropped
+_REFUSED_GAIN = 0.01  # of the moving average, for each new request
+_REFUSED_HALF = 0.5  # share of new requests called late, from which the margin counts whole
+_ASKS_S = 2.0  # without a new request of a length, after which it counts as not asked for
+_KEPT = 16  # lengths of a flow; from here on those not asked for are dropped
 _LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
@@ -51,13 +55,18 @@ _LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as tak
 class ForecastError:
     """How wrong forecasts of a flow's queue wait have lately been.
 
-    `scale` corrects what is wrong in proportion (batches fuller or emptier than weighed): least
+    `scale` corrects errors in proportion (batches fuller or emptier than reckoned with): least
     squares through the origin of actual on forecast waits, with 1 as a prior that outweighs
-    forecasts below a quarter of the time there was. `margin_s` covers what is left: a running 98 %
-    quantile of actual less corrected wait, moved by a step a sample that shrinks as samples come
-    faster, so that a burst of them does not overshoot. It is used up to half of the time there is:
-    a flow with nothing waiting is never called late. What left the queue as late counts as having
-    waited until then. Sums forget over 2 s; `error_s` is the mean absolute error after `scale`."""
+    forecasts below a quarter of the slack.
+
+    `margin_s` covers the remaining error: a running 98 % quantile of actual less corrected wait,
+    moved a step for each sample. The step shrinks as samples come faster, so that a burst of them
+    does not overshoot. At most half of the slack is used up by the margin, so a flow with nothing
+    waiting is never called late.
+
+    A request that left the queue because it was late counts as having waited until then. Sums
+    forget over 2 s. `error_s` is the mean absolute error after `scale`.
+    """
 
     scale: float = 1.0
     margin_s: float = 0.0
@@ -68,15 +77,16 @@ class ForecastError:
     _at: float = 0.0
 
     def corrected_s(self, wait_s: float, slack_s: float, trust: float = 1.0) -> float:
-        """The wait to count with: with all of the margin (`trust` 1) exceeded by about one in
-        fifty, with none of it by half."""
+        """The wait to reckon with. With all of the margin (`trust` 1) about one request in fifty
+        waits longer; with none of it (`trust` 0) half of them do."""
         corrected_s = wait_s * self.scale
         if trust > 0.0 and slack_s > 0.0:
             corrected_s += trust * min(self.margin_s, _MOST_MARGIN * slack_s)
         return corrected_s
 
     def learn(self, wait_s: float, slack_s: float, actual_s: float, now: float) -> None:
-        """Of the `slack_s` that there were, `wait_s` were forecast to be waited."""
+        """Of a request's slack (`slack_s`), `wait_s` were forecast to be spent waiting, and
+        `actual_s` were."""
         kept = exp((self._at - now) / _ERROR_WINDOW_S)
         self._at = now
         self._weight = weight = self._weight * kept + 1.0
@@ -90,7 +100,8 @@ class ForecastError:
         self._learn_margin(actual_s - wait_s * scale, _STEP * _ERROR_WINDOW_S / weight)
 
     def _learn_margin(self, off_s: float, step: float) -> None:
-        """The corrected wait was too short by `off_s`; `step`: mean errors to move by, at most."""
+        """The corrected wait was too short by `off_s`. `step`: mean errors to move the margin by,
+        at most."""
         margin_s = self.margin_s
         self.error_s = error_s = self.error_s + _ERROR_GAIN * (abs(off_s) - self.error_s)
         moved_s = error_s * (step if step < _MOST_STEP else _MOST_STEP)
@@ -102,8 +113,8 @@ class ForecastError:
 
 @dataclass(frozen=True, slots=True)
 class FlowForecasts:
-    """Published state of one flow: device seconds it is given a second, and how its forecasts are
-    corrected."""
+    """What is published of one flow: device seconds a second that it is given, and how its
+    forecasts are corrected."""
 
     flow: FlowKey
     given: float
@@ -113,58 +124,72 @@ class FlowForecasts:
 
 @dataclass(slots=True)
 class _LengthAccount:
-    """What the new requests of a flow that belong to one bucket were told, and given."""
+    """What the new requests of one flow and one bucket were told, and what they were given:
+    predicted device seconds a second."""
 
     given: DecayingRate
-    asked_at: float = -inf
+    asked_at: float = -inf  # when its last new request came
     probed_at: float = -inf
     refused: float = 0.0  # share of its new requests lately called late
-    trust: float = 0.0
+    trust: float = 0.0  # how much of the margin counts, 0..1
 
     def note(self, late: bool) -> None:
-        """How much of the margin counts (`trust`): nothing while few are late, when each wrongly
-        called late is one answer less; all of it once half are, when each let in wrongly waits for
-        nothing."""
+        """A new request was called late, or not.
+
+        While few are called late, the margin counts nothing (`trust` 0), because each request
+        wrongly called late is one answer less. Once half of them are, it counts whole, because each
+        one wrongly let in waits in vain.
+        """
         self.refused = refused = self.refused + _REFUSED_GAIN * (late - self.refused)
         self.trust = refused / _REFUSED_HALF if refused < _REFUSED_HALF else 1.0
 
 
 @dataclass(slots=True)
 class _Account:
+    """One flow: the device seconds a second that it is given, its weight while it has work waiting
+    (averaged over time), and its forecast errors."""
+
     given: DecayingRate
     waits: TimeAverage
     error: ForecastError = field(default_factory=ForecastError)
     lengths: dict[int, _LengthAccount] = field(default_factory=dict)
 
     def length(self, edge: int, now: float) -> _LengthAccount:
+        """The account of the length, opened if there is none."""
         found = self.lengths.get(edge)
         if found is None:
             if len(self.lengths) >= _KEPT:
-                self.lengths = {e: each for e, each in self.lengths.items() if _asks(each, now)}
+                self.lengths = {
+                    e: each for e, each in self.lengths.items() if _is_asked_for(each, now)
+                }
             found = self.lengths[edge] = _LengthAccount(DecayingRate(self.given.window_s))
         return found
 
     def trust_in(self, own: _LengthAccount, now: float) -> float:
-        """How much of the margin counts for the length."""
+        """How much of the margin counts for the length, 0..1."""
         if len(self.lengths) < 2:
             return own.trust
         uses = [
-            _use(each, now) for each in self.lengths.values() if each is own or _asks(each, now)
+            _length_use(each, now)
+            for each in self.lengths.values()
+            if each is own or _is_asked_for(each, now)
         ]
-        return own.trust * margin_part(_use(own, now), uses)
+        return own.trust * margin_part(_length_use(own, now), uses)
 
 
-def _asks(length: _LengthAccount, now: float) -> bool:
+def _is_asked_for(length: _LengthAccount, now: float) -> bool:
+    """Whether a new request of this length has come lately."""
     return now - length.asked_at <= _ASKS_S
 
 
-def _use(length: _LengthAccount, now: float) -> LengthUse:
+def _length_use(length: _LengthAccount, now: float) -> LengthUse:
     return LengthUse(length.given.read(now), length.refused)
 
 
 class Feasibility(OnArrival):
-    """One account a flow ever seen, O(1) a call. `probes`: new requests let in against the
-    forecast. A fixed margin is added to forecasts that are taken as they are."""
+    """One account for each flow ever seen, O(1) a call. `probes` counts the new requests let in
+    against the forecast. Where settings fix the margin, that is added to forecasts, which are then
+    not corrected."""
 
     reason: ClassVar[Reason] = Reason.LATE
 
@@ -192,13 +217,13 @@ class Feasibility(OnArrival):
             average.window_s = self._window_s
 
     def judge(self, newcomer: Newcomer, now: float) -> Answer:
-        """Of a length that nobody asks for no new request waits to be let in against the
-        forecast."""
+        """Nobody probes for a length that was not asked for lately: none of its requests waits to
+        be let in against the forecast."""
         slack_s = newcomer.slack_s
         if slack_s <= 0.0:
             return ADMIT
         if not newcomer.capacity:
-            return _until_one_comes(newcomer, now)
+            return _while_none_runs(newcomer, now)
         account = self._accounts.get(newcomer.tracked.flow.key)
         if account is None:
             return ADMIT
@@ -211,12 +236,12 @@ class Feasibility(OnArrival):
             counted_s = account.error.corrected_s(wait_s, slack_s, trust)
         if counted_s <= slack_s:
             return Answer(wait_s, teaches=True) if length.refused > 0.0 else Answer(wait_s)
-        if now >= length.probed_at + PROBE_S and _asks(length, now):
+        if now >= length.probed_at + PROBE_S and _is_asked_for(length, now):
             return Answer(wait_s, is_probe=True, teaches=True)
         return Answer(wait_s, counted_s - slack_s, teaches=True)
 
     def came(self, newcomer: Newcomer, now: float) -> None:
-        """Who has work waiting at this moment, and which lengths are asked for."""
+        """Note which flows have work waiting at this moment, and which lengths are asked for."""
         if newcomer.slack_s <= 0.0 or not newcomer.capacity:
             return
         flow = newcomer.tracked.flow
@@ -238,12 +263,13 @@ class Feasibility(OnArrival):
             self.probes += 1
 
     def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
-        """Where nobody has read it, every length that is asked for would have been refused."""
+        """Where the request was not read (`edge` None), every length that is asked for would have
+        been refused."""
         if self._frozen:
             return
         account = self._accounts.get(flow) or self._open(flow)
         if edge is None:
-            lengths = [each for each in account.lengths.values() if _asks(each, now)]
+            lengths = [each for each in account.lengths.values() if _is_asked_for(each, now)]
         else:
             lengths = [account.length(edge, now)]
             lengths[0].asked_at = now
@@ -265,7 +291,7 @@ class Feasibility(OnArrival):
             given.add(seconds, now)
 
     def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
-        """Its forecast has come true or not; who is taken is given what it costs."""
+        """Learn whether its forecast has come true. A request that was taken is given its cost."""
         if self._frozen:
             return
         flow = tracked.flow.key
@@ -279,7 +305,7 @@ class Feasibility(OnArrival):
             account.error.learn(forecast_s, slack_s, wait_s, now)
 
     def value(self, capacity: float, now: float) -> float:
-        """The largest margin, in seconds."""
+        """The largest margin of all flows, in seconds."""
         return max([margin_s for _, _, margin_s in self.by_flow(now)], default=0.0)
 
     def by_flow(self, now: float) -> tuple[FlowWork, ...]:
@@ -289,6 +315,7 @@ class Feasibility(OnArrival):
         )
 
     def flows(self, now: float) -> Iterator[FlowForecasts]:
+        """What is known of each flow's forecasts."""
         for flow, account in self._accounts.items():
             error = account.error
             yield FlowForecasts(flow, self._read(account.given, now), error.scale, error.margin_s)
@@ -296,6 +323,7 @@ class Feasibility(OnArrival):
     # -- the forecast
 
     def _wait_s(self, newcomer: Newcomer, account: _Account, now: float) -> float:
+        """The predicted queue wait, seconds, neither corrected nor with a margin."""
         before_s, urgent_s = newcomer.before_s, newcomer.urgent_s
         if before_s <= 0.0 and urgent_s <= 0.0:
             return 0.0
@@ -336,8 +364,9 @@ class Feasibility(OnArrival):
         return level
 
 
-def _until_one_comes(newcomer: Newcomer, now: float) -> Answer:
-    """While no replica runs: late by what the next one comes after its latest start."""
+def _while_none_runs(newcomer: Newcomer, now: float) -> Answer:
+    """The answer while no replica runs: late by as much as the next replica is expected after the
+    latest start."""
     if not newcomer.capacity_in_s:
         return ADMIT
     late_by_s = now + newcomer.capacity_in_s - newcomer.tracked.latest_start

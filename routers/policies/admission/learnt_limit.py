@@ -1,13 +1,15 @@
-"""How many requests of a flow may be in the core, so that they wait no longer than is good?
+"""How many requests of a flow may be in the core, so that they do not wait too long?
 
-The signal is the share of its time (arrival to latest start) that a request spent waiting. Service
-is no part of it, so long inputs and full batches don't look like congestion; being a share, it
-holds for every SLO. Once a window the limit is multiplied by target over mean share (0.5 to 1) and
-given its square root to grow by, as in Gradient2 and Envoy's gradient limit. The reference is the
-fixed target and no long average, which would follow a lasting overload upwards and the limit with
-it. Without queueing there is nothing to learn: the limit stands at its most, and grows only while
-at least half of it is used. One limit a flow ever seen, O(1) a call. Source: Netflix
-concurrency-limits, Envoy adaptive concurrency.
+The signal is the share of its slack (arrival to latest start) that a request spent waiting. Service
+is no part of it, so long inputs and full batches do not look like congestion. Being a share, it
+holds for every SLO. Once a window the limit is multiplied by target share over mean share (0.5 to
+1), plus its square root as room to grow, as in Gradient2 and Envoy's gradient limit. The reference
+is the fixed target and not a long average, which would follow a lasting overload upwards and take
+the limit with it. Without queueing there is nothing to learn: the limit starts at its maximum, and
+grows only while at least half of it is used.
+
+Unit: requests of one flow at one gateway, waiting or running. One limit for each flow ever seen,
+O(1) a call. Source: Netflix concurrency-limits, Envoy adaptive concurrency.
 """
 
 from __future__ import annotations
@@ -20,25 +22,27 @@ from routers.api.settings import AdmissionParameters, DispatcherSettings, LimitP
 from routers.policies.admission.types import ADMIT, REFUSE, Answer, Newcomer, OnArrival
 from routers.state.rows import TrackedRequest
 
-TARGET_SHARE = 0.5
+TARGET_SHARE = 0.5  # of its slack that a request should wait at most, on average
 _LEAST_GRADIENT = 0.5
 _LIMIT_SMOOTHING = 0.5
 _LEAST_WINDOW_S = 0.1
-_LEAST_SAMPLES = 10
+_LEAST_SAMPLES = 10  # of a window
 
 
 @dataclass(slots=True)
 class _Window:
-    """A flow's limit, and what the window that runs has seen of its requests."""
+    """A flow's limit, and what the running window has seen of its requests."""
 
     limit: float
-    since: float
-    shares: float = 0.0
+    since: float  # when the window began
+    shares: float = 0.0  # summed over `samples`
     samples: int = 0
-    peak: int = 0
+    peak: int = 0  # the most that waited or ran at once
 
 
 class LearntLimit(OnArrival):
+    """Keeps one limit a flow."""
+
     def __init__(self) -> None:
         super().__init__()
         self._flows: dict[FlowKey, _Window] = {}
@@ -52,7 +56,7 @@ class LearntLimit(OnArrival):
         self._settings, self._frozen = settings.admission.limit, settings.frozen
 
     def judge(self, newcomer: Newcomer, now: float) -> Answer:
-        """By how many of its flow wait or run at this gateway."""
+        """Refuse while as many requests of its flow as the limit wait or run at this gateway."""
         flow, settings = newcomer.tracked.flow, self._settings
         limit: float | None = settings.fixed
         if limit is None:
@@ -67,7 +71,7 @@ class LearntLimit(OnArrival):
             window.peak = flow.live
 
     def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
-        """One that turned late in the queue has waited all its slack."""
+        """A request that turned late in the queue has waited all its slack."""
         if self._frozen or self._settings.fixed is not None:
             return
         flow, slack_s = tracked.flow.key, tracked.latest_start - tracked.queued_at
@@ -79,7 +83,7 @@ class LearntLimit(OnArrival):
             self._learn(window, now)
 
     def value(self, capacity: float, now: float) -> float:
-        """The lowest limit."""
+        """The lowest limit of all flows."""
         return min([limit for _, _, limit in self.by_flow(now)], default=self._start)
 
     def by_flow(self, now: float) -> tuple[FlowWork, ...]:
@@ -91,11 +95,12 @@ class LearntLimit(OnArrival):
 
     @property
     def _start(self) -> float:
-        """A flow's limit until it has queued."""
+        """The limit of a flow until it was seen."""
         fixed = self._settings.fixed
         return self._settings.most if fixed is None else fixed
 
     def _learn(self, window: _Window, now: float) -> None:
+        """End the window: find the new limit from the mean share that requests waited."""
         share = window.shares / window.samples
         gradient = max(_LEAST_GRADIENT, TARGET_SHARE / share) if share > TARGET_SHARE else 1.0
         base, used = window.limit, window.peak

@@ -1,9 +1,10 @@
 """What does a new request find before it?
 
-The on-time work of its flow that goes before it, by the order in force, what waits in more urgent
-priorities, and who shares with it. Of a flow's work, as much again is reckoned at other gateways,
-as far as is known, but no more than waits here: gateways take turns with a flow, or who has the
-least here would always be called late. O(1) in what waits.
+Three things: the on-time work of its flow that goes before it by the order in force, the on-time
+work in more urgent priorities, and the flows that it shares the replicas with. Work that waits for
+the flow at other gateways counts, as far as reports tell, but at most as much as waits here:
+gateways take turns with a flow, and a request at the gateway with the least of the flow's work
+would otherwise always be called late. Unit: predicted device seconds. O(1) in what waits.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from routers.state.rows import TrackedRequest
 
 
 class QueueAhead:
-    """`capacity_in_s`: while no replica runs, seconds until one is expected to, as last told; 0.0:
-    nobody knows."""
+    """Makes `Newcomer` records. `capacity_in_s`: while no replica runs, seconds until one is
+    expected, as last told; 0.0: not known."""
 
     def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
         self._waiting = waiting
@@ -27,6 +28,7 @@ class QueueAhead:
         self.capacity_in_s = 0.0
 
     def found_by(self, tracked: TrackedRequest, now: float) -> Newcomer:
+        """The request with what it finds; changes nothing."""
         flow, waiting = tracked.flow, self._waiting
         edge = tracked.edge if tracked.plan is None else 0
         slack_s, capacity = tracked.latest_start - now, self._replicas.groups.capacity
@@ -36,7 +38,7 @@ class QueueAhead:
         shares = ranking is Ranking.SHARES
         is_behind = flow.rows > 0 if shares else self._has_waiting(priority)
         if is_behind or (tracked.plan is not None and not self._replicas.has_ready):
-            # A generation that must wait for room stands behind itself alone.
+            # A generation without room waits even if its flow has nothing else in the queue.
             before_s = self._before_s(tracked, ranking)
         urgent_s = waiting.urgent_s(priority) if priority else 0.0
         rivals = self._flows.weights[priority] if shares else flow.weight
@@ -47,13 +49,14 @@ class QueueAhead:
         return priority < len(lanes) and lanes[priority].rows > 0
 
     def _before_s(self, tracked: TrackedRequest, ranking: Ranking) -> float:
+        """Predicted seconds of its flow's work up to and with the request itself."""
         flow, before_s, lanes = tracked.flow, tracked.cost_s, self._waiting.on_time
         if ranking is Ranking.DEADLINES:
             return before_s  # how much of what waits is due earlier is not known without a scan
         if ranking is Ranking.ARRIVALS:
             return before_s + sum([lane.waiting_s for lane in lanes[flow.priority :][:1]])
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
-        if queue is not None:  # else all it has are retried rows
+        if queue is not None:  # None: all that the flow has waiting are rows that travel alone
             before_s = queue.before_s(tracked.edge, before_s)
         if flow.peer_demand_s > 0.0:
             before_s += min(before_s, flow.peer_demand_s)

@@ -1,14 +1,15 @@
 """How many rows may wait?
 
-As many as settings say, or where they name no number, as many as the running replicas could answer
-before the last of them expires: the model's timeout times the rows a second of full batches of the
-shortest length, as predicted. What came behind those would wait in vain. A request always finds a
-place while no more than `LEAST_ROWS` wait, however slow the model; and no queue is longer than
-`MOST_ROWS`, however fast. While no replica runs, one counts. Models that generate, and those whose
-costs nobody knows yet, have the bound of the settings. Retries of lost rows are not counted:
-there are at most as many as lost replicas held. Unit: rows at one gateway. Beside it stand
-the other bounds that keep a request from the queue, whatever controllers would say
-(`bound_reached`).
+As many as settings say. Where settings name no number: as many as the running replicas could answer
+before the last of them expires, that is the model's timeout times the predicted rows a second of
+full batches of the shortest length. Rows behind those would wait in vain. A request always finds a
+place while no more than `LEAST_ROWS` wait, however slow the model is, and no queue is longer than
+`MOST_ROWS`, however fast. While no replica runs, the bound is that of one. Models that generate,
+and models whose costs are not known yet, have the bound of the settings. Retries of lost rows are
+not counted; they are at most as many as lost replicas held. Unit: rows at one gateway.
+
+`bound_reached` also checks the other bounds that keep a request from the queue whatever controllers
+would say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_ROWS = 65_536
 
 
 def most_rows(settings: DispatcherSettings, groups: ReplicaGroups, edge: int, rows: int) -> int:
-    """Rows that may wait, the `rows` of a new request included; `edge`: of the shortest bucket."""
+    """Rows that may wait, with the `rows` of a new request. `edge`: of the shortest bucket."""
     group = groups.reference
     if settings.queue_timeout_s is None or group.engine is not None:
         return settings.max_queue_rows
@@ -45,7 +46,7 @@ def is_full(
     settings: DispatcherSettings,
     groups: ReplicaGroups,
 ) -> bool:
-    """Whether so many rows more of the tenant have no place. O(1)."""
+    """Whether so many more rows of the tenant have no place. O(1)."""
     if settings.queue_timeout_s is not None and waiting.shares.rows <= LEAST_ROWS:
         return False
     most = most_rows(settings, groups, waiting.edges[0], rows)
@@ -59,7 +60,8 @@ def bound_reached(
     groups: ReplicaGroups,
     now: float,
 ) -> Reason | None:
-    """The bound that keeps the request from the queue. First those that waiting cannot change."""
+    """The bound that keeps the request from the queue; None: no bound does. Bounds that waiting
+    cannot change come first."""
     lengths = request.lengths
     rows = len(lengths)
     longest = lengths[0] if rows == 1 else max(lengths)

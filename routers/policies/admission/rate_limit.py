@@ -1,12 +1,14 @@
 """May a tenant ask for this now, or when?
 
-A token bucket for requests and one for tokens: each fills at its rate up to its burst, and a demand
-is met by both or by neither. What is larger than a whole burst is met by a full bucket, which then
-owes the rest. A level is computed from what was taken since the bucket was last full, never added
-up, so there is no drift: over any stretch of T seconds at most burst + rate x T is taken, and one
-demand more where that is larger than the burst. The unit is one tenant at one gateway; how much of
-the tenant's rate that one fills its bucket with is the question of `rate_share`. Each grants the
-whole burst: split among them, chance alone would empty some while others are full.
+A tenant has a token bucket for requests and one for tokens. Each fills at its rate up to its burst,
+and a request is admitted by both buckets or by neither. A request larger than a whole burst is
+admitted by a full bucket, which then owes the rest. The level is computed from what was taken since
+the bucket was last full and never summed up, so it does not drift: over any stretch of T seconds at
+most burst + rate × T is taken, plus one request that is larger than the burst.
+
+The unit is one tenant at one gateway; `rate_share` says with how much of the tenant's rate a
+gateway fills its bucket. Each gateway grants the whole burst: were the burst split among gateways,
+some would by chance be empty while others are full.
 """
 
 from __future__ import annotations
@@ -14,31 +16,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-_ROUNDING_S = 1e-6  # added to what is told, so that coming back exactly then succeeds
+_ROUNDING_S = 1e-6  # added to the wait that is told, so that a retry exactly then succeeds
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many a second, and so many at once after a rest; inf: no bound."""
+    """`per_s` a second, and `burst` at once after a rest; inf: no bound."""
 
     per_s: float = inf
     burst: float = inf
 
     def share(self, gateways: int) -> Rate:
-        """What one of so many gateways enforces. At least one at once, else nothing would pass."""
+        """The rate that one of so many gateways enforces. Its burst is at least 1, else nothing
+        would pass."""
         return Rate(self.per_s / gateways, max(1.0, self.burst))
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """`taken` since `full_at`, when the bucket was full: a new one is."""
+    """`taken` is what was taken since `full_at`, when the bucket was full. A new bucket is full."""
 
     rate: Rate
     full_at: float
     taken: float = 0.0
 
     def level(self, now: float) -> float:
-        """What may be taken at once; below 0 while it owes."""
+        """What may be taken at once; negative while the bucket owes."""
         if self.rate.per_s == inf:
             return inf
         return min(self.rate.burst, self._unbounded(now))
@@ -51,7 +54,7 @@ class TokenBucket:
         return short / self.rate.per_s + _ROUNDING_S if short > 0.0 else 0.0
 
     def take(self, amount: float, now: float) -> None:
-        """Whether it may be is `wait_s`' question."""
+        """Take so much, whether or not `wait_s` allows it."""
         if self.rate.per_s == inf:
             return
         if self._unbounded(now) >= self.rate.burst:

@@ -1,8 +1,9 @@
-"""A shedding policy has said no: does that hold, and how often has it?
+"""Is a shedding policy's no enforced, and how often has it said no?
 
-One a policy. `OFF` never gets as far as asking, `OBSERVE` counts and lets pass, `ENFORCE` counts
-and acts. What is only observed changes nothing, so a count of `would_shed` is of a system that
-goes on filling its queue: under lasting overload it is larger than what `ENFORCE` would shed.
+One record a policy. With mode `OFF` the policy is not asked; `OBSERVE` counts a no and lets the
+request pass; `ENFORCE` counts and sheds. A no that is only observed changes nothing, so
+`would_shed` counts in a system whose queue goes on filling: under lasting overload it is larger
+than what `ENFORCE` would shed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from routers.api.settings import Mode
 
 @dataclass(slots=True)
 class Verdicts:
-    """`off`: nobody is to ask; it follows the mode, which is set by `tune`."""
+    """A policy's mode and its counts. `off` follows the mode: the policy is not to be asked."""
 
     mode: Mode
     shed: int = 0
@@ -25,16 +26,16 @@ class Verdicts:
         self.tune(self.mode)
 
     def tune(self, mode: Mode) -> None:
-        """Another mode; counts stay."""
+        """Set the mode; counts stay."""
         self.mode, self.off = mode, mode is Mode.OFF
 
     @property
     def acts(self) -> bool:
-        """Whether a no holds."""
+        """Whether a no is enforced."""
         return self.mode is Mode.ENFORCE
 
     def no(self) -> bool:
-        """Count a no; whether it holds."""
+        """Count a no. Returns whether it is enforced."""
         if self.mode is Mode.ENFORCE:
             self.shed += 1
             return True

@@ -1,1 +1,1 @@
-"""Which rows form the next batch?"""
+"""Batching: which rows form the next batch?"""

@@ -1,9 +1,9 @@
-"""Rows of any length in the order that flows are served in, as a dynamic batcher does.
+"""Which rows form the next batch? Rows of any length, in the order in which flows are served.
 
-The plain one without length buckets: short rows are padded to the longest beside them; nothing is
-called late for the batch's sake, left to a faster group, or rides along. As many as the model's
-bounds hold, counting each row as long as the longest that may come. Source: dynamic batching as in
-Triton Inference Server.
+The simple policy without length buckets: short rows are padded to the longest row beside them. No
+row is called late for the batch's sake, left to a faster group, or added to fill spare room. A
+batch has as many rows as the model's bounds allow if each row is counted as long as the longest
+that may come. Source: dynamic batching as in Triton Inference Server.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from routers.state.rows import Row
 
 
 class BatchesByArrival:
+    """Takes rows in the order of their flows, whatever their lengths."""
+
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> LeadPlan | None:

@@ -1,8 +1,9 @@
-"""Rows of one bucket, the one whose turn it is, up to the bounds and nothing else.
+"""Which rows form the next batch? Rows of the bucket whose turn it is, and no others.
 
-The plain one with fixed buckets: no bucket goes first for being fuller or loaded, no row is called
-late for the batch's sake or left to a faster group, none rides along in the room that is left.
-Source: `bucket_by_sequence_length` as in TensorFlow, with turns between buckets.
+The simple policy with fixed buckets: no bucket goes first because it is fuller or because a replica
+has its shape loaded. No row is called late for the batch's sake, left to a faster group, or added
+to fill spare room. Source: `bucket_by_sequence_length` as in TensorFlow, with turns between
+buckets.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from routers.state.rows import Row
 
 
 class BatchesByBucket:
+    """Takes rows of one bucket, up to the bounds."""
+
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> LeadPlan | None:

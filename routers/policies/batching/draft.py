@@ -1,8 +1,8 @@
-"""A batch as it is planned: what it would hold, what its flows would have had, who would be next.
+"""A batch while it is planned: its rows, what its flows are charged, and whose row would be next.
 
-Nothing of the queue changes by it. Each row is charged to its flow in the plan by what it was
-predicted to cost, so that the order among flows follows; when the batch is whole, its predicted
-seconds are divided in the same proportions and the charges put right (`formed`).
+Planning changes nothing in the queue. In the plan each row is charged to its flow with its own
+predicted cost, so that the order among flows follows. When the batch is whole, its predicted
+seconds are divided among flows in the same proportions, and replace those charges (`formed`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from routers.state.lanes import Lane
 from routers.state.rows import Row
 from routers.state.tag_order import Tagged, TagOrder
 
-_GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
+_GRAIN = 16  # tokens: mean lengths are rounded up to it, so that few target sizes are computed
 
 
 class Draft:
-    """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds.
-    `most_start`: flows with higher start tags have been kept out of it; inf: none has.
-    `accounts`: of the flows that it charges."""
+    """A planned batch for one replica."""
 
     __slots__ = (
         "_order",
@@ -58,24 +56,26 @@ class Draft:
         self._settings = settings
         self._shares: dict[Flow, float] = {}
         self.lane = lane
-        self.edge = edge
+        self.edge = edge  # of the bucket that leads
         self.capacity = capacity
-        self.room = room
+        self.room = room  # rows that it may still take, by number and predicted seconds
         self.rows: list[Row] = []
-        self.longest = 0
-        self.total = 0
-        self.most_start = inf
-        self.accounts: dict[Flow, Account] = {}
+        self.longest = 0  # tokens
+        self.total = 0  # tokens of all rows
+        self.most_start = inf  # flows with higher start tags were kept out; inf: none was
+        self.accounts: dict[Flow, Account] = {}  # of the flows that it charges
 
     def width(self, longest: int, rows: int, total: int) -> int:
-        """What the device would see a row as: the longest, the shape's edge, or the mean."""
+        """Tokens that the device sees each row as: the longest row, the edge where shapes are
+        fixed, or the mean where batches are packed."""
         settings = self._settings
         if settings.buckets.fixed_shapes:
             return self.edge
         return longest if settings.pads else -(-total // rows)
 
     def holds(self, row: Row) -> bool:
-        """Whether the batch keeps its bound in tokens with this row too; its first row always."""
+        """Whether the batch keeps its bound in tokens with this row too; the first row always
+        does."""
         if not self.rows:
             return True
         length, settings = row.length, self._settings
@@ -87,7 +87,7 @@ class Draft:
         return (len(self.rows) + 1) * width <= settings.max_tokens
 
     def take(self, row: Row) -> None:
-        """Into the batch, charged to its flow."""
+        """Add the row, and charge it to its flow in the plan."""
         length, cost_s, flow = row.length, row.cost_s, row.tracked.flow
         self.rows.append(row)
         if length > self.longest:
@@ -101,19 +101,20 @@ class Draft:
         shares[flow] = shares.get(flow, 0.0) + cost_s
 
     def start(self, flow: Flow) -> float:
-        """Its start tag once what was planned is charged."""
+        """The flow's start tag once the planned rows are charged."""
         account = self.accounts.get(flow)
         return flow.start if account is None else account[0]
 
     def predicted_s(self, more: int = 0, tokens: int = 0, quantile: float = 0.5) -> float:
-        """Seconds with `more` rows of `tokens` in all, none longer than the longest."""
+        """Predicted seconds with `more` further rows of `tokens` in all, none longer than the
+        longest row."""
         rows = len(self.rows) + more
         width = self.width(self.longest, rows, self.total + tokens)
         return self.capacity.group.cost.predict(rows, width, self.capacity.replica_id, quantile)
 
     def formed(self, start: float, epoch: int) -> FormedBatch:
-        """The batch as it is; `start`: the tag that the leading flow had; `epoch`: of the accounts.
-        Ends the draft."""
+        """The batch as it stands. `start`: the start tag that the leading flow had; `epoch`: of the
+        accounts. To be called once, at the end."""
         rows, group = self.rows, self.capacity.group
         width = self.width(self.longest, len(rows), self.total)
         if rows[0].tracked.plan is not None:
@@ -124,13 +125,14 @@ class Draft:
             predicted_s += self._settings.buckets.switch_s
         lane = self.lane
         speed = 1.0 if group.engine is not None else group.speed
-        charges = self._put_right(predicted_s * speed)
+        charges = self._settled_charges(predicted_s * speed)
         rank = (int(lane.late), lane.priority, start)
         paid = charges if self._order.settles else self._paid()
         return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed, paid, epoch)
 
-    def _put_right(self, work_s: float) -> tuple[FlowWork, ...]:
-        """Each flow's share of the batch, charged instead of its rows' own predictions."""
+    def _settled_charges(self, work_s: float) -> tuple[FlowWork, ...]:
+        """Each flow's share of the batch's work, charged in the plan instead of its rows' own
+        predictions."""
         shares, charged, settles = self._shares, self._order.charged, self._order.settles
         whole = sum(shares.values())
         charges = []
@@ -142,7 +144,7 @@ class Draft:
         return tuple(charges)
 
     def _paid(self) -> tuple[FlowWork, ...]:
-        """What accounts were charged that are not put right."""
+        """What accounts are charged under an order that does not settle them."""
         prices: dict[Flow, float] = {}
         for row in self.rows:
             flow = row.tracked.flow
@@ -152,13 +154,14 @@ class Draft:
 
 
 def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
-    """An empty one; on a replica that is not known yet it takes a single row."""
+    """An empty draft; on a replica whose costs are not known yet it takes a single row."""
     room = capacity.group.sizes.most_rows(_width(view, lane, edge)) if capacity.trusted else 1
     return Draft(view.order, view.settings, lane, edge, capacity, room)
 
 
 def _width(view: QueueView, lane: Lane, edge: int) -> int:
-    """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
+    """Tokens that a row of the bucket is reckoned with: the edge, or the bucket's mean where
+    batches are packed."""
     if view.settings.pads:
         return edge
     length_class = lane.length_classes.get(edge)
@@ -171,7 +174,7 @@ def _width(view: QueueView, lane: Lane, edge: int) -> int:
 
 
 class Waiting(Tagged, Protocol):
-    """Rows of one flow that stand in an order by tags."""
+    """The rows of one flow, as they stand in an order by tags."""
 
     def head(self) -> Row | None: ...
 
@@ -184,35 +187,37 @@ T = TypeVar("T", bound=Waiting)
 
 
 class Turns(Generic[T]):
-    """Whose row is next in an order by tags, while a draft charges flows for what it takes.
+    """Whose row is next in an order by tags, while a draft charges flows for the rows that it
+    takes?
 
-    Walks the order from its lowest tag on without changing it: behind each entry of the heap that
-    was the lowest, its two children are candidates; what the draft has charged stands among them
-    with its new tag. Work: O(log n) a row that is asked for."""
+    Walks the order from its lowest tag on without changing it. Once an entry of the heap has been
+    the lowest, its two children become candidates; items that the draft has charged stand among the
+    candidates with their new tags. Work: O(log n) for each row that is asked for.
+    """
 
-    __slots__ = ("_accounts", "_by_rank", "_heads", "_item_of", "_marks", "_next", "_rows")
+    __slots__ = ("_accounts", "_by_rank", "_candidates", "_heads", "_item_of", "_marks", "_rows")
 
     def __init__(
         self, order: TagOrder[T], draft: Draft, ranking: Ranking, item_of: Callable[[Row], T]
     ) -> None:
-        order.first()  # so that no entry below the lowest is out of date
+        order.first()  # so that no outdated entry has a tag below the lowest true one
         self._item_of = item_of
         self._marks = order.heap
         self._accounts = draft.accounts
         self._by_rank = ranking is not Ranking.SHARES
         self._rows: dict[T, Iterator[Row]] = {}
         self._heads: dict[T, Row | None] = {}
-        self._next: list[tuple[float, int, int, T]] = []
+        self._candidates: list[tuple[float, int, int, T]] = []
         if order.heap:
-            self._next.append((*order.heap[0][:2], 0, order.heap[0][2]))
+            self._candidates.append((*order.heap[0][:2], 0, order.heap[0][2]))
 
     def first(self) -> Row | None:
-        """The next row; None: no more wait. The same again until it is passed."""
-        candidates, heads, accounts = self._next, self._heads, self._accounts
+        """The next row, the same again until `pass_by` is called; None: no more wait."""
+        candidates, heads, accounts = self._candidates, self._heads, self._accounts
         while candidates:
             tag, pushed, index, item = candidates[0]
             if index >= 0:
-                self._enter(tag, pushed, index, item)
+                self._expand(tag, pushed, index, item)
                 continue
             head = heads[item] if item in heads else item.head()
             if head is None:
@@ -229,7 +234,7 @@ class Turns(Generic[T]):
         return None
 
     def pass_by(self, row: Row) -> None:
-        """The row that `first` has just returned was taken, or leaves."""
+        """The row that `first` has just returned was taken, or leaves the queue."""
         item = self._item_of(row)
         if item.rows == 1:
             self._heads[item] = None
@@ -241,18 +246,18 @@ class Turns(Generic[T]):
         self._heads[item] = next(rows, None)
 
     def firsts(self, most: int) -> list[T]:
-        """What stands first, in order."""
+        """At most `most` items that stand first, in order."""
         found: list[tuple[float, int, int, T]] = []
         while len(found) < most and self.first() is not None:
-            found.append(heappop(self._next))
+            found.append(heappop(self._candidates))
         for candidate in found:
-            heappush(self._next, candidate)
+            heappush(self._candidates, candidate)
         return [candidate[3] for candidate in found]
 
-    def _enter(self, tag: float, pushed: int, index: int, item: T) -> None:
-        """The heap's entry is the lowest candidate: if it is valid, its rows come in for it, with
-        the tag that it had when it was last looked at."""
-        marks, candidates, mark = self._marks, self._next, item.mark
+    def _expand(self, tag: float, pushed: int, index: int, item: T) -> None:
+        """The lowest candidate is an entry of the heap at `index`: replace it by its item, with the
+        tag of that entry, if the entry is valid. Its two children become candidates."""
+        marks, candidates, mark = self._marks, self._candidates, item.mark
         if item.rows and mark is not None and mark[1] == pushed:
             heapreplace(candidates, (tag, pushed, -1, item))
         else:

@@ -1,10 +1,10 @@
-"""Which rows form a batch of like lengths, none of them late by it?
+"""Which rows form a batch of like lengths, in which none of them is late?
 
-The flow with the lowest start tag leads, with the bucket whose turn it is; the batch is filled from
-that bucket over all flows in tag order, up to its target size. Rows that cannot make their deadline
-in such a batch are called late instead of taken. Where there are several groups of replicas, one
-leaves to faster ones what these will have finished sooner, and rows that only they can answer in
-time. Fair in predicted device seconds; spare room is `spare_room`'s question.
+The flow with the lowest start tag leads, with the bucket whose turn it is. The batch is filled from
+that bucket over all flows in tag order, up to its target size. Rows that cannot meet their deadline
+in such a batch are called late instead of taken. With several groups of replicas, a group leaves to
+faster ones what those will have finished sooner, and rows that only those can answer in time. Fair
+in predicted device seconds; `spare_room` fills room that is left.
 
 Sources: SFQ(D) over weighted flows; early drop by sliding window (Nexus, SOSP'19); token budgets on
 padded size as in text-embeddings-inference.
@@ -26,11 +26,14 @@ from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, FlowQueue, Lane, bucket_of
 from routers.state.rows import Row
 
-_EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
-_FLOWS = 4  # that are looked at behind rows which only a faster group can answer in time
+# A row is late unless it is in time in a batch of this share of the rows that could form one.
+_EARLY_DROP = 0.7
+_FLOWS = 4  # looked at behind rows that only a faster group can answer in time
 
 
 class RaggedBatching:
+    """The default batching policy."""
+
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> LeadPlan | None:
@@ -56,9 +59,9 @@ class RaggedBatching:
 
 
 def _bucket(view: QueueView, queue: FlowQueue, capacity: ReplicaCapacity, now: float) -> Bucket:
-    """Where the order compares who waits, the bucket of who is first; else the bucket whose turn it
-    is, or the one whose shape the replica has loaded while that one is ahead by less than loading
-    another costs."""
+    """The bucket that leads. Where the order compares rows (by deadline or arrival), that of the
+    first row. Else the bucket whose turn it is, or the one whose shape the replica has loaded,
+    while their turns are apart by less than loading another shape costs."""
     if view.order.ranking is not Ranking.SHARES:
         return queue.first_bucket()
     bucket = queue.leading(capacity.group.sizes, now)
@@ -71,8 +74,8 @@ def _bucket(view: QueueView, queue: FlowQueue, capacity: ReplicaCapacity, now: f
 
 
 def _held_until(view: QueueView, draft: Draft, bucket: Bucket, now: float) -> float | None:
-    """Until when the bucket's next arrival should be waited for; None: it should not. Only the last
-    idle replica waits, and then nobody else takes those rows either."""
+    """Until when to wait for the bucket's next arrival; None: do not wait. Only the last idle
+    replica waits, and no other replica takes those rows meanwhile."""
     capacity, lane, edge = draft.capacity, draft.lane, draft.edge
     if view.settings.hold != "auto" or lane.late or capacity.idle is capacity.others_idle:
         return None
@@ -80,7 +83,7 @@ def _held_until(view: QueueView, draft: Draft, bucket: Bucket, now: float) -> fl
     gap = view.gaps.get(edge)
     if gap is None or gap.last is None or gap.mean_s == inf or rows >= draft.room:
         return None
-    until = gap.last + 2.0 * gap.mean_s  # by then the one that was expected is not coming
+    until = gap.last + 2.0 * gap.mean_s  # a row that has not come by then is not expected any more
     predict, head = capacity.group.cost.predict, bucket.head()
     assert head is not None
     in_time = until + predict(rows + 1, edge, quantile=0.99) <= head.tracked.request.deadline
@@ -91,7 +94,8 @@ def _held_until(view: QueueView, draft: Draft, bucket: Bucket, now: float) -> fl
 
 
 def _finishes_sooner(view: QueueView, draft: Draft, now: float) -> bool:
-    """Whether a faster group that is busy will have finished what waits sooner all the same."""
+    """Whether a faster group, though busy, will have finished what waits sooner than this
+    replica."""
     capacity, lane, waiting = draft.capacity, draft.lane, view.waiting
     assert capacity.groups is not None
     before_s = waiting.on_time_s if lane.late else waiting.urgent_s(lane.priority)
@@ -102,8 +106,9 @@ def _finishes_sooner(view: QueueView, draft: Draft, now: float) -> bool:
 
 
 class _Filling:
-    """Rows of the leading bucket over all flows, lowest tag first, none that would be late. Flows
-    far above their share fill only a part: the others' cycle through their buckets stays short."""
+    """Fills a draft with rows of the leading bucket over all flows, lowest tag first, leaving out
+    those that would be late. Flows far above their share fill only a part of a batch, so that the
+    others' cycle through their buckets stays short."""
 
     __slots__ = (
         "_done_at",
@@ -131,6 +136,7 @@ class _Filling:
         self._passed_over = False
 
     def plan(self, queue: FlowQueue, bucket: Bucket) -> LeadPlan:
+        """The batch, and the requests that leave."""
         leader_start, part = self._leader.start, self._part
         turns, draft, done_at, shedding = self._turns, self._draft, self._done_at, self._shedding
         gone = shedding.gone
@@ -154,7 +160,7 @@ class _Filling:
         )  # fmt: skip
 
     def _leaves(self, row: Row) -> bool:
-        """Whether its request goes instead of being served now, with all of its rows."""
+        """Whether the row's request, with all of its rows, leaves instead of being served now."""
         tracked, shedding = row.tracked, self._shedding
         if tracked in shedding.gone:
             return True
@@ -168,9 +174,9 @@ class _Filling:
         return True
 
     def _fill_in_time(self) -> None:
-        """With rows of the leading bucket that this replica can answer by their deadlines, from
-        behind those that only a faster group can: of the flows furthest below their share, earliest
-        first."""
+        """Fill with rows of the leading bucket that this replica can answer by their deadlines,
+        from behind the rows that only a faster group can answer: of the flows furthest below their
+        share, earliest deadline first."""
         draft, taken = self._draft, set(self._draft.rows)
         for bucket in self._turns.firsts(_FLOWS):
             for row in bucket.due_from(self._done_at, draft.room + len(taken)):
@@ -181,7 +187,7 @@ class _Filling:
                 draft.take(row)
 
     def _is_in_time_elsewhere(self, row: Row) -> bool:
-        """Whether a row that is late here need not be late."""
+        """Whether another group can answer in time a row that would be late here."""
         capacity = self._draft.capacity
         groups, deadline = capacity.groups, row.tracked.request.deadline
         return groups is not None and groups.in_time_elsewhere(
@@ -189,6 +195,7 @@ class _Filling:
         )
 
     def _is_kept_out(self, flow: Flow, leader_start: float) -> bool:
+        """Whether the flow is too far above its share to take more than its part of the batch."""
         draft, order = self._draft, self._view.order
         if flow is self._leader:
             return False
@@ -199,8 +206,8 @@ class _Filling:
 
 
 def _turnaround_s(draft: Draft, waiting: int) -> float:
-    """Predicted seconds to the end of a batch of most of what could be in it, at the 99th
-    percentile: a row that could only be served in a smaller one would keep the others waiting."""
+    """Predicted seconds, at the 99th percentile, to the end of a batch of most of the rows that it
+    could hold. A row that is in time only in a smaller batch would keep the others waiting."""
     rows = max(1, int(_EARLY_DROP * min(draft.room, waiting)))
     capacity = draft.capacity
     cost = capacity.group.cost

@@ -1,7 +1,7 @@
-"""Who leaves instead of being served now that its turn has come: in every batching alike.
+"""Which requests leave, now that their turn has come, instead of being served?
 
-Once one of a request's rows leaves, all do. What controllers of admission have seen on the way is
-part of the plan.
+Every batching policy asks this alike. Once one row of a request leaves, all its rows do. What
+controllers of admission (`AtTurn`) have seen on the way is part of the plan.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from routers.state.rows import Row, TrackedRequest
 
 
 class Shedding:
-    """`gone`: requests that leave. `looks`: what controllers have seen."""
+    """The requests that leave a planned batch."""
 
     __slots__ = ("_draft", "_now", "_view", "gone", "leaving", "looks")
 
     def __init__(self, view: QueueView, draft: Draft, now: float) -> None:
         self._view, self._draft, self._now = view, draft, now
-        self.gone: set[TrackedRequest] = set()
+        self.gone: set[TrackedRequest] = set()  # the same requests as in `leaving`
         self.leaving: list[Leaving] = []
-        self.looks: tuple[TurnLook, ...] = ()
+        self.looks: tuple[TurnLook, ...] = ()  # what controllers have seen
 
     def sheds(self, row: Row) -> bool:
-        """Whether it leaves: its request does already, or has waited too long."""
+        """Whether the row leaves: its request already does, or a controller sheds it."""
         tracked = row.tracked
         if tracked in self.gone:
             return True
@@ -38,11 +38,13 @@ class Shedding:
         return True
 
     def leaves(self, tracked: TrackedRequest, *, is_shed: bool) -> None:
+        """The request leaves: shed by a controller, or late."""
         self.leaving.append(Leaving(len(self._draft.rows), tracked, is_shed))
         self.gone.add(tracked)
 
     def _is_shed(self, tracked: TrackedRequest) -> bool:
-        """What controllers say of a request of which no row has been served."""
+        """Whether a controller sheds the request. Controllers are asked only about a request of
+        which no row has been served."""
         asked, rows = self._view.at_turn, tracked.rows
         if not asked or tracked.queued < len(rows):
             return False
@@ -65,7 +67,8 @@ class Shedding:
 def in_order(
     view: QueueView, draft: Draft, turns: Turns[Any], bucket: Bucket, now: float
 ) -> LeadPlan:
-    """As many as the draft holds, but for those that leave; `bucket` leads."""
+    """A plan of as many rows as the draft holds, in the order of `turns`, without those that leave;
+    `bucket` leads."""
     shedding = Shedding(view, draft, now)
     while draft.room > 0 and (row := turns.first()) is not None:
         if not shedding.sheds(row):

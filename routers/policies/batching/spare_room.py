@@ -1,9 +1,11 @@
-"""May shorter or late rows ride along in the room that a batch has left?
+"""May shorter or late rows be added to the room that a batch has left?
 
-Shorter rows ride along where device seconds fall by it: what the batch grows by, padded to its
-longest, against what their own batch would shrink by. Its fixed part is saved only if no more rows
-come to that bucket meanwhile, so buckets merge when little arrives and part when much does. Source:
-spill-up and merge-when-idle (BucketServe, arXiv 2507.17120), decided by predicted cost.
+Shorter rows are added where that saves device seconds: what the batch grows by, as they are padded
+to its longest row, against what their own batch would shrink by. The fixed part of their own batch
+is saved only if no more rows come to their bucket meanwhile, so buckets merge when little arrives
+and part when much does. Unit: predicted device seconds.
+
+Source: spill-up and merge-when-idle (BucketServe, arXiv 2507.17120), decided by predicted cost.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from routers.policies.batching.draft import Draft, Turns
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import LengthClass, bucket_of
 
-_EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
+_LOW_LOAD = 0.1  # of the SLO: on-time work that waits, seconds a replica, up to which there is time
 
 
 def shorter_riders(view: QueueView, draft: Draft) -> None:
-    """Into the draft, the longest of the shorter rows first."""
+    """Add rows of shorter length classes to the draft, the longest first."""
     length_classes = draft.lane.length_classes
     if draft.room <= 0 or len(length_classes) < 2:
         return
@@ -40,7 +42,7 @@ def shorter_riders(view: QueueView, draft: Draft) -> None:
 
 
 def _how_many(view: QueueView, draft: Draft, length_class: LengthClass) -> int:
-    """All rows of the length class, as many as fit, or none."""
+    """Rows to add of the length class: all of them, as many as fit, or none."""
     settings = view.settings
     count = min(length_class.rows, draft.room)
     mean = -(-length_class.tokens // length_class.rows)
@@ -61,8 +63,8 @@ def _how_many(view: QueueView, draft: Draft, length_class: LengthClass) -> int:
 def _saved_s(
     view: QueueView, draft: Draft, length_class: LengthClass, count: int, meanwhile_s: float
 ) -> float:
-    """What the length class's own next batch is expected to take less without `count` of its rows,
-    if it comes after `meanwhile_s`."""
+    """Seconds by which the length class's own next batch is expected to shrink without `count` of
+    its rows, if that batch comes after `meanwhile_s`."""
     group = draft.capacity.group
     width = (
         length_class.edge if view.settings.pads else -(-length_class.tokens // length_class.rows)
@@ -77,17 +79,17 @@ def _saved_s(
 
 
 def late_riders(view: QueueView, draft: Draft, now: float) -> None:
-    """Late rows of the same bucket into the draft, while what waits on time leaves time for them: a
-    device that is never without on-time rows, though not overloaded, would not serve them before
-    they expire. Of flows that are not above their share, also while only those above theirs make it
-    busy."""
+    """Add late rows of the same bucket to the draft, while on-time work leaves time for them. A
+    device that always has on-time rows, though it is not overloaded, would otherwise not serve late
+    rows before they expire. Late rows of flows that are not above their share are also added while
+    only flows above theirs keep the device busy."""
     waiting, lane = view.waiting, draft.lane
     if lane.late or draft.room <= 0 or len(waiting.late) <= lane.priority:
         return
     length_class = waiting.late[lane.priority].length_classes.get(draft.edge)
     if length_class is None or not length_class.rows:
         return
-    if draft.most_start == inf and _load_s(view, draft) > _EASY * view.settings.slo_s:
+    if draft.most_start == inf and _load_s(view, draft) > _LOW_LOAD * view.settings.slo_s:
         return
     deadline = min([row.tracked.request.deadline for row in draft.rows])
     due_s = deadline - now - draft.capacity.starts_in_s
@@ -102,7 +104,7 @@ def late_riders(view: QueueView, draft: Draft, now: float) -> None:
 
 
 def _load_s(view: QueueView, draft: Draft) -> float:
-    """Predicted seconds of on-time work that waits, for each running replica, once those who ride
-    along have left."""
+    """Predicted seconds of on-time work that waits, for each running replica, once the rows of this
+    draft have left."""
     riders_s = sum([row.cost_s for row in draft.rows if row.queue is not None])
     return (view.waiting.on_time_s - riders_s) / (view.groups.capacity or 1.0)

@@ -1,8 +1,9 @@
-"""What a batching policy is shown, and what it answers.
+"""What a batching policy is asked, and what it answers.
 
-It is asked twice for a batch: whose rows lead it (`lead`), and whether others fill the room that is
-left (`fill`). Both answers are plans; the core takes the rows out of the queue, charges their flows
-and calls late who is named so, and asks again where nothing was left to send.
+It is asked twice for a batch: which rows lead it (`lead`), and which others fill the room that is
+left (`fill`). Both answers are plans. The core takes the rows out of the queue, charges their
+flows, calls late or sheds the requests that the plan names, and asks again if nothing was left to
+send.
 """
 
 from __future__ import annotations
@@ -20,38 +21,37 @@ from routers.state.rows import Row, TrackedRequest
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Who is not served in this batch although its turn has come, after so many rows of the plan
-    were taken: called late, or shed because it has waited too long."""
+    """A request that is not served in this batch although its turn has come."""
 
-    after: int
+    after: int  # rows of the plan that were taken before
     tracked: TrackedRequest
-    is_shed: bool
+    is_shed: bool  # a controller sheds it; else it is called late
 
 
 @dataclass(frozen=True, slots=True)
 class LeadPlan:
-    """`draft`: the batch with its first rows, without any where there is none to be. `queue`,
-    `bucket`: who leads. `held_until`: an idle replica waits until then for more. `holds_back`: what
-    waits is left to another group. `is_last`: there is nothing more in this lane for this replica.
-    `looks`: what controllers have seen of those whose turn has come."""
+    """A batch with its first rows; without rows where none is to be sent."""
 
     draft: Draft
-    queue: FlowQueue
-    bucket: Bucket
+    queue: FlowQueue  # of the flow that leads
+    bucket: Bucket  # of that flow
     leaving: tuple[Leaving, ...] = ()
-    held_until: float | None = None
-    holds_back: bool = False
-    is_last: bool = False
-    looks: tuple[TurnLook, ...] = ()
+    held_until: float | None = None  # an idle replica waits until then for more rows
+    holds_back: bool = False  # what waits is left to another group
+    is_last: bool = False  # nothing more in this lane is for this replica
+    looks: tuple[TurnLook, ...] = ()  # what controllers have seen of requests whose turn has come
 
 
 class Batching(Protocol):
+    """Which rows form the next batch?"""
+
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> LeadPlan | None:
-        """The batch that the lane's next flow leads; None: nothing waits there but retried rows."""
+        """The batch that the lane's next flow leads; None: only rows that travel alone wait there,
+        or none."""
         ...
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
-        """Rows for the room that is left, once the first ones have been taken out of the queue."""
+        """Rows for the room that is left, once the first rows have been taken out of the queue."""
         ...

@@ -1,4 +1,4 @@
-"""What a batching policy is shown of the queue, to be looked at and not changed."""
+"""What a batching policy is shown of the queue; to be read and not changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from routers.state.request_queue import RequestQueue
 
 @dataclass(slots=True)
 class QueueView:
-    """`gaps`: between arrivals, by edge. `at_turn`: controllers that are asked of a request whose
-    turn has come."""
+    """The queue, and what plans are made from."""
 
     waiting: RequestQueue
     order: Order
-    gaps: Mapping[int, Gaps]
-    at_turn: tuple[AtTurn, ...]
+    gaps: Mapping[int, Gaps]  # between arrivals, by edge
+    at_turn: tuple[AtTurn, ...]  # controllers that are asked about a request whose turn has come
     groups: ReplicaGroups
     settings: DispatcherSettings

@@ -1,1 +1,1 @@
-"""Which lengths are batched together, and where the lines between them lie."""
+"""Bucket edges: which lengths are batched together?"""

@@ -1,12 +1,13 @@
 """Where should the buckets end, given the lengths that arrive?
 
-At most K edges out of a lattice, exactly, by dynamic programming over prices of single buckets:
-padded tokens, or device seconds at the highest rate whose cycle still fits the SLO. Not at today's
-rate: edges hardly matter while a server has time, and those for idle hours ruin the next rush.
-Edges change when that takes away a good part of the waste, and only those of later arrivals. It
-does nothing where shapes are fixed or nothing is padded. The lengths that arrive are counted in a
-histogram whose weights halve every half-life. Compare BucketServe (arXiv 2507.17120), which bisects
-buckets by what waits.
+Chooses at most K edges out of a lattice, exactly, by dynamic programming over the prices of single
+buckets: padded tokens, or device seconds at the highest rate at which each bucket is still served
+often enough for the SLO. Not at today's rate: edges hardly matter while a server has time, and
+edges chosen in idle hours ruin the next rush. Edges change when that removes a good part of the
+waste, and only for rows that arrive later. It does nothing where shapes are fixed or nothing is
+padded. The lengths that arrive are counted in a histogram whose weights halve every half-life.
+
+Compare BucketServe (arXiv 2507.17120), which bisects buckets by what waits.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ from routers.policies.edges.prices import (
 )
 
 # Of the lattice and the histogram:
-_MOST_POINTS = 64
-_WIDEST_TILE = 8
-_RESCALE = 2.0**60  # weights grow instead of decaying; divided again before they get out of hand
+_MOST_POINTS = 64  # lengths of the lattice
+_WIDEST_TILE = 8  # tokens: lengths of the lattice are multiples of at most this
+_RESCALE = 2.0**60  # new rows weigh more, old ones do not decay; all are divided at this weight
 
 # Of the search:
 _LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
-_WORTH = 0.003  # of all seconds: what an edge more must save; less is within what prices round off
-_STEPS = 3  # capacity and edges are improved in turn, at most so often
+_WORTH = 0.003  # of all seconds: what a further edge must save; less is within prices' rounding
+_STEPS = 3  # how often at most capacity and edges are improved in turn
 
 
 def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
-    """Ascending lengths, the last is `longest`: 64 at most, and those of `also` that are shorter.
+    """The lengths that edges may be chosen from, ascending, the last one `longest`: 64 at most, and
+    those of `also` that are shorter than `longest`.
 
-    All multiples of a tile (1 to 8) where 64 of them reach so far; else multiples that grow by the
-    tile first and then by a constant factor.
+    If 64 multiples of a tile (1 to 8 tokens) reach `longest`, all of those; else multiples of the
+    tile that grow by a tile first and then by a constant factor.
     """
     tile = 1
     while tile < _WIDEST_TILE and tile * _MOST_POINTS < longest:
@@ -79,16 +81,17 @@ def _points(longest: int, tile: int, growth: float) -> list[int]:
 class LengthHistogram:
     """Weights on a fixed lattice of lengths, in which a row's weight halves every half-life.
 
-    The lattice is what edges may be chosen from: fixed, so that compiled shapes are met again when
-    edges change, and small, so that a solver may look at all pairs. Every length is counted at the
-    next of the ascending `points`, one above the last at the last. It says what share each length
-    has, not at which rate rows come. Work a row: one bisection."""
+    The lattice is fixed, so that shapes that were compiled are met again when edges change, and
+    small, so that the solver may look at all pairs. A length is counted at the next of the
+    ascending `points`; one above the last point, at the last. The histogram knows the share of each
+    length, not the rate at which rows come. Work a row: one bisection.
+    """
 
     def __init__(self, points: tuple[int, ...], half_life_s: float) -> None:
         self.points = points
         self.half_life_s = half_life_s
         self._weights = [0.0] * len(points)
-        self._origin: float | None = None  # when a row weighs 1
+        self._origin: float | None = None  # when a new row weighs 1
 
     def observe(self, length: int, now: float) -> None:
         """A row of this length arrived."""
@@ -97,12 +100,12 @@ class LengthHistogram:
         self._weights[index] += weight
 
     def weights(self, now: float) -> tuple[float, ...]:
-        """Rows by point; one that has just arrived counts 1, one of a half-life ago 1/2."""
+        """Rows by point: a row that has just arrived counts 1, one of a half-life ago 1/2."""
         unit = self._weight(now)
         return tuple(weight / unit for weight in self._weights)
 
     def _weight(self, now: float) -> float:
-        """What a row of this moment weighs."""
+        """The weight of a row that arrives now. May replace the list of weights."""
         if self._origin is None:
             self._origin = now
         weight: float = 2.0 ** min(1000.0, (now - self._origin) / self.half_life_s)
@@ -115,20 +118,19 @@ class LengthHistogram:
 
 @dataclass(frozen=True, slots=True)
 class EdgeState:
-    """What the solver last saw. rows: in the histogram, after decay. waste: what the edges in force
-    cost above the floor of full batches of one length each (tokens or seconds a row); least_waste:
-    what the best edges do. capacity: rows a second that the best serve, 0 where padding is
-    minimised. switches: ever."""
+    """What the solver last found."""
 
-    rows: float = 0.0
+    rows: float = 0.0  # in the histogram, after decay
+    # What the edges in force cost above full batches of one length each: tokens or seconds a row.
     waste: float = 0.0
-    least_waste: float = 0.0
-    capacity: float = 0.0
-    switches: int = 0
+    least_waste: float = 0.0  # the same of the best edges
+    capacity: float = 0.0  # rows a second that the best edges serve; 0 where padding is minimised
+    switches: int = 0  # changes of edges, ever
 
 
 class EdgeSolver:
-    """One model's edges as they follow its traffic. `watches`: it counts and solves at all."""
+    """Chooses one model's edges as its traffic changes. `watches`: whether it counts and solves at
+    all."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
         self.state = EdgeState()
@@ -137,7 +139,8 @@ class EdgeSolver:
         self.adopt(settings)
 
     def adopt(self, settings: DispatcherSettings) -> None:
-        """Go on under new settings; what was counted stays where lengths and half-life do."""
+        """Go on under new settings. The histogram is kept while the lattice and the half-life stay
+        the same."""
         buckets, edges = settings.buckets, settings.bucket_edges
         self._buckets = buckets
         self._bounds = BatchBounds.of(settings)
@@ -156,7 +159,7 @@ class EdgeSolver:
         self._histogram.observe(length, now)
 
     def due(self, now: float) -> bool:
-        """Whether it is time to solve anew."""
+        """Whether it is time to solve again."""
         at = self._next_at
         return at is not None and now >= at and self.watches
 
@@ -164,7 +167,7 @@ class EdgeSolver:
         self, edges: tuple[int, ...], cost: Cost, now: float, servers: float = 1.0
     ) -> tuple[int, ...] | None:
         """Better edges than these, or None; the longest length stays. `servers`: how many replicas
-        work for this gateway. Some milliseconds."""
+        work for this gateway. Takes some milliseconds."""
         self._next_at = now + self._buckets.solve_every_s
         weights = self._histogram.weights(now)
         rows = sum(weights)
@@ -177,12 +180,14 @@ class EdgeSolver:
             prices = BatchPrices(lengths, cost, self._bounds)
             found = least_seconds(prices, edges, self._buckets.max_edges, servers)
         else:
-            return None  # costs do not know yet what length does
+            return None  # no cost by length has been learnt yet
         return self._judge(found, edges, rows)
 
     def _judge(
         self, found: BestEdges, edges: tuple[int, ...], rows: float
     ) -> tuple[int, ...] | None:
+        """Record what was found. Returns the best edges if they are enough of a gain, or if there
+        are too many edges now."""
         buckets = self._buckets
         too_many = len(edges) > buckets.max_edges
         better = too_many or found.least_waste < (1.0 - buckets.min_gain) * found.waste
@@ -193,7 +198,8 @@ class EdgeSolver:
 
 @dataclass(frozen=True, slots=True)
 class BestEdges:
-    """The best edges, their waste, and that of the edges in force at the same prices."""
+    """The best edges, with the waste of the edges in force (`waste`) and of the best ones
+    (`least_waste`), at the same prices."""
 
     edges: tuple[int, ...]
     waste: float
@@ -202,6 +208,7 @@ class BestEdges:
 
 
 def least_padding(lengths: LengthShares, edges: tuple[int, ...], most: int) -> BestEdges:
+    """The edges with the fewest padded tokens a row."""
     price, points = padding_price(lengths), lengths.points
     best = cheapest(price, points, most)
     floor = total(price, range(len(points) + 1))
@@ -212,8 +219,8 @@ def least_padding(lengths: LengthShares, edges: tuple[int, ...], most: int) -> B
 def least_seconds(
     prices: BatchPrices, edges: tuple[int, ...], most: int, servers: float
 ) -> BestEdges:
-    """The edges with the highest capacity. Cheapest edges at the capacity of others have a higher
-    one, so the two are computed in turn until nothing changes."""
+    """The edges with the highest capacity. The cheapest edges at the capacity of others have a
+    higher capacity than those, so edges and capacity are computed in turn until nothing changes."""
     lengths, best = prices.lengths, edges
     rate = prices.capacity(best, servers)
     for _ in range(_STEPS):
@@ -229,11 +236,11 @@ def least_seconds(
 def cheapest(
     price: Price, points: Sequence[int], most: int, worth: float = 1e-9
 ) -> tuple[int, ...]:
-    """At most `most` edges with the least total price, the last at the last point; fewer where more
-    do not save the share `worth`. Exact but for that; O(most x points²)."""
+    """At most `most` edges with the least total price, the last one at the last point; fewer where
+    more edges do not save the share `worth`. Exact except for `worth`; O(most × points²)."""
     count = len(points)
     prices = [[price(i, j) for i in range(j)] for j in range(1, count + 1)]
-    least = [0.0] + [inf] * count  # by index, with as many buckets as passes were made
+    least = [0.0] + [inf] * count  # price up to each index, with as many buckets as passes so far
     begins: list[list[int]] = []
     best, buckets = inf, 0
     for _ in range(most):

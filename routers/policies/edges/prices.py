@@ -1,9 +1,9 @@
 """What does a bucket cost, given where it begins and ends?
 
-A row, so that only the shares of lengths enter: either in tokens when every row is padded to its
-bucket's edge, or in device seconds of a server that serves its buckets in turn (`BatchPrices`).
-What a batch costs is asked of a callable. Which rows a batch really gets is the batcher's business,
-and where buckets should end is `edges`'.
+Prices are a row, so that only the shares of lengths enter. They are either tokens, every row being
+padded to its bucket's edge, or device seconds of a server that serves its buckets in turn
+(`BatchPrices`). A callable tells what a batch costs. Which rows a batch really gets is decided by
+the batching policy, and where buckets end by `edges`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ Cost = Callable[[float, float], float]
 """Predicted device seconds of a batch: (rows, width in tokens)."""
 
 Price = Callable[[int, int], float]
-"""What one bucket costs that holds the points from index i up to, without, j; i < j."""
+"""What one bucket costs that holds the points with indices from i up to, but not including, j;
+i < j."""
 
-_BISECTIONS = 16
+_BISECTIONS = 16  # for the capacity: precise to 2^-16 of its upper bound
 
 
 @dataclass(frozen=True, slots=True)
 class LengthShares:
-    """What arrives: of all rows the share `rows[j]` is no longer than `points[j - 1]`, and brings
-    `tokens[j]` tokens a row of all; both are 0 at 0."""
+    """Cumulated shares of the lengths that arrive. The share `rows[j]` of all rows is no longer
+    than `points[j - 1]`; those rows bring `tokens[j]` tokens, divided by the number of all rows.
+    Both are 0 at index 0."""
 
     points: tuple[int, ...]
     rows: tuple[float, ...]
@@ -36,7 +38,7 @@ class LengthShares:
 
     @classmethod
     def of(cls, points: Sequence[int], weights: Sequence[float]) -> LengthShares:
-        """From weights, of which one at least is positive, by point."""
+        """From the weights of the points, at least one of which is positive."""
         total = sum(weights)
         shares = [weight / total for weight in weights]
         tokens = [share * point for share, point in zip(shares, points, strict=True)]
@@ -44,24 +46,24 @@ class LengthShares:
         return cls(tuple(points), *running)
 
     def ends(self, edges: Sequence[int]) -> list[int]:
-        """Edges as indices between points, for `Price`; 0 first."""
+        """The edges as indices for `Price`: each is the number of points up to it; 0 comes
+        first."""
         return [0, *(bisect_right(self.points, edge) for edge in edges)]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchBounds:
-    """At most `max_size` rows, `max_tokens` padded tokens and, from two rows on, `longest_s`
-    predicted seconds a batch. cycle_s: the longest time from one batch of a bucket to its next."""
+    """The bounds of a batch."""
 
-    max_size: int
-    max_tokens: int
-    longest_s: float
-    cycle_s: float
+    max_size: int  # rows
+    max_tokens: int  # padded tokens
+    longest_s: float  # predicted seconds, from two rows on
+    cycle_s: float  # the longest time from one batch of a bucket to its next
 
     @classmethod
     def of(cls, settings: DispatcherSettings) -> BatchBounds:
-        """A row that has waited for a whole cycle can still be answered in time by the longest
-        batch; and a cycle holds that one at least."""
+        """The cycle is such that a row that has waited for all of it can still be answered in time
+        by the longest batch; and it is no shorter than that batch."""
         longest_s = settings.max_slo_share * settings.slo_s
         cycle_s = max(longest_s, settings.slo_s - longest_s)
         size = settings.fixed_size or settings.max_size
@@ -75,7 +77,7 @@ class BatchBounds:
 
 
 def padding_price(lengths: LengthShares) -> Price:
-    """Tokens a row when each is padded to its bucket's edge."""
+    """Tokens a row when every row is padded to its bucket's edge."""
     points, rows = lengths.points, lengths.rows
     return lambda i, j: points[j - 1] * (rows[j] - rows[i])
 
@@ -84,10 +86,10 @@ class BatchPrices:
     """Device seconds a row, of a server that is never idle and serves its buckets in turn.
 
     Between two batches of a bucket lies one cycle, so a bucket with the share p of the rate R gives
-    batches of p x R x cycle rows: at least 1, at most a full batch. A batch is as wide as its
-    longest row, which lies between the bucket's mean (one row) and its edge (many), as if lengths
-    within a bucket were uniform. Splitting a bucket costs the fixed part of a further batch, not
-    splitting it costs padding.
+    batches of p × R × cycle rows: at least 1, at most a full batch. A batch is as wide as its
+    longest row, which lies between the bucket's mean (for one row) and its edge (for many), as if
+    lengths within a bucket were uniform. Splitting a bucket costs the fixed part of a further
+    batch; not splitting it costs padding.
     """
 
     def __init__(self, lengths: LengthShares, cost: Cost, bounds: BatchBounds) -> None:
@@ -114,7 +116,8 @@ class BatchPrices:
         return price
 
     def capacity(self, edges: Sequence[int], servers: float) -> float:
-        """The greatest rate in rows a second that `servers` keep up with, cycle after cycle."""
+        """The highest rate, in rows a second, that `servers` servers keep up with, cycle after
+        cycle."""
         ends = self.lengths.ends(edges)
         low, high = 0.0, servers / max(1e-12, total(self.at(inf), ends))
         for _ in range(_BISECTIONS):
@@ -126,9 +129,10 @@ class BatchPrices:
         return low
 
     def floor(self) -> float:
-        """Seconds a row if every batch were full and held one length only."""
+        """Seconds a row if every batch were full and of one length only."""
         return total(self.at(inf), range(len(self.lengths.points) + 1))
 
 
 def total(price: Price, ends: Sequence[int]) -> float:
+    """The summed price of the buckets between these ends."""
     return sum(price(i, j) for i, j in pairwise(ends) if i < j)

@@ -1,1 +1,1 @@
-"""Whose turn is it among flows?"""
+"""Order: whose turn is it among flows?"""

@@ -1,7 +1,8 @@
-"""First come, first served, and earliest deadline first: who waits is compared, not who pays.
+"""Whose turn is it among flows? First come, first served; or earliest deadline first.
 
-Those without shares between tenants: one tenant's burst delays everybody. Accounts are kept as
-under fair queueing, so that device seconds by tenant are told all the same.
+Both compare the rows that wait, not the tenants that pay. They keep no shares between tenants: one
+tenant's burst delays all others. Accounts are kept as under fair queueing, so that device seconds
+by tenant are published all the same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from routers.policies.order.fair_queueing import FairQueueing
 
 
 class FirstCome(FairQueueing):
-    """In the order that rows came in, over all flows of a priority."""
+    """In the order in which rows arrived, over all flows of a priority."""
 
     ranking = Ranking.ARRIVALS
 
@@ -20,8 +21,9 @@ class FirstCome(FairQueueing):
 
 
 class EarliestDeadline(FairQueueing):
-    """The earliest deadline first, over all flows of a priority. Source: Liu and Layland (JACM'73);
-    optimal while everything can be in time, and the worst of all in overload."""
+    """The row with the earliest deadline first, over all flows of a priority. Source: Liu and
+    Layland (JACM'73); optimal while all deadlines can be met, and the worst order of all in
+    overload."""
 
     ranking = Ranking.DEADLINES
 

@@ -1,12 +1,13 @@
-"""Virtual token counters: the flow that has had the fewest tokens over its weight goes first.
+"""Whose turn is it among flows? Virtual token counters: fewest tokens over weight goes first.
 
-For models that are paid by the token: what a batch or a long row really takes of the device plays
-no part, nor does what a measurement says afterwards; only other gateways' work is known in seconds
-alone, and counts as so many tokens as take that long in a full batch. A flow that was idle is
-lifted to the counter of the one that is served, so it gets no credit for having slept and waits
-behind nobody's backlog. Of a model that generates, tokens are weighted as `GenerationParameters`
-says, and put right by those that were really produced. Source: Sheng et al., Fairness in Serving
-Large Language Models (OSDI'24).
+For models that are paid by the token. What a batch or a long row really takes of the device plays
+no part, nor does a later measurement. Only work at other gateways is known in seconds alone; it
+counts as the number of tokens that take so long in a full batch. A flow that was idle is lifted to
+the counter of the flow that is served: it gets no credit for the time it was idle, and waits behind
+nobody's backlog. Tokens of a model that generates are weighted as `GenerationParameters` says, and
+predicted output is corrected by the tokens really produced.
+
+Source: Sheng et al., Fairness in Serving Large Language Models (OSDI'24).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from routers.policies.order.fair_queueing import FairQueueing
 
 
 class TokenCounters(FairQueueing):
-    """`token_s`: what a token counts, seconds, so that counters compare with what other gateways
+    """`token_s`: seconds that a token counts as, so that counters compare with what other gateways
     report; None: rows are priced in tokens already."""
 
     def __init__(self, token_s: float | None) -> None:
@@ -25,6 +26,8 @@ class TokenCounters(FairQueueing):
 
     @classmethod
     def of(cls, settings: DispatcherSettings) -> TokenCounters:
+        """A token counts the seconds that it takes in the widest of the profile's batches with most
+        rows; without a profile, one second over the longest length."""
         if settings.generation is not None:
             return cls(None)
         measured = max(settings.profile, default=(1, settings.bucket_edges[-1], 1.0))

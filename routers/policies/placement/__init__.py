@@ -1,1 +1,1 @@
-"""Which replica is asked first?"""
+"""Placement: which replica is asked first?"""

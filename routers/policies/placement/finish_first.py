@@ -1,8 +1,9 @@
-"""The replica that is predicted to finish first: what it still has to do, and a batch at its speed.
+"""Which replica is asked first? The one predicted to finish first: its remaining work plus a batch.
 
-Idle replicas of about the same speed take turns. One that runs beyond its prediction is expected to
-go on for as long as it already has. Stream replicas go by the share of their room that is taken and
-by the prompts that they have yet to read, one that is much slower than the others by as much more.
+The batch is predicted at the replica's own speed. Idle replicas of about the same speed take turns.
+A replica that is some seconds beyond its predicted finish is expected to take as many seconds more.
+Stream replicas are compared by the share of their room that is taken and by the prompts that they
+have yet to read; one that is much slower than its group is penalised by as much.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from routers.state.ready_replicas import (
 )
 from routers.state.replica_state import ReplicaState
 
-_READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
+_READING = 4096.0  # prompt tokens yet to be read that weigh as much as a full replica
 
 
 class FinishFirst:
+    """The default placement."""
+
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         if replica.streams:
             load = load_of(replica) + replica.reading / _READING
@@ -37,4 +40,4 @@ class FinishFirst:
         return finish_in_s(replica, now, batch_s)
 
     def answered(self, replica: ReplicaState, now: float) -> None:
-        """Nothing is learnt of it here."""
+        """Learns nothing from it."""

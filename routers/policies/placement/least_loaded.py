@@ -1,8 +1,8 @@
-"""The replica with the fewest leases, here and as far as is known for other gateways.
+"""Which replica is asked first? The one with the fewest leases, of all gateways as far as known.
 
-As in most load balancers, no prediction, so a slow replica gets as much as a fast one, and
-one with a long batch counts like one with a short one. Among equals the one used longest ago.
-Source: least outstanding requests as in Envoy and NGINX (`least_conn`), over all instead of two.
+As in most load balancers it predicts nothing: a slow replica gets as much as a fast one, and a long
+batch counts like a short one. Among equals, the replica used longest ago. Source: least outstanding
+requests as in Envoy and NGINX (`least_conn`), over all replicas instead of two.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from routers.state.replica_state import ReplicaState
 
 
 class LeastLoaded:
+    """Compares replicas by leases in flight."""
+
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         inflight = leases_in_flight(replica, now)
         return (BUSY if inflight else IDLE), inflight, replica.last_used
@@ -20,4 +22,4 @@ class LeastLoaded:
         return leases_in_flight(replica, now)
 
     def answered(self, replica: ReplicaState, now: float) -> None:
-        """Nothing is learnt of it here."""
+        """Learns nothing from it."""

@@ -1,8 +1,10 @@
-"""The quickest of the cold replicas, or where all are hot the one with the fewest leases.
+"""Which replica is asked first? The quickest cold one; if all are hot, the least loaded one.
 
-Hot is who has as many leases in flight as few were lately found to have (`_HOT` quantile): there
-latency tells nothing any more. Instead of probes, what replicas say with each answer: their leases
-in flight, and how slow they are. A replica is called hot or cold when something happens to it.
+A replica is *hot* when it has at least as many leases in flight as the `_HOT` quantile of those
+lately seen; its latency tells nothing then. Instead of by probes, leases in flight and slowness are
+learnt from each answer. A replica is placed among the hot or the cold ones when something happens
+to it.
+
 Source: Wydrowski et al., Load is not what you should balance: Introducing Prequal (NSDI'24), its
 hot-cold lexicographic rule.
 """
@@ -18,11 +20,11 @@ from routers.state.replica_state import ReplicaState
 
 _HOT = 0.84  # as the paper found best
 _SAMPLES = 100
-_FAR = 1e6  # seconds: above any latency, so that the hot come after the cold
+_FAR = 1e6  # seconds: above any latency, so that hot replicas come after cold ones
 
 
 class Prequal:
-    """Keeps the last samples of leases in flight, in order and as they came."""
+    """Keeps the last samples of leases in flight, sorted and in the order in which they came."""
 
     def __init__(self) -> None:
         self._came: deque[float] = deque()
@@ -43,6 +45,7 @@ class Prequal:
         return (1.0 + inflight) * batch_s * replica.slowdown
 
     def answered(self, replica: ReplicaState, now: float) -> None:
+        """Sample its leases in flight."""
         inflight = leases_in_flight(replica, now)
         insort(self._sorted, inflight)
         self._came.append(inflight)
@@ -50,5 +53,5 @@ class Prequal:
             del self._sorted[bisect_left(self._sorted, self._came.popleft())]
 
     def _limit(self) -> float:
-        """Leases from which on a replica is hot; more than it may have until some have answered."""
+        """Leases in flight from which on a replica is hot; inf until the first answer."""
         return self._sorted[int(_HOT * (len(self._sorted) - 1))] if self._sorted else inf

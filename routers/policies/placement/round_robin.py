@@ -1,4 +1,4 @@
-"""The replica that was used longest ago, whatever it holds: as long as it may take a lease."""
+"""Which replica is asked first? Of those that may take a lease, the one used longest ago."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from routers.state.replica_state import ReplicaState
 
 
 class RoundRobin:
+    """Compares replicas by their last use."""
+
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         return (BUSY if leases_in_flight(replica, now) else IDLE), replica.last_used, 0.0
 
@@ -14,4 +16,4 @@ class RoundRobin:
         return replica.last_used
 
     def answered(self, replica: ReplicaState, now: float) -> None:
-        """Nothing is learnt of it here."""
+        """Learns nothing from it."""
