@@ -1,1 +1,1 @@
-"""What is learnt and predicted: costs, delays, lengths."""
+"""Estimates: what the core learns from measurements and predicts (costs, delays, lengths)."""

@@ -1,10 +1,10 @@
 """Averages over continuous time that need no timer, and how busy the replicas are.
 
-`DecayingRate` is of amounts that come in lumps (seconds of service at the end of a batch),
-`TimeAverage` of a value that holds between the moments it is told, `Utilisation` of the share of
-replicas that hold work. All forget exponentially and cost O(1) a sample; what counts is when
-samples come, never how many. A window should span several lumps: with five or more of them in a
-window the ripple is at most a tenth of the average. Nothing here decides anything.
+`DecayingRate` averages amounts that come in lumps (seconds of service at the end of a batch),
+`TimeAverage` a value that holds from one call to the next, `Utilisation` the share of replicas that
+hold work. All forget exponentially and cost O(1) a sample. What counts is when samples come, not
+how many. A window should span several lumps: with five or more in a window, the ripple is at most a
+tenth of the average.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ _WINDOW_S = 1.0
 
 @dataclass(slots=True)
 class DecayingRate:
-    """Amounts a second. Silence counts: it decays towards 0 while nothing is added."""
+    """Amounts a second. It decays towards 0 while nothing is added."""
 
     window_s: float
     value: float = 0.0
     at: float = 0.0
 
     def add(self, amount: float, now: float) -> None:
+        """So much came at `now`."""
         if now > self.at:
             self.value *= exp((self.at - now) / self.window_s)
             self.at = now
         self.value += amount / self.window_s
 
     def read(self, now: float) -> float:
+        """The rate at `now`."""
         return self.value * exp((self.at - now) / self.window_s) if now > self.at else self.value
 
 
 @dataclass(slots=True)
 class TimeAverage:
-    """Time average of what is told; the first value is believed at once."""
+    """Time average of the values told; the first value is taken over at once."""
 
     window_s: float
     value: float = 0.0
-    held: float = 0.0
+    held: float = 0.0  # the value told last
     at: float | None = None
 
     def tell(self, held: float, now: float) -> float:
@@ -53,12 +55,13 @@ class TimeAverage:
 
 
 class Utilisation:
-    """How busy the replicas are just now: a mean over about a second of the share of them that hold
-    work of this gateway (a stream replica counts by how full it is), plus the seconds that they are
-    said to have served for other gateways. Work that waits here behind another gateway's counts
-    twice, so with several gateways the figure errs on the busy side.
+    """How busy the replicas are, averaged over about a second: the share of them that hold work of
+    this gateway (a stream replica counts by how full it is), plus the seconds that they are
+    reported to have served for other gateways. Work of this gateway that waits at a replica behind
+    another gateway's counts twice, so with several gateways the figure errs on the busy side.
 
-    `share`: 0..1. Time goes by `advance`, which must come before the share has changed."""
+    `advance` moves time on, and must be called before the share changes.
+    """
 
     def __init__(self) -> None:
         self._own = 0.0
@@ -67,10 +70,11 @@ class Utilisation:
 
     @property
     def share(self) -> float:
+        """0..1."""
         return min(1.0, self._own + self._foreign)
 
     def advance(self, busy: float, now: float) -> None:
-        """`busy` has been the share since the last call."""
+        """`busy` has been the share of replicas that hold work since the last call."""
         if self._at is not None and now > self._at:
             kept = exp((self._at - now) / _WINDOW_S)
             self._own = busy + kept * (self._own - busy)
@@ -78,5 +82,5 @@ class Utilisation:
         self._at = now
 
     def served_elsewhere(self, served_s: float, replicas: int) -> None:
-        """Other gateways were served for so long at one of so many replicas."""
+        """One of so many replicas has served other gateways for so long."""
         self._foreign += served_s / (_WINDOW_S * max(1, replicas))

@@ -1,9 +1,9 @@
 """How many rows should a batch have, and is it worth waiting for one more?
 
-The target is the largest batch that keeps three bounds: rows, tokens, and predicted seconds as a
-share of the SLO (a batch is what a new request waits for). It is cached an edge until the cost
-model has learnt more. Holding an idle replica back is decided by arithmetic: the rows' summed
-latency if the next one is awaited, against what it is otherwise.
+The target is the largest batch within three bounds: rows, tokens, and predicted seconds as a share
+of the SLO (because a new request waits for the batch that runs). It is kept for each edge until the
+cost model has learnt from `_REFRESH` more batches. Whether an idle replica should wait for one more
+row is decided by the summed latency of the rows, with and without waiting.
 
 Source: (1 + 1/n)·T(b) <= SLO for n staggered replicas (Symphony, arXiv 2308.07470), n = 1 here.
 """
@@ -18,24 +18,24 @@ from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.model import CostModel
 
 MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
-GUESTS = 0.25  # of a batch's most seconds: what those above their share may fill for those below
-_REFRESH = 8  # measured batches after which a target is worked out anew
+GUESTS = 0.25  # of a batch's most seconds: what flows above their share may fill for others
+_REFRESH = 8  # measured batches after which a target is computed anew
 _RATE_GAIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A full batch of rows as long as an edge. `rows`: by number and predicted seconds; `full_s`:
-    predicted seconds of as many as its tokens allow, `row_s`: of a row's part; `learnt`: batches
-    that were measured before this was worked out."""
+    """A full batch of rows as long as an edge."""
 
-    rows: int
-    full_s: float
-    row_s: float
-    learnt: int
+    rows: int  # by number and predicted seconds, without the bound in tokens
+    full_s: float  # predicted seconds of as many rows as all three bounds allow
+    row_s: float  # of those, one row's part
+    learnt: int  # batches that the cost model had learnt from when this was computed
 
 
 class BatchSizes:
+    """Batch sizes of one group."""
+
     def __init__(self, settings: DispatcherSettings, cost: CostModel) -> None:
         self._settings = settings
         self._cost = cost
@@ -47,11 +47,13 @@ class BatchSizes:
         return self._of(width).rows
 
     def target(self, edge: int) -> int:
-        """Rows of a full batch of rows as long as `edge`: by tokens, too; at least 1."""
+        """Rows of a full batch of rows as long as `edge`, within the bound in tokens too; at least
+        1."""
         return max(1, min(self._of(edge).rows, self._settings.max_tokens // edge))
 
     def part_rows(self, edge: int) -> int:
-        """Rows of a batch that is filled by flows above their share: `GUESTS` of the seconds."""
+        """Rows of a batch that flows above their share may fill: `GUESTS` of the longest batch's
+        seconds."""
         target = self._of(edge)
         if target.full_s <= GUESTS * self.most_s():
             return target.rows
@@ -62,13 +64,13 @@ class BatchSizes:
         return self._of(edge).full_s
 
     def shown(self, edge: int) -> tuple[int, float]:
-        """Rows and predicted seconds of a full batch, for metrics: asking for them changes no later
+        """Rows and predicted seconds of a full batch, for metrics: asking changes no later
         answer."""
-        target = self._targets.get(edge) or self._work_out(edge)
+        target = self._targets.get(edge) or self._compute(edge)
         return max(1, min(target.rows, self._settings.max_tokens // edge)), target.full_s
 
     def row_s(self, edge: int) -> float:
-        """A row's part of a full batch, in predicted seconds."""
+        """One row's part of a full batch, predicted seconds."""
         return self._of(edge).row_s
 
     def most_s(self) -> float:
@@ -83,10 +85,10 @@ class BatchSizes:
         if target is None or self._cost.learnt - target.learnt >= _REFRESH:
             if len(self._targets) > 64:
                 self._targets.clear()
-            target = self._targets[edge] = self._work_out(edge)
+            target = self._targets[edge] = self._compute(edge)
         return target
 
-    def _work_out(self, edge: int) -> _Target:
+    def _compute(self, edge: int) -> _Target:
         settings, predict = self._settings, self._cost.predict
         most = settings.fixed_size or settings.max_size
         rows, high = 1, max(1, min(most, settings.max_size))
@@ -104,12 +106,13 @@ class BatchSizes:
 
 @dataclass(slots=True)
 class Gaps:
-    """Mean seconds between arrivals of one edge (EWMA); inf until two have come."""
+    """Mean seconds between arrivals in one bucket (EWMA); inf until two rows have come."""
 
     mean_s: float = inf
     last: float | None = None
 
     def arrived(self, now: float) -> None:
+        """A row of this bucket arrived."""
         if self.last is not None:
             gap = now - self.last
             known = self.mean_s
@@ -118,14 +121,15 @@ class Gaps:
 
 
 def gap_s(gaps: Mapping[int, Gaps], edge: int) -> float:
-    """Mean seconds between arrivals in a bucket, inf while that is not known."""
+    """Mean seconds between arrivals in a bucket; inf while not known."""
     gap = gaps.get(edge)
     return max(1e-9, gap.mean_s) if gap is not None else inf
 
 
 def pays_to_wait(rows: int, gap_s: float, alone_s: float, now_s: float, then_s: float) -> bool:
-    """Whether `rows` rows and the one expected in `gap_s` have a smaller sum of latencies served
-    together. alone_s, now_s, then_s: predicted seconds of batches of 1, `rows` and `rows` + 1."""
+    """Whether `rows` rows, and the one expected in `gap_s`, have a smaller sum of latencies if
+    served together. `alone_s`, `now_s`, `then_s`: predicted seconds of batches of 1, `rows` and
+    `rows` + 1."""
     waiting_s = rows * (gap_s + then_s) + then_s
     apart_s = rows * now_s + max(now_s - gap_s, 0.0) + alone_s
     return waiting_s < apart_s

@@ -1,12 +1,11 @@
-"""The speed of stream replicas: what a token is worth in seconds, and when one comes.
+"""How fast are a group's stream replicas: what is a token worth in seconds, when does one come?
 
-Three things, each learnt from what leases report, each with a fixed value beside it. `token_s`:
-seconds a weighted token of a replica that is full, which turns tokens into predicted device
-seconds; a replica that is not full works slower because it has less to do, so it only shows that
-the speed is at least so high. `prompt_s`: seconds until a first token for each token that has to be
-read before it. `most_leases`: how many sequences may run at once for the promised time a token to
-hold. One speed for all replicas of a group; what is fair is counted in tokens, wherever they are
-made.
+Three values are learnt from what leases report; settings may fix the first two. `token_s`: seconds
+of a weighted token on a full replica; turns tokens into predicted device seconds. A replica that is
+not full is slower because it has less to do, so it shows only that the speed is at least as high.
+`prompt_s`: seconds until a first token, for each token that has to be read before it.
+`most_leases`: how many sequences may run at once while the promised time a token (TPOT) holds. One
+speed for all replicas of a group; fairness is counted in tokens, wherever they are made.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from routers.estimates.first_tokens import FirstTokens
 from routers.estimates.replica_pace import ReplicaPace
 
 # Of a fitted line:
-_KEEP = 0.98  # of a point's weight, with each newer one: about the last fifty count
+_KEEP = 0.98  # of a point's weight, with each newer point: about the last fifty count
 _APART = 0.2  # standard deviation of x, relative to its mean, from which a slope is believed
-_LEAST = 8
+_LEAST = 8  # points
 
 # Of what is learnt:
 _WINDOW_S = 1.0
 _GAIN = 0.2
-_FIRST_TOKEN_S = 1e-3
-_FIRST_PROMPT_S = 1e-4
+_FIRST_TOKEN_S = 1e-3  # `token_s` until anything is known
+_FIRST_PROMPT_S = 1e-4  # `prompt_s` until anything is known
 
 
 @dataclass(slots=True)
 class LineFit:
-    """What line do the latest points lie on? Least squares over exponentially forgotten points: y =
-    base + slope * x, the slope never negative. While the latest points lie too close together to
-    tell, the slope stays what it was, at first the one to start from, and the base follows.
+    """On what line do the latest points lie? Least squares over exponentially forgotten points: y =
+    base + slope × x, the slope never negative.
 
-    `slope`, and `base` to go with it, are to be read only; `first`: the slope to start from;
-    `is_known`: points have shown it."""
+    While the latest points lie too close together in x to tell, the slope stays what it was
+    (`first` to begin with) and only the base follows.
+    """
 
-    first: float = 0.0
+    first: float = 0.0  # the slope to start from
     points: int = 0
-    base: float = 0.0
+    base: float = 0.0  # to be read only, as `slope`
     slope: float = 0.0
-    is_known: bool = False
+    is_known: bool = False  # points have shown the slope
     _weight: float = 0.0
     _x: float = 0.0
     _y: float = 0.0
@@ -54,6 +53,7 @@ class LineFit:
         self.slope = self.first
 
     def learn(self, x: float, y: float) -> None:
+        """Take in one more point."""
         self.points += 1
         self._weight = self._weight * _KEEP + 1.0
         gain = 1.0 / self._weight
@@ -70,7 +70,8 @@ class LineFit:
 
 @dataclass(slots=True)
 class _Meter:
-    """`given`: weighted tokens that its replica had given by the last time, 0: it does not say."""
+    """One replica since `since`. `given`: weighted tokens that it had given in all by then; 0.0: it
+    does not say."""
 
     since: float
     tokens: float = 0.0
@@ -79,8 +80,9 @@ class _Meter:
 
 
 class EngineSpeed:
-    """`samples`: of `token_s`; 0: it is a guess, or the profile's. `pace`: of each replica beside
-    the group's; `first_tokens`: how they scatter around `first_token_s`."""
+    """The speed of one group's engines. `samples` counts those of `token_s`; while it is 0,
+    `token_s` is a guess or comes from the profile. `pace` is each replica's slowdown to the group,
+    and `first_tokens` how measured times scatter around `first_token_s`."""
 
     def __init__(self, settings: GenerationParameters) -> None:
         self.frozen = False
@@ -90,7 +92,8 @@ class EngineSpeed:
         self._start(settings)
 
     def adopt(self, settings: GenerationParameters) -> None:
-        """Go on under new settings. Another profile is another engine: what was learnt goes."""
+        """Go on under new settings. Another profile means another engine, so what was learnt
+        goes."""
         fresh = settings.profile != self._settings.profile
         self._settings = settings
         if fresh:
@@ -113,23 +116,27 @@ class EngineSpeed:
 
     @property
     def token_s(self) -> float:
+        """Seconds of a weighted token on a full replica."""
         fixed = self._settings.tokens_per_s
         return self._token_s if fixed is None else 1.0 / fixed
 
     @property
     def prompt_s(self) -> float:
+        """Seconds until a first token, for each token that has to be read before it."""
         fixed = self._settings.prompt_tokens_per_s
         return self._first_tokens.slope if fixed is None else 1.0 / fixed
 
     def first_token_s(self, tokens: float) -> float:
-        """Seconds from a lease's sending to its first token, with so many to be read before it."""
+        """Seconds from sending a lease to its first token, with so many tokens to be read before
+        it."""
         if self._settings.prompt_tokens_per_s is not None:
             return tokens * self.prompt_s
         return self._first_tokens.base + tokens * self._first_tokens.slope
 
     @property
     def most_leases(self) -> float:
-        """inf: no bound is known, or none is asked for; at least 1."""
+        """Sequences that may run at once, at least 1; inf: no bound is known, or none is asked
+        for."""
         tpot_s, steps = self._settings.tpot_s, self._steps
         if tpot_s == inf or not steps.is_known or steps.slope <= 0.0:
             return inf
@@ -137,14 +144,14 @@ class EngineSpeed:
 
     @property
     def alone_s(self) -> float:
-        """Seconds of a step of a replica that is not full; what a token of a full one is worth
-        while no step was measured."""
+        """Seconds of an output token of a sequence that runs alone; while no step was measured,
+        those of a token on a full replica."""
         steps = self._steps
         return steps.base if steps.is_known else self._settings.output_weight * self.token_s
 
     def company_s(self, leases: int, load: float) -> float:
-        """Seconds that an output token takes longer beside so many leases; by how full the replica
-        is while that has not been measured."""
+        """Seconds by which an output token is delayed beside so many leases; while that has not
+        been measured, by how full the replica is (`load`)."""
         steps = self._steps
         if steps.is_known:
             return steps.slope * leases
@@ -166,9 +173,9 @@ class EngineSpeed:
     def worked(
         self, replica_id: str, weighted: float, now: float, *, full: bool, given: float = 0.0
     ) -> None:
-        """It has served so many weighted tokens more; `full`: it could not have taken more.
-        `given`: what it has given to all gateways, ever; where that is known it counts, and not
-        what this gateway's requests were given."""
+        """The replica has served so many weighted tokens more to this gateway. `full`: it could not
+        have taken more work. `given`: weighted tokens that it has given to all gateways, ever;
+        where the replica reports it, only this counts."""
         if self.frozen:
             return
         meter = self._meters.get(replica_id)
@@ -194,34 +201,35 @@ class EngineSpeed:
             self.samples += 1
 
     def idle(self, replica_id: str) -> None:
-        """It holds nothing any more: the time until it does is nobody's."""
+        """The replica holds nothing any more: the time until it does counts for nothing."""
         self._meters.pop(replica_id, None)
 
     def forget(self, replica_id: str) -> None:
-        """It is gone."""
+        """The replica is gone."""
         self.idle(replica_id)
         self.pace.forget(replica_id)
 
     def began(self, tokens: float, seconds: float) -> None:
-        """A first token came so long after its lease was sent, with so many to be read for it."""
+        """A first token came `seconds` after its lease was sent, with so many tokens to be read for
+        it."""
         if not self.frozen and tokens > 0.0 and seconds > 0.0:
             self._first_tokens.learn(tokens, seconds)
 
     def waited(self, edge: int, seconds: float, predicted_s: float) -> None:
-        """A first token of this bucket came so long after its replica had begun with it, or was not
-        waited for any longer."""
+        """A first token of this bucket came `seconds` after its replica had begun with the request,
+        or was not awaited any longer."""
         if not self.frozen:
             self.first_tokens.observe(edge, seconds, predicted_s)
 
     def stepped(self, running: float, seconds: float) -> None:
-        """Output tokens came so many seconds apart while so many sequences ran."""
+        """Output tokens came `seconds` apart while so many sequences ran."""
         if not self.frozen and seconds > 0.0:
             self._steps.learn(running, seconds)
 
 
 def _of_profile(profile: tuple[tuple[int, int, float], ...]) -> tuple[float, float]:
-    """Seconds an output token with the most sequences running, and a prompt token in the largest
-    step; 0.0: not measured."""
+    """Seconds of an output token with the most sequences running, and of a prompt token in the
+    largest step; 0.0: not measured."""
     decodes = [(running, seconds) for running, tokens, seconds in profile if running == tokens]
     prompts = [(tokens, seconds) for running, tokens, seconds in profile if tokens > running]
     running, decode_s = max(decodes, default=(1, 0.0))

@@ -1,9 +1,9 @@
-"""How long do first tokens take, as a multiple of what was predicted for them?
+"""How long do first tokens take, as a multiple of the prediction for them?
 
-By bucket, of one group's replicas, as `Hedging` keeps it of batches: the prediction knows the
-prompts that are read before, so what is left is how engines scatter. A request that was given up
-after its delay counts as one that took at least so long: left out, slow ones would be missing from
-the quantile that calls them slow.
+By bucket, over one group's replicas, as `Hedging` keeps it for batches. The prediction already
+counts the prompts that are read before, so the ratios show how engines vary. A request that was
+given up after its delay counts as having taken at least so long: if it were left out, the quantile
+that tells slow requests would lack the slow ones.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ _MOST_BUCKETS = 64
 
 
 class FirstTokens:
+    """Histograms of measured over predicted seconds, by bucket."""
+
     def __init__(self) -> None:
         self._ratios: dict[int, RatioHistogram] = {}
 
     def observe(self, edge: int, seconds: float, predicted_s: float) -> None:
-        """Of a bucket, by its upper edge. Seconds from when its replica began with it."""
+        """A first token of the bucket `edge` came `seconds` after its replica had begun with the
+        request."""
         if predicted_s <= 0.0:
             return
         ratios = self._ratios.get(edge)
@@ -29,7 +32,7 @@ class FirstTokens:
         ratios.observe(seconds / predicted_s)
 
     def ratio(self, edge: int, quantile: float, min_samples: int) -> float | None:
-        """Not exceeded by this share of them; None: fewer were measured."""
+        """The quantile of the ratios; None: fewer than `min_samples` were measured."""
         ratios = self._ratios.get(edge)
         if ratios is None or ratios.samples < min_samples:
             return None

@@ -1,11 +1,11 @@
 """What will a request that generates take: tokens, room in a cache, device seconds?
 
-A plan is made when it comes and kept on its request: the output that it will most likely have (the
-median, which is charged and tells short from long) and the one that room is kept for (a higher
-quantile), how much of its prompt the replica that knows it best need not read again, and from these
-its cost: weighted tokens times the seconds that one is worth on a full replica. Fair in weighted
-tokens: input that was not cached, and output, each with its weight. What has been used is learnt
-from; nothing here decides who is served or where.
+A plan is made when the request arrives and is kept on it. The plan holds the predicted output (the
+median, by which the flow is charged and short is told from long), the output that room is reserved
+for (a higher quantile), and how much of the prompt the best replica has cached. Its cost is the
+weighted tokens times the seconds that one is worth on a full replica. Fair in weighted tokens:
+prompt tokens that were not cached, and output tokens, each with its weight. Used tokens are learnt
+from; nothing here decides which request is served, or where.
 
 Source: the weights are VTC's (Fairness in Serving LLMs, OSDI'24).
 """
@@ -26,69 +26,63 @@ from routers.estimates.prefix_tree import PrefixTree
 _MEDIAN = 0.5
 _TRUST_GAIN = 0.05
 _LEAST_TRUST = 0.02  # so that an engine that begins to cache is noticed
-_SESSION_SAVES = 0.5  # of a prompt, what the replica that its session used last is taken to know
+_SESSION_SAVES = 0.5  # of a prompt, assumed to be cached where its session was served last
 
 
 @dataclass(slots=True)
 class GenerationPlan:
-    """Tokens. `most`: its outputs may have; `output`: they are predicted to; `reserve`: room is
-    kept for; all over its `sequences`. `cached`: of its prompt, what the replica that knows most of
-    it need not read. `waits_at`: the replica that saves room for it, "": none does."""
+    """What a request that generates is predicted to take, in tokens over all of its `sequences`."""
 
     tenant: str
     prompt: int
-    most: int
+    most: int  # output tokens that it may have
     sequences: int
-    blocks: tuple[int, ...]
-    output: float
-    reserve: float
-    cached: int = 0
-    waits_at: str = ""
+    blocks: tuple[int, ...]  # hashes of the prompt's blocks
+    output: float  # output tokens that it is predicted to have: the median
+    reserve: float  # output tokens that room is kept for
+    cached: int = 0  # prompt tokens that the replica that knows most of it need not read
+    waits_at: str = ""  # the replica that saves room for it; "": none does
 
     @property
     def room(self) -> float:
-        """What it takes of a replica's capacity."""
+        """Tokens that it takes of a replica's capacity."""
         return self.prompt + self.reserve
 
     @property
     def size(self) -> int:
-        """What it will have in the cache in the end: by this its bucket is chosen."""
+        """Tokens that it will have in the cache in the end; its bucket is chosen by them."""
         return self.prompt + ceil(self.output)
 
 
 @dataclass(slots=True, eq=False)
 class RunningGeneration:
-    """A lease's generation at its replica. `reads`: tokens of the prompt that its replica has to
-    read, 0 once the first token is there; `ahead`: those that it had to read before. `cached`: of
-    the prompt, predicted. `token_s`: what a weighted token was worth when it was sent, and is for
-    this lease. `told_s`: of what it was served, what the controllers were told. `tokens`: so far.
-    `first_s`: predicted seconds to its first token."""
+    """A generation that runs at a replica, for one lease."""
 
     plan: GenerationPlan
-    token_s: float
-    cached: int
-    reads: float
-    ahead: float
-    is_long: bool
-    tokens: Tokens = NO_TOKENS
-    told_s: float = 0.0
-    first_at: float | None = None
-    at: float = 0.0
-    first_s: float = 0.0
+    token_s: float  # seconds of a weighted token, as they were when it was sent
+    cached: int  # prompt tokens found in the cache: predicted, then as reported
+    reads: float  # prompt tokens that its replica has to read; 0 once the first token has come
+    ahead: float  # prompt tokens of others that its replica has to read before
+    is_long: bool  # its prompt is long
+    tokens: Tokens = NO_TOKENS  # so far
+    told_s: float = 0.0  # of what it was served, seconds that controllers were told of
+    first_at: float | None = None  # when the first token came
+    at: float = 0.0  # when the last token came
+    first_s: float = 0.0  # predicted seconds to its first token
 
 
 class Generations:
-    """`token_s`: seconds that a weighted token is worth, on a full replica of the reference group.
-    `trust`: of the tokens predicted to be cached, the share that lately was."""
+    """Plans requests that generate, and learns from them."""
 
     def __init__(
         self, settings: GenerationParameters, token_s: Callable[[], float], *, frozen: bool
     ) -> None:
         self.settings = settings
+        # Seconds of a weighted token on a full replica of the reference group.
         self.token_s = token_s
         self.lengths = OutputLengths(settings.output_tokens)
         self.tree = PrefixTree(settings.max_blocks)
-        self.trust = 1.0
+        self.trust = 1.0  # of the tokens predicted to be cached, the share that lately was
         self.adopt(settings, frozen=frozen)
 
     def adopt(self, settings: GenerationParameters, *, frozen: bool) -> None:
@@ -100,6 +94,7 @@ class Generations:
     # -- what is predicted
 
     def plan(self, request: Request, generation: Generation) -> GenerationPlan:
+        """The plan of a new request."""
         prompt, most = request.lengths[0], max(1, generation.max_tokens)
         sequences = max(1, generation.sequences)
         tenant, quantile = request.tenant, self.settings.reserve_quantile
@@ -114,33 +109,34 @@ class Generations:
         return plan
 
     def cost_s(self, plan: GenerationPlan) -> float:
-        """Predicted device seconds of all of it."""
+        """Predicted device seconds of the whole request."""
         tokens = Tokens(plan.prompt, plan.cached, ceil(plan.output))
         return self.weighted(tokens) * self.token_s()
 
     def weighted(self, tokens: Tokens) -> float:
+        """Weighted tokens: prompt tokens that were not cached, and output tokens."""
         settings = self.settings
         read = max(0, tokens.input - tokens.cached)
         return read * settings.input_weight + tokens.output * settings.output_weight
 
     def cached(self, plan: GenerationPlan, blocks: int) -> int:
-        """Tokens of the prompt that are not read again where so many of its blocks are known."""
+        """Prompt tokens that need not be read where so many blocks of the prompt are known."""
         return min(int(self.trust * blocks * self.settings.block_tokens), plan.prompt - 1)
 
     def known(self, plan: GenerationPlan, replica_id: str, *, session: bool) -> int:
-        """Tokens of the prompt that this replica need not read; `session`: it served the last
-        request of the same session."""
+        """Prompt tokens that this replica need not read. `session`: it served the last request of
+        the same session."""
         cached = self.cached(plan, self.tree.match(replica_id, plan.blocks)) if plan.blocks else 0
         return max(cached, int(_SESSION_SAVES * plan.prompt)) if session else max(0, cached)
 
     def left(self, plan: GenerationPlan, so_far: int) -> float:
-        """Output tokens still to come that room is kept for, of one that has had so many."""
+        """Output tokens still to come that room is kept for, once `so_far` have come."""
         if so_far > plan.output:
             self._correct(plan, so_far)
         return max(0.0, plan.reserve - so_far)
 
     def _correct(self, plan: GenerationPlan, so_far: int) -> None:
-        """It has got further than was predicted."""
+        """Its output is longer than predicted: predict it anew."""
         sequences, quantile = plan.sequences, self.settings.reserve_quantile
         each, had = plan.most / sequences, so_far / sequences
         predict, tenant, prompt = self.lengths.predict, plan.tenant, plan.prompt
@@ -151,7 +147,8 @@ class Generations:
     # -- what is learnt
 
     def placed(self, plan: GenerationPlan, replica_id: str, capacity: float) -> int:
-        """It goes to this replica; of its prompt, the tokens predicted to be cached there."""
+        """The request goes to this replica. Returns the prompt tokens predicted to be cached
+        there."""
         block_tokens = self.settings.block_tokens
         if not plan.blocks or not block_tokens:
             return 0
@@ -160,12 +157,13 @@ class Generations:
         return max(0, cached)
 
     def found(self, predicted: int, cached: int) -> None:
-        """So many of its prompt's tokens were cached after all."""
+        """So many prompt tokens were cached, where `predicted` had been predicted."""
         if predicted > 0 and not self.frozen:
             share = min(1.0, cached / predicted * self.trust)
             self.trust += _TRUST_GAIN * (max(_LEAST_TRUST, share) - self.trust)
 
     def answered(self, plan: GenerationPlan, output: int) -> None:
+        """The request has ended with so many output tokens."""
         self.lengths.learn(plan.tenant, plan.prompt, output / plan.sequences)
 
     def forget(self, replica_id: str) -> None:
@@ -173,7 +171,7 @@ class Generations:
         self.tree.forget(replica_id)
 
     def snapshot(self, speed: EngineSpeed) -> GenerationSnapshot:
-        """`speed`: of the reference group."""
+        """What is published. `speed`: of the reference group."""
         return GenerationSnapshot(
             tokens_per_s=1.0 / speed.token_s,
             prompt_tokens_per_s=1.0 / speed.prompt_s if speed.prompt_s > 0.0 else 0.0,

@@ -1,12 +1,16 @@
 """The groups of replicas that serve one model: what each has learnt, and how much it can do.
 
-A group is replicas of one kind: one runtime on one sort of device. Costs (fit, slowdowns, scatter),
-batch sizes, turnaround and engine speed are its own, so that a GPU's measurements never teach a
-CPU's prediction. Work of several groups is counted in one unit, predicted device seconds of the
-*reference* group, the first that the settings list: a group does `speed` of them a second, by what
-a row costs in its own typical batch. So a tenant pays for its rows, not for where they were served.
-A reserve is used only while the others would let what waits wait longer than its `after_s`.
-Decides which group may be used, never which replica. Work: a look at each group.
+A group is replicas of one kind: one runtime on one sort of device. Each group has its own costs
+(fit, slowdowns, scatter), batch sizes, turnaround and engine speed, so that a GPU's measurements
+never teach a CPU's predictions.
+
+Work of several groups is counted in one unit: predicted device seconds of the *reference* group,
+the first that the settings list. A replica of a group does `speed` of them a second, found from
+what a row costs in the typical batch of each group. So a tenant pays for its rows, not for where
+they were served. A reserve group is used only while the other groups would let waiting work wait
+longer than its `after_s`.
+
+It decides which groups may be used, never which replica. Work: a look at each group.
 """
 
 from __future__ import annotations
@@ -23,15 +27,18 @@ from routers.estimates.turnaround import Turnaround
 
 _BATCH_GAIN = 0.05
 _SPEED_GAIN = 0.05
-_STREAM_SCV = 1.0  # lengths of answers scatter about as an exponential does
+_STREAM_SCV = 1.0  # lengths of answers are about exponentially distributed
 _LEAST_SPEED, _MOST_SPEED = 1e-4, 1e4
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedService:
-    """Seconds of a full batch as typically led: mean and 99th percentile, and the squared
-    coefficient of variation of batches' service time, of all kinds. Of streams: until the first
-    token, mean and margin."""
+    """What a group's service takes, for capacity planning.
+
+    For batches: seconds of a full batch of the kind typically sent, mean (`seconds`) and 99th
+    percentile, and the squared coefficient of variation (`scv`) of the service time over batches of
+    all kinds. For streams: mean and margin of the time to the first token.
+    """
 
     seconds: float
     p99_s: float
@@ -39,33 +46,31 @@ class PlannedService:
 
 
 class ReplicaGroup:
-    """`index`: how many there were before it. `settings`: the model's, with what the group differs
-    in. `after_s`: of a reserve, the wait on the others beyond which it is used; 0: it is none.
-    `running` and `healthy`: replicas. `speed`: work, in seconds of the reference, that a replica of
-    it does in a second. `batch_s`: predicted seconds of a typical batch (EWMA); `next_s`: of its
-    next one; `planned_s`: of a full one of the kind that was typically sent, `planned_sq_s2` its
-    mean square. `most_streams`: leases that a stream replica may hold for the promised time a
-    token. `is_open`: may be used now; `holds_back`: its free replicas left what waits to faster
-    ones, as last asked."""
+    """One group: its estimates, and counts of its replicas."""
 
     def __init__(self, name: str, index: int, settings: DispatcherSettings) -> None:
+        # `index`: how many groups there were before; `settings`: with those that differ for it.
         self.name, self.index, self.settings = name, index, settings
         self.cost = CostModel.of(settings)
         self.turnaround = Turnaround()
-        self.engine: EngineSpeed | None = None
+        self.engine: EngineSpeed | None = None  # of stream replicas
         self._adopt_engine(settings)
         self.sizes = BatchSizes(settings, self.cost)
-        self.after_s = 0.0
-        self.running = self.healthy = 0
-        self.speed = 1.0
+        self.after_s = 0.0  # of a reserve: used if work waits longer on the others; 0: no reserve
+        self.running = self.healthy = 0  # replicas
+        self.speed = 1.0  # reference seconds of work that a replica of it does a second
+        # Predicted seconds of a typical batch (EWMA), and of the group's next batch.
         self.batch_s = self.next_s = 0.0
+        # Predicted seconds of a full batch of the kind typically sent: mean and mean square.
         self.planned_s = self.planned_sq_s2 = 0.0
-        self.most_streams = inf
+        self.most_streams = inf  # leases of a stream replica that keep the promised time a token
+        # May be used now; its free replicas, when last asked, left what waits to faster groups.
         self.is_open, self.holds_back = True, False
-        self._ends_s, self._busy = 0.0, 0
+        # Of healthy replicas with work: the sum of their predicted finishes, and their number.
+        self._finish_sum_s, self._busy = 0.0, 0
 
     def adopt(self, settings: DispatcherSettings, edges: tuple[int, ...]) -> None:
-        """Go on under these settings; `edges`: of new requests' buckets."""
+        """Go on under these settings. `edges`: of new requests' buckets."""
         self.settings = settings
         self.cost.adopt(settings)
         self._adopt_engine(settings)
@@ -84,7 +89,7 @@ class ReplicaGroup:
             self.engine.frozen = settings.frozen
 
     def took(self, predicted_s: float, edge: int) -> None:
-        """A batch was sent that is predicted to take so long, led by this bucket."""
+        """A batch was sent, predicted to take `predicted_s` and led by the bucket `edge`."""
         known = self.batch_s
         self.next_s = self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
         if self.engine is None:
@@ -93,7 +98,7 @@ class ReplicaGroup:
             self.planned_sq_s2 += gain * (full_s * full_s - self.planned_sq_s2)
 
     def service(self) -> PlannedService:
-        """What its replicas are planned with."""
+        """What capacity planning reckons with for this group."""
         if self.engine is not None:
             mean_s, margin_s = self.turnaround.typical_s()
             return PlannedService(mean_s, margin_s, _STREAM_SCV)
@@ -107,48 +112,48 @@ class ReplicaGroup:
             mean_s, mean_s * scatter.p99, max(0.0, apart * (1.0 + scatter.scv) - 1.0)
         )
 
-    # -- how much of it is taken
+    # -- how much of the group is in use
 
     def begin_count(self) -> None:
+        """Reset all counts of replicas; they are counted anew."""
         self.running = self.healthy = self._busy = 0
-        self._ends_s = 0.0
+        self._finish_sum_s = 0.0
 
     def busy_until(self, before: float, after: float) -> None:
-        """A healthy replica of it was free from `before` on and is from `after` on; 0: now."""
-        self._ends_s += after - before
+        """The predicted finish of one of its healthy replicas has moved; 0.0: it is free now."""
+        self._finish_sum_s += after - before
         self._busy += (after > 0.0) - (before > 0.0)
 
     def held_s(self, now: float) -> float:
-        """Predicted seconds that its healthy replicas have still to do, summed."""
+        """Predicted seconds of work that its healthy replicas still hold, summed."""
         if not self._busy:
             return 0.0
-        return max(0.0, self._ends_s - self._busy * now)
+        return max(0.0, self._finish_sum_s - self._busy * now)
 
     @property
     def most_work_s(self) -> float:
-        """Work of the longest batch of more than one row."""
+        """Work of the longest batch of more than one row, reference seconds."""
         return self.sizes.most_s() * self.speed
 
     def forecast_s(self, rows: int, edge: int) -> float:
-        """Predicted seconds of a batch of what of these rows it would take at once."""
+        """Predicted seconds of the batch that it would form of these rows at once."""
         return self.cost.predict(min(rows, self.sizes.target(edge)), edge)
 
 
 class ReplicaGroups:
-    """`capacity`: work that the running replicas can do, reference seconds a second; of one group
-    the number of its replicas. `reference`: the group whose seconds work is counted in. `alone`:
-    its turnaround, where it is the only one."""
+    """All groups of one model."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
         self.by_name: dict[str, ReplicaGroup] = {}
-        self.capacity = 0.0
+        self.capacity = 0.0  # work of the running replicas, reference seconds a second
         self._edges = settings.bucket_edges
-        self._made = 0
-        self.alone: Turnaround | None = None
+        self._groups_opened = 0  # groups so far
+        self.alone: Turnaround | None = None  # of the group, where there is only one
         self.adopt(settings, settings.bucket_edges)
 
     def of(self, name: str) -> ReplicaGroup:
-        """The group of that name; one that no settings list has a cost to learn."""
+        """The group of that name. One that no settings list is opened, with costs still to be
+        learnt."""
         group = self.by_name.get(name)
         if group is None:
             unknown = replace(self._settings, profile=()) if self._settings.groups else None
@@ -159,8 +164,8 @@ class ReplicaGroups:
         return self.by_name.values()
 
     def adopt(self, settings: DispatcherSettings, edges: tuple[int, ...]) -> None:
-        """Go on under new settings; a group that they no longer list stays while it has replicas,
-        and knows what it knew."""
+        """Go on under new settings. A group that they no longer list stays, with what it has
+        learnt, while it has replicas."""
         self._settings, self._edges = settings, edges
         listed = {each.name: each for each in settings.groups} or {"": GroupSettings("")}
         for name, own in listed.items():
@@ -172,10 +177,11 @@ class ReplicaGroups:
                 if not group.running:
                     del self.by_name[name]
                     continue
-                group.adopt(_as_before(settings, group), edges)
+                group.adopt(_of_unlisted_group(settings, group), edges)
         self.reference = self.by_name[next(iter(listed))]
         for group in self.by_name.values():
-            group.is_open = not group.after_s or len(self.by_name) == 1  # until asked anew
+            # A reserve is closed until `look_ahead` is next called.
+            group.is_open = not group.after_s or len(self.by_name) == 1
             group.holds_back = False
         self.alone = self.reference.turnaround if len(self.by_name) == 1 else None
         self._compare()
@@ -187,20 +193,21 @@ class ReplicaGroups:
             group.turnaround.keep(edges, group.settings.initial_cost_s)
 
     def _add(self, name: str, settings: DispatcherSettings) -> ReplicaGroup:
-        group = self.by_name[name] = ReplicaGroup(name, self._made, settings)
-        self._made += 1
+        group = self.by_name[name] = ReplicaGroup(name, self._groups_opened, settings)
+        self._groups_opened += 1
         self.alone = group.turnaround if len(self.by_name) == 1 else None
         group.turnaround.keep(self._edges, settings.initial_cost_s)
         return group
 
-    # -- what they are worth
+    # -- how much work they do
 
     def count(self) -> None:
-        """The running set has changed, or what a group is worth."""
+        """Sum up the capacity. To be called after replicas or speeds have changed."""
         self.capacity = sum([group.running * group.speed for group in self.by_name.values()])
 
     def weigh(self, edge: int) -> None:
-        """A batch that this bucket leads was sent: compare what its rows cost in each group."""
+        """A batch led by this bucket was sent: move speeds towards what its rows cost in each
+        group."""
         if self._settings.frozen:
             return
         for group in self.by_name.values():
@@ -210,7 +217,7 @@ class ReplicaGroups:
         self.count()
 
     def _compare(self) -> None:
-        """By all buckets alike, until batches show which of them count."""
+        """Set speeds by all buckets alike, until batches show which buckets count."""
         for group in self.by_name.values():
             speeds = [speed for edge in self._edges if (speed := self._speed(group, edge))]
             group.speed = sum(speeds) / len(speeds) if speeds else group.speed
@@ -218,10 +225,10 @@ class ReplicaGroups:
         self.count()
 
     def _speed(self, group: ReplicaGroup, edge: int) -> float:
-        """0.0: not known yet."""
+        """The group's speed for rows of this bucket; 0.0: not known yet."""
         if group is self.reference:
             return 1.0
-        ours, theirs = _worth_s(self.reference, edge), _worth_s(group, edge)
+        ours, theirs = _unit_cost_s(self.reference, edge), _unit_cost_s(group, edge)
         if ours <= 0.0 or theirs <= 0.0:
             return 0.0
         return min(_MOST_SPEED, max(_LEAST_SPEED, ours / theirs))
@@ -236,7 +243,7 @@ class ReplicaGroups:
     # -- which may be used
 
     def latest_start(self, edge: int, now: float, deadline: float) -> float:
-        """The last moment at which a row may start, on those that answer it soonest."""
+        """When a row must be dispatched at the latest, on the groups that answer it soonest."""
         if self.alone is not None:
             return self.alone.latest_start(edge, now, deadline)
         running = [group for group in self.by_name.values() if group.running and group.is_open]
@@ -244,8 +251,9 @@ class ReplicaGroups:
         return max(latest, default=deadline)
 
     def look_ahead(self, rows: int, edge: int, waiting_s: float, now: float) -> None:
-        """Before replicas are asked: how long each group's next batch would take, of so many rows
-        of this bucket that go first; and which reserves may be used for all that waits."""
+        """To be called before replicas are asked. Predicts each group's next batch, of so many rows
+        of the bucket that go first, and opens or closes reserves by all the work that waits
+        (`waiting_s`)."""
         stream_s = max([group.batch_s for group in self.by_name.values()]) or 1.0
         for group in self.by_name.values():
             group.holds_back = False
@@ -256,8 +264,8 @@ class ReplicaGroups:
             group.is_open = not group.after_s or self._wait_s(waiting_s, now) > group.after_s
 
     def _wait_s(self, waiting_s: float, now: float) -> float:
-        """Predicted seconds until the last of what waits would be started by groups that are no
-        reserves; inf: none of their replicas is healthy."""
+        """Predicted seconds until the groups that are no reserves have started all that waits; inf:
+        they have no healthy replica."""
         capacity = ahead_s = 0.0
         for group in self.by_name.values():
             if not group.after_s and group.healthy:
@@ -271,8 +279,8 @@ class ReplicaGroups:
     def finishes_sooner(
         self, group: ReplicaGroup, rows: int, edge: int, waiting_s: float, now: float
     ) -> bool:
-        """Whether what waits (these rows, the last of `waiting_s`) would be finished by busy faster
-        groups before a free replica of this one had finished its part of it."""
+        """Whether faster groups, though busy, would finish what waits (these rows, the last of
+        `waiting_s`) before a free replica of this group had finished its part."""
         own_s = group.forecast_s(rows, edge)
         capacity = held_s = 0.0
         least_s = inf
@@ -289,21 +297,21 @@ class ReplicaGroups:
     def in_time_elsewhere(
         self, group: ReplicaGroup, rows: int, edge: int, deadline: float, now: float
     ) -> bool:
-        """Whether another group could still answer a row by its deadline, were it free."""
+        """Whether another group could still answer a row by its deadline, were that group free."""
         return any(
             now + other.cost.predict(rows, edge, quantile=0.99) <= deadline
             for other in self._others(group)
         )
 
     def _others(self, group: ReplicaGroup) -> Iterator[ReplicaGroup]:
-        """Those that work may be left to: not to who has just left it."""
+        """The groups that work may be left to; not those that have just left it themselves."""
         for other in self.by_name.values():
             if other is not group and other.healthy and other.is_open and not other.holds_back:
                 yield other
 
 
 def of_group(settings: DispatcherSettings, own: GroupSettings) -> DispatcherSettings:
-    """The model's settings with what the group differs in."""
+    """The model's settings, with those that differ for the group."""
     if not settings.groups:
         return settings
     generation = settings.generation
@@ -313,8 +321,9 @@ def of_group(settings: DispatcherSettings, own: GroupSettings) -> DispatcherSett
     return replace(settings, profile=own.profile, max_size=most, generation=generation)
 
 
-def _as_before(settings: DispatcherSettings, group: ReplicaGroup) -> DispatcherSettings:
-    """The model's settings for a group that they no longer list: what it measured still holds."""
+def _of_unlisted_group(settings: DispatcherSettings, group: ReplicaGroup) -> DispatcherSettings:
+    """The model's settings for a group that they no longer list: what was measured of it still
+    holds."""
     known, generation = group.settings, settings.generation
     if generation is not None and known.generation is not None:
         generation = replace(generation, profile=known.generation.profile)
@@ -322,6 +331,6 @@ def _as_before(settings: DispatcherSettings, group: ReplicaGroup) -> DispatcherS
     return replace(settings, profile=known.profile, max_size=most, generation=generation)
 
 
-def _worth_s(group: ReplicaGroup, edge: int) -> float:
-    """Seconds of a row of the bucket in a typical batch there, or of a weighted token."""
+def _unit_cost_s(group: ReplicaGroup, edge: int) -> float:
+    """Seconds of a row of the bucket in a typical batch of the group, or of a weighted token."""
     return group.cost.unit_s(edge) if group.engine is None else group.engine.token_s

@@ -1,11 +1,11 @@
 """How many tokens will a request's output have?
 
-Quantiles of the outputs that its tenant's prompts of about the same length have lately had; while
-fewer than eight of those are known, of all tenants' prompts of that length; while those are not
-known either, all that it may have (`max_tokens`). One that has got further than predicted is
-predicted anew from those that got as far; past all of them, twice what it has. What ended because
-its caller left says nothing. Memory is bounded: the histories used least recently are forgotten, in
-one the last two hundred outputs or so count. Unit: tokens of one sequence.
+Quantiles of the lengths that outputs have lately had for prompts of about the same length from the
+same tenant; while fewer than eight of those are known, from all tenants; while those are not known
+either, all that the request may have (`max_tokens`). An output that is longer than predicted is
+predicted anew from the outputs that got as far; beyond all of those, twice what it has. Requests
+whose caller left teach nothing. Memory is bounded: histories used least recently are forgotten, and
+in one history about the last two hundred outputs count. Unit: tokens of one sequence.
 
 Source: quantile prediction for scheduling and reserving, as in SSJF (2024).
 """
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from math import ceil, log2
 
 _BINS = 8  # to a doubling: within 9 %
-_LEAST = 8  # outputs before a history is believed
+_LEAST = 8  # outputs before a history is used
 _SPAN = 200.0  # about so many outputs count
 _MOST = 1024  # histories
-_HEAVIEST = 1e12
+_HEAVIEST = 1e12  # weight at which all weights are divided
 
 
 @dataclass(slots=True)
 class _History:
-    """Weights by bin; a newer output weighs a little more than the one before it."""
+    """Outputs of one kind: weights by bin, a newer output a little heavier than the one before."""
 
     bins: list[float] = field(default_factory=list)
     weight: float = 1.0
@@ -43,7 +43,7 @@ class _History:
             self.weight = 1.0
 
     def quantile(self, quantile: float, beyond: float) -> float | None:
-        """Of the outputs longer than `beyond`; None where hardly any was."""
+        """The quantile of the outputs longer than `beyond`; None where hardly any was."""
         start = _bin(beyond + 1.0) if beyond > 0.0 else 0
         above = sum(self.bins[start:])
         if above < self.weight:
@@ -57,19 +57,20 @@ class _History:
 
 
 class OutputLengths:
-    """`fixed`: this many are expected of each, nothing is learnt."""
+    """Histories of output lengths, by tenant and prompt length. `fixed`: so many tokens are
+    expected of each request, and nothing is learnt."""
 
     def __init__(self, fixed: int | None = None) -> None:
         self.fixed = fixed
         self.frozen = False
         self._known: OrderedDict[tuple[str, int], _History] = OrderedDict()
-        self._all: dict[int, _History] = {}  # by class of lengths, over all tenants
+        self._all: dict[int, _History] = {}  # by class of prompt lengths, over all tenants
 
     def __len__(self) -> int:
         return len(self._known)
 
     def learn(self, tenant: str, length: int, tokens: float) -> None:
-        """A prompt so long of this tenant has had an output of so many tokens."""
+        """A prompt of this length and tenant has had an output of so many tokens."""
         if self.frozen or self.fixed is not None or tokens < 1.0:
             return
         kind = _class(length)
@@ -85,7 +86,8 @@ class OutputLengths:
     def predict(
         self, tenant: str, length: int, most: float, quantile: float, so_far: float = 0.0
     ) -> float:
-        """Tokens in all, more than `so_far` and at most `most`, not exceeded by `quantile`."""
+        """The quantile of the tokens in all: at most `most`, and more than `so_far` (unless that is
+        `most`)."""
         if so_far >= most or quantile >= 1.0:
             return most
         if self.fixed is not None:
@@ -100,11 +102,12 @@ class OutputLengths:
 
 
 def _further(so_far: float) -> float:
+    """The guess for an output that is longer than all known ones."""
     return 2.0 * so_far
 
 
 def _class(length: int) -> int:
-    """Prompts within a factor of four are alike."""
+    """Class of a prompt's length: within a factor of four, prompts are alike."""
     return (max(1, length).bit_length() + 1) // 2
 
 

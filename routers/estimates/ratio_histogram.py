@@ -1,4 +1,4 @@
-"""How long batches take, as a multiple of what was predicted for them."""
+"""How long do batches take, as a multiple of the prediction for them?"""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from math import log
 _BIN_WIDTH = log(1.05)
 _LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
 _BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
-_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
-_TOO_HEAVY = 1e12
-_REUSE = 8  # samples for which a quantile once read is used again
+_GROWTH = 1.0015  # each sample weighs so much more than the one before: half-life 460 samples
+_TOO_HEAVY = 1e12  # weight at which all weights are divided
+_REUSE = 8  # samples for which a quantile is used again
 
 
 class RatioHistogram:
-    """How long batches take, as a multiple of what was predicted for them.
+    """Measured over predicted seconds, in bins of 5 %.
 
-    Bins of 5 %, whose past fades (half of the weight lies on the last few hundred batches), so that
-    a quantile costs no more than a look at its bins, and few of those. A quantile is the upper edge
-    of its bin: never less than what it stands for. `samples`: how many there ever were."""
+    The past fades: half of the weight lies on the last few hundred batches. A quantile costs one
+    look at the bins at most, and is the upper edge of its bin, so never less than the true one.
+    `samples`: how many there ever were.
+    """
 
     def __init__(self) -> None:
         self.samples = 0
@@ -27,6 +28,7 @@ class RatioHistogram:
         self._read: tuple[float, int, float] = (-1.0, 0, 0.0)
 
     def observe(self, ratio: float) -> None:
+        """A batch took `ratio` times its prediction."""
         self.samples += 1
         self._weight *= _GROWTH
         self._bins[_bin(ratio)] += self._weight
@@ -35,7 +37,7 @@ class RatioHistogram:
             self._weight = 1.0
 
     def quantile(self, share: float) -> float:
-        """Upper edge of the bin that the quantile lies in; 0 without samples."""
+        """Upper edge of the bin in which the quantile lies; 0.0 without samples."""
         last_share, last_samples, ratio = self._read
         if share != last_share or not self.samples < last_samples + _REUSE:
             ratio = self._find(share)
@@ -54,7 +56,7 @@ class RatioHistogram:
 
 
 def _bin(ratio: float) -> int:
-    """The bin whose upper edge is the first at or above the ratio."""
+    """The first bin whose upper edge is at or above the ratio."""
     if ratio <= _LEAST_RATIO:
         return 0
     return min(_BINS - 1, int(-(-log(ratio / _LEAST_RATIO) // _BIN_WIDTH)))

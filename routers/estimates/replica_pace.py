@@ -1,12 +1,12 @@
 """How much slower than its group's engines does each stream replica work?
 
-Samples are first tokens and the tokens after them: seconds over what the group's lines predict, so
-neither prompts nor how many run beside each other matter; waits that other prompts were read in say
-nothing, and are left out by the caller. All streams of a replica feel one stall, so samples of one
-window make one verdict: the quickest of them, since an engine that is slow is always slow, and one
-that has something else to do is not. A sample that had begun before the last verdict is in none: a
-stall is in two of them at most. The slowdown is the median of the last five verdicts, so one stall
-does not change it.
+Samples are times to first tokens and times between tokens, measured over predicted by the group's
+lines, so that neither prompts nor the number of sequences matter. The caller leaves out waits in
+which other prompts were read. One stall affects all streams of a replica, so all samples of a
+window make one verdict: the quickest of them, because a slow engine is always slow and an engine
+that was busy otherwise is not. A sample that began before the last verdict is left out, so a stall
+is in at most two verdicts. The slowdown is the median of the last five verdicts, so one stall does
+not change it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from math import inf
 
 _WINDOW_S = 1.0
 _VERDICTS = 5
-_MOST = 64.0  # times as slow, or as quick, as a verdict may say
+_MOST = 64.0  # times slower, or faster, that a verdict may say at most
 
 
 @dataclass(slots=True)
 class _Pace:
-    """`least`: of the samples since the last verdict, the one that was quickest beside what was
-    predicted. `verdicts`: the last ones, as if those before the first had said that it is as quick
-    as the others."""
+    """One replica. `least` is the lowest ratio of the samples since the last verdict. `verdicts`
+    are the last ones; before the first, the replica is taken to be as fast as its group."""
 
     since: float = -inf
     least: float = inf
@@ -31,20 +30,22 @@ class _Pace:
 
 
 class ReplicaPace:
+    """The slowdown of each stream replica to its group."""
+
     def __init__(self) -> None:
         self._paces: dict[str, _Pace] = {}
 
     def slowdown(self, replica_id: str) -> float:
-        """1.0 until it was measured."""
+        """Measured over predicted seconds; 1.0 until it was measured."""
         pace = self._paces.get(replica_id)
         return 1.0 if pace is None else sorted(pace.verdicts)[_VERDICTS // 2]
 
     def took(
         self, replica_id: str, began_at: float, now: float, predicted_s: float, *, alone: bool
     ) -> float | None:
-        """It took from `began_at` until now. The verdict where there is one: of all samples since
-        the last one the quickest, over what was predicted. `alone`: this sample makes one by
-        itself."""
+        """Take in a sample that lasted from `began_at` to now. Returns a verdict if it completes
+        one: the lowest ratio of measured to predicted seconds since the last verdict. `alone`: this
+        sample makes a verdict by itself."""
         pace = self._paces.get(replica_id)
         if pace is None:
             pace = self._paces[replica_id] = _Pace()
@@ -58,5 +59,5 @@ class ReplicaPace:
         return ratio
 
     def forget(self, replica_id: str) -> None:
-        """It is gone."""
+        """The replica is gone."""
         self._paces.pop(replica_id, None)

@@ -1,1 +1,1 @@
-"""How long a batch takes: predicted, measured and corrected."""
+"""Costs: how long a batch takes, predicted, measured and corrected."""

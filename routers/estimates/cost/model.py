@@ -1,12 +1,13 @@
 """How many seconds will a batch take on the device?
 
-One fit a model (`cost.fit`), times the slowdown of a replica, times the wanted quantile of how
-measured batches scatter around that (`cost.residuals`): the median to plan with, the 99th
-percentile to promise by. It starts from a profile where there is one. A batch of a kind that was
-never measured teaches the fit; any other teaches the replica's slowdown first and the fit what is
-left, and no more than noise explains, so that neither a hiccup nor a slow replica bends the fit.
-Seconds of device time; waiting and transport are not its business. Source: Clockwork (OSDI'20) for
-predicting from recent batches.
+The prediction is the fit of the replica's group (`cost.fit`), times the slowdown of the replica,
+times a quantile of how measured batches scatter around that (`cost.residuals`): the median to plan
+with, the 99th percentile for promises. It starts from a profile where there is one.
+
+A batch of a kind that was never measured teaches the fit. Any other batch teaches the replica's
+slowdown first, and the fit only what is left, by no more than noise explains; so neither a hiccup
+nor a slow replica bends the fit. Unit: seconds of device time, without waiting and transport.
+Source: Clockwork (OSDI'20) for predicting from recent batches.
 """
 
 from __future__ import annotations
@@ -21,29 +22,33 @@ from routers.estimates.cost.fit import CostFit, Vector, features
 from routers.estimates.cost.residuals import Scatter, Slowdowns, Spread, at_quantile
 
 # Of typical batches:
-_GAIN = 0.1
-_FIRST_FILL = 0.5
+_GAIN = 0.1  # of the moving averages
+_FIRST_FILL = 0.5  # of the rows that a batch may hold, until one was measured
 
 # Of the fit:
 _NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
-_EARLY_SAMPLES = 32  # up to here every sample is asked whether it is new ground, and solved for
-_SOLVE_EVERY = 4
-_ABSORB = 0.1  # of the pool's slowdown is the fit's to learn, so that the two do not drift apart
-_ERRORS = 256
+_EARLY_SAMPLES = 32  # up to here every sample is tested for new ground, and solved for
+_SOLVE_EVERY = 4  # samples, later
+_ABSORB = 0.1  # of the pool's slowdown goes to the fit, so that the two do not drift apart
+_ERRORS = 256  # last ones kept
 
 
 @dataclass(slots=True)
 class TypicalBatch:
+    """The average batch that a bucket leads."""
+
     rows: float
     width: float
 
 
 class TypicalBatches:
-    """Moving averages of rows and width over the batches that a bucket led.
+    """Moving averages of rows and width over the batches that each bucket led.
 
-    The last ten count for two thirds. The quotient of averages, not the average of quotients, is
-    what a row costs where small and full batches take turns. Until a batch was measured: half of
-    what one may hold (`max_size` rows and `max_tokens` tokens), at full width."""
+    The last ten batches count for two thirds. A row's cost is found from the quotient of the
+    averages, not from the average of quotients, which would be wrong where small and full batches
+    take turns. Until a batch was measured: half of the rows that one may hold (`max_size` rows and
+    `max_tokens` tokens), at full width.
+    """
 
     def __init__(self, max_size: int, max_tokens: int) -> None:
         self._max_size = max_size
@@ -51,9 +56,11 @@ class TypicalBatches:
         self._by_edge: dict[int, TypicalBatch] = {}
 
     def of(self, edge: int) -> TypicalBatch:
+        """The bucket's typical batch, measured or assumed."""
         return self._by_edge.get(edge) or self._assumed(edge)
 
     def observe(self, edge: int, rows: int, width: int) -> None:
+        """The bucket led a batch of so many rows and this width."""
         typical = self._by_edge.get(edge)
         if typical is None:
             self._by_edge[edge] = TypicalBatch(rows, width)
@@ -77,8 +84,8 @@ class CostError:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What a batch costs on a replica of the pool's slowdown: seconds in all, for each row, for
-    each token (rows x width) and for each token times width."""
+    """What a batch costs on a replica with the pool's slowdown, in seconds: constant, for each row,
+    for each token (rows × width), and for each token times width."""
 
     launch_s: float
     row_s: float
@@ -87,10 +94,10 @@ class Coefficients:
 
 
 class CostModel:
-    """One model's cost. `initial_s` is the prediction until a batch has been measured; `profile`:
-    (rows, width, seconds) that were; a batch holds up to `max_size` rows and `max_tokens` tokens.
-    Width is a batch's longest row; the mean where the model packs. `learnt`: batches that were
-    learnt from, in all."""
+    """The cost of batches of one group. `initial_s` is the prediction until a batch has been
+    measured. `profile`: (rows, width, seconds) of batches measured before. A batch holds up to
+    `max_size` rows and `max_tokens` tokens. Width is the length of a batch's longest row, or the
+    mean length where the model packs. `learnt` counts the batches that were learnt from."""
 
     def __init__(
         self,
@@ -107,6 +114,7 @@ class CostModel:
 
     @classmethod
     def of(cls, settings: DispatcherSettings) -> CostModel:
+        """A model for the group with these settings."""
         initial_s, profile = settings.initial_cost_s, settings.profile
         most, max_tokens = settings.fixed_size or settings.max_size, settings.max_tokens
         model = cls(initial_s, profile, max_size=most, max_tokens=max_tokens)
@@ -114,7 +122,8 @@ class CostModel:
         return model
 
     def adopt(self, settings: DispatcherSettings) -> None:
-        """Go on under new settings. Another profile is another model: all that was learnt goes."""
+        """Go on under new settings. Another profile means another model, so what was learnt
+        goes."""
         bounds = settings.fixed_size or settings.max_size, settings.max_tokens
         if settings.profile != self._profile:
             self._start(settings.profile, *bounds)
@@ -129,7 +138,7 @@ class CostModel:
         self._bound(max_size, max_tokens)
         self._fit, self._slowdowns, self._spread = CostFit(), Slowdowns(), Spread()
         self._errors: deque[float] = deque(maxlen=_ERRORS)
-        self._c: Vector = (self._initial_s, 0.0, 0.0, 0.0)
+        self._coefficients: Vector = (self._initial_s, 0.0, 0.0, 0.0)
         for rows, width, seconds in profile:
             if seconds > 0.0:
                 self._fit.learn(features(rows, width), seconds, seconds, fade=0.0)
@@ -143,11 +152,13 @@ class CostModel:
 
     @property
     def measured(self) -> bool:
+        """Whether the fit has any sample, from the profile or from batches."""
         return self._fit.samples > 0
 
     @property
     def coefficients(self) -> Coefficients:
-        launch, row, token, square = self._c
+        """The fit, at the pool's slowdown."""
+        launch, row, token, square = self._coefficients
         slowdown = self._slowdowns.pool
         return Coefficients(launch * slowdown, row * slowdown, token * slowdown, square * slowdown)
 
@@ -156,8 +167,9 @@ class CostModel:
     def predict(
         self, rows: float, width: float, replica_id: str = "", quantile: float = 0.5
     ) -> float:
-        """Device seconds of a batch, not exceeded by `quantile` of them, hiccups left aside."""
-        launch, row, token, square = self._c
+        """Device seconds of a batch; the share `quantile` of such batches takes no longer, hiccups
+        left out."""
+        launch, row, token, square = self._coefficients
         tokens = rows * width
         fit_s = launch + row * rows + tokens * (token + square * width)
         return fit_s * self._slowdowns.of(replica_id) * self._spread.quantile(quantile)
@@ -167,7 +179,7 @@ class CostModel:
         unit_s = self._units.get(edge)
         if unit_s is None:
             typical = self._typical.of(edge)
-            launch, row, token, square = self._c
+            launch, row, token, square = self._coefficients
             per_row_s = (
                 launch / typical.rows + row + typical.width * (token + square * typical.width)
             )
@@ -176,17 +188,18 @@ class CostModel:
         return unit_s
 
     def slowdown(self, replica_id: str) -> float:
-        """The replica's slowdown to the pool's; 1.0 until it was measured."""
+        """The replica's slowdown relative to the pool's; 1.0 until it was measured."""
         return self._slowdowns.to_pool(replica_id)
 
     def error(self) -> CostError:
+        """How wrong predictions have lately been."""
         ordered = sorted(self._errors)
         if not ordered:
             return CostError(0.0, 0.0, 0)
         return CostError(at_quantile(ordered, 0.5), at_quantile(ordered, 0.99), len(ordered))
 
     def scatter(self) -> Scatter:
-        """Of measured batches around what is predicted of them, hiccups left aside."""
+        """How measured batches scatter around their predictions, hiccups left out."""
         return self._spread.scatter()
 
     # -- what batches have cost
@@ -201,8 +214,8 @@ class CostModel:
         replica_id: str = "",
         edge: int = 0,
     ) -> None:
-        """A batch took `service_s`; `predicted_s` is what was said when it was sent; `edge`: of the
-        bucket that led it, 0: none, so it is nobody's typical batch."""
+        """A batch took `service_s`. `predicted_s`: what was predicted when it was sent. `edge`: of
+        the bucket that led it; 0: none, so it counts for no bucket's typical batch."""
         if service_s <= 0.0:
             return
         if self.measured or self._initial_s > 0.0:
@@ -216,7 +229,7 @@ class CostModel:
         self._units.clear()
 
     def freeze(self, frozen: bool) -> None:
-        """Frozen, predictions stay as they are; errors are still counted."""
+        """While frozen, predictions stay as they are; errors are still counted."""
         self._frozen = frozen
 
     def forget(self, replica_id: str) -> None:
@@ -229,7 +242,7 @@ class CostModel:
         expected_s = fit_s * slowdowns.of(replica_id)
         if not fit_s or self._is_new_ground(x, fit_s, service_s / expected_s):
             seconds = service_s / slowdowns.of(replica_id)
-            # By its own time: were it a hiccup, the next of its kind would outweigh it.
+            # Weighed by its own time: if it was a hiccup, the next batch of its kind outweighs it.
             self._take(x, seconds, seconds)
             return
         self._spread.observe(service_s / expected_s)
@@ -239,7 +252,7 @@ class CostModel:
         self._take(x, fit_s * exp(left / odd), fit_s * odd)
 
     def _is_new_ground(self, x: Vector, fit_s: float, quotient: float) -> bool:
-        """Whether too little is known of such batches to blame the replica."""
+        """Whether too little is known of such batches to attribute the deviation to the replica."""
         fit = self._fit
         if fit.samples >= _EARLY_SAMPLES and abs(log(quotient)) < self._spread.noise:
             return False
@@ -253,4 +266,4 @@ class CostModel:
 
     def _solve(self) -> None:
         self._fit.solve()
-        self._c = self._fit.coefficients
+        self._coefficients = self._fit.coefficients

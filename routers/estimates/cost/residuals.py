@@ -1,11 +1,12 @@
-"""What is left of measured batches when the fit has explained them: slow replicas, and scatter?
+"""What is left of measured batches that the fit does not explain: slow replicas, and scatter.
 
-A replica's slowdown has two speeds. What is ordinary noise moves it slowly (EWMA). A replica that
-turns slow, or well again, is followed at its second such batch: once the median of its last three
-batches is off by more than noise explains, the slowdown is that median. So one hiccup, however
-long, moves it by a few percent only. The pool's slowdown is where its replicas are, an odd one
-counting little; a new replica is taken to be like the pool. Logarithms, so that half and double
-weigh alike. Scatter is a ring of quotients measured / predicted, and their quantiles.
+A replica's slowdown moves at two speeds. Ordinary noise moves it slowly (EWMA). When a replica
+turns slow, or well again, its slowdown follows at the second such batch: once the median of its
+last three batches is off by more than noise explains, the slowdown becomes that median. So one
+hiccup, however long, moves it by a few percent only. The pool's slowdown follows its replicas, and
+an exceptional replica counts little. A new replica is taken to be like the pool. Slowdowns are kept
+as logarithms, so that half and double weigh alike. Scatter is a ring of quotients measured /
+predicted, and their quantiles.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from dataclasses import dataclass
 from math import exp, log
 
 # Of slowdowns:
-_GAIN = 0.05
-_FIRST_GAIN = 0.25
-_POOL_GAIN = 0.3  # for a round of the pool
-_ODD = 0.5  # how far from the pool a replica counts in full, log
+_GAIN = 0.05  # of a slowdown's moving average, in the end
+_FIRST_GAIN = 0.25  # for its first batch, and after a jump
+_POOL_GAIN = 0.3  # of the pool's, for one batch of each replica
+_ODD = 0.5  # log: a replica further from the pool counts as if it were so far
 
 # Of the scatter:
-HICCUP = 4.0
-_RING = 256
-_EVERY = 16
-_LEAST_NOISE = 0.3
-_MOST_NOISE = 1.0
+HICCUP = 4.0  # times the prediction
+_RING = 256  # quotients
+_EVERY = 16  # samples, after which quantiles are read anew
+_LEAST_NOISE = 0.3  # log
+_MOST_NOISE = 1.0  # log
 
 
 @dataclass(slots=True)
 class _Slowdown:
+    """One replica's slowdown, as a logarithm and as a factor."""
+
     log: float
     factor: float
-    before: tuple[float, float]  # the two batches before, log
+    before: tuple[float, float]  # of the last two batches, log; the next is compared with them
     gain: float = _FIRST_GAIN
 
 
 class Slowdowns:
-    """Factors on the fit's seconds by replica, 1 while nothing is known."""
+    """By replica, the factor on the fit's seconds; 1.0 while nothing is known."""
 
     def __init__(self) -> None:
         self._slowdowns: dict[str, _Slowdown] = {}
@@ -45,36 +48,40 @@ class Slowdowns:
         self.pool = 1.0
 
     def of(self, replica_id: str) -> float:
+        """The replica's factor; the pool's until it was measured."""
         slowdown = self._slowdowns.get(replica_id)
         return self.pool if slowdown is None else slowdown.factor
 
     def to_pool(self, replica_id: str) -> float:
-        """To the pool; 1.0 for one that has not been measured."""
+        """The replica's factor over the pool's; 1.0 until it was measured."""
         return self.of(replica_id) / self.pool
 
     def follow(self, replica_id: str, off: float, noise: float) -> None:
-        """A batch took e^`off` times the fit's seconds; beyond `noise` (log) it is no noise."""
+        """A batch of the replica took e^`off` times the fit's seconds. `noise`: the deviation (log)
+        up to which it may be noise."""
         slowdown = self._slowdowns.get(replica_id)
         if slowdown is None:
             start = self._pool_log
             slowdown = self._slowdowns[replica_id] = _Slowdown(start, exp(start), (start, start))
-        log, (older, old) = slowdown.log, slowdown.before
+        level, (older, old) = slowdown.log, slowdown.before
         middle = max(min(older, old), min(max(older, old), off))
-        if abs(middle - log) > noise:
-            log, slowdown.gain = middle, _FIRST_GAIN
+        if abs(middle - level) > noise:
+            level, slowdown.gain = middle, _FIRST_GAIN
         else:
-            log += slowdown.gain * max(-noise, min(noise, off - log))
+            level += slowdown.gain * max(-noise, min(noise, off - level))
             slowdown.gain = max(_GAIN, slowdown.gain / (1.0 + slowdown.gain))
-        slowdown.log, slowdown.factor, slowdown.before = log, exp(log), (old, off)
-        step = max(-_ODD, min(_ODD, log - self._pool_log))
+        slowdown.log, slowdown.factor, slowdown.before = level, exp(level), (old, off)
+        step = max(-_ODD, min(_ODD, level - self._pool_log))
         self._pool_log += _POOL_GAIN / len(self._slowdowns) * step
         self.pool = exp(self._pool_log)
 
     def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
         self._slowdowns.pop(replica_id, None)
 
 
 def at_quantile(ordered: list[float], quantile: float) -> float:
+    """The quantile of ascending values, of which there is at least one."""
     return ordered[round(quantile * (len(ordered) - 1))]
 
 
@@ -88,12 +95,14 @@ class Scatter:
 
 
 class Spread:
-    """The last 256 quotients measured / predicted, and their quantiles, found every 16 samples.
+    """The last 256 quotients measured / predicted, and their quantiles, found anew every 16
+    samples.
 
-    A batch over `HICCUP` times its prediction says nothing of how long ordinary ones take and is
-    left out: nothing can be planned for it (a hedge waits for those). Until 16 batches were
-    measured every quantile is 1. `noise`: a batch this far (log) from what is expected of it may
-    still be an ordinary one."""
+    A batch over `HICCUP` times its prediction is left out: it says nothing of how long ordinary
+    batches take, and cannot be planned for (hedging deals with it). So is one under 1 / `HICCUP` of
+    its prediction. Until 16 batches were measured, every quantile is 1. `noise`: a batch this far
+    (log) from what is expected of it may still be an ordinary one.
+    """
 
     def __init__(self) -> None:
         self.median = 1.0
@@ -104,11 +113,13 @@ class Spread:
         self._seen = 0
 
     def quantile(self, quantile: float) -> float:
+        """The quantile of the quotients, as last found."""
         if quantile == 0.5:
             return self.median
         return self.p99 if quantile == 0.99 else at_quantile(self._ordered, quantile)
 
     def observe(self, quotient: float) -> None:
+        """A batch took `quotient` times its prediction."""
         if not 1.0 / HICCUP <= quotient <= HICCUP:
             return
         self._ring.append(quotient)
@@ -118,7 +129,7 @@ class Spread:
             self._read()
 
     def scatter(self) -> Scatter:
-        """As many steps as there are quotients."""
+        """The scatter, as last found. Work: a look at each quotient."""
         ordered = self._ordered
         mean = sum(ordered) / len(ordered)
         square = sum([each * each for each in ordered]) / len(ordered)
