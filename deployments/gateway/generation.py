@@ -210,7 +210,12 @@ async def _relay(
         else:
             await _whole(exchange, context, pending, first)
         if pending.status == _OK:
-            selection.answered(caller.rank, (pending.prompt.tokens,), _first_token_s(pending))
+            selection.answered(
+                caller.rank,
+                (pending.prompt.tokens,),
+                _first_token_s(pending),
+                token_s=_token_s(pending),
+            )
         elif selection.trial is not None:
             selection.failed(_engine_refusal(selection, pending.status))
     finally:
@@ -232,6 +237,13 @@ def _engine_refusal(selection: ModelSelection, status: int) -> errors.HeadraceEr
 def _first_token_s(pending: PendingStreamRequest) -> float | None:
     """Since it came to its queue; None where it has had no token."""
     return pending.first_at - pending.request.arrival if pending.first_at else None
+
+
+def _token_s(pending: PendingStreamRequest) -> float | None:
+    """Mean seconds from one output token to the next; None of fewer than two."""
+    if pending.tokens.output < 2:
+        return None
+    return (pending.last_at - pending.first_at) / (pending.tokens.output - 1)
 
 
 async def _whole(
@@ -293,13 +305,10 @@ def _generated(
 ) -> Generated:
     tokens, now = pending.tokens, monotonic()
     ttft_s = context.age_s() - (now - pending.first_at) if pending.first_at else None
-    tpot_s = None
-    if tokens.output > 1:
-        tpot_s = (pending.last_at - pending.first_at) / (tokens.output - 1)
     return Generated(
         tokens,
         ttft_s,
-        tpot_s,
+        _token_s(pending),
         pending.prompt.streams,
         selection.promise,
         pending.replica_id,

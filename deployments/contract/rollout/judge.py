@@ -22,6 +22,7 @@ _Z = 2.0
 _LEAST_FAILURES = 5
 _QUANTILES = (0.5, 0.9)
 _NOISE_S = 0.002  # a difference that is no version's
+_TOKEN_NOISE_S = 0.0005  # the same, from one token to the next
 
 
 def complaint(seen: Observations, terms: RolloutTerms, share: float = 1.0) -> str:
@@ -35,6 +36,8 @@ def _complaints(seen: Observations, terms: RolloutTerms, share: float) -> Iterat
     yield from _failures("copied requests", seen.copies, seen.live, terms)
     yield from _disagreement(seen, terms)
     yield from _slowness("requests", seen.canary, seen.live, terms)
+    tokens = seen.canary.token_s, seen.live.token_s
+    yield from _slower("times from one token to the next", *tokens, terms, _TOKEN_NOISE_S)
     if not share:  # else they wait behind the canary's own
         yield from _slowness("copied requests", seen.copies, seen.live, terms)
 
@@ -70,12 +73,14 @@ def _slowness(
         yield from _slower(f"{what} up to {length} long", own, usual, terms)
 
 
-def _slower(what: str, canary: Histogram, live: Histogram, terms: RolloutTerms) -> Iterator[str]:
+def _slower(
+    what: str, canary: Histogram, live: Histogram, terms: RolloutTerms, noise_s: float = _NOISE_S
+) -> Iterator[str]:
     for quantile in _QUANTILES:
         slow, usual = at_least(canary, quantile), at_most(live, quantile)
         if slow is None or usual is None:
             continue
-        if slow > usual * terms.max_latency_ratio + _NOISE_S:
+        if slow > usual * terms.max_latency_ratio + noise_s:
             yield (
                 f"its p{quantile * 100:g} of {what} is above {slow * 1000:.3g} ms, the live "
                 f"version's below {usual * 1000:.3g} ms"

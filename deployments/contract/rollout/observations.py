@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 class VersionObservations:
     """`failed`: requests that it could not answer, and the other version, or nobody, had to.
     latencies: of those answered, by the length of the longest row (its power of two), requests in
-    each step of `latencies`."""
+    each step of `latencies`; of a generation, until its first token. token_s: of generations, the
+    same of the mean time from one output token to the next, whatever the length."""
 
     answered: int = 0
     failed: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     latencies: dict[int, Counter[int]] = field(default_factory=dict)
+    token_s: Counter[int] = field(default_factory=Counter)
 
     @property
     def requests(self) -> int:
@@ -30,6 +32,7 @@ class VersionObservations:
         self.answered += other.answered
         self.failed += other.failed
         self.reasons += other.reasons
+        self.token_s += other.token_s
         for length, histogram in other.latencies.items():
             self.latencies[length] = self.latencies.get(length, Counter()) + histogram
 

@@ -111,6 +111,7 @@ class ModelSelection:
         lengths: tuple[int, ...],
         latency_s: float | None = None,
         *,
+        token_s: float | None = None,
         ran: bool = True,
     ) -> None:
         """By the version that was selected. `rank`: of the request's priority; the rest as of
@@ -118,7 +119,7 @@ class ModelSelection:
         trial = self.trial
         if trial is None or self._refusal is not None:
             return
-        trial.answered(max(lengths), latency_s, ran=ran)
+        trial.answered(max(lengths), latency_s, token_s=token_s, ran=ran)
         live = self._models.served.get(self._name)
         if trial.canary is not None and live is not None:
             of_rows = () if live.description.generating is not None else lengths

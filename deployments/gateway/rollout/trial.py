@@ -107,8 +107,16 @@ class Trial:
 
     # ---- how it ends --------------------------------------------------------------------------
 
-    def answered(self, length: int, latency_s: float | None = None, *, ran: bool = True) -> None:
+    def answered(
+        self,
+        length: int,
+        latency_s: float | None = None,
+        *,
+        token_s: float | None = None,
+        ran: bool = True,
+    ) -> None:
         """By the version that has it; `length`: of its longest row. `latency_s`: unless it is now.
+        `token_s`: of a generation, the mean time from one of its tokens to the next.
         Not `ran`: others have run some of it, so that its time says nothing. Who asks for a version
         would choose what is compared: that counts for nothing."""
         if self.pinned:
@@ -119,6 +127,8 @@ class Trial:
             count_failure(self._seen.canary, refusal.reason)
         took_s = monotonic() - self._since if latency_s is None else latency_s
         count_answer(self._version(), length, took_s if ran else None)
+        if token_s is not None:
+            self._version().token_s[step_of(token_s)] += 1
 
     def failed(self, error: errors.HeadraceError) -> None:
         """The version that has it did not answer, and no other version will."""

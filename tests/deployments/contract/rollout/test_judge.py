@@ -64,6 +64,22 @@ def test_one_length_alone_convicts_and_is_named():
     assert "requests up to 512 long" in complaint(seen(live=live, canary=canary), TERMS)
 
 
+def generations(token_s: float) -> VersionObservations:
+    """Of equal times to the first token."""
+    found = version(200)
+    found.token_s[step_of(token_s)] += 200
+    return found
+
+
+def test_slower_tokens_convict_a_version_whose_first_tokens_are_as_quick():
+    live = generations(0.01)
+    assert complaint(seen(live=live, canary=generations(0.013)), TERMS) == ""
+    why = complaint(seen(live=live, canary=generations(0.03)), TERMS)
+    assert why.startswith("its p50 of times from one token to the next is above")
+    few = generations(0.0002)
+    assert complaint(seen(live=few, canary=generations(0.0006)), TERMS) == ""
+
+
 def test_a_millisecond_is_no_difference():
     live, canary = version(500, took_s=0.001), version(500, took_s=0.0024)
     assert complaint(seen(live=live, canary=canary), TERMS) == ""

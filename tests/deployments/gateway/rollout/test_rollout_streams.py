@@ -53,6 +53,7 @@ async def test_the_canary_streams_under_the_models_name(both: Both) -> None:
     assert counts(both.stand) == ((0, 0), (1, 0))
     (length,) = seen(both.stand).canary.latencies
     assert length == 16  # 2 tokens of text, 8 of a template
+    assert seen(both.stand).canary.token_s.total() == 1
     assert both.stand.models.served["chat"].queue.snapshot().offered.requests == 1
 
 
