@@ -1,15 +1,16 @@
 """Which requests HAProxy takes, and from whom: the rules of the frontend that callers meet.
 
 Two kinds of refusal. What two readers may understand differently never reaches a gateway: no Host,
-two keys, a header's name that is not letters, digits and dashes, a path that climbs. And nobody
-takes the places of all. A body that fits HAProxy's buffer (`tune.bufsize`, 16 KiB) is read whole
-before a gateway hears of it, so a slow one holds a connection here and nothing else. One that does
-not fit holds one of a gateway's places while it comes in; how fast it must come is the gateway's to
-say. So such bodies are counted, by the address they come from: over half of all places, addresses
-that have a sixteenth are refused; over three quarters, all are. A quarter stays for requests that
-are whole. Connections are bounded in the same way: when four fifths are taken, those addresses are
-refused that have a tenth. An address alone may have all but the last of everything, since behind a
-load balancer all callers have one; `trusted_proxies` say whose word for the caller's is taken.
+two keys, a header's name that is not letters, digits and dashes, a path that climbs or that cannot
+be decoded. And nobody takes the places of all. A body that fits HAProxy's buffer (`tune.bufsize`,
+16 KiB) is read whole before a gateway hears of it, so a slow one holds a connection here and
+nothing else. One that does not fit holds one of a gateway's places while it comes in; how fast it
+must come is the gateway's to say. So such bodies are counted, by the address they come from: over
+half of all places, addresses that have a sixteenth are refused; over three quarters, all are. A
+quarter stays for requests that are whole. Connections are bounded in the same way: when four fifths
+are taken, those addresses are refused that have a tenth. An address alone may have all but the last
+of everything, since behind a load balancer all callers have one; `trusted_proxies` say whose word
+for the caller's is taken.
 
 What is counted ends with a request, not with its body: HAProxy has no rule for that.
 Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
@@ -93,6 +94,8 @@ def _unambiguous(options: Options) -> list[str]:
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
         _refused("path", f"{{ path -m sub {climbs} }}"),
         _refused("path", "{ path_end /.. /. }"),
+        # What cannot be decoded is no sample, and no rule about the decoded path would find it.
+        _refused("path", "!{ path,url_dec -m found }"),
         *_of_operators(options),
         f"http-request set-header x-forwarded-for %[src]{own}",
         f"http-request set-header x-forwarded-proto {scheme}{own}",
@@ -118,7 +121,8 @@ def _compression(options: Options) -> list[str]:
 def _of_operators(options: Options) -> list[str]:
     if not (options.client_ca and options.operators_only):
         return []
-    return [_refused("certificate", "{ path_beg /admin } !{ ssl_c_used }")]
+    # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
+    return [_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
 
 
 def _of_bodies(options: Options, places: int) -> list[str]:

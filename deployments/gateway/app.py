@@ -136,7 +136,7 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     error = errors.BadRequest(
         "WebSockets are not supported; send the request without the Upgrade header"
     )
-    answer = _shape(scope["path"])(error)
+    answer = _shape(scope["raw_path"].decode("latin-1"))(error)
     head = [
         (b"content-type", answer.content_type),
         (b"content-length", b"%d" % len(answer.body)),

@@ -84,7 +84,8 @@ class Client:
         self.reads.set()
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._body: list[bytes] = [raw]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+        scope = {"type": "http", "method": "POST", "raw_path": path.encode(),
+                 "headers": list(headers)}  # fmt: skip
         self.task = asyncio.create_task(stand.app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:

@@ -418,7 +418,7 @@ async def ask(
     async def send(message: Any) -> None:
         parts.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": method, "raw_path": path.encode(), "headers": list(headers)}
     await app(scope, receive, send)
     if not parts:
         return Answer(0, [], b"")

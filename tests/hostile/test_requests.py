@@ -88,6 +88,12 @@ def test_only_our_own_paths_answer(target: Target, path: bytes, method: bytes):
     assert b"49" not in said.data.partition(b"\r\n\r\n")[2] or b"{{7*7}}" not in path
 
 
+@pytest.mark.parametrize("path", [b"/%61dmin/status", b"/adm%69n/keys", b"/%6Detrics"])
+def test_a_page_has_one_spelling(target: Target, path: bytes):
+    """What stands before a gateway decides by the path as it is sent."""
+    assert target.ask(head(path=path, method=b"GET")).statuses == [404]
+
+
 def test_no_verb_of_the_operators_works_without_a_key(target: Target):
     for method in (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"):
         for path in (b"/admin/status", b"/admin/controllers", b"/admin/keys"):

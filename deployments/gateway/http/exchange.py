@@ -64,7 +64,8 @@ class Exchange:
         self._send = send
         self.arrived = time.perf_counter()
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
+        # As it was sent: what stood before the gateway saw no other (router.py).
+        self.path: str = scope["raw_path"].decode("latin-1")
         self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")

@@ -40,7 +40,7 @@ class FastPath:
         self._serve = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _gateway is None or scope["type"] == "lifespan" or scope["path"].startswith("/-/"):
+        if _gateway is None or scope["type"] == "lifespan" or scope["raw_path"].startswith(b"/-/"):
             await self._serve(scope, receive, send)
         else:
             await _gateway(scope, receive, send)

@@ -3,12 +3,17 @@
 Paths: the Open Inference Protocol's (`/v2/...`), `:predict` and `:classify`, OpenAI's (`/v1/...`),
 and the operator's (`/metrics`, `/healthz`, `/readyz`, `/admin/...`, `/openapi.json`, `/docs` and
 the files it shows itself with). Names of models may hold dots and dashes, never slashes.
+
+Paths are matched as they were sent. HAProxy's rules read them so, and what it did not see as an
+operator's path is none here: only names, and the colon before an action, may be percent-encoded.
+Source: RFC 3986 §2.4, §6.2.2.2.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import NamedTuple
+from urllib.parse import unquote
 
 
 class Route(NamedTuple):
@@ -54,7 +59,8 @@ _LONGEST_KEPT = 256
 
 
 def match(path: str) -> Route | None:
-    """The route of a path, None when it has none. Callers choose paths: long ones are not kept."""
+    """The route of a path as it was sent, None when it has none. Callers choose paths: long ones
+    are not kept."""
     return _kept(path) if len(path) <= _LONGEST_KEPT else _match(path)
 
 
@@ -75,18 +81,18 @@ def _match(path: str) -> Route | None:
 
 
 def _v2(parts: list[str]) -> Route | None:
-    name, rest = parts[0], parts[1:]
+    name, rest = unquote(parts[0]), parts[1:]
     version = None
     if len(rest) >= 2 and rest[0] == "versions":
-        version, rest = rest[1], rest[2:]
+        version, rest = unquote(rest[1]), rest[2:]
     action = _ACTIONS.get(rest[0] if rest else "") if len(rest) <= 1 else None
-    if not name or action is None or version == "":
+    if not name or "/" in name or action is None or version == "":
         return None
     return Route(action[0], action[1], name, version)
 
 
 def _v1(rest: str) -> Route | None:
-    name, colon, action = rest.partition(":")
+    name, colon, action = unquote(rest).partition(":")
     if not name or "/" in name:
         return None
     if colon:

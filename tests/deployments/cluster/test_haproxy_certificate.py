@@ -145,6 +145,31 @@ async def test_operators_alone_show_one_where_the_settings_say_so(tmp_path: Path
             each[1].close()
 
 
+OPERATORS_PATHS = [
+    b"/admin", b"/%61dmin/status", b"/adm%69n/keys/revoke", b"/%41dmin/status", b"/ADMIN/status",
+    b"/%61%64%6d%69%6e/status", b"/%2561dmin/status", b"/admin/status%zz", b"/%61dmin/status%zz",
+    b"/%61dmin%", b"//admin/status", b"/%2fadmin/status", b"/./admin/status", b"/%2e/admin/status",
+    b"/v1/../admin/status", b"/v1/%2E%2e/%61dmin/status", b"/admin%2fstatus", b"/admin%00/status",
+    b"http://localhost/%61dmin/status", b"HTTP://localhost/admin/status", b"/%61dmin?x=%zz",
+    b"/%61dmin;x/status", b"/adm\xc4\xb1n/status",
+]  # fmt: skip
+
+
+async def test_no_spelling_of_an_operators_path_passes_without_a_certificate(tmp_path: Path):
+    """Those that reach the server here are no operator's path to any reader."""
+    tls = Authority(tmp_path).tls()
+    mine = {"CLIENT_CA": tls.authority, "CLIENT_CA_OPERATORS": 1}
+    elsewhere = {b"/%2561dmin/status", b"/adm\xc4\xb1n/status"}
+    async with listening(tmp_path, **told(tls), **mine) as port:
+        passed = set()
+        for path in OPERATORS_PATHS:
+            caller = await connected(port, trusting(tls))
+            if (await asked(caller, path)).startswith(b"HTTP/1.1 200 "):
+                passed.add(path)
+            caller[1].close()
+    assert passed <= elsewhere
+
+
 def test_files_that_do_not_fit_are_named(tmp_path: Path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):

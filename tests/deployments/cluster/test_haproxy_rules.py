@@ -125,6 +125,8 @@ async def test_what_two_readers_may_understand_differently_reaches_no_gateway(ed
         b"404 doubled": ask(HOST, path=b"//admin/status"),
         b"404 dots encoded": ask(HOST, path=b"/v1/%2e%2e/admin/status"),
         b"404 slash encoded": ask(HOST, path=b"/v1%2Fmodels"),
+        b"404 not to be decoded": ask(HOST, path=b"/v1/models/%zz"),
+        b"404 half a code": ask(HOST, path=b"/v1/models/m%6"),
         b"400 many headers": ask(HOST, *(b"x-%d: 1\r\n" % n for n in range(120))),
     }
     for why, request in refused.items():

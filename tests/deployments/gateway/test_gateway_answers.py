@@ -223,7 +223,7 @@ async def test_a_websocket_is_refused_and_no_fault_of_ours(stand: Stand, answers
         said.append(message)
 
     extensions: dict[str, Any] = {"websocket.http.response": {}} if answers else {}
-    scope = {"type": "websocket", "path": "/v2", "extensions": extensions}
+    scope = {"type": "websocket", "raw_path": b"/v2", "extensions": extensions}
     await stand.app(scope, receive, send)
     if answers:
         assert said[0]["status"] == 400

@@ -27,7 +27,9 @@ def checked(
 def check(
     checks: HeadChecks, raw: list[tuple[bytes, bytes]], method: str = "POST", path: str = INFER
 ) -> None:
-    scope: HTTPScope = {"type": "http", "method": method, "path": path, "headers": raw}  # type: ignore[typeddict-item]
+    scope: HTTPScope = {  # type: ignore[typeddict-item]
+        "type": "http", "method": method, "raw_path": path.encode(), "headers": raw,
+    }  # fmt: skip
     checks.check(Exchange(scope, None, None), raw)  # type: ignore[arg-type]
 
 

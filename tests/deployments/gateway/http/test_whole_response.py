@@ -98,7 +98,7 @@ async def test_behind_serves_own_wrapper_an_answer_has_a_head_that_serve_can_see
         sent.append(message)
 
     # The plain proxy's server made the offer, and the scope came here with it.
-    scope = {"type": "http", "method": "GET", "path": "/a", "headers": [],
+    scope = {"type": "http", "method": "GET", "raw_path": b"/a", "headers": [],
              "extensions": {EXTENSION: {}}, NAMED_BY_SERVE: True}  # fmt: skip
     await Exchange(scope, send, send).reply(200, ANSWER)  # type: ignore[arg-type]
     assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
