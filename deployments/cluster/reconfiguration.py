@@ -30,6 +30,10 @@ from deployments.contract.rollout.terms import RolloutTerms, canary_of, model_of
 from deployments.settings.load import SettingsErrors, load, tenants_text
 from deployments.settings.tree import ControllerSettings, Settings
 
+OPENS = (
+    "no tenant has a list of keys any more, which would let everybody in; if that is meant, set "
+    "gateway.auth: open, stop and serve again"
+)
 logger = logging.getLogger("headrace.host")
 
 
@@ -205,6 +209,8 @@ class Reconfiguration:
         address = {"port": gateway.port, "host": gateway.host}
         if new.gateway.model_copy(update=address) != gateway:
             return "gateway settings cannot change while it runs; stop and serve again"
+        if gateway.auth is None and self.settings.lists_keys and not new.lists_keys:
+            return OPENS
         new = new.model_copy(update={"gateway": gateway})
         return relative_to(new, path.absolute().parent, self._folder)
 

@@ -118,6 +118,7 @@ def _publisher(settings: Settings) -> dict[str, Any]:
     tenants = {
         "tenants": _taken_up(settings),
         "priorities": list(settings.gateway.priorities),
+        **({"auth": settings.gateway.auth} if settings.gateway.auth else {}),
     }
     return {
         "name": TENANTS_APP,

@@ -16,27 +16,46 @@ from deployments.cluster.scaling_terms import scaling_document
 from deployments.contract import audit, logs, tenants_store
 from deployments.contract.audit import AuditLine
 from deployments.contract.scaling import store
-from deployments.settings.load import parse, parse_tenants, settings_digest, tenants_text
+from deployments.settings.load import (
+    SettingsErrors,
+    parse,
+    parse_tenants,
+    settings_digest,
+    tenants_text,
+)
+from yaml_document.mistakes import Mistake
 
 _SCALING = "scaling"
+_OPENS = (
+    "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
+    "if that is meant"
+)
 
 
 class TenantsPublisher:
     def __init__(self, args: dict[str, Any]) -> None:
         """`args`: {"scaling": a settings file's models, their pool and budget}, and unless a path
-        names the tenants {"tenants": what a tenants file holds, "priorities": the gateway's}. All
-        as the user wrote it. Raises SettingsErrors: Serve then shows what is wrong, and what was
-        published before stays."""
+        names the tenants {"tenants": what a tenants file holds, "priorities": the gateway's,
+        "auth": too, where it is set}. All as the user wrote it. Raises SettingsErrors: Serve then
+        shows what is wrong, and what was published before stays."""
         scaling = scaling_document(parse(args[_SCALING]))
         given = {name: value for name, value in args.items() if name != _SCALING}
         if given:
             text = yaml.safe_dump(given["tenants"])
             tenants = parse_tenants(text, "tenants", given["priorities"])
+            before, text = tenants_store.fetch() or "", tenants_text(tenants)
+            if "auth" not in given and _listed_keys(before) and not tenants.lists_keys:
+                raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         store.put(store.DOCUMENT, scaling.text())
         if given:
-            before, text = tenants_store.fetch() or "", tenants_text(tenants)
             tenants_store.publish_deployed(text, settings_digest(given))
             _record(audit.digest(before), audit.digest(tenants_store.fetch() or ""))
+
+
+def _listed_keys(published: str) -> bool:
+    """Of a text that was valid where it was published, perhaps by another version of this."""
+    before = (yaml.safe_load(published) or {}).get("tenants", {})
+    return any(tenant.get("keys") is not None for tenant in before.values())
 
 
 def _record(before: str, after: str) -> None:

@@ -236,9 +236,10 @@ class GatewaySettings(Section):
     auth: Literal["required", "open"] | None = Field(
         default=None,
         description="Whether callers need a tenant's key: `required`, or `open`, where `x-tenant` "
-        "says who calls and no tenant may have keys. Unset, they do as soon as a tenant has a list "
-        "of `keys`, even an empty one. Who comes without a key that is needed is the tenant "
-        "`default` if it is declared, else refused.",
+        "says who calls and no tenant may have keys. Unset, they do with `tenants_path`, else as "
+        "soon as a tenant has a list of `keys`, even an empty one; lists that are gone open "
+        "nothing. Who comes without a key that is needed is the tenant `default` if it is "
+        "declared, else refused.",
     )
     tenants_path: Annotated[str, StringConstraints(pattern=r"^/.+")] | None = Field(
         default=None,

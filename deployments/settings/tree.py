@@ -101,6 +101,11 @@ class TenantsSettings(Section):
             owner[key.hash] = owner[key.kid] = who
         return self
 
+    @property
+    def lists_keys(self) -> bool:
+        """Whether a tenant has a list of keys, be it an empty one."""
+        return any(tenant.keys is not None for tenant in self.tenants.values())
+
     def all_keys(self) -> Iterator[tuple[tuple[str | int, ...], str, OperatorKeySettings]]:
         """Where each stands, whose it is ("tenant acme", "operators"), and the key itself."""
         for name, tenant in self.tenants.items():

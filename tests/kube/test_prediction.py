@@ -149,6 +149,13 @@ KEYS: Values = {"keys": ["sha256:" + "a" * 64]}
             },
             True,
         ),
+        (
+            {
+                "gateway": {"tenants_path": "/etc/tenants"},
+                "tenantFiles": {"config": {"tenants": {"acme": {}}}},
+            },
+            True,
+        ),
     ],
 )
 def test_no_pod_asks_without_the_key_that_it_needs(given: Values, needed: bool) -> None:

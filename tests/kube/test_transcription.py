@@ -26,6 +26,7 @@ _GATEWAY: dict[str, list[Any]] = {
     "keep_alive_s": [0.1, 90, 3600],
     "replay": [True, False],
     "priorities": [["only"], ["first", "second"]],
+    "auth": ["required"],
     "limits": [
         {},
         {"max_requests": 1},

@@ -3,8 +3,8 @@
 Either a file or folder on the gateway's node (a mounted ConfigMap and its Secrets, replaced by a
 rename or a switched link), or what was published in the cluster's store. Whichever it is: what
 cannot be used, or is gone, leaves the last good one in force and says why; nothing at all never
-means that everybody may come in. Beside them, keys that were revoked open nothing, whatever the
-tenants say: revoking waits for no file and no deployment.
+means that everybody may come in, and neither do lists of keys that are gone. Beside them, keys that
+were revoked open nothing, whatever the tenants say: revoking waits for no file and no deployment.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _PUBLISHED = "the published tenants"
 
 
 class TenantsSource(Protocol):
-    """`may_open`: whether tenants that have keys may be replaced by such that have none, which
-    lets everybody in. `origin`: what it is, in words."""
+    """`auth`: what holds where the settings do not say it. `origin`: what it is, in words."""
 
-    may_open: bool
+    auth: str | None
 
     origin: str
 
@@ -50,10 +49,10 @@ class TenantsSource(Protocol):
 
 
 class TenantsPath:
-    """A file, or a folder whose *.yaml files say it together. A file of keys that is gone from it
-    is more likely lost than meant."""
+    """A file, or a folder whose *.yaml files say it together. A file of keys that is not there is
+    more likely lost than meant, by a gateway that starts, too."""
 
-    may_open = False
+    auth: str | None = "required"
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
@@ -86,7 +85,7 @@ class PublishedTenants:
     """`fetch`: the text in the cluster's store, None where there is none; `publish` replaces it;
     both may raise."""
 
-    may_open = True
+    auth: str | None = None
     origin = _PUBLISHED
 
     def __init__(
@@ -231,10 +230,11 @@ class LiveTenants:
     def _take(self, loaded: TenantsSettings) -> None:
         table = KeyTable(loaded.operators.keys, self._revoked, self._wall)
         try:
-            tenants = Tenants(loaded.tenants, self._priorities, self._auth, table)
+            auth = self._auth or self._source.auth
+            tenants = Tenants(loaded.tenants, self._priorities, auth, table)
         except ValueError as wrong:
             raise SettingsErrors([Mistake("tenants", 0, "", str(wrong))]) from None
-        if not self._source.may_open and self.current.need_keys and not tenants.need_keys:
+        if self._auth is None and self.current.lists_keys and not tenants.lists_keys:
             raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         self._settings = loaded
         self.digest = audit.digest(tenants_text(loaded) + "".join(sorted(self._revoked)))

@@ -2,8 +2,9 @@
 
 Where keys are required, one is the only way to be a tenant: no key means the tenant `default` where
 it is declared, and `x-tenant` is ignored. They are as soon as a tenant has a list of keys, also an
-empty one, unless the settings say it (`gateway.auth`). Where they are not, `x-tenant` chooses and
-`Authorization` is ignored. `x-priority` lowers a request's priority, never raises it.
+empty one, unless the settings say it (`gateway.auth`); nobody declared then means nobody let in.
+Where they are not, `x-tenant` chooses and `Authorization` is ignored. `x-priority` lowers a
+request's priority, never raises it.
 
 A key is 32 random bytes, so a plain SHA-256 of it is enough: that is what settings hold and what
 look-ups go by, and the time a look-up takes says nothing of the key. Keys are never stored, logged
@@ -30,6 +31,11 @@ from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 
 PREFIX = "hr_"
 RANDOM_BYTES = 32
+_SEND_ONE = "an API key is required: send `Authorization: Bearer <key>`"
+_NOBODY_HAS_ONE = (
+    "an API key is required, and no tenant has one here: the operator must give tenants keys, or "
+    "set gateway.auth: open"
+)
 
 
 def new_key() -> tuple[str, str]:
@@ -145,13 +151,14 @@ class Tenants:
         for revoked in table.revoked:
             self._by_key.pop(revoked, None)
         self.keys = tuple(self._by_key.values())
-        self._default = self._by_name.get(DEFAULT_TENANT)
-        lists = any(given.keys is not None for given in declared.values())
-        if auth == "open" and lists:
+        self.lists_keys = any(given.keys is not None for given in declared.values())
+        if auth == "open" and self.lists_keys:
             raise ValueError(
                 "a tenant has a list of keys, but gateway.auth is open; must be required"
             )
-        self.need_keys = lists if auth is None else auth == "required"
+        self.need_keys = self.lists_keys if auth is None else auth == "required"
+        known = declared if self.need_keys else self._by_name
+        self._default = self._by_name[DEFAULT_TENANT] if DEFAULT_TENANT in known else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -185,7 +192,7 @@ class Tenants:
     def _by_authorization(self, authorization: bytes | None) -> Tenant:
         if authorization is None:
             if self._default is None:
-                raise Unauthorized("an API key is required: send `Authorization: Bearer <key>`")
+                raise Unauthorized(_SEND_ONE if self.lists_keys else _NOBODY_HAS_ONE)
             return self._default
         tenant = self.key(authorization).tenant
         if tenant is None:

@@ -25,14 +25,13 @@
 {{- end }}
 
 {{/* "true" where who comes without a key is refused, as gateways see it (docs/settings.md,
-`gateway.auth`). Secrets with tenants have the hashes of their keys. */}}
+`gateway.auth`). */}}
 {{- define "headrace.needsKey" -}}
 {{- $tenants := .Values.tenants -}}
 {{- $fromFiles := dig "tenants_path" "" .Values.gateway -}}
 {{- if $fromFiles }}{{ $tenants = default dict (dig "tenants" dict (default dict .Values.tenantFiles.config)) }}{{ end -}}
 {{- $auth := default "" (dig "auth" "" .Values.gateway) -}}
-{{- $needed := eq $auth "required" -}}
-{{- if and $fromFiles (ne $auth "open") (or .Values.tenantFiles.existingSecrets .Values.tenantFiles.externalSecrets) }}{{ $needed = true }}{{ end -}}
+{{- $needed := or (eq $auth "required") (and $fromFiles (ne $auth "open")) -}}
 {{- range $tenants }}
 {{- if and (kindIs "map" .) (hasKey . "keys") (ne $auth "open") }}{{ $needed = true }}{{ end }}
 {{- end }}

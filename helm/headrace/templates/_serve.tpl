@@ -54,6 +54,7 @@ read text. */}}
 {{- if not $gateway.tenants_path }}
 {{- $_ := set $args "tenants" $taken_up }}
 {{- $_ := set $args "priorities" $gateway.priorities }}
+{{- with dig "auth" nil .Values.gateway }}{{ $_ := set $args "auth" . }}{{ end }}
 {{- end }}
 {{- dict
   "name" "headrace-tenants"

@@ -79,6 +79,26 @@ class Cluster:
         return {name: why for name, why in self.failed.items() if name in changed}
 
 
+def test_a_file_without_the_keys_opens_no_server(tmp_path):
+    models = {"models": {"a": FAST}}
+    keyed = {"tenants": {"acme": {"keys": ["sha256:" + "a" * 64]}}}
+    new = tmp_path / "new.yaml"
+    for auth, tenants, refused in (
+        (None, {"acme": {"weight": 2}}, True),
+        (None, {}, True),
+        (None, {"other": {"keys": []}}, False),
+        ("required", {"acme": {"weight": 2}}, False),
+    ):
+        said = {"gateway": {"auth": auth}} if auth else {}
+        running = Settings.model_validate({**models, **keyed, **said})
+        live = Reconfiguration(running, Cluster({}), tmp_path, threading.Event())
+        new.write_text(json.dumps({**models, **said, "tenants": tenants}))
+        for asked in (live.diff, live.apply):
+            answer = asked({"path": str(new)})
+            assert ("gateway.auth: open" in answer.get("error", "")) is refused, (auth, tenants)
+        assert (live.settings.tenants == running.tenants) is refused
+
+
 def test_nothing_waits_for_an_optional_model_that_a_file_brings(tmp_path):
     file = tmp_path / "settings.yaml"
     broken = FAST | {"optional": True}

@@ -66,6 +66,18 @@ def test_a_change_of_scaling_publishes_no_tenants_anew(published: dict[str, Any]
     assert published["digest"] == digest
 
 
+def test_keys_that_are_gone_open_no_server_unless_that_is_said(published: dict[str, Any]) -> None:
+    keyed = {"tenants": {"tenants": {"acme": {"keys": ["sha256:" + "a" * 64]}}}}
+    TenantsPublisher({**TENANTS, **keyed, "scaling": SCALING})
+    before = dict(published)
+    pooled = {"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}}
+    with pytest.raises(SettingsErrors, match="no tenant has a list of keys any more"):
+        TenantsPublisher({**TENANTS, **pooled})
+    assert published == before
+    TenantsPublisher({**TENANTS, "auth": "open", **pooled})
+    assert "sha256:" not in published["tenants"]
+
+
 def test_where_a_path_names_the_tenants_scaling_is_published_alone(published) -> None:
     TenantsPublisher({"scaling": SCALING})
     assert set(published) == {"scaling"}

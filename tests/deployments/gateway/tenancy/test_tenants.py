@@ -64,6 +64,15 @@ def test_keys_are_needed_where_the_gateway_says_so_although_nobody_has_one_yet()
     assert named(Tenants(declared, auth="open"), header=b"acme") == "acme"
 
 
+def test_nobody_is_let_in_where_keys_are_needed_and_no_tenant_is_declared() -> None:
+    none = Tenants({}, auth="required")
+    for key, header in [(None, None), (None, b"default"), (b"Bearer x", None)]:
+        with pytest.raises(Unauthorized):
+            named(none, key, header)
+    with pytest.raises(Unauthorized, match=r"no tenant has one here.*gateway\.auth: open"):
+        none.reader(None)
+
+
 def test_a_gateway_that_is_open_takes_no_tenants_with_keys(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants: {acme: {}}\n")
@@ -328,11 +337,42 @@ def test_keys_that_vanish_from_a_folder_do_not_open_the_door(tmp_path: Path) -> 
     assert live.current.identify(b"Bearer hr_a", None, None).tenant.name == "a"
 
 
-def test_published_tenants_may_be_opened_and_the_switch_leaves_them_as_they_are() -> None:
+def test_a_gateway_that_starts_without_the_file_of_keys_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 3}}\n")
+    started = LiveTenants(TenantsPath(tmp_path))
+    with pytest.raises(Unauthorized, match="no tenant has one here"):
+        started.current.identify(None, b"a", None)
+    meant = LiveTenants(TenantsPath(tmp_path), auth="open")
+    assert meant.current.identify(None, b"a", None).tenant.name == "a"
     hashed = "sha256:" + hashlib.sha256(b"hr_a").hexdigest()
-    store = Store(f"tenants: {{a: {{keys: ['{hashed}']}}}}\n")
+    (tmp_path / "keys.yaml").write_text(f"tenants: {{a: {{keys: ['{hashed}']}}}}\n")
+    assert started.refresh()
+    assert started.current.identify(b"Bearer hr_a", None, None).tenant.name == "a"
+
+
+@pytest.mark.parametrize("text", ["tenants: {a: {}}\n", "tenants: {}\n"])
+def test_published_tenants_that_lost_their_keys_do_not_open_the_door(text: str) -> None:
+    hashed = "sha256:" + hashlib.sha256(b"hr_a").hexdigest()
+    keyed = f"tenants: {{a: {{keys: ['{hashed}']}}}}\n"
+    store = Store(keyed)
+    live = LiveTenants(PublishedTenants(store.fetch))
+    store.text = text
+    assert not live.refresh()
+    assert "no tenant has a list of keys any more" in (live.problem or "")
+    with pytest.raises(Unauthorized):
+        live.current.identify(None, b"a", None)
+    strict = LiveTenants(PublishedTenants(lambda: keyed), auth="required")
+    strict._source = PublishedTenants(store.fetch)
+    assert strict.refresh()  # they open nothing
+    with pytest.raises(Unauthorized):
+        strict.current.identify(b"Bearer hr_a", None, None)
+
+
+def test_the_switch_leaves_published_tenants_as_they_are() -> None:
+    hashed = "sha256:" + hashlib.sha256(b"hr_b").hexdigest()
+    store = Store("tenants: {a: {}}\n")
     live = LiveTenants(PublishedTenants(store.fetch, store.publish))
-    store.text = "tenants: {b: {}}\n"  # deployed since this gateway looked
+    store.text = f"tenants: {{b: {{keys: ['{hashed}']}}}}\n"  # deployed since this gateway looked
     live.publish_frozen(True)
     assert live.refresh()
     assert (live.frozen, live.current.names) == (True, ("b",))
