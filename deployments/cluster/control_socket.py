@@ -17,7 +17,7 @@ from deployments.contract import audit
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 ASKER = "asker"  # in a request: who asks, whatever it says itself
-_CHANGES = ("apply", "diff", "freeze", "rollback")
+_CHANGES = ("apply", "rollback")
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
@@ -28,7 +28,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 class ControlSocket:
     """Context manager; handlers run on a thread a connection, those that change the list of models
-    or the tenants one at a time, holding `lock`. Revoking a key waits for none of them."""
+    or the tenants one at a time, holding `lock`. Revoking a key and freezing wait for none of
+    them."""
 
     def __init__(
         self, port: int, handlers: dict[str, Handler], lock: threading.Lock | None = None

@@ -76,6 +76,13 @@ class LocalCluster:
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
 
+    def freeze(self, frozen: bool) -> None:
+        tenants_store.freeze(frozen)
+
+    def frozen(self) -> bool | None:
+        """As an operator has set it; None: as the published tenants say."""
+        return tenants_store.frozen()
+
     def published_tenants(self) -> str | None:
         """The text that is in force."""
         return tenants_store.fetch()

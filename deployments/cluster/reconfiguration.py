@@ -23,12 +23,12 @@ from deployments.cluster.rollout_plan import Plan, planned
 from deployments.cluster.rollout_records import RolloutRecords
 from deployments.cluster.scaling_terms import scaling_document
 from deployments.cluster.serve_config import serve_config
-from deployments.cluster.settings_changes import changes_between
+from deployments.cluster.settings_changes import changes_between, switched
 from deployments.cluster.source_folders import relative_to
 from deployments.cluster.version_history import VersionHistory, with_numbers_of
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, model_of
 from deployments.settings.load import SettingsErrors, load, tenants_text
-from deployments.settings.tree import ControllerSettings, Settings
+from deployments.settings.tree import Settings
 
 OPENS = (
     "no tenant has a list of keys any more, which would let everybody in; if that is meant, set "
@@ -41,6 +41,10 @@ class Cluster(Protocol):
     """What this needs of the cluster."""
 
     def publish_tenants(self, text: str) -> None: ...
+
+    def freeze(self, frozen: bool) -> None: ...
+
+    def frozen(self) -> bool | None: ...
 
     def publish_scaling(self, text: str) -> None: ...
 
@@ -85,6 +89,7 @@ class Reconfiguration:
 
     def start(self) -> None:
         """Puts what it runs, and does not wait."""
+        self._publish(self.settings)
         self._put(self.deployed)
 
     def diff(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +108,7 @@ class Reconfiguration:
         before = self.deployed
         for name, why in plan.ended.items():
             self._told(self._cluster.abort_rollout, name, why)
+        self._publish(plan.wanted.settings)
         with self.records.starting({n: plan.wanted.canaries[n] for n in plan.begun}):
             failed = self._carry_out(plan.wanted)
         lost = {n: failed[n] for n in plan.kept if n not in self.deployed.canaries}
@@ -118,7 +124,9 @@ class Reconfiguration:
         return plan.changes | {"rollouts": under_way}
 
     def _planned(self, new: Settings, numbers: count[int]) -> Plan:
-        return planned(self.deployed, new, self._clock(), numbers)
+        plan = planned(self.deployed, new, self._clock(), numbers)
+        turned = switched(self._is_frozen(), new.controllers.frozen)
+        return replace(plan, changes={**plan.changes, "controllers": turned})
 
     def _carry_out(self, wanted: Deployed, back: str = "") -> dict[str, str]:
         """Puts it, and takes back what does not start; why, by model. `back`: the model that is to
@@ -215,21 +223,27 @@ class Reconfiguration:
         return relative_to(new, path.absolute().parent, self._folder)
 
     def freeze(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Until it is asked for the opposite, or a file is applied: then that one holds."""
+        """Until it is asked for the opposite, or a file is applied: then that one holds. Changes
+        nothing that `lock` is for."""
         if self.settings.gateway.tenants_path is not None:
             where = self.settings.gateway.tenants_path
             return {"error": f"{where} says what is frozen: set controllers.frozen there"}
-        switched = {"controllers": ControllerSettings(frozen=request["frozen"])}
-        new = self.settings.model_copy(update=switched)
-        self._cluster.publish_tenants(tenants_text(new))
-        changes = changes_between(self.settings, new)
-        self.deployed = replace(self.deployed, settings=new)
-        return changes
+        was = self._is_frozen()
+        self._cluster.freeze(request["frozen"])
+        return {"controllers": switched(was, request["frozen"])}
+
+    def _is_frozen(self) -> bool:
+        said = self._cluster.frozen()
+        return self.settings.controllers.frozen if said is None else said
+
+    def _publish(self, settings: Settings) -> None:
+        """The tenants, and the switch as the file has it: where a file is taken up and nowhere
+        else, so that no step of a rollout takes back what an operator has set since."""
+        if settings.gateway.tenants_path is None:
+            self._cluster.publish_tenants(tenants_text(settings))
 
     def _put(self, wanted: Deployed) -> None:
         new = wanted.listed()
-        if new.gateway.tenants_path is None:
-            self._cluster.publish_tenants(tenants_text(new))
         self._cluster.publish_scaling(scaling_document(new).text())
         self._cluster.put(serve_config(new, one_machine=True))
 

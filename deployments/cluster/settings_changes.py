@@ -22,7 +22,7 @@ def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
     return {
         **kinds,
         "tenants": sorted(_different(old.tenants, new.tenants)),
-        "controllers": _switched(old.controllers.frozen, new.controllers.frozen),
+        "controllers": switched(old.controllers.frozen, new.controllers.frozen),
         "reasons": [f"{model_name(d.application)}: {each}" for d in found for each in d.reasons],
     }
 
@@ -39,7 +39,8 @@ def _models(settings: Settings) -> dict[str, Mapping[str, Any]]:
     return {name: app for name, app in apps.items() if is_model_app(name)}
 
 
-def _switched(was: bool, frozen: bool) -> list[str]:
+def switched(was: bool, frozen: bool) -> list[str]:
+    """What becomes of the controllers."""
     if was == frozen:
         return []
     return ["frozen" if frozen else "no longer frozen"]

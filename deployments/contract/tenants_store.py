@@ -1,9 +1,10 @@
 """The tenants in the cluster's own key-value store, where gateways on any node read them.
 
-The text of a tenants file, whole and valid: whoever publishes has checked it. Beside it the hashes
-of keys that were revoked, a name each, so that nobody's writing takes back another's: what is
-published later does not bring such a key back. Neither needs the registry or Serve. Blocks for a
-round trip, see `cluster_store`.
+The text of a tenants file, whole and valid: whoever publishes has checked it. Beside it, by names
+of their own, so that nobody's writing takes back another's: the hashes of keys that were revoked,
+which what is published later does not bring back; and the switch of the controllers as an operator
+has set it, which holds until tenants are published. Nothing here needs the registry or Serve.
+Blocks for a round trip, see `cluster_store`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,24 @@ from deployments.contract import cluster_store
 _KEY = "tenants"
 _DEPLOYED = "tenants-deployed"
 _REVOKED = "revoked-key/"
+_FROZEN = "frozen"
 
 
 def publish(text: str) -> None:
+    """From now on the controllers' switch is as the text says."""
     cluster_store.put(_KEY, text.encode())
+    cluster_store.delete(_FROZEN)
+
+
+def freeze(frozen: bool) -> None:
+    cluster_store.put(_FROZEN, b"1" if frozen else b"0")
+
+
+def frozen() -> bool | None:
+    """As an operator has set it since the tenants were published; None: nobody has. Raises as
+    `fetch`."""
+    found = cluster_store.get(_FROZEN)
+    return None if found is None else found == b"1"
 
 
 def publish_deployed(text: str, deployment: str) -> None:

@@ -34,6 +34,7 @@ from deployments.gateway.scaling.reporter import DemandReporter
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
+    OperatorsSwitch,
     PublishedTenants,
     RevokedKeys,
     TenantsPath,
@@ -187,7 +188,8 @@ def _can_be_had(revoked: RevokedKeys) -> bool:
 
 
 def _published() -> PublishedTenants:
-    return PublishedTenants(tenants_store.fetch, tenants_store.publish)
+    switch = OperatorsSwitch(tenants_store.frozen, tenants_store.freeze)
+    return PublishedTenants(tenants_store.fetch, switch)
 
 
 def settle() -> None:

@@ -92,7 +92,7 @@ def diff(path: Path, port: int | None) -> int:
 
 
 def freeze(frozen: bool, port: int | None) -> int:
-    """Freezes the controllers of all models, or lets them learn again; the exit code. Waits for a
+    """Freezes the controllers of all models, or lets them learn again; the exit code. Waits for no
     change that is under way. Raises NoServer."""
     state = find(port, state_folder())
     try:

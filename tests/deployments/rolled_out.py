@@ -29,7 +29,8 @@ def model(base_ms: float, **fields: Any) -> dict[str, Any]:
 class Cluster:
     """broken: names that cannot start with these milliseconds. starting: names that are not yet
     running. puts: the milliseconds of every model, put by put. rows: that gateways hold of a
-    model. silent: nothing answers."""
+    model. silent: nothing answers. published: the tenants, each time. switch: of the controllers,
+    as an operator has set it since."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -40,12 +41,22 @@ class Cluster:
         self.puts: list[dict[str, float]] = []
         self.forgotten: list[str] = []
         self.silent = False
+        self.published: list[str] = []
+        self.switch: bool | None = None
 
     @property
     def running(self) -> dict[str, float]:
         return self.puts[-1]
 
-    def publish_tenants(self, text: str) -> None: ...
+    def publish_tenants(self, text: str) -> None:
+        self.published.append(text)
+        self.switch = None
+
+    def freeze(self, frozen: bool) -> None:
+        self.switch = frozen
+
+    def frozen(self) -> bool | None:
+        return self.switch
 
     def publish_scaling(self, text: str) -> None: ...
 

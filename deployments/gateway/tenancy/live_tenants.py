@@ -21,7 +21,7 @@ from deployments.contract.key_list import KeyRow, key_rows
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants, tenants_text
-from deployments.settings.tree import ControllerSettings, TenantsSettings
+from deployments.settings.tree import TenantsSettings
 from yaml_document.mistakes import Mistake
 
 _OPENS = (
@@ -32,19 +32,23 @@ _PUBLISHED = "the published tenants"
 
 
 class TenantsSource(Protocol):
-    """`auth`: what holds where the settings do not say it. `origin`: what it is, in words."""
+    """`auth`: what holds where the settings do not say it. `origin`: what it is, in words.
+    `frozen`: the controllers' switch as an operator has set it; None: the tenants say it."""
 
     auth: str | None
 
     origin: str
 
+    frozen: bool | None
+
     def signature(self) -> Hashable | None:
-        """Of what would be read now: another one where it was replaced. None: it is not there."""
+        """Of what would be read now: another one where it was replaced. None: it is not there.
+        Looks at the switch, too."""
 
     def read(self, priorities: Sequence[str]) -> TenantsSettings:
         """Raises SettingsErrors."""
 
-    def replace(self, tenants: TenantsSettings) -> None:
+    def freeze(self, frozen: bool) -> None:
         """For all gateways. Raises ValueError with the reason where it cannot."""
 
 
@@ -53,6 +57,7 @@ class TenantsPath:
     more likely lost than meant, by a gateway that starts, too."""
 
     auth: str | None = "required"
+    frozen: bool | None = None
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
@@ -70,7 +75,7 @@ class TenantsPath:
     def read(self, priorities: Sequence[str]) -> TenantsSettings:
         return load_tenants(self._path, priorities)
 
-    def replace(self, tenants: TenantsSettings) -> None:
+    def freeze(self, frozen: bool) -> None:
         raise ValueError(
             f"{self._path} says who the tenants are and what is frozen; change it there"
         )
@@ -81,24 +86,44 @@ def _signature(path: Path) -> tuple[str, int, int, int, int]:
     return path.name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _unset() -> None:
+    return None
+
+
+def _fixed(frozen: bool) -> None:
+    raise ValueError("the controllers' switch cannot be turned here")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorsSwitch:
+    """Of the controllers, in the cluster's store: `fetch` it, None where nobody has set it, `turn`
+    it for all gateways; either may raise what the store raises."""
+
+    fetch: Callable[[], bool | None] = _unset
+    turn: Callable[[bool], None] = _fixed
+
+
 class PublishedTenants:
-    """`fetch`: the text in the cluster's store, None where there is none; `publish` replaces it;
-    both may raise."""
+    """`fetch`: the text in the cluster's store, None where there is none; it may raise."""
 
     auth: str | None = None
     origin = _PUBLISHED
 
     def __init__(
-        self, fetch: Callable[[], str | None], publish: Callable[[str], None] | None = None
+        self, fetch: Callable[[], str | None], switch: OperatorsSwitch | None = None
     ) -> None:
         self._fetch = fetch
-        self._publish = publish
+        self._switch = switch or OperatorsSwitch()
+        self.frozen: bool | None = None
         self._text: str | None = None
         self._fault = "nobody has published any"
 
     def signature(self) -> Hashable | None:
         try:
+            # Tenants are published first, the switch is cleared then: not the other way round.
+            frozen = self._switch.fetch()
             self._text = self._fetch()
+            self.frozen = frozen
         except Exception as fault:
             # Whatever keeps the store from answering: what was read last stays in force.
             self._text, self._fault = None, f"the cluster's store does not answer ({fault})"
@@ -109,10 +134,8 @@ class PublishedTenants:
             raise SettingsErrors([Mistake(_PUBLISHED, 0, "", f"cannot be read: {self._fault}")])
         return parse_tenants(self._text, _PUBLISHED, priorities)
 
-    def replace(self, tenants: TenantsSettings) -> None:
-        if self._publish is None:
-            raise ValueError("the published tenants cannot be replaced here")
-        self._publish(tenants_text(tenants))
+    def freeze(self, frozen: bool) -> None:
+        self._switch.turn(frozen)
 
 
 def _nowhere(key_hash: str) -> None:
@@ -154,7 +177,6 @@ class LiveTenants:
         self._auth = auth
         self.current = Tenants({}, self._priorities)
         self.problem: str | None = None
-        self.frozen = False
         self.digest = ""
         self._settings = TenantsSettings()
         found, _ = self._look_for_revoked()
@@ -169,6 +191,11 @@ class LiveTenants:
     def origin(self) -> str:
         """Where they are read, in words."""
         return self._source.origin
+
+    @property
+    def frozen(self) -> bool:
+        said = self._source.frozen
+        return self._settings.controllers.frozen if said is None else said
 
     @property
     def age_s(self) -> float:
@@ -206,13 +233,9 @@ class LiveTenants:
         return True, changed
 
     def publish_frozen(self, frozen: bool) -> None:
-        """The controllers' switch, for all gateways, beside the tenants as they are published now.
-        Raises ValueError where it cannot be set, and what the store raises."""
-        self.refresh()
-        if self.problem is not None:
-            raise ValueError(f"the tenants cannot be read: {self.problem}")
-        switch = ControllerSettings(frozen=frozen)
-        self._source.replace(self._settings.model_copy(update={"controllers": switch}))
+        """The controllers' switch, for all gateways, whatever tenants are published. Raises
+        ValueError where it cannot be set, and what the store raises."""
+        self._source.freeze(frozen)
 
     def key_rows(self) -> list[KeyRow]:
         return key_rows(self._settings, self._revoked, self._wall())
@@ -239,4 +262,3 @@ class LiveTenants:
         self._settings = loaded
         self.digest = audit.digest(tenants_text(loaded) + "".join(sorted(self._revoked)))
         self.current = tenants
-        self.frozen = loaded.controllers.frozen

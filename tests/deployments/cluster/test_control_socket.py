@@ -115,3 +115,11 @@ def test_applies_run_one_at_a_time() -> None:
     for do in (b"apply", b"status"):
         control_socket._answer(b'{"do": "%s"}' % do, handlers, lock)
     assert held == [True, False]
+
+
+@pytest.mark.parametrize("do", [b"freeze", b"diff", b"revoke"])
+def test_nothing_else_waits_for_an_apply(do: bytes) -> None:
+    lock = threading.Lock()
+    with lock:
+        answer = control_socket._answer(b'{"do": "%s"}' % do, {do.decode(): lambda _: {}}, lock)
+    assert answer == {}

@@ -67,8 +67,17 @@ class Cluster:
 
     def __init__(self, failed: dict[str, str]) -> None:
         self.failed, self.settled = failed, []
+        self.published, self.switch = [], None
 
-    def publish_tenants(self, text): ...
+    def publish_tenants(self, text):
+        self.published.append(text)
+        self.switch = None
+
+    def freeze(self, frozen):
+        self.switch = frozen
+
+    def frozen(self):
+        return self.switch
 
     def publish_scaling(self, text): ...
 
@@ -97,6 +106,35 @@ def test_a_file_without_the_keys_opens_no_server(tmp_path):
             answer = asked({"path": str(new)})
             assert ("gateway.auth: open" in answer.get("error", "")) is refused, (auth, tenants)
         assert (live.settings.tenants == running.tenants) is refused
+
+
+def test_a_switch_changes_no_tenants_and_a_file_sets_it_as_it_says(tmp_path):
+    cluster, new = Cluster({}), tmp_path / "new.yaml"
+    live = Reconfiguration(settings({"a": FAST}), cluster, tmp_path, threading.Event())
+    live.start()
+    before, published = live.deployed, list(cluster.published)
+    assert live.freeze({"frozen": True}) == {"controllers": ["frozen"]}
+    assert live.freeze({"frozen": True}) == {"controllers": []}
+    assert (live.deployed, cluster.published) == (before, published)
+    new.write_text(json.dumps({"models": {"a": FAST}}))
+    assert live.diff({"path": str(new)})["controllers"] == ["no longer frozen"]
+    assert cluster.switch is True
+    assert live.apply({"path": str(new)})["controllers"] == ["no longer frozen"]
+    assert cluster.switch is None
+    frozen = {"controllers": {"frozen": True}}
+    new.write_text(json.dumps({"models": {"a": FAST}} | frozen))
+    assert live.apply({"path": str(new)})["controllers"] == ["frozen"]
+    assert live.freeze({"frozen": False}) == {"controllers": ["no longer frozen"]}
+
+
+def test_a_rollback_leaves_the_switch_as_an_operator_has_set_it(tmp_path):
+    cluster, new = Cluster({}), tmp_path / "new.yaml"
+    live = Reconfiguration(settings({"a": FAST}), cluster, tmp_path, threading.Event())
+    new.write_text(json.dumps({"models": {"a": SLOW}}))
+    live.apply({"path": str(new)})
+    cluster.freeze(True)
+    assert live.rollback({"model": "a"})["rolled back"] == ["a"]
+    assert cluster.switch is True
 
 
 def test_nothing_waits_for_an_optional_model_that_a_file_brings(tmp_path):

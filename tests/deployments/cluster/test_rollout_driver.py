@@ -45,6 +45,17 @@ def test_a_promoted_version_takes_the_live_ones_place_and_the_canary_goes(stand)
     assert stand.told == [("m", "promoted", "")]
 
 
+@pytest.mark.parametrize("promoted", [True, False])
+def test_no_step_of_a_rollout_takes_back_what_an_operator_has_frozen(stand, promoted):
+    stand.cluster.freeze(True)  # through a gateway
+    published = len(stand.cluster.published)
+    decided = stand.driver.promote if promoted else stand.driver.abort
+    assert decided({"model": "m"}) == {"model": "m"}
+    stand.tick(8)
+    assert stand.running == {"m": 2 if promoted else 1, "n": 1}
+    assert (stand.cluster.switch, len(stand.cluster.published)) == (True, published)
+
+
 def test_an_aborted_version_goes_and_the_live_one_is_never_touched(stand):
     stand.cluster.abort_rollout("m", "it fails")
     stand.tick(5)

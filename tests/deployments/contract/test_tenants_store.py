@@ -1,4 +1,4 @@
-"""What is published and what is revoked stand apart: neither takes the other back."""
+"""What is published, what is revoked and what is frozen stand apart: none takes another back."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ class KeyValue:
     def _internal_kv_get(self, key: bytes, *, namespace: bytes) -> bytes | None:
         return self.data.get((namespace, key))
 
+    def _internal_kv_del(self, key: bytes, *, del_by_prefix: bool, namespace: bytes) -> None:
+        assert del_by_prefix
+        gone = [(ns, name) for ns, name in self.data if ns == namespace and name.startswith(key)]
+        for each in gone:
+            del self.data[each]
+
     def _internal_kv_list(self, prefix: bytes, *, namespace: bytes) -> list[bytes]:
         return [key for ns, key in self.data if ns == namespace and key.startswith(prefix)]
 
@@ -38,6 +44,20 @@ def test_revoked_hashes_add_up_whoever_writes_and_whatever_is_published() -> Non
     tenants_store.publish("tenants: {}\n")
     assert tenants_store.revoked() == {"sha256:1", "sha256:2"}
     assert tenants_store.fetch() == "tenants: {}\n"
+
+
+def test_an_operators_switch_holds_until_tenants_are_published() -> None:
+    tenants_store.publish_deployed("first", "d1")
+    assert tenants_store.frozen() is None
+    for turned in (True, False, True):
+        tenants_store.freeze(turned)
+        assert tenants_store.frozen() is turned
+    tenants_store.publish_deployed("first", "d1")  # started again, no other deployment
+    tenants_store.revoke("sha256:1")
+    assert (tenants_store.frozen(), tenants_store.fetch()) == (True, "first")
+    tenants_store.publish_deployed("second", "d2")
+    assert (tenants_store.frozen(), tenants_store.fetch()) == (None, "second")
+    assert tenants_store.revoked() == {"sha256:1"}
 
 
 def test_a_deployment_is_published_once() -> None:

@@ -71,7 +71,7 @@ def test_a_host_that_does_not_answer_in_time_is_said_so():
         answer.set()
 
 
-@pytest.mark.parametrize("other", ["apply", "freeze"])
+@pytest.mark.parametrize("other", ["apply", "rollback"])
 def test_changes_are_made_one_after_another(other):
     inside, most = [], []
     never = threading.Event()
@@ -83,7 +83,7 @@ def test_changes_are_made_one_after_another(other):
         inside.pop()
         return {}
 
-    with ControlSocket(1, {"apply": apply, "freeze": apply}):
+    with ControlSocket(1, {"apply": apply, "rollback": apply}):
         asked = [
             threading.Thread(target=control.ask, args=(1, {"do": do})) for do in ("apply", other)
         ]

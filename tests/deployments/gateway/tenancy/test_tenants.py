@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from deployments.contract.errors import BadRequest, Unauthorized
-from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, TenantsPath
+from deployments.gateway.tenancy.live_tenants import (
+    LiveTenants,
+    OperatorsSwitch,
+    PublishedTenants,
+    TenantsPath,
+)
 from deployments.gateway.tenancy.tenants import Tenants, hash_key, new_key
 from deployments.settings.load import SettingsErrors
 from deployments.settings.tenant import TenantSettings
@@ -369,16 +374,36 @@ def test_published_tenants_that_lost_their_keys_do_not_open_the_door(text: str) 
 
 
 def test_the_switch_leaves_published_tenants_as_they_are() -> None:
-    hashed = "sha256:" + hashlib.sha256(b"hr_b").hexdigest()
+    """So tenants that are published while it is turned, without a key, do not get it back."""
     store = Store("tenants: {a: {}}\n")
-    live = LiveTenants(PublishedTenants(store.fetch, store.publish))
-    store.text = f"tenants: {{b: {{keys: ['{hashed}']}}}}\n"  # deployed since this gateway looked
+    live = LiveTenants(PublishedTenants(store.fetch, OperatorsSwitch(store.frozen, store.freeze)))
+    applied = "tenants: {b: {}}\ncontrollers: {frozen: false}\n"
+    store.text = applied  # since this gateway looked
     live.publish_frozen(True)
+    assert store.text == applied
     assert live.refresh()
     assert (live.frozen, live.current.names) == (True, ("b",))
+    store.text = "tenants: {c: {weight: -1}}\n"
+    live.publish_frozen(False)  # needs no tenants that can be read
+    assert not live.refresh()
+    assert (live.frozen, live.current.names) == (False, ("b",))
+
+
+def test_the_switch_is_what_the_tenants_say_until_an_operator_turns_it() -> None:
+    store = Store("tenants: {}\ncontrollers: {frozen: true}\n")
+    live = LiveTenants(PublishedTenants(store.fetch, OperatorsSwitch(store.frozen, store.freeze)))
+    assert live.frozen
+    store.switch = False
+    live.refresh()
+    assert not live.frozen
     store.fault = ConnectionError("gone")
-    with pytest.raises(ValueError, match="cannot be read"):
-        live.publish_frozen(False)
+    live.refresh()
+    assert not live.frozen
+    store.fault, store.switch = None, None
+    live.refresh()
+    assert live.frozen
+    with pytest.raises(ValueError, match="cannot be turned here"):
+        LiveTenants(PublishedTenants(store.fetch)).publish_frozen(True)
 
 
 def test_a_folder_that_is_emptied_keeps_the_last_good_ones(tmp_path: Path) -> None:
@@ -391,14 +416,20 @@ def test_a_folder_that_is_emptied_keeps_the_last_good_ones(tmp_path: Path) -> No
 
 
 class Store:
-    """The cluster's store: a text, or a fault."""
+    """The cluster's store: a text and the operators' switch, or a fault."""
 
     def __init__(self, text: str | None) -> None:
         self.text = text
+        self.switch: bool | None = None
         self.fault: Exception | None = None
 
-    def publish(self, text: str) -> None:
-        self.text = text
+    def freeze(self, frozen: bool) -> None:
+        self.switch = frozen
+
+    def frozen(self) -> bool | None:
+        if self.fault is not None:
+            raise self.fault
+        return self.switch
 
     def fetch(self) -> str | None:
         if self.fault is not None:
