@@ -10,6 +10,7 @@ were revoked open nothing, whatever the tenants say: revoking waits for no file 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -173,6 +174,7 @@ class LiveTenants:
         self._revocations, self._revoked = revoked or RevokedKeys(), frozenset[str]()
         self._wall = wall
         self._clock, self._found_at = clock, clock()
+        self._looking = threading.Lock()
         self._priorities = tuple(priorities)
         self._auth = auth
         self.current = Tenants({}, self._priorities)
@@ -203,7 +205,12 @@ class LiveTenants:
 
     def refresh(self) -> bool:
         """Reads the source if it is another than last time, and what was revoked; whether `current`
-        was replaced."""
+        was replaced. One look at a time, from whatever thread: what an older one was told must not
+        come after what a newer one found."""
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> bool:
         began = self._clock()
         found, revoked = self._look_for_revoked()
         # Taken before it is read: a change in between is then seen next time.

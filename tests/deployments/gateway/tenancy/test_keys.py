@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,6 +237,26 @@ def test_a_key_is_revoked_beside_tenants_that_cannot_be_read() -> None:
     assert live.refresh()
     assert live.problem is not None
     refusal(live.current, "old")
+
+
+def test_an_older_look_takes_back_no_revocation() -> None:
+    """The follower has asked what is revoked, and hears it after an operator's key was revoked."""
+    store, clock = Store(text_of("old", "new")), [0.0]
+    live = lively(store, clock)
+    revoking = threading.Thread(target=live.revoke, args=("old",))
+
+    def slow_answer() -> frozenset[str]:
+        found = store.revoked
+        if revoking.ident is None:
+            revoking.start()
+            revoking.join(0.02)  # as much as it can do meanwhile
+        return found
+
+    live._revocations = replace(live._revocations, fetch=slow_answer)
+    live.refresh()
+    revoking.join(5.0)
+    refusal(live.current, "old")
+    assert by(live.current, "new").key == "new"
 
 
 def test_a_store_that_is_away_leaves_all_as_it_was_and_tells_its_age() -> None:
