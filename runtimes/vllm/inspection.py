@@ -1,8 +1,9 @@
 """Whether reading a model's folder would run what is in it: looked at before vLLM is imported.
 
 Python files and `auto_map` name code that comes with a model; a pickle is code in itself, and what
-restricts its reading was got around more than once. Weights are read as safetensors or GGUF. A
-`source` that is no folder here is a name in Hugging Face's cache, whose code vLLM does not run.
+restricts its reading was got around more than once. Weights are read as safetensors or GGUF. What
+is no folder here (a single file, a name that vLLM would look up in Hugging Face's cache) or cannot
+be looked through is refused: nobody has seen what is in it.
 Source: vLLM CVE-2025-66448, CVE-2026-22807; torch CVE-2025-32434, CVE-2026-24747.
 """
 
@@ -24,6 +25,11 @@ _LARGEST_DEPTH = 64
 def check(folders: Iterable[str]) -> None:
     """Raises LoadError that names the file and what would be right."""
     for folder in folders:
+        if not os.path.isdir(folder):
+            raise LoadError(
+                f"{folder} is no folder on this machine, so nothing in it can be looked at; must "
+                "be the model's folder, or set options.trust_files if you know what it is"
+            )
         for path, why in _dangers(Path(folder)):
             raise LoadError(
                 f"{path} {why}; convert the model to safetensors without code of its own, or set "
@@ -32,7 +38,7 @@ def check(folders: Iterable[str]) -> None:
 
 
 def _dangers(folder: Path) -> Iterator[tuple[str, str]]:
-    for root, _, names in os.walk(folder):
+    for root, _, names in os.walk(folder, onerror=_refuse):
         for name in sorted(names):
             path = os.path.join(root, name)
             if name.lower().endswith(_CODE):
@@ -41,6 +47,10 @@ def _dangers(folder: Path) -> Iterator[tuple[str, str]]:
                 yield path, "is a pickle, or may hold one"
             elif name.lower().endswith(".json") and _names_code(path):
                 yield path, "has an auto_map, which names code to run"
+
+
+def _refuse(fault: OSError) -> None:
+    raise LoadError(f"{fault.filename} cannot be looked through: {fault.strerror}") from None
 
 
 def _names_code(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,29 @@ def folder(tmp_path):
 
 
 def test_weights_and_settings_are_taken(folder):
-    check([str(folder), "a-name/of-the-hub"])
+    check([str(folder)])
+
+
+@pytest.mark.parametrize("source", ["a-name/of-the-hub", "model.safetensors", "pytorch_model.bin"])
+def test_what_is_no_folder_is_refused(folder, monkeypatch, source):
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    monkeypatch.chdir(folder)
+    with pytest.raises(LoadError, match=rf"^{source} is no folder .*trust_files"):
+        check([source])
+
+
+def test_a_folder_that_cannot_be_looked_through_is_refused(folder, monkeypatch):
+    (folder / "sub").mkdir()
+    scan = os.scandir
+
+    def locked(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    with pytest.raises(LoadError, match=r"sub cannot be looked through: Permission denied"):
+        check([str(folder)])
 
 
 @pytest.mark.parametrize(
