@@ -2,8 +2,10 @@
 
     checking -> steps (shares of the requests) -> promoting -> promoted
          |          |                               |
-         +----------+---------- aborted <-----------+  (promoting: only if the new version, started
-                                                        in the live one's place, does not run)
+         +----------+---------- aborted <-----------+
+
+It is judged by the same bounds as long as the canary has a share: also while the new version starts
+in the live one's place. What does not run there is aborted, too.
 
 At either end the canary gets no more requests, and is taken away.
 
@@ -44,7 +46,9 @@ class RolloutRoute:
 @dataclass(slots=True)
 class Rollout:
     """`number`: grows with every rollout of the cluster. `step`: index of the share in force.
-    since_s, away_since_s: on the registry's clock. why: of an abort, or of what is waited for."""
+    since_s, away_since_s: on the registry's clock. why: of an abort, or of what is waited for.
+    reached: whether a gateway has seen a replica of the canary yet; until then one that is promoted
+    by hand is not missed."""
 
     model: str
     number: int
@@ -54,6 +58,7 @@ class Rollout:
     step: int = 0
     why: str = ""
     away_since_s: float | None = None
+    reached: bool = False
     seen: Observations = field(default_factory=lambda: Observations(0, 0))
 
     @property
@@ -84,7 +89,7 @@ class Rollout:
         announced, None of what is not; `said`: by each gateway, last."""
         if self.phase == "checking":
             return self._check(now, live, canary)
-        if self.phase != "step":
+        if self.phase not in ("step", "promoting"):
             return False
         self.seen = summed(self.number, self.step, said)
         if self._is_away(now, canary) and self.away_since_s is not None:
@@ -93,7 +98,7 @@ class Rollout:
             return self._abort(f"it has had no replica for {self.terms.away_s:g} s")
         if why := complaint(self.seen, self.terms, self.terms.shares[self.step]):
             return self._abort(why)
-        return self._go_on(now)
+        return self.phase == "step" and self._go_on(now)
 
     def promote(self, now: float) -> bool:
         """By hand, or after the last step. False where it is decided already."""
@@ -128,7 +133,9 @@ class Rollout:
 
     def _is_away(self, now: float, canary: ModelDescription | None) -> bool:
         """`away_since_s` is None while it is not; gateways need a moment after each step."""
-        if canary is not None and self.seen.reached:
+        there = canary is not None and self.seen.reached > 0
+        self.reached = self.reached or there
+        if there or (self.phase == "promoting" and not self.reached):
             self.away_since_s = None
             return False
         if self.away_since_s is None:

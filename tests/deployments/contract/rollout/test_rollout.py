@@ -71,6 +71,39 @@ def test_after_the_last_step_it_is_promoted_and_keeps_its_share_until_finished(c
     assert not course.rollout.abort("late")
 
 
+def test_failures_abort_while_it_is_promoted(course):
+    course.look(0.0)
+    course.look(10.0, answered=20)
+    course.look(20.0, answered=20)
+    assert not course.look(30.0, answered=100, failed=1)
+    assert course.rollout.phase == "promoting"
+    assert course.look(40.0, answered=100, failed=80)
+    assert (course.rollout.phase, course.rollout.route) == ("aborted", None)
+    assert course.rollout.why.startswith("80 of 180 requests failed")
+    assert not course.rollout.finish()
+
+
+def test_a_canary_that_goes_away_while_it_is_promoted_aborts(course):
+    course.look(0.0)
+    course.look(10.0, answered=20)
+    course.look(20.0, answered=20)
+    course.reached = 0
+    assert not course.look(21.0)
+    assert course.look(26.0)
+    assert course.rollout.why == "it has had no replica for 5 s"
+
+
+def test_one_that_is_promoted_by_hand_before_it_has_started_is_not_missed(course):
+    course.reached, course.canary, canary = 0, None, course.canary
+    assert course.rollout.promote(1.0)
+    assert not course.look(2.0)
+    assert not course.look(200.0)
+    course.reached, course.canary = 1, canary
+    assert not course.look(201.0, failed=4)
+    assert course.look(202.0, failed=5)
+    assert course.rollout.why.startswith("5 of 5 requests failed")
+
+
 def test_what_gateways_said_of_the_step_before_counts_no_more(course):
     course.look(0.0)
     course.look(10.0, answered=20)
