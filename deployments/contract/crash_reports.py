@@ -23,7 +23,7 @@ class CrashedInput:
 @dataclass(frozen=True, slots=True)
 class CrashReport:
     """Of one model at one gateway. `spent`: by tenant, for how long each of the replicas counts
-    that its convicted inputs have ended, by the replica: two gateways may know of the same one."""
+    that its inputs have ended, by the replica: two gateways may know of the same one."""
 
     inputs: tuple[CrashedInput, ...] = ()
     spent: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -27,6 +27,8 @@ class CrashSettings(Section):
         default=8,
         ge=0,
         le=1_000_000,
-        description="A tenant whose refused inputs have ended so many replicas within `refuse_s` "
-        "is refused by the model (429) until the first of them is that old; 0: never.",
+        description="A tenant whose inputs have ended so many replicas within `refuse_s` is "
+        "refused by the model (429) until the first of them is that old; 0: never. A replica "
+        "counts that a refused input has ended, or for which one unanswered input is the only "
+        "cause left.",
     )

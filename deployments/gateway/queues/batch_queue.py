@@ -150,6 +150,8 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         ]
         if lease.alone:
             self.crashes.answered_alone(sent)
+        else:
+            self.crashes.answered_among_others(sent)
         for pending, index, answer in awaited:
             self._row_done(sent, pending, index, answer)
         return bool(awaited)

@@ -3,10 +3,11 @@
 A row is known by its fingerprint (`response_cache.row_keys`). One that was on a replica when that
 was lost is *suspect*: it travels alone from then on. It is acquitted when it is answered alone, and
 *convicted* when a second replica is lost after it had begun there alone: then it is refused for a
-while. A tenant pays for each replica that its convicted rows have ended, and is refused for a while
-once it has spent its budget. Bounded in number, the least recently seen forgotten first. Of one
-model at one gateway, which tells the others, and counts what they tell (`crash_exchange`). Prompts
-that stream have rules of their own (`prompt_suspects`). For the event loop's thread alone.
+while. A tenant pays for each replica that its convicted rows have ended, and for those that one of
+its rows alone may have ended (`unexplained_losses`); it is refused for a while once it has spent
+its budget. Bounded in number, the least recently seen forgotten first. Of one model at one gateway,
+which tells the others, and counts what they tell (`crash_exchange`). Prompts that stream have rules
+of their own (`prompt_suspects`). For the event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import CrashTerms
 from deployments.gateway.queues.batch_calls import SentBatch
 from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere, latest
+from deployments.gateway.queues.unexplained_losses import UnexplainedLosses
 from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.rows.types import Rows
 
@@ -80,6 +82,7 @@ class CrashRecords:
         self._swept_at = 0.0
         self._rows: OrderedDict[bytes, _Record] = OrderedDict()
         self._spent: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._unexplained = UnexplainedLosses()
 
     def __bool__(self) -> bool:
         """Whether anything is known of anybody, so that newcomers must be looked at."""
@@ -91,11 +94,22 @@ class CrashRecords:
         """A replica was lost with this lease; the rows that this convicts. Who has left meanwhile
         has sent them all the same."""
         begun_alone = sent.lease.alone and sent.begun
+        replica_id = sent.lease.replica_id
+        there: list[tuple[bytes, str]] = []
         for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
             (key,) = fingerprints(pending.rows.only([row]), sent.version)
             tenant = pending.request.tenant
-            if self.lost(key, tenant, sent.lease.replica_id, now, begun_alone=begun_alone):
+            there.append((key, tenant))
+            if self.lost(key, tenant, replica_id, now, begun_alone=begun_alone):
                 yield pending.rows, row
+        self.lost_together(replica_id, there, now)
+
+    def lost_together(
+        self, replica_id: str, rows: Collection[tuple[bytes, str]], now: float
+    ) -> None:
+        """A replica was lost while all of these were there, each with its tenant, besides those
+        said before: one of them may have to pay although it is never convicted."""
+        self._unexplained.lost(replica_id, rows, now)
 
     def lost(
         self, key: bytes, tenant: str, replica_id: str, now: float, *, begun_alone: bool
@@ -140,10 +154,18 @@ class CrashRecords:
             (key,) = fingerprints(pending.rows.only([row]), sent.version)
             self.acquit(key)
 
+    def answered_among_others(self, sent: SentBatch) -> None:
+        """Its replica lives: none of these, copies of what was lost perhaps, has ended another."""
+        if self._unexplained:
+            for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
+                (key,) = fingerprints(pending.rows.only([row]), sent.version)
+                self._unexplained.answered(key)
+
     def acquit(self, key: bytes) -> None:
         """It was answered: what was lost with it before had another cause."""
         if not self.is_convicted(key):
             self._rows.pop(key, None)
+            self._unexplained.answered(key)
             self.elsewhere.answered(key)
 
     # ---- what others see ----------------------------------------------------------------------
@@ -152,9 +174,16 @@ class CrashRecords:
         """What other gateways are to hear: at most so many inputs, the newest, and tenants."""
         known = [(r.until, key) for key, r in self._rows.items() if _is_told(r, now)]
         inputs = [self._as_told(key, now) for _, key in nlargest(most, known)]
-        tenants = list(self._spent)[-most:] if most else []
-        left = {t: {r: u - now for r, u in self._spent[t].items() if u > now} for t in tenants}
+        tenants = [*self._spent, *(self._unexplained.accused.keys() - self._spent.keys())]
+        left = {t: self._left(t, now) for t in (tenants[-most:] if most else ())}
         return CrashReport(tuple(inputs), {tenant: each for tenant, each in left.items() if each})
+
+    def _left(self, tenant: str, now: float) -> dict[str, float]:
+        """Seconds that each replica counts yet."""
+        accused = self._unexplained.accused.get(tenant, {})
+        until = {r: at + self.terms.refuse_s for r, at in accused.items()}
+        spent = latest(self._spent.get(tenant, {}), until)
+        return {replica_id: u - now for replica_id, u in spent.items() if u > now}
 
     def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> set[bytes]:
         """What other gateways have said last, `others` in number, those included that do not know
@@ -178,8 +207,9 @@ class CrashRecords:
         wait_s = self._wait_s(tenant, now)
         if wait_s > 0.0:
             raise errors.OverOwnLimit(
-                f"rows of this tenant have ended {self.terms.tenant_budget} replicas of the model "
-                f"within {self.terms.refuse_s:g} s (crashes.tenant_budget); others may go on",
+                f"{self.terms.tenant_budget} replicas of the model have ended with rows of this "
+                f"tenant within {self.terms.refuse_s:g} s (crashes.tenant_budget); others may go "
+                "on",
                 retry_after_s=wait_s,
                 reason=CRASH_BUDGET,
             )
@@ -199,6 +229,7 @@ class CrashRecords:
     def _sweep(self, now: float) -> None:
         self._swept_at = now
         self.elsewhere.sweep(now)
+        self._unexplained.sweep(now - self.terms.refuse_s)
         for key in [key for key, record in self._rows.items() if record.until <= now]:
             del self._rows[key]
         for tenant in list(self._spent):
@@ -244,9 +275,10 @@ class CrashRecords:
         """Until the tenant has budget again, 0: it has."""
         self._forget_paid(tenant, now)
         budget = self.terms.tenant_budget
-        known = latest(self._spent.get(tenant, {}), self.elsewhere.spent(tenant, now))
-        spent = sorted(known.values())
-        return spent[-budget] - now if budget and len(spent) >= budget else 0.0
+        left = self._left(tenant, now)
+        heard = {r: u - now for r, u in self.elsewhere.spent(tenant, now).items()}
+        spent = sorted(latest(left, heard).values())
+        return spent[-budget] if budget and len(spent) >= budget else 0.0
 
     def _forget_paid(self, tenant: str, now: float) -> None:
         known = self._spent.get(tenant)

@@ -14,7 +14,7 @@ from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.registry import CRASHES, Registry
-from deployments.gateway.queues import crash_exchange
+from deployments.gateway.queues import crash_exchange, unexplained_losses
 from deployments.gateway.queues.crash_exchange import CrashExchange
 from runtimes.errors import Unhealthy
 
@@ -42,6 +42,10 @@ class Gateways:
         body = body_of(list(values), "x")
         return await ask(self.stands[number].app, "POST", INFER, body=body, **more)
 
+    def replace_replicas(self, number: int, name: str) -> None:
+        """By new ones, as after a loss."""
+        rename_replicas(self.stands[number], name)
+
     def sent(self, number: int) -> int:
         return len(self.stands[number].channels["device"].calls)
 
@@ -60,13 +64,13 @@ async def gateways(tmp_path: Path) -> AsyncIterator[Gateways]:
         yield Gateways(one, other)
 
 
-def rename_replicas(stand: Stand) -> None:
+def rename_replicas(stand: Stand, other: str = "other") -> None:
     """They are other processes than those of another stand."""
     stand.run_replicas("device", [])
     cores = stand.channels["device"].cores
     for name in list(cores):
-        cores[f"other-{name}"] = cores.pop(name)
-        stand._group_of[f"other-{name}"] = ""
+        cores[f"{other}-{name}"] = cores.pop(name)
+        stand._group_of[f"{other}-{name}"] = ""
     stand.run_replicas("device", list(cores))
 
 
@@ -101,7 +105,23 @@ async def test_what_was_answered_alone_is_no_suspect_of_this_gateway_any_more(
     assert crashes
     assert (await gateways.ask(1, 3)).status == 200
     gateways.push_all()
-    assert not crashes
+    assert not crashes.elsewhere._suspicions
+
+
+async def test_who_never_lets_rows_run_again_spends_its_budget_of_replicas_all_the_same(
+    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unexplained_losses, "_AT_ONCE_S", 0.0)
+    once = [(b"x-idempotent", b"false")]
+    channel = gateways.stands[0].channels["device"]
+    for value in range(20, 28):
+        gateways.replace_replicas(0, str(value))
+        assert (await gateways.ask(0, value, headers=once)).status == 503
+    assert len(channel.calls) == 8
+    refused = await gateways.ask(0, 3, headers=once)
+    assert (refused.status, b"8 replicas of the model" in refused.body) == (429, True)
+    gateways.push_all()
+    assert (await gateways.ask(1, 3)).status == 429
 
 
 async def test_rows_that_wait_here_are_refused_with_those_that_another_convicts(

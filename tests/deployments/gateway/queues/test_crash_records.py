@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -90,6 +93,92 @@ def test_a_replica_that_two_inputs_were_on_is_charged_once(records: CrashRecords
     records.lost(OTHER, "t", "c", 1.0, begun_alone=True)
     with pytest.raises(errors.OverOwnLimit):
         records.check([b"new"], "t", 2.0)
+
+
+def alone(records: CrashRecords, number: int, now: float, tenant: str = "t") -> None:
+    """A row of its own each time ends a replica that had nothing else, and is not run again."""
+    key, replica_id = b"new %d" % number, f"replica {number}"
+    assert not records.lost(key, tenant, replica_id, now, begun_alone=False)
+    records.lost_together(replica_id, [(key, tenant)], now)
+
+
+def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: CrashRecords) -> None:
+    for number in range(4):
+        assert not records.check([b"new"], "t", float(number))
+        alone(records, number, float(number))
+    with pytest.raises(errors.OverOwnLimit) as refused:
+        records.check([b"new"], "t", 4.0)
+    assert refused.value.retry_after_s == pytest.approx(96.0)
+    assert "4 replicas of the model have ended with rows of this tenant" in str(refused.value)
+    assert not records.check([b"new"], "somebody else", 4.0)
+    assert not records.check([b"new"], "t", 100.0)
+    for now in (101.0, 104.0, 120.0):
+        records.check([b"new"], "t", now)
+    assert not records
+    assert (records._unexplained.accused, records._unexplained._replicas) == ({}, {})
+
+
+def test_neighbours_that_are_answered_leave_the_one_that_pays(records: CrashRecords) -> None:
+    for number in range(4):
+        neighbours = [(b"%d of %d" % (each, number), "other") for each in range(3)]
+        rows = [(b"new %d" % number, "t"), *neighbours]
+        now = 2.0 * number
+        for key, tenant in rows:
+            records.lost(key, tenant, f"replica {number}", now, begun_alone=False)
+        records.lost_together(f"replica {number}", rows[:2], now)  # in two leases
+        records.lost_together(f"replica {number}", rows[2:], now)
+        assert not records.check([b"x"], "t", now)
+        for key, _ in neighbours:
+            records.acquit(key)
+    with pytest.raises(errors.OverOwnLimit):
+        records.check([b"x"], "t", 9.0)
+    assert not records.check([b"x"], "other", 9.0)
+
+
+def test_who_is_answered_later_has_ended_nothing(records: CrashRecords) -> None:
+    for number in range(9):
+        alone(records, number, 2.0 * number)
+        records.acquit(b"new %d" % number)
+    assert not records.check([b"x"], "t", 20.0)
+    assert records.told(256, 20.0).spent == {}
+
+
+def test_a_row_whose_copy_is_answered_among_others_has_ended_nothing(records: CrashRecords) -> None:
+    member: Any = SimpleNamespace(rows=rows_of([1, 2]), request=SimpleNamespace(tenant="t"))
+    lease = SimpleNamespace(alone=False, replica_id="a", rows=((1, 0),))
+    sent: Any = SimpleNamespace(lease=lease, members=[member], version="1", begun=False)
+    assert not list(records.lost_with(sent, 0.0))
+    assert set(records.told(256, 0.0).spent) == {"t"}
+    records.answered_among_others(sent)
+    assert records.told(256, 0.0).spent == {}
+
+
+def test_replicas_that_are_lost_at_once_are_no_tenants_doing(records: CrashRecords) -> None:
+    for number in range(9):
+        alone(records, number, 0.1 * number)
+    assert not records.check([b"x"], "t", 1.0)
+    assert [len(each) for each in records.told(256, 1.0).spent.values()] == [1]
+
+
+def test_several_rows_that_nobody_has_answered_accuse_nobody(records: CrashRecords) -> None:
+    for number in range(9):
+        rows = [(b"a %d" % number, "t"), (b"b %d" % number, "other")]
+        records.lost_together(f"replica {number}", rows, 2.0 * number)
+    assert not records.check([b"x"], "t", 20.0)
+
+
+def test_what_a_tenant_pays_without_a_conviction_counts_at_all_gateways(
+    records: CrashRecords, others: CrashRecords
+) -> None:
+    for number in range(4):
+        alone(records, number, float(number))
+    tell(records, others, 4.0)
+    with pytest.raises(errors.OverOwnLimit) as over:
+        others.check([b"x"], "t", 4.0)
+    assert over.value.retry_after_s == pytest.approx(96.0)
+    records.acquit(b"new 0")
+    tell(records, others, 5.0)
+    assert not others.check([b"x"], "t", 5.0)
 
 
 def test_a_budget_of_0_is_none() -> None:
