@@ -23,6 +23,7 @@ class Reason(Enum):
     TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows is reached (rejected)
     SHED = "shed"  # an admission controller of queueing delay refused it
     LOST = "lost"  # its replica died or hung twice, or it may not be retried
+    INTERRUPTED = "replica_lost"  # its replica was lost after its caller had a part of the answer
     FAILED = "inference_failed"  # the model failed on a row of it, twice, or it may not be retried
     CLOSED = "closed"  # the model was withdrawn
 
@@ -92,12 +93,13 @@ class Request:
     weight: float = 1.0  # its tenant's share, relative to the others' at its priority
     tenant_rows: int = 0  # most rows that its tenant may have waiting; 0: no bound
     session: str = ""  # prefers the replica that served this session last; "": none
-    # For a stream replica: the request has one row and its deadline is for the first token. A
-    # caller that has passed on a part of the answer cancels the request before it reports the lease
-    # as lost, because the request must not run again.
+    # For a stream replica: the request has one row and its deadline is for the first token.
     generation: Generation | None = None
     is_first: bool = True  # no other model was asked for it before, so it counts as offered work
     suspect: bool = False  # an identical row was on a replica that was lost: it travels alone
+    # Its caller gets each piece of the answer as soon as it comes, so that it never runs again once
+    # one has come; else the caller gets nothing before the answer is whole.
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

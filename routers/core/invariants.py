@@ -128,6 +128,8 @@ def _check_leases(state: State) -> None:
     rows = [row for tracked in live.values() for row in tracked.rows]
     assert sum(row.lease is not None for row in rows) == state.leases.rows()
     assert not any(row.copy for row in rows if row.lease is None), "a copy of nothing"
+    shown = [row for row in rows if row.shown]
+    assert all(row.lease and not row.copy for row in shown), "it may be shown twice"
 
 
 def _check_copy(lease: Lease) -> None:

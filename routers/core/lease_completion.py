@@ -170,7 +170,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         _undo_race(state, lease, other)
     if lease.owes is not None:
         state.requests.served.settle(lease.owes, _service_s(lease, event), now)
-    if end is LeaseEnd.BUSY:
+    if end is LeaseEnd.BUSY and not any(row.shown for row in stranded):
         if not lease.recalled:
             left_s = event.report.retry_in_s
             wait_s = left_s - replica.lead_s(left_s)

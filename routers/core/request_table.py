@@ -25,7 +25,7 @@ from routers.policies.admission.lateness import is_over, is_refused, keeps_its_p
 from routers.policies.admission.queue_bound import most_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
-from routers.policies.suspects import Suspects, may_run_after_failure, may_run_again
+from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.leases import abandon
 from routers.state.rejection_cache import TimesLeft
@@ -228,7 +228,7 @@ class RequestTable:
                     self._move_lane(tracked, now, late=False)
 
     def retry(self, members: list[Row], lease: Lease, now: float, actions: list[Action]) -> None:
-        """Queue rows of a lost lease, each to travel alone, or evict their requests as `LOST`."""
+        """Queue rows of a lost lease, each to travel alone, or evict their requests as lost."""
         for row in members:
             if not row.tracked.open:
                 continue
@@ -239,7 +239,7 @@ class RequestTable:
                 row.hold(self.suspects.held_until(row, now))
                 self.put_back([row], now, actions)
             else:
-                self.evict(row.tracked, Reason.LOST, actions)
+                self.evict(row.tracked, end_reason(row), actions)
 
     def retry_failed(
         self, members: list[Row], lease: Lease, now: float, actions: list[Action]

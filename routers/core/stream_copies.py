@@ -173,10 +173,16 @@ class StreamCopies:
     # -- which lease wins
 
     def begun(self, lease: Lease, actions: list[Action]) -> None:
-        """Something of the lease's answer has come: its first sign decides the race."""
-        if lease.show():
-            self.schedule.forget(lease)
-            self.decide(lease, actions)
+        """Something of the lease's answer has come: its first sign decides the race. The caller
+        gets it where the lease has the request; of an aborted lease nobody gets anything."""
+        if not lease.show():
+            return
+        self.schedule.forget(lease)
+        if lease.aborted:
+            return
+        self.decide(lease, actions)
+        for row in lease.members():
+            row.show()
 
     def decide(self, lease: Lease, actions: list[Action]) -> None:
         """The lease is the first of two to show anything: it keeps the request. A probe leaves the

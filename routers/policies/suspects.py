@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from math import inf
 
+from routers.api.requests import Reason
 from routers.state.formed_batch import ReplicaCapacity
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
@@ -62,16 +63,23 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
     """Whether a row may run again after its lease was lost, a loss that is already counted. A row
     that had begun alone may not; if it had not begun, something else has ended its replica."""
     request = row.tracked.request
-    if not request.retryable or request.expires <= now or row.losses + row.copied >= MOST_RUNS:
+    if row.shown or not request.retryable or request.expires <= now:
+        return False
+    if row.losses + row.copied >= MOST_RUNS:
         return False
     had_begun = lease.opened or lease.replica.streams or bool(request.avoid)
     return not (row.retried and had_begun)
 
 
+def end_reason(row: Row) -> Reason:
+    """Why the request of a row ends whose lease was lost and that may not run again."""
+    return Reason.INTERRUPTED if row.shown else Reason.LOST
+
+
 def may_run_after_failure(row: Row, now: float) -> bool:
     """Whether a row may run again on which the model failed while its replica went on: once."""
     request = row.tracked.request
-    if not request.retryable or request.expires <= now or row.failed:
+    if row.shown or not request.retryable or request.expires <= now or row.failed:
         return False
     return row.losses + row.copied < MOST_RUNS
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
-from routers.api.events import Arrive, Cancel, Closed, Event, Replicas
+from routers.api.events import Arrive, Cancel, Closed, Event, Progress, Replicas
 from routers.api.requests import LeaseEnd, Reason, Replica, Request
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
@@ -41,6 +41,8 @@ class _Baseline(Generic[_Leased]):
                     self._arrive(request, actions)
             case Cancel(request_id):
                 self._cancel(request_id, actions)
+            case Progress(lease_id):
+                self._moved(lease_id)
             case Closed():
                 self._closed(event, actions)
             case Replicas(replicas):
@@ -53,6 +55,9 @@ class _Baseline(Generic[_Leased]):
 
     def _cancel(self, request_id: int, actions: list[Action]) -> None:
         raise NotImplementedError
+
+    def _moved(self, lease_id: int) -> None:
+        """Something of its answer has come."""
 
     def _closed(self, event: Closed, actions: list[Action]) -> None:
         raise NotImplementedError
@@ -201,22 +206,23 @@ class RoundRobin(_Baseline[int]):
     """Each request goes to the next replica at once and waits there.
 
     First come, first served, whoever sent it and however long it is; with one replica, one queue.
-    It tries a lost request once more on the next one."""
+    It tries a lost request once more on the next one, unless its caller has had a part of it."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
         super().__init__(settings)
         self._replicas: tuple[str, ...] = ()
         self._turn = 0
-        self._live: set[int] = set()
+        self._live: dict[int, Request] = {}
         self._unsent: list[int] = []
         self._tried: set[int] = set()
+        self._shown: set[int] = set()
 
     def snapshot(self, now: float) -> Snapshot:
         unsent = len(self._unsent)
         return self._snapshot(unsent, unsent, 0.0, len(self._leases))
 
     def _arrive(self, request: Request, actions: list[Action]) -> None:
-        self._live.add(request.request_id)
+        self._live[request.request_id] = request
         self._send_on(request.request_id, actions)
 
     def _listed(self, replicas: tuple[Replica, ...], actions: list[Action]) -> None:
@@ -236,10 +242,15 @@ class RoundRobin(_Baseline[int]):
         self._send(replica_id, request_id, [(request_id, 0)], actions)
 
     def _cancel(self, request_id: int, actions: list[Action]) -> None:
-        self._live.discard(request_id)
+        self._live.pop(request_id, None)
         for lease_id, (replica_id, of) in self._leases.items():
             if of == request_id:
                 actions.append(Abort(lease_id, replica_id))
+
+    def _moved(self, lease_id: int) -> None:
+        request = self._live.get(self._leases[lease_id][1])
+        if request is not None and request.streams:
+            self._shown.add(request.request_id)
 
     def _closed(self, event: Closed, actions: list[Action]) -> None:
         replica_id, request_id = self._leases.pop(event.lease_id)
@@ -249,10 +260,12 @@ class RoundRobin(_Baseline[int]):
         if request_id not in self._live:
             return
         failed = lost or bool(event.failed)
-        if failed and request_id not in self._tried:
+        has_part = request_id in self._shown
+        if failed and not has_part and request_id not in self._tried:
             self._tried.add(request_id)
             self._send_on(request_id, actions)
             return
-        self._live.discard(request_id)
+        del self._live[request_id]
         if failed:
-            actions.append(Evict(request_id, Reason.LOST if lost else Reason.FAILED))
+            reason = Reason.INTERRUPTED if has_part else Reason.LOST
+            actions.append(Evict(request_id, reason if lost else Reason.FAILED))

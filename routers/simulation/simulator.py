@@ -156,6 +156,7 @@ class _Simulation:
             request_id, lengths, now, now + arrival.slo_s, now + arrival.timeout_s,
             arrival.tenant, arrival.priority, arrival.retryable, "", arrival.weight,
             arrival.tenant_rows, arrival.session, arrival.generation, arrival.attempt == 1,
+            streams=arrival.streams and arrival.generation is not None,
         )  # fmt: skip
         self._step(self.gateways[arrival.gateway], Arrive(request))
 
@@ -272,6 +273,8 @@ class _Simulation:
         sim_lease, end, report = closed
         gateway, lease_id = self._named[sim_lease.gateway], sim_lease.dispatch.lease_id
         del gateway.leases[lease_id]
+        if sim_lease.aborted and end is LeaseEnd.DONE and self._streams(sim_lease):
+            end = LeaseEnd.ABORTED  # pieces of it may have been dropped
         if report.tokens.output:
             self._note(sim_lease, report.tokens)
         if end is LeaseEnd.DONE:
@@ -280,6 +283,9 @@ class _Simulation:
                 if at not in sim_lease.failed:
                     self._row_done(of, outcome)
         self._step(gateway, Closed(lease_id, end, report, sim_lease.failed))
+
+    def _streams(self, sim_lease: SimLease) -> bool:
+        return self._replicas[sim_lease.dispatch.replica_id].device.engine is not None
 
     def served(self, sim_lease: SimLease, service_s: float) -> None:
         self._observer.served(sim_lease, service_s, self.now)

@@ -23,7 +23,7 @@ class Arrival:
     """One request; nobody changes it. `leaves_at`: when its caller gives up without an answer;
     inf: never. `gateway`: index of the one it comes to. `attempt`: which try of its caller's this
     is, from 1; `caller`: whatever its maker wants to know again. `output`: the tokens that it will
-    have had, if it is left to generate. The rest as in `types.Request`.
+    have had, if it is left to generate. The rest as in `api.requests.Request`.
     """
 
     at: float
@@ -42,6 +42,7 @@ class Arrival:
     caller: object = None
     generation: Generation | None = None
     output: int = 0
+    streams: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ no message is added.
 
 On a stream replica without room, where settings allow preemption: of the least urgent priority that
 runs there, the lease that began last. All its rows must be retryable and not have been stopped
-before, and no token of its answer may have come.
+before, no token of its answer may have come, and its caller may have had nothing of it.
 
 A batch that leads because its priority had been passed over too long is never taken back, and
 nothing is taken back while such a batch is due. Only on-time rows preempt.
@@ -129,7 +129,8 @@ def _may_preempt(lease: Lease) -> bool:
         or any(other.recalled for other in lease.replica.leases.values())
     ):
         return False
-    return all(row.tracked.request.retryable and not row.stopped for row in lease.members())
+    rows = lease.members()
+    return all(r.tracked.request.retryable and not (r.stopped or r.shown) for r in rows)
 
 
 def _rank(lease: Lease) -> tuple[int, int, float]:

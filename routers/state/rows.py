@@ -65,6 +65,7 @@ class Row:
     losses: int = 0  # leases that were lost with it, failed on it, or that it was moved out of
     # Leases at silent replicas that it was moved out of. One that is answered after all answers it.
     moved_from: tuple[LeaseHandle, ...] = ()
+    shown: bool = False  # its caller has had a part of its answer: it stays where it runs
 
     @property
     def is_retry(self) -> bool:
@@ -94,6 +95,10 @@ class Row:
         """It is moved away from the silent replica `avoid`, on which it may still be running."""
         self.avoid = avoid
         self.losses += 1
+
+    def show(self) -> None:
+        """A piece of its answer has come, which a caller that streams gets at once."""
+        self.shown = self.tracked.request.streams
 
     def stop(self) -> None:
         """It was taken back for more urgent work, which may happen once."""

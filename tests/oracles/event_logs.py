@@ -24,7 +24,8 @@ from routers.api.settings import DispatcherSettings
 from routers.core.dispatcher import Dispatcher
 from tests.oracles.simulations import SCENARIOS
 
-FOLDER = Path(__file__).parent / "stored" / "events"
+HERE = Path(__file__).parent
+FOLDER = HERE / "stored" / "events"
 SECONDS = {
     "aggressor": (0.5, 0.2),
     "chaos": (5, 1),
@@ -32,9 +33,10 @@ SECONDS = {
     "hiccups": (1.5, 0.5),
     "overload-2x": (3, 1),
     "sleeper": (1, 0.5),
+    "stream-faults": (10, 2),
     "two-gateways-skewed": (1, 0.5),
 }
-"""Scenario → how long, and how long its warm-up is."""
+"""Scenario, one that is shipped or one beside this file → how long, and how long its warm-up is."""
 
 
 def record() -> int:
@@ -59,7 +61,9 @@ def logs() -> list[Path]:
 def _record(name: str) -> int:
     seconds, warmup = SECONDS[name]
     changes = (f"duration_s={seconds}", f"warmup_s={warmup}")
-    simulation = prepare(SCENARIOS / f"{name}.yaml", SimulateOptions(changes, seed=1))
+    own = HERE / f"{name}.yaml"
+    path = own if own.is_file() else SCENARIOS / f"{name}.yaml"
+    simulation = prepare(path, SimulateOptions(changes, seed=1))
     with _watched() as logs:
         simulation.run(lambda now, requests: None)
     for number, lines in enumerate(logs):

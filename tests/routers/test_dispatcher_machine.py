@@ -54,7 +54,8 @@ PAIR = {"a": (2, ReplicaKind.BATCH), "b": (2, ReplicaKind.BATCH)}
 @dataclass
 class Known:
     """One live request as the machine sees it; `leased`: row index to the leases it stands in.
-    `copied`: rows that were in a copy that may have been started."""
+    `copied`: rows that were in a copy that may have been started. `shown`: its caller has had a
+    part of its answer."""
 
     request: Request
     arrived: float
@@ -65,6 +66,7 @@ class Known:
     copied: set[int] = field(default_factory=set)
     moved: dict[int, set[int]] = field(default_factory=dict)
     late_from: float = inf
+    shown: bool = False
 
 
 class DispatcherMachine(RuleBasedStateMachine):
@@ -176,6 +178,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                 if row.moved_from and row.index not in known.moved:
                     ids = {lease.lease_id for lease in row.moved_from}
                     assert known.request.retryable
+                    assert not known.shown
                     assert row.index not in known.retried
                     assert known.leased.pop(row.index) == ids
                     assert all(lease.replica.leases for lease in row.moved_from)
@@ -192,8 +195,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         most=st.integers(0, 12),
         start=st.integers(0, 2),
+        streams=st.booleans(),
     )
-    def arrive(self, lengths, slo, extra, retryable, priority=1, most=0, start=0):
+    def arrive(self, lengths, slo, extra, retryable, priority=1, most=0, start=0, streams=True):
         """`most`: output tokens, where it generates; prompts with the same `start` begin alike."""
         self.arrivals += 1
         deadline = self.now + slo
@@ -205,6 +209,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         request = Request(
             self.arrivals, tuple(lengths), self.now, deadline, deadline + extra,
             priority=priority, retryable=retryable, generation=generation,
+            streams=streams and generation is not None,
         )  # fmt: skip
         rows = set(range(len(lengths)))
         self.known[self.arrivals] = Known(request, self.now, rows, self.arrivals)
@@ -299,14 +304,25 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.moves(data.draw(st.sampled_from(sorted(self.leases))), held, tokens)
 
     def moves(self, lease_id, held, tokens):
-        """Of two leases that race, the first to say anything has the row."""
+        """Of two leases that race, the first to say anything has the row; what comes of one that
+        was wanted back before is given to nobody."""
         if self.last_kind[self.leases[lease_id].replica_id] is ReplicaKind.STREAM:
             lease = self.dispatcher._leases.open[lease_id]
-            if lease.probe and lease.copy_of is not None:
+            if lease.begun or lease_id in self.aborted:
+                pass
+            elif lease.probe and lease.copy_of is not None:
                 self.leaves_race(lease_id)
             elif not lease.probe:
                 self.starts_first(lease_id)
+                self.shows(lease_id)
         self.step(Progress(lease_id, 1.0, held, tokens))
+
+    def shows(self, lease_id):
+        """To a caller that streams, from now on."""
+        for request_id, index in self.leases[lease_id].rows:
+            known = self.known.get(request_id)
+            if known is not None and lease_id in known.leased.get(index, ()):
+                known.shown = known.request.streams
 
     def leaves_race(self, lease_id):
         """A probe, of which nothing is given to anybody."""
@@ -315,15 +331,21 @@ class DispatcherMachine(RuleBasedStateMachine):
         if known is not None:
             known.leased.get(index, set()).discard(lease_id)
 
-    @rule(most=st.integers(1, 12), wins=st.sampled_from(("copy", "first", "nobody")))
-    def streams_race(self, most, wins):
-        """What generates may be copied, and long enough passes without a token."""
+    @rule(
+        most=st.integers(1, 12),
+        wins=st.sampled_from(("copy", "first", "nobody")),
+        streams=st.booleans(),
+        ends=st.lists(st.sampled_from((LeaseEnd.LOST, LeaseEnd.LOST, LeaseEnd.BUSY)), max_size=3),
+    )
+    def streams_race(self, most, wins, streams, ends):
+        """What generates may be copied, and long enough passes without a token. `ends`: how its
+        leases end then, one after another, all without an answer."""
         if self.settings.generation is None:
             return
         kind = ReplicaKind.STREAM
         self.replicas_change({"a": (20, kind), "b": (20, kind), "c": (20, kind)})
         before = set(self.leases)
-        self.arrive([3], 5.0, 20.0, True, most=most)
+        self.arrive([3], 5.0, 20.0, True, most=most, streams=streams)
         self.time_passes(0.3)
         new = sorted(set(self.leases) - before)
         copies = [each for each in new if self.leases[each].copy_of]
@@ -331,6 +353,11 @@ class DispatcherMachine(RuleBasedStateMachine):
             copy = self.leases[copies[0]]
             first = copy.lease_id if wins == "copy" else copy.copy_of
             self.moves(first, 4.0, Tokens(3, 0, 1))
+        for end in ends:
+            self.decide()
+            own = [each for each, lease in self.leases.items() if lease.rows[0][0] == self.arrivals]
+            if own:
+                self.close(max(own), end, 0.1)
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -439,7 +466,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         return (
             self.settings.preempt_streams
             and self.last_kind[action.replica_id] is ReplicaKind.STREAM
-            and all(known.request.retryable for known in rows)
+            and all(known.request.retryable and not known.shown for known in rows)
             and min([known.request.priority for known in waiting], default=inf)
             < max(known.request.priority for known in rows)
         )
@@ -453,6 +480,8 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert self.now >= known.request.expires
         elif isinstance(action, Evict) and action.reason in (Reason.LOST, Reason.FAILED):
             assert known.retried
+        elif action.reason is Reason.INTERRUPTED:
+            assert known.shown
         if isinstance(action, Reject):
             assert known.arrived == self.now
         self.end(action.request_id)
@@ -468,6 +497,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             return
         for known, index in rows:
             assert index in known.waiting, "dispatched, but it did not wait"
+            assert not known.shown, "shown twice"
         self.judge_room(replica, rows, action)
         self.judge_limits(rows)
         if not self.settings.groups:  # a slow group passes rows that only another can answer

@@ -128,7 +128,7 @@ def test_server_with_room_refuses_nobody(late: str) -> None:
     assert all(outcome.answered_at is not None for outcome in ran.outcomes)
 
 
-def test_nothing_is_lost_when_callers_leave_and_replicas_die() -> None:
+def test_only_what_had_begun_to_be_shown_is_lost_when_callers_leave_and_replicas_die() -> None:
     lives = engines(3)
     devices = (
         replace(lives[0], dies_at=4.0),
@@ -139,9 +139,12 @@ def test_nothing_is_lost_when_callers_leave_and_replicas_die() -> None:
     kinds = [replace(CHAT, rate=40), replace(LONG, rate=2), Kind("gone", 10, (50, 500), (50, 500))]
     ran = play(kinds, 1, 10, devices=devices, check=True, leaving={"gone": 0.5})
     assert all(outcome.answers + outcome.left == 1 for outcome in ran.outcomes)
-    assert {outcome.reason for outcome in ran.outcomes} <= {None, Reason.LATE}, (
-        "lost once, retried once"
-    )
+    reasons = {outcome.reason for outcome in ran.outcomes if outcome.first_at is None}
+    assert reasons <= {None, Reason.LATE}, "lost once, retried once"
+    shown = [outcome for outcome in ran.outcomes if outcome.first_at is not None]
+    interrupted = [outcome for outcome in shown if outcome.answered_at is None and not outcome.left]
+    assert {outcome.reason for outcome in interrupted} == {Reason.INTERRUPTED}
+    assert all(outcome.first_at < 10.5 for outcome in interrupted)  # when the last replica was lost
     end = ran.cores[0].snapshot(1e6)
     assert (end.waiting_rows, end.leases, end.leased_rows, end.drift) == (0, 0, 0, 0)
     assert all(each.held == 0 for each in end.replicas)

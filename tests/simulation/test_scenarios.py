@@ -28,9 +28,9 @@ WANTED = {
 }  # fmt: skip
 
 
-def simulation(name, *changes, **asked):
+def simulation(name, *changes, folder=FOLDER, **asked):
     changes = ("warmup_s=0.5", *changes)
-    result = prepare(FOLDER / f"{name}.yaml", SimulateOptions(changes, **asked)).run(
+    result = prepare(folder / f"{name}.yaml", SimulateOptions(changes, **asked)).run(
         lambda now, n: None
     )
     assert not any(result.left_over.values()), result.left_over
@@ -46,6 +46,16 @@ def test_scenario_that_is_shipped_runs_and_loses_nothing(name):
 @pytest.mark.parametrize("name", ["replica-killed", "rolling-change"])
 def test_no_request_is_lost_with_a_replica(name):
     assert not simulation(name, "duration_s=1.5", *EARLIER[name]).summary.total().reasons
+
+
+def test_stored_log_of_streams_has_all_that_may_become_of_one():
+    folder = Path(__file__).parents[1] / "oracles"
+    found = simulation("stream-faults", "duration_s=10", "warmup_s=2", folder=folder, seed=1)
+    (core,) = found.cores
+    counts = core.preempted, core.hedges, core.hedges_won, core.suspensions, core.moved_rows
+    assert all(counts), counts
+    assert core.retries
+    assert found.summary.total().reasons["replica_lost"]
 
 
 def test_those_that_people_ask_for_are_there_and_say_what_to_look_for():

@@ -8,13 +8,13 @@ from math import inf
 
 import pytest
 
-from routers.api.actions import Dispatch, WakeAt
+from routers.api.actions import Abort, Dispatch, WakeAt
 from routers.api.events import Arrive, Opened, Tick
-from routers.api.requests import Reason
-from routers.api.settings import DispatcherSettings
-from routers.simulation.baselines import Fifo
+from routers.api.requests import Generation, Reason
+from routers.api.settings import DispatcherSettings, GenerationParameters
+from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, World, run, simulate
-from routers.simulation.traffic import SimRecorder
+from routers.simulation.traffic import SimOutcome, SimRecorder
 from runtimes.synthetic.engine import EngineShape
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=8)
@@ -89,15 +89,54 @@ def test_idle_replica_hangs_with_its_next_batch():
     assert outcome.reason is Reason.EXPIRED
 
 
-def test_death_of_a_stream_replica_loses_no_request():
-    def stream(name, **more):
-        engine = EngineShape(0.005, 0.0002, 8e-6, cache_tokens=2000)
-        return SimDevice(name, service_s, engine=engine, **more)
+ENGINE = EngineShape(0.005, 0.0002, 8e-6, cache_tokens=20_000)
 
+
+def death_of_a_stream_replica(**more) -> tuple[SimResult, list[SimOutcome]]:
+    """One of two dies at 0.5 s; which of its four requests had begun to be shown."""
+
+    def stream(name, **more):
+        return SimDevice(name, service_s, engine=ENGINE, **more)
+
+    asked = {"generation": Generation(64), "output": 64, "timeout_s": 30.0} | more
+    arrivals = [Arrival(at, (8,), **asked) for at in [0.4] * 4 + [0.497] * 4]
+    settings = replace(SETTINGS, generation=GenerationParameters(output_tokens=64))
     world = World((stream("a", dies_at=0.5), stream("b")), detect_s=0.01)
-    assert all(
-        outcome.answered_at is not None for outcome in result(poisson(200, 1), world).outcomes
-    )
+    found = result(arrivals, world, settings)
+    lost = [lease.rows for _, lease in found.batches if lease.replica_id == "a"]
+    there = [found.outcomes[request_id - 1] for ((request_id, _),) in lost]
+    return found, [each for each in there if each.arrival.at == 0.4]
+
+
+def test_death_of_a_stream_replica_ends_what_had_begun_to_be_shown_and_loses_nothing_else():
+    found, shown = death_of_a_stream_replica()
+    assert len(shown) == 2
+    assert all(each.reason is Reason.INTERRUPTED and each.first_at < 0.5 for each in shown)
+    others = [each for each in found.outcomes if each not in shown]
+    assert all(each.answered_at is not None for each in others)
+    assert len(found.batches) == 8 + 2, "what it had shown nothing of ran again"
+
+
+def test_death_of_a_stream_replica_loses_no_answer_that_is_given_whole():
+    found, begun = death_of_a_stream_replica(streams=False)
+    assert len(begun) == 2
+    assert all(each.answered_at is not None for each in found.outcomes)
+    assert len(found.batches) == 8 + 4, "all that it held ran again"
+
+
+def test_a_stream_that_ends_while_its_abort_is_on_the_way_answers_nobody():
+    """Its pieces are dropped, as at a gateway."""
+
+    class Aborts(RoundRobin):
+        def step(self, event, now):
+            actions = super().step(event, now)
+            return [*actions, Abort(1, "a")] if isinstance(event, Opened) else actions
+
+    device = SimDevice("a", service_s, engine=ENGINE, transport_s=0.02)
+    recorder = SimRecorder()
+    arrival = Arrival(0.0, (8,), generation=Generation(1), output=1)
+    run(SETTINGS, [arrival], World((device,), core=Aborts), recorder)
+    assert recorder.outcomes[0].answered_at is None
 
 
 def test_door_turns_requests_away_before_the_core_hears_of_them():

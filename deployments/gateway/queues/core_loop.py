@@ -114,6 +114,10 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
             "the replica that ran the request was lost, and no other replica answered it",
             retry_after_s=1.0,
         )
+    if reason is Reason.INTERRUPTED:
+        return errors.ReplicaLost(
+            "the replica that generated this answer was lost", retry_after_s=1.0
+        )
     if reason is Reason.FAILED:
         return errors.RowFailed(MODEL_FAILED, retry_after_s=1.0)
     if reason is Reason.CLOSED:

@@ -164,7 +164,7 @@ class PendingStreamRequest:
 
     @property
     def begun(self) -> bool:
-        """Its caller has been given something, or may have been: it cannot run again."""
+        """Its caller has been given something, or may have been."""
         return self._given
 
     def runs_as(self, lease_id: int, replica_id: str) -> None:
@@ -199,8 +199,10 @@ class PendingStreamRequest:
             self._awake()
         return True
 
-    def restart(self) -> None:
-        """It runs once more from the start; nothing of it was given to anybody."""
+    def forget_run(self) -> None:
+        """What its run has brought, unless that is its caller's already."""
+        if self._given:
+            return
         self._drop()
         self.tokens, self.last_reported = Tokens(), 0
         self.first_at = self.last_at = self.service_s = 0.0

@@ -3,10 +3,9 @@
 The dispatcher decides which prompt goes where and when; this queue obeys, and tells it what pieces
 say: how many tokens a run has had and holds. What a run brings goes to its caller at once. A caller
 that leaves, reads too slowly or runs out of time has its run aborted, which frees its tokens. What
-was lost or failed the dispatcher may have run once more while its caller has been given nothing;
-afterwards the answer ends with an error. Where two runs race, the dispatcher hears of the first
-piece before the caller gets it: by then it is one. Prompts that end replicas are refused for a
-while (`prompt_suspects`).
+runs once more, and what ends with an error because its caller was given a part of it, the
+dispatcher says. Where two runs race, it hears of the first piece before the caller gets it: by then
+it is one. Prompts that end replicas are refused for a while (`prompt_suspects`).
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             raise changed()
         now = clock()
         request = self._request((prompt.tokens,), terms, demand, now)
-        request.generation = prompt.generation
+        request.generation, request.streams = prompt.generation, prompt.streams
         pending = PendingStreamRequest(request, prompt, terms)
         self._enter(pending, now)
         if pending.error is not None:
@@ -153,15 +152,11 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self.calls.begin(lease, pending, now)
 
     def _abort(self, action: Abort) -> None:
-        """An answer of which something was given cannot be put back: it goes on."""
         run = self.calls.find(action.lease_id)
         if run is None:
             return
-        if self._is_live(run):
-            if self._races(run):
-                run.pending.goes_on_without(action.lease_id)
-            elif run.pending.begun:
-                return
+        if self._is_live(run) and self._races(run):
+            run.pending.goes_on_without(action.lease_id)
         self.calls.abort(action.lease_id)
 
     def _is_live(self, run: StreamRun) -> bool:
@@ -175,9 +170,13 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         return len(run.pending.leases) > 1
 
     def _refuse(self, action: Reject | Evict) -> None:
-        """What an engine said as it failed for the last time is the answer."""
+        """What an engine said as it failed for the last time is the answer, or its end."""
         pending = self._pending.get(action.request_id)
-        if pending is None or pending.last_words is None or action.reason is not Reason.FAILED:
+        if pending is None or action.reason is not Reason.FAILED:
+            super()._refuse(action)
+        elif pending.begun:
+            self._finish(pending, errors.RowFailed("the engine failed on this request"))
+        elif pending.last_words is None:
             super()._refuse(action)
         elif self._bring(pending, pending.last_words, clock()):
             self._leave(pending)
@@ -305,13 +304,9 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             self._unanswered(run)
         elif how is StreamEnd.DONE:
             end = self._answered(pending, piece)
-        elif how is StreamEnd.FAILED and not pending.begun:
-            pending.last_words = piece if piece.data else None
-            self._unanswered(run)
-            failed = (0,)
         elif how is StreamEnd.FAILED:
-            self._bring(pending, piece, clock())
-            self._finish(pending, errors.RowFailed("the engine failed on this request"))
+            self._failed_on(run, piece)
+            failed = (0,)
         else:
             self._unanswered(run)
         now = clock()
@@ -327,17 +322,21 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     # ---- what becomes of callers --------------------------------------------------------------
 
-    def _unanswered(self, run: StreamRun) -> None:
-        """It is over, and the dispatcher may have its request run again, where none does yet."""
-        pending = run.pending
-        if self._races(run):
-            pending.goes_on_without(run.lease.lease_id)
-        elif pending.begun:
-            self._finish(
-                pending, errors.ReplicaLost("the replica that generated this answer was lost")
-            )
+    def _failed_on(self, run: StreamRun, piece: Piece) -> None:
+        """What the engine said of it is the rest of an answer that its caller reads already."""
+        if run.pending.begun:
+            self._bring(run.pending, piece, clock())
         else:
-            pending.restart()
+            run.pending.last_words = piece if piece.data else None
+            self._unanswered(run)
+
+    def _unanswered(self, run: StreamRun) -> None:
+        """It is over: what becomes of its request, where no other run has it, the dispatcher says
+        when it is told of that."""
+        if self._races(run):
+            run.pending.goes_on_without(run.lease.lease_id)
+        else:
+            run.pending.forget_run()
 
     def _answered(self, pending: PendingStreamRequest, piece: Piece) -> LeaseEnd:
         """Only a whole answer is a sample of what answers cost."""

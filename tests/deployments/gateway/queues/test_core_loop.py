@@ -11,6 +11,7 @@ STATUSES = {
     Reason.QUEUE_FULL: 503,
     Reason.LATE: 503,
     Reason.LOST: 503,
+    Reason.INTERRUPTED: 503,
     Reason.FAILED: 503,
     Reason.CLOSED: 503,
     Reason.TOO_LONG: 400,
