@@ -1,9 +1,11 @@
-"""May a tenant have more of what all share: bytes held, bodies that arrive?
+"""May a tenant have more of what all share: bytes held, bodies that arrive, requests, threads?
 
 One alone may have all of it. When it is used up, who has less than its share by weight, among those
 who have any, still gets more, so that nobody is kept out by what another holds; who has its share
-is refused. So at most twice the bound is ever used. Nothing is taken back from anybody: limits of
-time end what is held.
+is refused. It is a share of the bound, or of what others leave of twice the bound where that is
+less: shares of the bound itself add up without end when tenants come one after another and each
+fills its own. So at most twice the bound is ever used. Nothing is taken back from anybody: limits
+of time end what is held.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ Payer = tuple[str, float]
 """A tenant's name and weight."""
 
 NOBODY: Payer = ("", 1.0)
+MOST_USED = 2  # times the bound, of all tenants together
 
 
 @dataclass(slots=True)
@@ -23,7 +26,7 @@ class _Held:
 
 
 class SharedBound:
-    """`used`: of `limit`. Whoever adds gives back. For the event loop alone."""
+    """`used`: of `limit`. Whoever adds gives back. For one thread at a time."""
 
     def __init__(self, limit: int) -> None:
         self.used = 0
@@ -36,9 +39,11 @@ class SharedBound:
             return True
         name, weight = payer
         held = self._held.get(name)
-        if held is None:
-            return amount <= self._limit * weight / (self._weight + weight)
-        return held.amount + amount <= self._limit * held.weight / self._weight
+        own, share = 0, weight / (self._weight + weight)
+        if held is not None:
+            own, share = held.amount, held.weight / self._weight
+        left = MOST_USED * self._limit - (self.used - own)
+        return own + amount <= share * min(self._limit, left)
 
     def add(self, payer: Payer, amount: int) -> None:
         held = self._held.get(payer[0])

@@ -31,6 +31,20 @@ def test_who_comes_to_what_is_full_has_its_share_by_weight(
     assert not bound.fits(payer, 1)
 
 
+@pytest.mark.parametrize("growth", [1.0, 100.0], ids=["equal weights", "each newcomer heavier"])
+def test_however_many_fill_their_shares_in_turn_twice_the_bound_is_the_most(growth: float) -> None:
+    bound, got = SharedBound(1000), []
+    for n in range(12):
+        payer, taken = (f"t{n}", growth**n), 0
+        while bound.fits(payer, 1):
+            bound.add(payer, 1)
+            taken += 1
+        got.append(taken)
+    assert bound.used <= 2000
+    assert got[:2] == ([1000, 500] if growth == 1.0 else [1000, 990])
+    assert growth > 1.0 or min(got) > 0
+
+
 def test_what_is_given_back_is_free_again() -> None:
     bound = SharedBound(10)
     bound.add(A, 6)
