@@ -49,6 +49,7 @@ _CLIENT_S = 60  # that a caller may neither send what it owes nor take in what i
 _CLIENT_FIN_S = 5
 _MOST_HEADERS = 101  # the gateways' own bound is one less: HAProxy counts the first line
 _FILES_A_CONNECTION = 2.5
+_SOCKET_BYTES = 131_072  # what a gateway has answered and nobody takes shall wait at the gateway
 _MOST_BUSY_TO_COMPRESS = 50  # per cent of the time; beyond, answers go as they are
 _REFUSALS = {
     400: "the request is malformed, or its headers are too large or too many",
@@ -157,6 +158,7 @@ def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit
         Edit("connections fit the open files of this node", "global",
              r"( *maxconn )\d+\n",
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {_MOST_HEADERS}\n"
+                       f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MOST_BUSY_TO_COMPRESS}\n"),
         Edit("nothing is sent to the machine's syslog", "global",
              r" *log (\S+) local0 info\n", lambda m: "" if m[1] == _SYSLOG else m[0]),

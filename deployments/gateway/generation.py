@@ -92,7 +92,7 @@ async def generate(
             try:
                 meter = _TokenMeter(services, caller, pending, context.counted)
                 await unless_left(
-                    context.exchange, _relay(context, selection, pending, meter), left
+                    context.exchange, _relay(services, context, selection, pending, meter), left
                 )
             finally:
                 left()  # nothing, once the answer is whole
@@ -192,6 +192,7 @@ class _TokenMeter:
 
 
 async def _relay(
+    services: GatewayServices,
     context: RequestContext,
     selection: ModelSelection,
     pending: PendingStreamRequest,
@@ -208,7 +209,7 @@ async def _relay(
             await exchange.start_stream(_SSE, [*_UNBUFFERED, *context.headers(None)])
             await _flow(exchange, context, pending, first, meter)
         else:
-            await _whole(exchange, context, pending, first)
+            await _whole(services, context, pending, first)
         if pending.status == _OK:
             selection.answered(
                 caller.rank,
@@ -247,7 +248,7 @@ def _token_s(pending: PendingStreamRequest) -> float | None:
 
 
 async def _whole(
-    exchange: Exchange, context: RequestContext, pending: PendingStreamRequest, first: bytes
+    services: GatewayServices, context: RequestContext, pending: PendingStreamRequest, first: bytes
 ) -> None:
     """An answer that is not streamed, or the engine's own refusal."""
     parts = [first]
@@ -261,7 +262,8 @@ async def _whole(
     context.service_s, context.response_bytes = pending.service_s, len(body)
     if pending.status != _OK:
         context.refused_by_engine(pending.status)
-    await exchange.reply(pending.status, Encoded(body), context.headers(None))
+    answer, room = Encoded(body), services.limits.room
+    await context.exchange.reply(pending.status, answer, context.headers(None), room)
 
 
 async def _flow(

@@ -75,9 +75,17 @@ class Pipeline:
             context.failed(errors.HeadraceError("unexpected"))
             raise
         finally:
-            if context.begun:
-                self._services.end(exchange.payer)
-            watcher.finished(context)
+            begun = context.begun
+            try:
+                watcher.finished(context)
+                del context  # and with it the rows of the answer
+                # 13. Until the client has taken a large answer, its place and its bytes count:
+                # HAProxy counts it as long, and what is not taken is kept here.
+                if exchange.is_large:
+                    await exchange.until_taken(self._services.limits.room)
+            finally:
+                if begun:
+                    self._services.end(exchange.payer)
 
     async def _stages(
         self,
@@ -126,7 +134,7 @@ class Pipeline:
             return
         done, encoded = await self._answered(context, selection, codec, call, version)
         context.response_bytes = len(encoded.body)
-        await exchange.reply(200, encoded, context.headers(None))
+        await exchange.reply(200, encoded, context.headers(None), services.limits.room)
         context.mark("reply")
         # 12. Copies for a canary, once the caller has its answer.
         if _may_be_copied(context, selection):

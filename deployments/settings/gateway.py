@@ -71,8 +71,9 @@ class LimitSettings(Section):
         default=1024 * MIB,
         ge=1024,
         le=1_048_576 * MIB,
-        description="Memory that large bodies under way may take together at one gateway. One "
-        "tenant may take all of it; one that has less than its share by weight gets that on top.",
+        description="Memory that large bodies under way may take together at one gateway, and "
+        "large answers until their clients have taken them. One tenant may take all of it; one "
+        "that has less than its share by weight gets that on top, up to twice as much in all.",
     )
     body_timeout_s: float = Field(
         default=30,

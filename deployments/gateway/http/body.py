@@ -60,8 +60,9 @@ def small_body(limit_name: str) -> BodyLimits:
 
 
 class BodyRoom:
-    """What large bodies under way may hold together, each tenant its share of it; `held_bytes`:
-    they do. Whoever takes gives back, whatever the request's ending."""
+    """What large bodies under way may hold together, and answers that were not taken yet, each
+    tenant its share of it; `held_bytes`: they do. Whoever takes or keeps gives back, whatever the
+    request's ending."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._bytes = SharedBound(limit_bytes)
@@ -71,14 +72,23 @@ class BodyRoom:
         return self._bytes.used
 
     def take(self, payer: Payer, size_bytes: int, own_bytes: int) -> None:
-        """`own_bytes`: what this request holds already. Raises Overloaded, having taken nothing."""
+        """As `check`. Raises Overloaded, having taken nothing."""
+        self.check(payer, size_bytes, own_bytes)
+        self._bytes.add(payer, size_bytes)
+
+    def check(self, payer: Payer, size_bytes: int, own_bytes: int) -> None:
+        """`own_bytes`: what this request holds already. Raises Overloaded."""
         others = self.held_bytes - own_bytes
         if others and not self._bytes.fits(payer, size_bytes):
             raise Overloaded(
-                "the gateway holds too many large bodies (gateway.limits.max_held_bytes)",
+                "the gateway holds too many large bodies and answers "
+                "(gateway.limits.max_held_bytes)",
                 retry_after_s=_RETRY_S,
                 reason="bodies_full",
             )
+
+    def keep(self, payer: Payer, size_bytes: int) -> None:
+        """What is held already: nobody is asked."""
         self._bytes.add(payer, size_bytes)
 
     def give(self, payer: Payer, size_bytes: int) -> None:

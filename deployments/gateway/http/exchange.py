@@ -2,8 +2,9 @@
 
 A body is read only when somebody asks for it, up to a bound and a time limit. An answer that comes
 before the end of a large body closes the connection, since reading on to keep it would cost what
-the refusal saved. HEAD gets the headers of the answer alone. Whether a client has disconnected is
-looked at only after a while: most answers are there before it pays.
+the refusal saved. HEAD gets the headers of the answer alone. What a client does not take of a large
+answer is its request's: until it is taken, it counts as the body did. Whether a client has
+disconnected is looked at only after a while: most answers are there before it pays.
 Source: ASGI 3.0, HTTP connection scope; RFC 9110 §9.3.2, RFC 9112 §9.3.
 """
 
@@ -24,7 +25,7 @@ from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.compression import AS_IT_IS, stays_as_it_is
 from deployments.gateway.http.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.http.whole_response import EXTENSION
+from deployments.gateway.http.whole_response import EXTENSION, TAKEN, UNCOUNTED_BYTES
 from deployments.gateway.tenancy.shared_bound import NOBODY
 
 _OWN_CLOCK_MARGIN_S = 0.020
@@ -47,13 +48,14 @@ class RequestOptions(NamedTuple):
 
 class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
-    request's headers were read. `payer`: whose share it takes what it holds from. `request_id`: the
-    caller's, or one made here; every reply carries it."""
+    request's headers were read. `payer`: whose share it takes what it holds from. `is_large`: it
+    was answered with more than a connection keeps. `request_id`: the caller's, or one made here;
+    every reply carries it."""
 
     __slots__ = (
         "_at_once", "_held_bytes", "_named", "_receive", "_room", "_send", "_slow", "_whole",
-        "arrived", "client", "headers", "method", "path", "payer", "query", "replied", "request_id",
-        "watch",
+        "arrived", "client", "headers", "is_large", "method", "path", "payer", "query", "replied",
+        "request_id", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +72,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
         self.payer = NOBODY
-        self.replied = False
+        self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._named = NAMED_BY_SERVE in scope
         # Behind Serve's own wrapper the offer is of another process, and Serve looks for a head.
@@ -226,8 +228,17 @@ class Exchange:
         return value
 
     async def reply(
-        self, status: int, answer: Encoded, headers: list[tuple[bytes, bytes]] | None = None
+        self,
+        status: int,
+        answer: Encoded,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        room: BodyRoom | None = None,
     ) -> None:
+        """`room`: where a large answer is to count until it is taken. Raises Overloaded, having
+        sent nothing, where it has no place there."""
+        if len(answer.body) > UNCOUNTED_BYTES and self._at_once and room is not None:
+            room.check(self.payer, len(answer.body), self._held_bytes)
+            self.is_large = True
         self.replied = True
         head = [
             (b"content-type", answer.content_type),
@@ -250,6 +261,20 @@ class Exchange:
             head.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body})
+
+    async def until_taken(self, room: BodyRoom) -> None:
+        """Of a large answer: returns once the client has all of it but what a connection keeps, or
+        has left. Until then what it has not is held, instead of the request's body."""
+        self.release()
+
+        def held(size_bytes: int) -> None:
+            room.keep(self.payer, size_bytes)
+            self._room, self._held_bytes = room, size_bytes
+
+        try:
+            await self._send({"type": TAKEN, "held": held})
+        finally:
+            self.release()
 
     async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer whose body comes in chunks of unknown number."""

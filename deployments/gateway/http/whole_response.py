@@ -5,6 +5,9 @@ every header with two regular expressions. Almost all answers here are whole whe
 their headers are made by the gateway. Where the scope offers the extension, `Exchange` sends one
 message with all of it; for streamed answers, and behind any other server or Serve's own wrapper,
 nothing changes.
+A second message asks when the client has taken what a connection does not keep anyway
+(`UNCOUNTED_BYTES`, uvicorn's and asyncio's own mark): ASGI's answer ends when it is written, and a
+server keeps any number of megabytes for who reads slowly.
 What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
 Measured gain: docs/decisions/0018-one-data-channel.md. Source: ASGI 3.0, extensions.
 """
@@ -14,15 +17,20 @@ from __future__ import annotations
 from typing import Any
 
 from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 EXTENSION = "headrace.response.whole"
+TAKEN = "headrace.response.taken"
+UNCOUNTED_BYTES = HIGH_WATER_LIMIT
 _OFFERED = {EXTENSION: {}}  # type: ignore[var-annotated]
 _UvicornCycle = httptools_impl.RequestResponseCycle
 
 
 class WholeResponseCycle(_UvicornCycle):
     """One request and its answer. The message: `status`, `headers`, `body` (b"" of a HEAD),
-    `close`: the connection ends with it."""
+    `close`: the connection ends with it. The other, afterwards: `held` is told of the bytes that
+    the client has not taken, where that is more than a connection keeps; sending it ends when it
+    has, or is gone."""
 
     def __init__(self, scope: Any, *args: Any, **more: Any) -> None:
         scope["extensions"] = _OFFERED
@@ -30,7 +38,7 @@ class WholeResponseCycle(_UvicornCycle):
 
     async def send(self, message: Any) -> None:
         if message["type"] != EXTENSION:
-            await super().send(message)
+            await (self._taken(message) if message["type"] == TAKEN else super().send(message))
             return
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -44,6 +52,11 @@ class WholeResponseCycle(_UvicornCycle):
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+
+    async def _taken(self, message: Any) -> None:
+        if self.flow.write_paused:  # a connection that is lost is not
+            message["held"](self.transport.get_write_buffer_size())
+            await self.flow.drain()
 
     def _bytes(self, message: Any) -> bytes:
         parts = [httptools_impl.STATUS_LINE[message["status"]]]
