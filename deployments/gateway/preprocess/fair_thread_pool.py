@@ -3,12 +3,11 @@
 Fair in turns: among tenants with work, the one served longest ago goes first, so a newcomer waits
 for what is running and for nothing else, however many texts another tenant has waiting. A job is
 one request's work, cut by the caller into turns of some milliseconds; threads may share a job.
-Admission is a dynamic threshold: one tenant may fill most of the pool, never all of it.
+Places to wait are shared in the same way, evenly (`SharedBound`): one tenant alone may have all of
+them, and another one's share is taken all the same.
 
 It neither measures nor bounds what one turn costs: whoever cuts the work does. Tenants' names come
 from settings; a lane per name is kept. One pool belongs to one event loop.
-
-Source: Choudhury and Hahne, "Dynamic queue length thresholds" (1998), for who may still enter.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from deployments.contract.errors import Overloaded
+from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
 
 T = TypeVar("T")
 
-_OWN_PER_FREE = 4  # a tenant may hold this many waiting jobs for each free place: 80 % alone
+_EVEN = 1.0  # turns have no weights either
 _MEAN_GAIN = 0.05
 
 
@@ -49,6 +49,7 @@ class _Job:
 class _Lane:
     """A tenant's waiting jobs in order of arrival, and the number of the turn it last had."""
 
+    payer: Payer
     jobs: OrderedDict[int, _Job] = field(default_factory=OrderedDict)
     last_turn: int = 0
     in_rotation: bool = False
@@ -70,17 +71,19 @@ class TurnStatistics:
 class FairThreadPool:
     """A bounded thread pool that serves tenants in turn; results arrive on the caller's event loop.
 
-    `max_pending` bounds the jobs that wait (not those that run). Threads start with the first job.
+    `max_pending` bounds the jobs that wait (not those that run), shared by tenants: at most twice
+    as many do. Threads start with the first job.
     """
 
     def __init__(self, workers: int, max_pending: int):
         if workers < 1 or max_pending < 1:
             raise ValueError("a pool needs at least one worker and one place to wait")
         self._workers, self._max_pending = workers, max_pending
+        self._places = SharedBound(max_pending)
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
         self._rotation: list[tuple[int, int, _Lane]] = []  # (last turn, tie-break, lane)
-        self._waiting = self._waiting_turns = self._idle = 0
+        self._waiting_turns = self._idle = 0
         self._turns = self._entries = self._refused = 0
         self._mean_turn_s = 0.0
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -123,13 +126,13 @@ class FairThreadPool:
     ) -> tuple[_Job, int]:
         future = self._own_loop().create_future()
         with self._lock:
-            lane = self._lanes.setdefault(tenant, _Lane())
+            lane = self._lane(tenant)
             self._admit(lane)
             job = _Job(lane, function, pieces, future, [None] * len(pieces), len(pieces))
             self._entries += 1
             key = self._entries
             lane.jobs[key] = job
-            self._waiting += 1
+            self._places.add(lane.payer, 1)
             self._waiting_turns += len(pieces)
             self._join_rotation(lane)
             self._wake_workers(len(pieces))
@@ -143,11 +146,16 @@ class FairThreadPool:
             raise RuntimeError("a FairThreadPool belongs to the event loop that used it first")
         return loop
 
+    def _lane(self, tenant: str) -> _Lane:
+        lane = self._lanes.get(tenant)
+        if lane is None:
+            lane = self._lanes[tenant] = _Lane((tenant, _EVEN))
+        return lane
+
     def _admit(self, lane: _Lane) -> None:
-        own, free = len(lane.jobs), self._max_pending - self._waiting
         if self._closed:
             raise _closing()
-        if free <= 0 or (own and own >= _OWN_PER_FREE * free):
+        if not self._places.fits(lane.payer, 1):
             self._refused += 1
             wait_s = self._waiting_turns * self._mean_turn_s / self._workers
             raise Overloaded(
@@ -178,7 +186,7 @@ class FairThreadPool:
     def _withdraw(self, job: _Job, key: int) -> None:
         """Forget the turns of a job that have not started (with the lock held)."""
         if job.lane.jobs.pop(key, None) is not None:
-            self._waiting -= 1
+            self._places.give(job.lane.payer, 1)
             self._waiting_turns -= len(job.pieces) - job.taken
 
     # ---- the worker's side ----------------------------------------------------------------
@@ -225,7 +233,7 @@ class FairThreadPool:
             self._waiting_turns -= 1
             if job.taken == len(job.pieces):
                 del lane.jobs[key]
-                self._waiting -= 1
+                self._places.give(lane.payer, 1)
             self._turns += 1
             lane.last_turn = self._turns
             if lane.jobs:
@@ -282,7 +290,7 @@ class FairThreadPool:
     def statistics(self) -> TurnStatistics:
         with self._lock:
             return TurnStatistics(
-                waiting_jobs=self._waiting,
+                waiting_jobs=self._places.used,
                 waiting_turns=self._waiting_turns,
                 busy_workers=len(self._threads) - self._idle,
                 workers=self._workers,
@@ -301,7 +309,7 @@ class FairThreadPool:
             waiting = [job for lane in self._lanes.values() for job in lane.jobs.values()]
             for lane in self._lanes.values():
                 lane.jobs.clear()
-            self._waiting = self._waiting_turns = 0
+            self._places, self._waiting_turns = SharedBound(self._max_pending), 0
         for _ in self._threads:
             self._wake.put(None)
         for job in waiting:

@@ -1,4 +1,4 @@
-"""May a tenant have more of what all share: bytes held, bodies that arrive, requests, threads?
+"""May a tenant have more of what all share: bytes held, bodies that arrive, places to wait?
 
 One alone may have all of it. When it is used up, who has less than its share by weight, among those
 who have any, still gets more, so that nobody is kept out by what another holds; who has its share

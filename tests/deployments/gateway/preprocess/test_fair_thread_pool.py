@@ -161,7 +161,7 @@ async def test_a_failing_turn_ends_its_job_and_frees_its_place(pools):
 async def test_one_job_more_than_the_limit_is_refused_with_a_retry_after(pools, limit):
     pool, gate = pools(max_pending=limit), Gate()
     held = await gate.hold(pool)
-    waiting = [asyncio.create_task(pool.run(f"t{i}", int)) for i in range(limit)]
+    waiting = [asyncio.create_task(pool.run("late", int)) for _ in range(limit)]
     await settle()
     assert pool.statistics().waiting_jobs == limit
     with pytest.raises(Overloaded) as refused:
@@ -173,18 +173,33 @@ async def test_one_job_more_than_the_limit_is_refused_with_a_retry_after(pools, 
     assert pool.statistics().refused_total == 1
 
 
-async def test_one_tenant_cannot_take_every_place(pools):
+async def test_one_tenant_may_take_every_place_and_another_has_its_share_all_the_same(pools):
     pool, gate = pools(max_pending=10), Gate()
     held = await gate.hold(pool)
     flood = [asyncio.create_task(pool.run("flood", int)) for _ in range(20)]
     await settle()
-    assert pool.statistics().waiting_jobs == 8
-    other = asyncio.create_task(pool.run("other", int))
+    assert pool.statistics().waiting_jobs == 10
+    other = [asyncio.create_task(pool.run("other", int)) for _ in range(7)]
     await settle()
-    assert not other.done()
+    assert pool.statistics().waiting_jobs == 15
+    assert pool.statistics().refused_total == 10 + 2
     gate.opened.set()
-    results = await asyncio.gather(held, other, *flood, return_exceptions=True)
+    results = await asyncio.gather(held, *other, *flood, return_exceptions=True)
     assert sum(isinstance(r, Overloaded) for r in results) == 12
+    assert pool.statistics().waiting_jobs == 0
+
+
+async def test_who_comes_to_many_that_wait_is_not_refused_for_their_number(pools):
+    """819 of 1,024 places are one tenant's; the other one's half is its own."""
+    pool, gate = pools(max_pending=1024), Gate()
+    held = await gate.hold(pool)
+    first = [asyncio.create_task(pool.run("a", int)) for _ in range(819)]
+    await settle()
+    second = [asyncio.create_task(pool.run("b", int)) for _ in range(600)]
+    await settle()
+    assert pool.statistics().waiting_jobs == 819 + 512
+    gate.opened.set()
+    await asyncio.gather(held, *first, *second, return_exceptions=True)
 
 
 async def test_cancelled_work_leaves_the_queue_at_once_and_never_runs(pools):
