@@ -10,7 +10,8 @@ half of all places, addresses that have a sixteenth are refused; over three quar
 quarter stays for requests that are whole. Connections are bounded in the same way: when four fifths
 are taken, those addresses are refused that have a tenth. An address alone may have all but the last
 of everything, since behind a load balancer all callers have one; `trusted_proxies` say whose word
-for the caller's is taken.
+for the caller's is taken. Of IPv6 an address is the first 64 bits: who has one network has 2^64 of
+the rest (RFC 6177).
 
 What is counted ends with a request, not with its body: HAProxy has no rule for that.
 Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
@@ -28,7 +29,9 @@ _CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so
 _RETRY_AFTER_S = 1
 _SOURCES = "headrace-bodies-of-source"
 _ALL = "headrace-bodies"
-_CALLER = "req.hdr_ip(x-forwarded-for,-1)"
+_NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
+_SOURCE = f"src,{_NETWORK}"
+_CALLER = f"req.hdr_ip(x-forwarded-for,-1),{_NETWORK}"
 _REFUSALS = {
     "no_host": (400, "a request must name its Host"),
     "two_keys": (400, "a request may have one Authorization header"),
@@ -77,7 +80,7 @@ def _of_connections(options: Options, connections: int) -> list[str]:
     bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
     return [
         "stick-table type ipv6 size 100k expire 60s store conn_cur",
-        f"tcp-request connection track-sc0 src{own}",
+        f"tcp-request connection track-sc0 {_SOURCE}{own}",
         *bound,
         f"tcp-request connection reject if {{ fe_conn gt {taken} }} {{ sc0_conn_cur gt {share} }}",
     ]

@@ -71,7 +71,8 @@ class Edge:
     async def connected(
         self, source: str = "127.0.0.1"
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(source, 0))
+        host = "::1" if ":" in source else "127.0.0.1"
+        return await asyncio.open_connection(host, self._port, local_addr=(source, 0))
 
     async def said(self, request: bytes, source: str = "127.0.0.1") -> bytes:
         """The first answer, and what came with it; nothing where the connection was refused."""
@@ -100,8 +101,9 @@ def ask(*lines: bytes, method: bytes = b"GET", path: bytes = b"/v1/models") -> b
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, path, b"".join(lines))
 
 
-def post(size: int, sent: int) -> bytes:
-    head = ask(HOST, b"content-length: %d\r\n" % size, method=b"POST")
+def post(size: int, sent: int, source: str = "") -> bytes:
+    said = f"x-forwarded-for: {source}\r\n".encode() if source else b""
+    head = ask(HOST, said, b"content-length: %d\r\n" % size, method=b"POST")
     return head + b"x" * sent
 
 
@@ -230,6 +232,42 @@ async def test_slow_large_bodies_of_many_sources_leave_whole_requests_a_quarter(
         assert b'"size": 10' in await edge.said(post(10, 10), "127.0.0.9")
         for _, writer in slow:
             writer.close()
+
+
+async def test_a_network_of_ipv6_is_one_source_of_bodies(tmp_path: Path):
+    """Whoever has one address of it has 2^64. Another network is another source."""
+    async with listening(tmp_path, MAX_REQUESTS=16, TRUSTED_PROXIES="127.0.0.8/32") as edge:
+        slow = [await edge.connected("127.0.0.8") for _ in range(40)]
+        for n, (_, writer) in enumerate(slow):
+            writer.write(post(LARGE, LARGE - 1, f"2001:db8:0:1::{n + 1:x}"))
+        assert await _first_answers(slow, 40 - 8) == {b"503"}
+        for source, status in (("2001:db8:0:1:ffff::1", b"503"), ("2001:db8:0:2::1", b"200"),
+                               ("192.0.2.1", b"200"), ("::ffff:192.0.2.2", b"200")):  # fmt: skip
+            said = await edge.said(post(LARGE, LARGE, source), "127.0.0.8")
+            assert said[9:12] == status, source
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_connections_are_counted_by_address_or_by_network_of_ipv6(tmp_path: Path):
+    async with listening(tmp_path, HOST="::") as edge:
+        held = [await edge.connected(f"127.0.0.{n}") for n in (5, 6)]
+        held.append(await edge.connected("::1"))
+        counted = await _table(tmp_path, "http_frontend")
+        assert {"::ffff:127.0.0.5", "::ffff:127.0.0.6", "::"} <= counted
+        assert "::1" not in counted
+        for _, writer in held:
+            writer.close()
+
+
+async def _table(folder: Path, name: str) -> set[str]:
+    """Its keys, as the admin socket has them."""
+    reader, writer = await asyncio.open_unix_connection(folder / "admin.sock")
+    writer.write(f"show table {name}\n".encode())
+    async with asyncio.timeout(5):
+        said = (await reader.read()).decode()
+    writer.close()
+    return set(re.findall(r"key=(\S+)", said))
 
 
 async def test_the_one_who_takes_most_connections_is_refused_more_of_them(tmp_path: Path):
