@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PREFIX = "HEADRACE_HAPROXY_"
+MOST_USED = 2  # times its own bound a gateway takes, of all tenants together (`SharedBound`)
+_BEING_REFUSED = 64  # by a gateway that has so many, and pages that it does not count
 _ADDRESS = r"[0-9A-Za-z.:_%-]+"
 
 
@@ -22,7 +24,7 @@ class Options(NamedTuple):
     """`host`: where requests are accepted, "" for what Serve says; `admin_host`: where HAProxy's
     statistics and metrics are; `headers_s`: in which a request's headers must arrive; `body_s`: in
     which a body does that fits HAProxy's buffer; `max_body_bytes`: longer ones are the gateway's to
-    refuse; `max_requests`: under way at one gateway; `max_connections`: at most;
+    refuse; `max_requests`: a gateway's own bound, which tenants share; `max_connections`: at most;
     `source_connections`: of one address at most, 0 for no bound of its own; `trusted_proxies`:
     networks whose word is taken for where a request came from; `certificate`, `key`, `client_ca`:
     PEM files, "" for none; `operators_only`: only the operator's pages need a client's certificate
@@ -46,6 +48,12 @@ class Options(NamedTuple):
     program: str = ""
     replay: bool = True
     compression: bool = False
+
+    @property
+    def places(self) -> int:
+        """Requests that HAProxy lets be under way at one gateway: all that the gateway may take, so
+        that it says who is refused, and not who comes first to HAProxy."""
+        return MOST_USED * self.max_requests + _BEING_REFUSED
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Options:

@@ -7,7 +7,8 @@ refusals are 500s, it spins for a client that leaves while it waits and keeps it
 That last one costs a server: connections that overflow a busy gateway's listen queue time out,
 HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
 which it does not recover while callers come again
-(docs/decisions/0010-haproxy-bounds-a-gateway.md). Besides, a gateway whose node falls silent keeps
+(docs/decisions/0010-haproxy-bounds-a-gateway.md; how many,
+0038-the-gateway-decides-whom-it-refuses.md). Besides, a gateway whose node falls silent keeps
 its callers for ever, what a gateway had when it died is lost, and before there is one all is 404.
 
 Serve starts it at every change of the gateways: it imports little, of the standard library alone,
@@ -169,7 +170,7 @@ def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit
              r" *timeout client .*\n", lambda _: _times(options)),
         Edit("a gateway has a bound", "backend http-",
              r"( *server SERVE_REPLICA_.*)\n",
-             lambda m: f"{m[1]} maxconn {options.max_requests} tcp-ut {_SILENCE_S}s\n",
+             lambda m: f"{m[1]} maxconn {options.places} tcp-ut {_SILENCE_S}s\n",
              must_match=False),
         Edit("the fallback has none", "backend http-",
              r" *server SERVE_PROXY_ACTOR.*\n", lambda m: m[0], must_match=False),

@@ -159,7 +159,7 @@ def _of_files(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
         yield Finding("error", "open files", node.address, why, "then `ray start`")
         return
     most = haproxy_wrapper.connections(Options().max_connections, node.open_files)
-    wanted = gateway.limits.max_requests
+    wanted = Options(max_requests=gateway.limits.max_requests).places
     if most < wanted:
         yield Finding(
             "warning", "open files", node.address,

@@ -98,8 +98,8 @@ class Pipeline:
         # 1. The caller, first: it costs one header, and every later stage is charged to a tenant.
         caller = context.caller = services.identify(exchange)
         # 2. Draining: nothing new may start, or the drain never ends. And no more than the gateway
-        # may have under way, each tenant its share: HAProxy holds back as many, but there is one on
-        # every node, and nobody has to come through it.
+        # may have under way, each tenant its share: HAProxy knows no tenants, and lets more through
+        # than are taken here.
         services.begin(exchange.payer)
         context.begun = True
         # 3. The model, when the URL names it: 404 (also where the caller may not use it) and 503

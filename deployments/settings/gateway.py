@@ -53,10 +53,10 @@ class LimitSettings(Section):
         default=2000,
         ge=1,
         le=65_536,
-        description="Requests that one gateway may have under way; more get 503, behind HAProxy "
-        "after up to a second outside of it, tenants in no order; of a tenant that has less than "
-        "its share by weight the gateway takes that on top. Over 2,000 they may overflow its "
-        "listen queue.",
+        description="Requests that one gateway may have under way, one with a large answer until "
+        "its client has taken it; more get 503. One tenant may have all of them; of one that has "
+        "less than its share by weight the gateway takes that on top, up to twice as many in all, "
+        "and HAProxy lets it. Over 2,000 they may overflow its listen queue.",
     )
     max_body_bytes: int = Field(
         default=64 * MIB, ge=1024, le=2048 * MIB, description="Largest request body accepted."
@@ -135,7 +135,11 @@ class PreprocessSettings(Section):
         default=64 * MIB, ge=0, le=65_536 * MIB, description="Memory for tokens of frequent texts."
     )
     max_pending: int = Field(
-        default=1024, ge=1, le=1_000_000, description="Pieces of work that may wait for a thread."
+        default=1024,
+        ge=1,
+        le=1_000_000,
+        description="Pieces of work that may wait for a thread. One tenant may have all of them; "
+        "one that has less than an even share gets that on top, up to twice as many in all.",
     )
 
 

@@ -17,6 +17,8 @@ taken waits here, behind HAProxy with a place of the gateway's. Only what the so
 looked at, so that a client that takes a small answer never is no matter of this one; and they are
 kept from growing to the system's megabytes, where nothing could be counted.
 A connection that ended its last request is uvicorn's keep-alive time's, not this one's.
+As many may wait to be accepted as HAProxy lets through to a gateway by default (4,064), so that a
+burst, while the loop is busy, is not taken for a gateway that is down.
 What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
 Source: HAProxy 2.8, `tune.bufsize`, `tune.maxrewrite`, `tune.http.maxhdr`.
 """
@@ -30,11 +32,13 @@ import sys
 import termios
 from typing import Any
 
+import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http import auto, httptools_impl
 
 MOST_HEADERS = 100
 MOST_HEAD_BYTES = 15_360
+LISTEN_QUEUE = 4096  # Linux's own bound, net.core.somaxconn
 _head_s = 30.0
 _LOOK_S = 60.0  # between looks at what a slow client has taken: sockets take in lumps of 100 KB
 _SOCKET_BYTES = 131_072  # 128 KiB and the system's own: at 0.1 ms to HAProxy more than 1 GB/s
@@ -162,6 +166,13 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             self.transport.close()
 
 
+class ListeningConfig(uvicorn.Config):
+    """Serve says nothing of the listen queue, and uvicorn's own is 2,048."""
+
+    def __init__(self, app: Any, *, backlog: int = LISTEN_QUEUE, **more: Any) -> None:
+        super().__init__(app, backlog=backlog, **more)
+
+
 def _untaken(transport: Any) -> int:
     """Bytes that the other end has not taken: kept here, and in the socket's queue, where the
     system tells of it."""
@@ -183,6 +194,7 @@ def enforce(head_s: float | None = None, min_bytes_per_s: float | None = None) -
     at servers that run already, too."""
     global _head_s, _min_bytes_per_s
     auto.AutoHTTPProtocol = StrictProtocol
+    uvicorn.Config = ListeningConfig  # type: ignore[misc, assignment]
     if head_s is not None:
         _head_s = head_s
     if min_bytes_per_s is not None:

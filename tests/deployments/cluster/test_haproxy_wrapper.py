@@ -96,7 +96,7 @@ def test_as_many_headers_are_taken_as_gateways_take():
 def test_a_gateway_has_a_bound_and_the_fallback_none():
     found = lines(max_requests=50)
     assert starting("server", found) == [
-        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 50 tcp-ut 5s",
+        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 164 tcp-ut 5s",
         "server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup",
     ]
     assert {"timeout queue 1s", "timeout check 10s"} <= set(found)

@@ -124,7 +124,9 @@ def test_a_clock_that_is_surely_wrong_is_a_warning(ahead_s, error_s, said):
     assert [each.topic for each in found(*nodes)] == (["clock"] if said else [])
 
 
-@pytest.mark.parametrize(("files", "said"), [(1024, True), (5200, False), (-1, False)])
+@pytest.mark.parametrize(
+    ("files", "said"), [(1024, True), (10_350, True), (10_360, False), (-1, False)]
+)
 def test_too_few_open_files_are_a_warning(files, said):
     topics = [each.topic for each in found(replace(HEAD, open_files=files))]
     assert topics == (["open files"] if said else [])
