@@ -185,6 +185,24 @@ def test_controllers_freeze_and_learn_again_while_requests_go_on(server):
     assert server.replicas("a") == pids
 
 
+def test_a_version_that_does_not_agree_with_its_reference_leaves_the_old_one_serving(server):
+    whole, half = (scaled_onnx(server.folder / f"{name}.onnx", name) for name in ("whole", "half"))
+    base = {"runtime": "onnxruntime", "task": "tensors", "profile_s": 0}
+    accepted = {**base, "source": whole.name, "accept": {"max_abs": 0.01}}
+    added = apply(server, {"a": A, "b": B, "c": accepted})
+    assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+    before = version_by_numbers(server, "c")
+
+    spoilt = {**base, "source": half.name, "accept": {"max_abs": 0.01, "artifact": whole.name}}
+    spoilt["allow_non_finite"] = True
+    refused = apply(server, {"a": A, "b": B, "c": spoilt})
+    assert refused.returncode == 1
+    said = "model c cannot start and goes on as it was: not accepted against onnxruntime fp32: "
+    assert f"{said}output y: max_abs is inf, allowed at most 0.01" in refused.stderr
+    assert version_by_numbers(server, "c") == before
+    apply(server, {"a": A, "b": B})
+
+
 def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_changes_nothing(server):
     key, hashed = new_key()
     pids = server.replicas("a")
@@ -200,8 +218,14 @@ def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_changes_nothing(s
     assert server.infer("a", [1]).status_code == 401
     assert httpx.get(f"{server.url}/readyz").status_code == 200
 
-    apply(server, {"a": A, "b": B})
+    opened = apply(server, {"a": A, "b": B})  # without the keys
+    assert opened.returncode == 1
+    assert "gateway.auth: open" in opened.stderr
+    assert server.infer("a", [1]).status_code == 401
+
+    apply(server, {"a": A, "b": B}, tenants={"default": {}, "acme": {"keys": []}})
     server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
+    assert server.infer("a", [1], headers=bearer).status_code == 401
     assert server.replicas("a") == pids
 
 
@@ -242,30 +266,10 @@ def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(ser
     assert (line["object"], line["outcome"]) == ("key leaked", "done")
     assert {"serve", "apply", "take up"} <= {each["verb"] for each in lines}
     assert leaked not in audit_file(server).read_text()
-    apply(server, {"a": A, "b": B})
-    server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
 
 
 def audit_file(server: Server) -> Path:
     return server_files.audit_file(server.port, server_files.state_folder(server.environ))
-
-
-def test_a_version_that_does_not_agree_with_its_reference_leaves_the_old_one_serving(server):
-    whole, half = (scaled_onnx(server.folder / f"{name}.onnx", name) for name in ("whole", "half"))
-    base = {"runtime": "onnxruntime", "task": "tensors", "profile_s": 0}
-    accepted = {**base, "source": whole.name, "accept": {"max_abs": 0.01}}
-    added = apply(server, {"a": A, "b": B, "c": accepted})
-    assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
-    before = version_by_numbers(server, "c")
-
-    spoilt = {**base, "source": half.name, "accept": {"max_abs": 0.01, "artifact": whole.name}}
-    spoilt["allow_non_finite"] = True
-    refused = apply(server, {"a": A, "b": B, "c": spoilt})
-    assert refused.returncode == 1
-    said = "model c cannot start and goes on as it was: not accepted against onnxruntime fp32: "
-    assert f"{said}output y: max_abs is inf, allowed at most 0.01" in refused.stderr
-    assert version_by_numbers(server, "c") == before
-    apply(server, {"a": A, "b": B})
 
 
 def scaled_onnx(file: Path, kind: str) -> Path:

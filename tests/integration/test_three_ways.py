@@ -116,19 +116,6 @@ def test_an_operator_asks_a_gateway_and_freezes_the_controllers(cluster):
     until(lambda: "controllers are frozen" not in status(), 30)
 
 
-def test_tenants_are_in_force_within_seconds_and_restart_nothing(cluster):
-    key, hashed = new_key()
-    before = cluster.replicas("gateway") | cluster.replicas("model")
-    deploy(cluster, tenants={"acme": {"keys": [hashed]}})
-    url = f"{cluster.url}/v2/models/a/infer"
-    until(lambda: httpx.post(url, json=infer_body([1])).status_code == 401, 30)
-    bearer = {"authorization": f"Bearer {key}"}
-    assert httpx.post(url, json=infer_body([1]), headers=bearer).status_code == 200
-    deploy(cluster)
-    until(lambda: httpx.post(url, json=infer_body([1])).status_code == 200, 30)
-    assert cluster.replicas("gateway") | cluster.replicas("model") == before
-
-
 def test_the_printed_list_put_by_somebody_else_is_the_same(cluster, served_here):
     before = cluster.replicas("gateway") | cluster.replicas("model")
     built = cluster.headrace("build", str(cluster.file))
@@ -151,6 +138,24 @@ def test_a_model_that_is_gone_is_404_and_the_other_stays(cluster):
         load.stop()
     assert load.failures == []
     assert httpx.get(f"{cluster.url}/readyz").status_code == 200
+
+
+def test_tenants_are_in_force_within_seconds_and_restart_nothing(cluster):
+    key, hashed = new_key()
+    before = cluster.replicas("gateway") | cluster.replicas("model")
+    deploy(cluster, {"a": A}, tenants={"acme": {"keys": [hashed]}})
+    url = f"{cluster.url}/v2/models/a/infer"
+    until(lambda: httpx.post(url, json=infer_body([1])).status_code == 401, 30)
+    bearer = {"authorization": f"Bearer {key}"}
+    assert httpx.post(url, json=infer_body([1]), headers=bearer).status_code == 200
+    without = cluster.write(cluster.folder / "next", {"a": A})
+    opened = cluster.headrace("deploy", str(without))
+    assert opened.returncode == 1
+    assert "no tenant has a list of keys any more" in opened.stdout + opened.stderr
+    assert httpx.post(url, json=infer_body([1])).status_code == 401
+    deploy(cluster, {"a": A}, tenants={"default": {}, "acme": {"keys": []}})
+    until(lambda: httpx.post(url, json=infer_body([1])).status_code == 200, 30)
+    assert cluster.replicas("gateway") | cluster.replicas("model") == before
 
 
 def test_what_is_stopped_is_gone_and_the_cluster_stays(cluster):
