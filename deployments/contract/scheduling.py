@@ -81,6 +81,7 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
             model.policies.batching,
             model.policies.placement,
             model.policies.admission,
+            model.policies.edges,
         ),
     )
 
@@ -111,7 +112,6 @@ def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
     follows = most is not None and not fixed_shapes and model.task != "generate"
     settings = BucketSettings(
         adaptive=follows,
-        minimise=adapt.minimise,
         solve_every_s=adapt.every_s,
         half_life_s=adapt.half_life_s,
         min_gain=adapt.min_gain,

@@ -6,7 +6,8 @@ powers of two and then follow the lengths that arrive; a list is their fixed val
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -37,11 +38,9 @@ def _buckets(value: Any) -> Any:
 
 
 class AdaptSettings(Section):
-    minimise: Literal["seconds", "padding"] = Field(
-        default="seconds",
-        description="What edges are chosen for: the least predicted seconds of device time, or the "
-        "least padding.",
-    )
+    gone: ClassVar[Mapping[str, str]] = {
+        "minimise": "policies.edges names what edges are chosen by (seconds, padding, quantiles)"
+    }
     every_s: float = Field(
         default=60, gt=0, le=86_400, description="New edges are looked for this often."
     )

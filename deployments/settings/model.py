@@ -91,6 +91,8 @@ def _of_batches(model: ModelFields) -> Iterator[Complaint]:
     if model.policies.batching != "ragged" and model.batch.hold != "never":
         batching = model.policies.batching
         yield ("batch", "hold"), f"must be left out with policies.batching {batching}"
+    if model.policies.edges != PolicySettings().edges and model.lengths.most_buckets is None:
+        yield ("policies", "edges"), "must be left out: lengths.buckets lists edges, which stay"
     for name in ("ttft_ms", "tpot_ms"):
         if getattr(model.slo, name) is not None:
             yield ("slo", name), "must be left out: only task generate has tokens to wait for"
@@ -117,6 +119,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("hedge", "mode"), "is tied: nothing is staged at an engine; must be off or hedge"
     if model.policies.batching != PolicySettings().batching:
         yield ("policies", "batching"), "must be left out: the engine batches by itself"
+    if model.policies.edges != PolicySettings().edges:
+        yield ("policies", "edges"), "must be left out: nothing is padded where an engine batches"
     if model.replicas.slots != ReplicaSettings().slots:
         yield (
             ("replicas", "slots"),

@@ -114,6 +114,7 @@ def _names(kind: str) -> WithJsonSchema:
 OrderName = Annotated[str, AfterValidator(partial(_known, "order")), _names("order")]
 BatchingName = Annotated[str, AfterValidator(partial(_known, "batching")), _names("batching")]
 PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _names("placement")]
+EdgesName = Annotated[str, AfterValidator(partial(_known, "edges")), _names("edges")]
 AdmissionName = Annotated[str, AfterValidator(partial(_known, "admission")), _names("admission")]
 
 
@@ -162,6 +163,12 @@ class PolicySettings(Section):
         "hand (`limit`), a forecast of the wait (`feasibility`), what late work idle moments could "
         "serve (`best_effort_capacity`), standing queues (`codel`); what each does, and whether "
         "that is only counted, `admission` says. `[]`: nobody but the bounds of the queue.",
+    )
+    edges: EdgesName = Field(
+        default="seconds",
+        description="Where length intervals end whose edges `lengths.buckets` does not list: where "
+        "the predicted seconds of device time are least (`seconds`), the padding is (`padding`), "
+        "or each has as many rows as the others (`quantiles`).",
     )
 
 

@@ -29,7 +29,6 @@ class BucketSettings:
 
     adaptive: bool = False  # solve edges from a histogram of the lengths that arrive
     max_edges: int = 8
-    minimise: str = "seconds"  # of device time, or "padding"
     solve_every_s: float = 60.0
     half_life_s: float = 600.0  # of the histogram
     min_gain: float = 0.1  # switch to new edges when predicted waste falls by this share
@@ -175,6 +174,7 @@ class PolicyNames:
     # The controllers that are asked, in this order. One that is no longer named forgets what it has
     # learnt.
     admission: tuple[str, ...] = ("limit", "feasibility", "best_effort_capacity", "codel")
+    edges: str = "seconds"
 
 
 @dataclass(frozen=True, slots=True)

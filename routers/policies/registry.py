@@ -20,6 +20,10 @@ from routers.policies.batching.by_arrival import BatchesByArrival
 from routers.policies.batching.by_bucket import BatchesByBucket
 from routers.policies.batching.ragged import RaggedBatching
 from routers.policies.batching.types import Batching
+from routers.policies.edges.least_padding import LeastPadding
+from routers.policies.edges.least_seconds import LeastSeconds
+from routers.policies.edges.quantiles import Quantiles
+from routers.policies.edges.types import EdgePolicy
 from routers.policies.order.by_head import EarliestDeadline, FirstCome
 from routers.policies.order.deficit_round_robin import DeficitRoundRobin
 from routers.policies.order.fair_queueing import FairQueueing
@@ -54,11 +58,17 @@ ADMISSIONS: Mapping[str, Callable[[], Controller]] = {
     "codel": Codel,
     "limit": LearntLimit,
 }
+EDGES: Mapping[str, Callable[[], EdgePolicy]] = {
+    "seconds": LeastSeconds,
+    "padding": LeastPadding,
+    "quantiles": Quantiles,
+}
 KINDS: Mapping[str, Mapping[str, object]] = {
     "order": ORDERS,
     "batching": BATCHINGS,
     "placement": PLACEMENTS,
     "admission": ADMISSIONS,
+    "edges": EDGES,
 }
 SEVERAL = frozenset({"admission"})
 """Kinds of which settings name any number of policies; those answer in the order named."""

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from routers.api.requests import Request
-from routers.api.settings import BucketSettings, DispatcherSettings
+from routers.api.settings import BucketSettings, DispatcherSettings, PolicyNames
 from routers.core.arrivals import Arrivals
 from routers.estimates.batch_size import gap_s
 from routers.estimates.groups import ReplicaGroups
@@ -14,6 +14,7 @@ from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue
 
 EDGES = (16, 64)
+FOLLOWS = BucketSettings(adaptive=True, solve_every_s=1.0)
 
 
 def arrivals(**settings):
@@ -89,7 +90,7 @@ def test_gap_is_known_from_the_second_arrival_on():
 
 
 def test_edges_follow_the_lengths_that_come():
-    comes = arrivals(buckets=BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0))
+    comes = arrivals(buckets=FOLLOWS, policies=PolicyNames(edges="padding"))
     comes._groups.capacity = 1.0
     comes.follow((10,) * 600 + (60,) * 600, 0.0)
     assert comes._waiting.edges == EDGES
@@ -99,7 +100,7 @@ def test_edges_follow_the_lengths_that_come():
 
 
 def test_lengths_that_never_fit_move_no_edges():
-    comes = arrivals(buckets=BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0))
+    comes = arrivals(buckets=FOLLOWS, policies=PolicyNames(edges="padding"))
     comes._groups.capacity = 1.0
     comes.follow((65,) * 1200, 0.0)
     comes.follow((65,), 1.0)

@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from routers.api.events import Reconfigure
-from routers.api.settings import BucketSettings
+from routers.api.settings import BucketSettings, PolicyNames
 
-BUCKETS = BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0, half_life_s=100.0)
+BUCKETS = BucketSettings(adaptive=True, solve_every_s=1.0, half_life_s=100.0)
+PADDING = PolicyNames(edges="padding")
 
 
 @pytest.fixture
 def learnt(start):
     """Edges that have moved, a turnaround of 20 ms, and one row that waits."""
-    core = start(buckets=BUCKETS, initial_cost_s=0.001, profile=((1, 10, 0.001),))
+    profile = ((1, 10, 0.001),)
+    core = start(buckets=BUCKETS, policies=PADDING, initial_cost_s=0.001, profile=profile)
     core.replicas("a")
     for index in range(50):
         lengths = [10 + n % 5 for n in range(30)]

@@ -20,8 +20,10 @@ from deployments.tools.profile.sweep import TimedBatch, TimedRun
 from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.model import Coefficients, CostError, CostModel
 from routers.estimates.cost.residuals import at_quantile
-from routers.policies.edges.edges import lattice, least_padding, least_seconds
-from routers.policies.edges.prices import BatchBounds, BatchPrices, LengthShares
+from routers.policies.edges.edges import lattice
+from routers.policies.edges.prices import BatchBounds, LengthShares
+from routers.policies.edges.types import EdgeView
+from routers.policies.registry import EDGES
 
 GAIN = 0.05
 
@@ -164,10 +166,7 @@ def edges_for(
     for length in lengths:
         weights[min(bisect_left(points, length), len(points) - 1)] += 1.0
     known = LengthShares.of(points, weights)
-    if buckets.minimise == "padding":
-        return least_padding(known, edges, buckets.max_edges).edges
-    cost = fitted.model.predict
-    if cost(1.0, points[0]) >= cost(1.0, points[-1]):
-        return ()
-    prices = BatchPrices(known, cost, BatchBounds.of(core))
-    return least_seconds(prices, edges, buckets.max_edges, float(replicas)).edges
+    cost, bounds = fitted.model.predict, BatchBounds.of(core)
+    view = EdgeView(known, edges, buckets.max_edges, cost, bounds, float(replicas))
+    found = EDGES[core.policies.edges]().best(view)
+    return () if found is None else found.edges

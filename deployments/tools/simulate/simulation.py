@@ -162,6 +162,8 @@ class Simulation:
             raise ScenarioErrors("--policy: one of a kind at a time")
         if "batching" in names and self.setup.engine is not None:
             raise ScenarioErrors("--policy batching=…: this model is batched by its engine")
+        if "edges" in names and not self.setup.core.buckets.adaptive:
+            raise ScenarioErrors("--policy edges=…: this model's length intervals stay as they are")
         policies = replace(self.setup.core.policies, **names)
         core = replace(self.setup.core, policies=policies)
         return replace(self, setup=replace(self.setup, core=core))

@@ -1,11 +1,9 @@
 """Where should the buckets end, given the lengths that arrive?
 
-Chooses at most K edges out of a lattice, exactly, by dynamic programming over the prices of single
-buckets: padded tokens, or device seconds at the highest rate at which each bucket is still served
-often enough for the SLO. Not at today's rate: edges hardly matter while a server has time, and
-edges chosen in idle hours ruin the next rush. Edges change when that removes a good part of the
-waste, and only for rows that arrive later. It does nothing where shapes are fixed or nothing is
-padded. The lengths that arrive are counted in a histogram whose weights halve every half-life.
+At most K edges out of a lattice. `EdgeSolver` counts the lengths that arrive in a histogram whose
+weights halve every half-life, and asks a policy (`EdgePolicy`, chosen by name) for the best edges
+from time to time. Edges change when that removes a good part of the waste, and only for rows that
+arrive later. It does nothing where shapes are fixed or nothing is padded.
 
 Compare BucketServe (arXiv 2507.17120), which bisects buckets by what waits.
 """
@@ -13,31 +11,18 @@ Compare BucketServe (arXiv 2507.17120), which bisects buckets by what waits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
-from operator import add
 
 from routers.api.settings import DispatcherSettings
-from routers.policies.edges.prices import (
-    BatchBounds,
-    BatchPrices,
-    Cost,
-    LengthShares,
-    Price,
-    padding_price,
-    total,
-)
+from routers.policies.edges.prices import BatchBounds, Cost, LengthShares
+from routers.policies.edges.types import BestEdges, EdgePolicy, EdgeView
 
 # Of the lattice and the histogram:
 _MOST_POINTS = 64  # lengths of the lattice
 _WIDEST_TILE = 8  # tokens: lengths of the lattice are multiples of at most this
 _RESCALE = 2.0**60  # new rows weigh more, old ones do not decay; all are divided at this weight
-
-# Of the search:
 _LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
-_WORTH = 0.003  # of all seconds: what a further edge must save; less is within prices' rounding
-_STEPS = 3  # how often at most capacity and edges are improved in turn
 
 
 def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
@@ -121,10 +106,9 @@ class EdgeState:
     """What the solver last found."""
 
     rows: float = 0.0  # in the histogram, after decay
-    # What the edges in force cost above full batches of one length each: tokens or seconds a row.
-    waste: float = 0.0
+    waste: float = 0.0  # of the edges in force, as the policy counts it
     least_waste: float = 0.0  # the same of the best edges
-    capacity: float = 0.0  # rows a second that the best edges serve; 0 where padding is minimised
+    capacity: float = 0.0  # rows a second that the best edges serve; 0: the policy does not ask
     switches: int = 0  # changes of edges, ever
 
 
@@ -132,17 +116,17 @@ class EdgeSolver:
     """Chooses one model's edges as its traffic changes. `watches`: whether it counts and solves at
     all."""
 
-    def __init__(self, settings: DispatcherSettings) -> None:
+    def __init__(self, settings: DispatcherSettings, policy: EdgePolicy) -> None:
         self.state = EdgeState()
         self._histogram = LengthHistogram((), 1.0)
         self._next_at: float | None = None
-        self.adopt(settings)
+        self.adopt(settings, policy)
 
-    def adopt(self, settings: DispatcherSettings) -> None:
-        """Go on under new settings. The histogram is kept while the lattice and the half-life stay
-        the same."""
+    def adopt(self, settings: DispatcherSettings, policy: EdgePolicy) -> None:
+        """Go on under new settings and the policy that they name. The histogram is kept while the
+        lattice and the half-life stay the same."""
         buckets, edges = settings.buckets, settings.bucket_edges
-        self._buckets = buckets
+        self._buckets, self._policy = buckets, policy
         self._bounds = BatchBounds.of(settings)
         acts = buckets.adaptive and settings.pads and not buckets.fixed_shapes
         self.watches = acts and not settings.frozen
@@ -174,14 +158,9 @@ class EdgeSolver:
         if rows < _LEAST_ROWS or servers <= 0.0:
             return None
         lengths = LengthShares.of(self._histogram.points, weights)
-        if self._buckets.minimise == "padding":
-            found = least_padding(lengths, edges, self._buckets.max_edges)
-        elif cost(1.0, lengths.points[0]) < cost(1.0, lengths.points[-1]):
-            prices = BatchPrices(lengths, cost, self._bounds)
-            found = least_seconds(prices, edges, self._buckets.max_edges, servers)
-        else:
-            return None  # no cost by length has been learnt yet
-        return self._judge(found, edges, rows)
+        view = EdgeView(lengths, edges, self._buckets.max_edges, cost, self._bounds, servers)
+        found = self._policy.best(view)
+        return None if found is None else self._judge(found, edges, rows)
 
     def _judge(
         self, found: BestEdges, edges: tuple[int, ...], rows: float
@@ -194,65 +173,3 @@ class EdgeSolver:
         switches = self.state.switches + better
         self.state = EdgeState(rows, found.waste, found.least_waste, found.capacity, switches)
         return found.edges if better else None
-
-
-@dataclass(frozen=True, slots=True)
-class BestEdges:
-    """The best edges, with the waste of the edges in force (`waste`) and of the best ones
-    (`least_waste`), at the same prices."""
-
-    edges: tuple[int, ...]
-    waste: float
-    least_waste: float
-    capacity: float = 0.0
-
-
-def least_padding(lengths: LengthShares, edges: tuple[int, ...], most: int) -> BestEdges:
-    """The edges with the fewest padded tokens a row."""
-    price, points = padding_price(lengths), lengths.points
-    best = cheapest(price, points, most)
-    floor = total(price, range(len(points) + 1))
-    now, then = (total(price, lengths.ends(each)) - floor for each in (edges, best))
-    return BestEdges(best, now, then)
-
-
-def least_seconds(
-    prices: BatchPrices, edges: tuple[int, ...], most: int, servers: float
-) -> BestEdges:
-    """The edges with the highest capacity. The cheapest edges at the capacity of others have a
-    higher capacity than those, so edges and capacity are computed in turn until nothing changes."""
-    lengths, best = prices.lengths, edges
-    rate = prices.capacity(best, servers)
-    for _ in range(_STEPS):
-        better = cheapest(prices.at(rate), lengths.points, most, _WORTH)
-        if better == best:
-            break
-        best, rate = better, prices.capacity(better, servers)
-    price, floor = prices.at(rate), prices.floor()
-    now, then = (total(price, lengths.ends(each)) - floor for each in (edges, best))
-    return BestEdges(best, now, then, rate)
-
-
-def cheapest(
-    price: Price, points: Sequence[int], most: int, worth: float = 1e-9
-) -> tuple[int, ...]:
-    """At most `most` edges with the least total price, the last one at the last point; fewer where
-    more edges do not save the share `worth`. Exact except for `worth`; O(most × points²)."""
-    count = len(points)
-    prices = [[price(i, j) for i in range(j)] for j in range(1, count + 1)]
-    least = [0.0] + [inf] * count  # price up to each index, with as many buckets as passes so far
-    begins: list[list[int]] = []
-    best, buckets = inf, 0
-    for _ in range(most):
-        sums = [list(map(add, least, row)) for row in prices]
-        least = [inf, *map(min, sums)]
-        begins.append(
-            [0, *(each.index(value) for each, value in zip(sums, least[1:], strict=True))]
-        )
-        if least[count] < best * (1.0 - worth):
-            best, buckets = least[count], len(begins)
-    edges, end = [], count
-    for begin in reversed(begins[:buckets]):
-        edges.append(points[end - 1])
-        end = begin[end]
-    return tuple(reversed(edges))

@@ -1,9 +1,9 @@
-"""What does a bucket cost, given where it begins and ends?
+"""What does a bucket cost, given where it begins and ends, and which edges cost least in total?
 
 Prices are a row, so that only the shares of lengths enter. They are either tokens, every row being
 padded to its bucket's edge, or device seconds of a server that serves its buckets in turn
 (`BatchPrices`). A callable tells what a batch costs. Which rows a batch really gets is decided by
-the batching policy, and where buckets end by `edges`.
+the batching policy, and where buckets end by an `EdgePolicy`, of which two search with `cheapest`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
+from operator import add
 
 from routers.api.settings import DispatcherSettings
 
@@ -136,3 +137,28 @@ class BatchPrices:
 def total(price: Price, ends: Sequence[int]) -> float:
     """The summed price of the buckets between these ends."""
     return sum(price(i, j) for i, j in pairwise(ends) if i < j)
+
+
+def cheapest(
+    price: Price, points: Sequence[int], most: int, worth: float = 1e-9
+) -> tuple[int, ...]:
+    """At most `most` edges with the least total price, the last one at the last point; fewer where
+    more edges do not save the share `worth`. Exact except for `worth`; O(most × points²)."""
+    count = len(points)
+    prices = [[price(i, j) for i in range(j)] for j in range(1, count + 1)]
+    least = [0.0] + [inf] * count  # price up to each index, with as many buckets as passes so far
+    begins: list[list[int]] = []
+    best, buckets = inf, 0
+    for _ in range(most):
+        sums = [list(map(add, least, row)) for row in prices]
+        least = [inf, *map(min, sums)]
+        begins.append(
+            [0, *(each.index(value) for each, value in zip(sums, least[1:], strict=True))]
+        )
+        if least[count] < best * (1.0 - worth):
+            best, buckets = least[count], len(begins)
+    edges, end = [], count
+    for begin in reversed(begins[:buckets]):
+        edges.append(points[end - 1])
+        end = begin[end]
+    return tuple(reversed(edges))

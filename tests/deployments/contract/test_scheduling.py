@@ -20,12 +20,13 @@ WRITTEN: dict[str, Any] = {
         "order": "drr",
         "placement": "prequal",
         "admission": ["codel", "feasibility"],
+        "edges": "padding",
     },
     "slo": {"latency_ms": 250, "late": "refuse"},
     "lengths": {
         "max": 64,
         "buckets": 3,
-        "adapt": {"minimise": "padding", "every_s": 5, "half_life_s": 50, "min_gain": 0.2},
+        "adapt": {"every_s": 5, "half_life_s": 50, "min_gain": 0.2},
     },
     "batch": {
         "max_size": 16,

@@ -66,6 +66,15 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
     ("written", "message"),
     [
         (STREAM | {"batch": {"max_size": 4}}, "the engine batches by itself"),
+        (STREAM | {"policies": {"edges": "padding"}}, "nothing is padded where an engine batches"),
+        (
+            {
+                "runtime": "synthetic",
+                "lengths": {"max": 64, "buckets": [16, 64]},
+                "policies": {"edges": "padding"},
+            },
+            "lengths.buckets lists edges, which stay",
+        ),
         (STREAM | {"slo": {"latency_ms": 50}}, "what is promised is ttft_ms and tpot_ms"),
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
         (STREAM | {"slo": {"max_timeout_ms": 900}}, r"asks for nothing \(600000, timeout_ms\)"),

@@ -28,7 +28,8 @@ models:
     options: {base_ms: 2}
   other:
     runtime: synthetic
-    lengths: {buckets: 4, adapt: {minimise: padding}}
+    lengths: {buckets: 4, adapt: {min_gain: 0.2}}
+    policies: {edges: padding}
     batch: *small
 tenants:
   acme: {weight: 3, priority: interactive, models: [device], rate: {requests_per_s: 5}}

@@ -19,6 +19,7 @@ from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most, number
 from routers.api.settings import BucketSettings
 from routers.policies.edges.edges import EdgeSolver
+from routers.policies.registry import EDGES
 from tests.simulation.benches.in_time import (
     FIFO,
     InTime,
@@ -53,11 +54,12 @@ class Solved:
     solve_ms: float
 
 
-def solved(lengths: Lengths, minimise: str, most: int, seed: int = 1) -> Solved:
+def solved(lengths: Lengths, policy: str, most: int, seed: int = 1) -> Solved:
     """Edges that the solver settles on after a stream of rows, starting from a single bucket."""
     edges: tuple[int, ...] = (lengths.longest,)
-    buckets = BucketSettings(adaptive=True, minimise=minimise, max_edges=most)
-    solver, now, took = EdgeSolver(settings_of(lengths, edges, buckets)), 0.0, []
+    buckets = BucketSettings(adaptive=True, max_edges=most)
+    solver = EdgeSolver(settings_of(lengths, edges, buckets), EDGES[policy]())
+    now, took = 0.0, []
     for length in lengths.sample(STREAM_ROWS, seed):
         now += 0.01
         solver.observe(length, now)

@@ -111,6 +111,17 @@ def test_other_policies_run_beside_it(scenario):
     assert "the same with order=drr" in result.stdout
 
 
+def test_other_edges_are_found_from_the_same_lengths(scenario):
+    follows = ("--set", "settings.models.device.lengths.buckets=auto")
+    soon = ("--set", "settings.models.device.lengths.adapt.every_s=1", "--set", "arrivals.rate=900")
+    found = as_json(scenario, *follows, *soon, "--policy", "edges=quantiles")
+    here, beside = (
+        {tuple(g["edges"]) for g in each["gateways"]} for each in (found, found["policies"])
+    )
+    assert here != beside
+    assert all(edges[-1] == 512 for edges in here | beside)
+
+
 def test_tables_name_tenants_lengths_and_what_happened(scenario):
     result = simulated(scenario, "--fifo")
     assert result.exit_code == 0
@@ -142,6 +153,8 @@ def test_tables_name_tenants_lengths_and_what_happened(scenario):
         (["--policy", "order=drr", "--policy", "order=vtc"], "one of a kind at a time"),
         (["--policy", "admission=best"], "admission must be one of feasibility, "),
         (["--policy", "admission=codel+codel"], "names one twice"),
+        (["--policy", "edges=best"], "edges must be one of seconds, padding, quantiles"),
+        (["--policy", "edges=padding"], "this model's length intervals stay as they are"),
         (["--policy", "luck=good"], "must be one of order=…, batching=…, placement=…"),
         (["--trace", "none.csv"], "none.csv: cannot be read: no such file"),
     ],
