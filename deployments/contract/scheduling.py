@@ -81,6 +81,7 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
             model.policies.batching,
             model.policies.placement,
             model.policies.admission,
+            model.policies.hedging,
             model.policies.edges,
         ),
     )
@@ -142,6 +143,7 @@ def _hedge(model: ModelSettings) -> HedgeParameters:
         # A copy is a second run: what may run once only has none.
         mode=hedge.mode if model.retry else "off",
         quantile=hedge.quantile,
+        multiple=hedge.multiple,
         fixed_delay_s=None if hedge.delay_ms is None else hedge.delay_ms / 1000,
         budget=hedge.budget,
         max_utilisation=hedge.max_utilisation,

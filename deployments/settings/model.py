@@ -77,6 +77,9 @@ def _source(model: ModelFields) -> Iterator[Complaint]:
 
 def _task(model: ModelFields) -> Iterator[Complaint]:
     """What this task or runtime has no use for."""
+    if model.policies.hedging != "quantile" and model.hedge.delay_ms is not None:
+        hedging = model.policies.hedging
+        yield ("hedge", "delay_ms"), f"must be left out with policies.hedging {hedging}"
     if model.runtime == "vllm" and model.task != "generate":
         yield ("task",), f"is {model.task}; must be generate, which is what vllm does"
     elif model.task != "generate":

@@ -114,6 +114,7 @@ def _names(kind: str) -> WithJsonSchema:
 OrderName = Annotated[str, AfterValidator(partial(_known, "order")), _names("order")]
 BatchingName = Annotated[str, AfterValidator(partial(_known, "batching")), _names("batching")]
 PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _names("placement")]
+HedgingName = Annotated[str, AfterValidator(partial(_known, "hedging")), _names("hedging")]
 EdgesName = Annotated[str, AfterValidator(partial(_known, "edges")), _names("edges")]
 AdmissionName = Annotated[str, AfterValidator(partial(_known, "admission")), _names("admission")]
 
@@ -163,6 +164,12 @@ class PolicySettings(Section):
         "hand (`limit`), a forecast of the wait (`feasibility`), what late work idle moments could "
         "serve (`best_effort_capacity`), standing queues (`codel`); what each does, and whether "
         "that is only counted, `admission` says. `[]`: nobody but the bounds of the queue.",
+    )
+    hedging: HedgingName = Field(
+        default="quantile",
+        description="After how long a batch or first token has taken long, so that `hedge` sends a "
+        "copy: beyond a quantile of what its length interval's take over their predictions "
+        "(`quantile`), or beyond a multiple of its own prediction (`multiple`).",
     )
     edges: EdgesName = Field(
         default="seconds",
@@ -278,6 +285,13 @@ class HedgeSettings(Section):
         lt=1,
         description="A batch or first token has taken long beyond this quantile of its length "
         "interval's times.",
+    )
+    multiple: float = Field(
+        default=2,
+        gt=1,
+        le=1000,
+        description="With `policies.hedging: multiple`: a batch or first token has taken long "
+        "beyond so many times its prediction.",
     )
     delay_ms: float | None = Field(
         default=None,

@@ -82,19 +82,20 @@ class AdmissionParameters:
 class HedgeParameters:
     """When is a batch, or a request that generates, copied to a second replica?
 
-    mode "off": never. "hedge": once it has taken longer than the `quantile` of its bucket. "tied":
+    mode "off": never. "hedge": once it has taken longer than the hedging policy allows. "tied":
     besides, a batch staged behind a running one gets a copy at once, where another replica has a
     free slot.
     """
 
     mode: str = "hedge"
-    quantile: float = 0.95
+    quantile: float = 0.95  # of its bucket's times, for the policy "quantile"
     fixed_delay_s: float | None = None  # hedge after this time instead of the quantile
+    multiple: float = 2.0  # of its prediction, for the policy "multiple"
     # Device seconds of extra work a second of first leases. Hedges, ties, probes and retries are
     # paid from this one budget; probes and retries are sent even when it is empty.
     budget: float = 0.05
     max_utilisation: float = 0.8  # above it there are neither hedges nor ties
-    min_samples: int = 30  # of a bucket, before which it is not hedged
+    min_samples: int = 30  # of a bucket, before which it has no quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ class PolicyNames:
     # The controllers that are asked, in this order. One that is no longer named forgets what it has
     # learnt.
     admission: tuple[str, ...] = ("limit", "feasibility", "best_effort_capacity", "codel")
+    hedging: str = "quantile"
     edges: str = "seconds"
 
 

@@ -57,9 +57,9 @@ from routers.estimates.averages import Utilisation
 from routers.estimates.cost.model import Coefficients, CostError
 from routers.estimates.groups import ReplicaGroups
 from routers.policies.admission.queue_bound import is_full
-from routers.policies.hedging import Hedging
+from routers.policies.hedging.batches import Hedging
 from routers.policies.outliers import Outliers
-from routers.policies.registry import PLACEMENTS, check_names
+from routers.policies.registry import HEDGINGS, PLACEMENTS, check_names
 from routers.policies.silence import Silence
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget
@@ -83,7 +83,7 @@ class Dispatcher:
             settings,
             self._replicas,
             self._leases,
-            Hedging(settings.hedge),
+            Hedging(settings.hedge, HEDGINGS[settings.policies.hedging](settings.hedge)),
             Ejection(Outliers(settings.outliers), self._replicas),
             Budget(settings.hedge.budget),
             Utilisation(),

@@ -25,7 +25,8 @@ from routers.api.settings import DispatcherSettings
 from routers.core.copy_schedule import CopySchedule
 from routers.core.replica_watch import Ejection
 from routers.estimates.averages import Utilisation
-from routers.policies.hedging import Finding, Hedging
+from routers.policies.hedging.batches import Finding, Hedging
+from routers.policies.registry import HEDGINGS
 from routers.state.budget import Budget
 from routers.state.formed_batch import FormedBatch
 from routers.state.leases import CopyTerms, DispatchCounts, LeaseTable
@@ -53,6 +54,7 @@ class SpeculativeCopies:
         """Adopt new settings; what was learnt is kept."""
         self.settings = settings
         self.hedging.settings, self.hedging.frozen = settings.hedge, settings.frozen
+        self.hedging.policy = HEDGINGS[settings.policies.hedging](settings.hedge)
         outliers = self.ejection.policy
         outliers.settings, outliers.frozen = settings.outliers, settings.frozen
         self.budget.share = settings.hedge.budget

@@ -58,13 +58,12 @@ class StreamCopies:
             self.schedule.add(lease)
 
     def _race_at(self, lease: Lease) -> float:
-        running, settings = lease.running, self.copies.settings.hedge
+        running, hedging = lease.running, self.copies.hedging
         if running is None:
             return inf
-        first_tokens = engine_of(lease).first_tokens
-        ratio = first_tokens.ratio(lease.batch.edge, settings.quantile, settings.min_samples)
-        wait = FirstTokenWait(lease.starts_at, running.first_s, ratio, running.is_long)
-        return race_at(wait, settings)
+        ratios = engine_of(lease).first_tokens.ratios(lease.batch.edge)
+        wait = FirstTokenWait(lease.starts_at, running.first_s, ratios, running.is_long)
+        return race_at(wait, hedging.settings, hedging.policy)
 
     def _may_race(self, lease: Lease) -> bool:
         if lease.begun or lease.recalled or lease.aborted or lease.running is None:

@@ -31,9 +31,6 @@ class FirstTokens:
             ratios = self._ratios[edge] = RatioHistogram()
         ratios.observe(seconds / predicted_s)
 
-    def ratio(self, edge: int, quantile: float, min_samples: int) -> float | None:
-        """The quantile of the ratios; None: fewer than `min_samples` were measured."""
-        ratios = self._ratios.get(edge)
-        if ratios is None or ratios.samples < min_samples:
-            return None
-        return ratios.quantile(quantile)
+    def ratios(self, edge: int) -> RatioHistogram | None:
+        """Those of a bucket; None: none was measured."""
+        return self._ratios.get(edge)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from routers.api.errors import BadSettings
 from routers.api.policies import Order
-from routers.api.settings import AdmissionParameters, DispatcherSettings
+from routers.api.settings import AdmissionParameters, DispatcherSettings, HedgeParameters
 from routers.policies.admission.best_effort_capacity import BestEffortCapacity
 from routers.policies.admission.codel import Codel
 from routers.policies.admission.feasibility import Feasibility
@@ -24,6 +24,9 @@ from routers.policies.edges.least_padding import LeastPadding
 from routers.policies.edges.least_seconds import LeastSeconds
 from routers.policies.edges.quantiles import Quantiles
 from routers.policies.edges.types import EdgePolicy
+from routers.policies.hedging.multiple import MultipleDelay
+from routers.policies.hedging.quantile import QuantileDelay
+from routers.policies.hedging.types import HedgeDelay
 from routers.policies.order.by_head import EarliestDeadline, FirstCome
 from routers.policies.order.deficit_round_robin import DeficitRoundRobin
 from routers.policies.order.fair_queueing import FairQueueing
@@ -58,6 +61,10 @@ ADMISSIONS: Mapping[str, Callable[[], Controller]] = {
     "codel": Codel,
     "limit": LearntLimit,
 }
+HEDGINGS: Mapping[str, Callable[[HedgeParameters], HedgeDelay]] = {
+    "quantile": QuantileDelay.of,
+    "multiple": MultipleDelay.of,
+}
 EDGES: Mapping[str, Callable[[], EdgePolicy]] = {
     "seconds": LeastSeconds,
     "padding": LeastPadding,
@@ -68,6 +75,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "batching": BATCHINGS,
     "placement": PLACEMENTS,
     "admission": ADMISSIONS,
+    "hedging": HEDGINGS,
     "edges": EDGES,
 }
 SEVERAL = frozenset({"admission"})

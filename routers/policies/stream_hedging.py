@@ -1,14 +1,13 @@
 """When should a second replica be asked for a request's first token, and may it be this one?
 
-Once the request has waited for the 95th percentile of what first tokens of its bucket take, as a
-multiple of the prediction for this request, counted from when its replica began with it. A bucket
-with too few measurements is not hedged.
+After the delay that a policy (`HedgeDelay`, chosen by name) derives from the prediction for this
+request and from what first tokens of its bucket take, counted from when its replica began with it.
 
 A copy goes where there is room for all of it, where its prompt need not wait behind long prompts,
 and where its first token could still be in time. Not copied are long prompts, which would delay as
 many others as they are long, prompts that may have ended a replica, and requests whose first token
 has come. A copy costs what is done twice until one of the two has produced a token: reading the
-prompt, and that token. `hedging` answers the same question for batches.
+prompt, and that token. `hedging.batches` answers the same question for batches.
 
 Source: Dean & Barroso, The Tail at Scale (CACM'13).
 """
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from math import inf
 
 from routers.api.settings import HedgeParameters
+from routers.estimates.ratio_histogram import RatioHistogram
+from routers.policies.hedging.types import HedgeDelay
 
 MOST_READ = 512
 """Tokens of a prompt that a copy may have to read. With prompts of 1,100 tokens, copies made the
@@ -32,9 +33,7 @@ class FirstTokenWait:
 
     since: float  # when its replica began with it
     predicted_s: float  # from there to its first token
-    # What first tokens of its bucket take over the prediction, at the settings' quantile; None: too
-    # few were measured.
-    ratio: float | None
+    ratios: RatioHistogram | None  # measured over predicted seconds of its bucket; None: unmeasured
     is_long: bool = False  # its prompt takes long to read, on any replica
 
 
@@ -48,15 +47,12 @@ class CopyOffer:
     cost_s: float  # predicted seconds of what would be done twice
 
 
-def race_at(wait: FirstTokenWait, settings: HedgeParameters) -> float:
+def race_at(wait: FirstTokenWait, settings: HedgeParameters, policy: HedgeDelay) -> float:
     """When to send a copy; inf: never, as far as is known now."""
     if settings.mode == "off" or wait.is_long:
         return inf
-    if settings.fixed_delay_s is not None:
-        return wait.since + max(_LEAST_S, settings.fixed_delay_s)
-    if wait.ratio is None:
-        return inf
-    return wait.since + max(_LEAST_S, wait.ratio * wait.predicted_s)
+    delay_s = policy.delay_s(wait.predicted_s, wait.ratios)
+    return inf if delay_s is None else wait.since + max(_LEAST_S, delay_s)
 
 
 def may_take(offer: CopyOffer, deadline: float, budget_s: float, now: float) -> bool:

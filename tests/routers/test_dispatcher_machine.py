@@ -39,7 +39,7 @@ from routers.api.settings import (
     SilenceParameters,
 )
 from routers.core.dispatcher import Dispatcher
-from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS
+from routers.policies.registry import BATCHINGS, HEDGINGS, ORDERS, PLACEMENTS
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +118,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             st.sampled_from(tuple(BATCHINGS)),
             st.sampled_from(tuple(PLACEMENTS)),
             st.sampled_from(((), ("codel",), ("feasibility",), PolicyNames().admission)),
+            st.sampled_from(tuple(HEDGINGS)),
         ),
     )
     def begin(self, warm, defers, **chosen):

@@ -49,6 +49,7 @@ WRITTEN: dict[str, Any] = {
     "hedge": {
         "mode": "tied",
         "quantile": 0.9,
+        "multiple": 3,
         "delay_ms": 5,
         "budget": 0.1,
         "max_utilisation": 0.7,
@@ -72,6 +73,7 @@ NOT_WRITTEN = {
     "generation",  # of task generate only, and this too
     "preempt_streams",
     "admission.modes",  # all controllers that come along have parameters of their own
+    "policies.hedging",  # another one than `quantile` knows no `hedge.delay_ms`
     "policies.batching",  # another one than `ragged` knows no `batch.hold`
     "queue_timeout_s",  # where queue.max_rows is not written, see below
     "buckets.fixed_shapes",
@@ -111,6 +113,15 @@ def test_batching_is_chosen_by_name_and_knows_no_hold(description: Describe) -> 
     assert told(description, policies={"batching": "bucket"}).policies.batching == "bucket"
     with pytest.raises(ValueError, match="must be left out with policies"):
         told(description, policies={"batching": "bucket"}, batch={"hold": "auto"})
+
+
+def test_hedging_is_chosen_by_name_and_only_quantiles_have_a_delay_instead(
+    description: Describe,
+) -> None:
+    found = told(description, policies={"hedging": "multiple"}, hedge={"multiple": 3})
+    assert (found.policies.hedging, found.hedge.multiple) == ("multiple", 3)
+    with pytest.raises(ValueError, match="must be left out with policies"):
+        told(description, policies={"hedging": "multiple"}, hedge={"delay_ms": 5})
 
 
 def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:

@@ -111,6 +111,8 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("    lengths: {buckets: true}", "must be auto, a number of buckets or a list of lengths"),
         ("    lengths: {adapt: {minimise: padding}}", "minimise: is no setting any more; leave it"),
         ("    lengths: {adapt: {minimise: padding}}", "policies.edges names what edges are chosen"),
+        ("    policies: {hedging: none}", "must be one of quantile, multiple, got 'none'"),
+        ("    hedge: {multiple: 1}", "multiple: is 1; must be a number, above 1 and at most 1000"),
         ("    policies: {edges: waste}", "must be one of seconds, padding, quantiles, got 'waste'"),
         ("    batch: {max_slo_share: 0}", "is 0; must be a number, above 0 and at most 1"),
         ("    batch: {fixed_size: 33}", "is 33, above max_size (32); must be at most 32"),

@@ -11,7 +11,8 @@ import pytest
 from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd
 from routers.api.settings import HedgeParameters, OutlierParameters, SilenceParameters
-from routers.policies.hedging import Finding, Hedging
+from routers.policies.hedging.batches import Finding, Hedging
+from routers.policies.hedging.quantile import QuantileDelay
 from routers.policies.outliers import Outliers, Verdict
 from routers.policies.silence import Silence
 from routers.state.replica_state import Lease, ReplicaState
@@ -68,6 +69,10 @@ def seen(start):
 # ---- hedging
 
 
+def hedging_of(settings: HedgeParameters) -> Hedging:
+    return Hedging(settings, QuantileDelay.of(settings))
+
+
 def busy(seen) -> tuple[Lease, Lease]:
     """A lease that runs and one that is staged behind it."""
     seen.core.replicas("a", capacity=2)
@@ -90,7 +95,7 @@ def test_a_batch_is_raced_after_its_delay_and_overdue_far_beyond_its_prediction(
     seen, mode, after_s, finding
 ):
     runs, _ = busy(seen)
-    hedging = Hedging(HedgeParameters(mode, fixed_delay_s=0.02))
+    hedging = hedging_of(HedgeParameters(mode, fixed_delay_s=0.02))
     before = seen.values()
     assert hedging.judge(runs, runs.starts_at + after_s) is finding
     assert (hedging.check_at(runs) > runs.starts_at + after_s) == (finding is Finding.EARLY)
@@ -99,7 +104,8 @@ def test_a_batch_is_raced_after_its_delay_and_overdue_far_beyond_its_prediction(
 
 def test_what_waits_behind_a_slow_batch_is_not_overdue(seen):
     _, staged = busy(seen)
-    assert Hedging(HedgeParameters("off")).judge(staged, staged.starts_at + 9.0) is Finding.BEHIND
+    hedging = hedging_of(HedgeParameters("off"))
+    assert hedging.judge(staged, staged.starts_at + 9.0) is Finding.BEHIND
 
 
 # ---- silence
@@ -110,7 +116,7 @@ def test_a_replica_is_silent_from_its_patience_on_unless_the_look_comes_late(see
     seen.core.replicas("a", "b", capacity=2)
     seen.core.tick(runs.starts_at + 3.1 * TAKES_S)
     replica, settings = runs.replica, SilenceParameters(fixed_s=0.5)
-    silence = Silence(settings, Hedging(HedgeParameters()), seen.state.replicas)
+    silence = Silence(settings, hedging_of(HedgeParameters()), seen.state.replicas)
     due_at, before = silence.silent_at(replica), seen.values()
     assert silence.look(replica, due_at, due_at - 0.1) == due_at
     assert silence.look(replica, due_at, due_at + 0.05) == due_at + 0.05
@@ -120,7 +126,7 @@ def test_a_replica_is_silent_from_its_patience_on_unless_the_look_comes_late(see
 
 
 def test_one_that_owes_nothing_is_not_looked_at(seen):
-    silence = Silence(SilenceParameters(), Hedging(HedgeParameters()), seen.state.replicas)
+    silence = Silence(SilenceParameters(), hedging_of(HedgeParameters()), seen.state.replicas)
     replica = seen.replica("a")
     assert silence.first_look_at(replica, 1.0) == silence.look(replica, 1.0, 1.0) == inf
 

@@ -76,7 +76,7 @@ def test_every_request_ends_once_and_the_same_seed_ends_the_same(names):
     ]
 
 
-@pytest.mark.parametrize("kind", ["order", "batching", "placement", "edges"])
+@pytest.mark.parametrize("kind", ["order", "batching", "placement", "hedging", "edges"])
 def test_unknown_name_is_refused_with_those_that_are_known(kind):
     with pytest.raises(BadSettings, match=rf"policies\.{kind} must be one of .*, got 'best'"):
         Dispatcher(under(**{kind: "best"}))

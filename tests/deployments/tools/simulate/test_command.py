@@ -153,6 +153,7 @@ def test_tables_name_tenants_lengths_and_what_happened(scenario):
         (["--policy", "order=drr", "--policy", "order=vtc"], "one of a kind at a time"),
         (["--policy", "admission=best"], "admission must be one of feasibility, "),
         (["--policy", "admission=codel+codel"], "names one twice"),
+        (["--policy", "hedging=best"], "hedging must be one of quantile, multiple"),
         (["--policy", "edges=best"], "edges must be one of seconds, padding, quantiles"),
         (["--policy", "edges=padding"], "this model's length intervals stay as they are"),
         (["--policy", "luck=good"], "must be one of order=…, batching=…, placement=…"),

@@ -1,10 +1,9 @@
 """When has a batch taken so long that another replica should be asked as well?
 
-Once it has run for the 95th percentile of what batches of its bucket take on replicas of its group,
-as a multiple of the prediction for this batch. Time counts from the batch's own predicted start, so
-waiting behind a running batch is not slowness, but waiting behind a straggler is. A lease far
-beyond its prediction is overdue, and so is its replica, whether or not a copy is sent. A bucket
-with too few measurements is not hedged.
+After the delay that a policy (`HedgeDelay`, chosen by name) derives from its prediction and from
+what batches of its bucket take on replicas of its group. Time counts from the batch's own predicted
+start, so waiting behind a running batch is not slowness, but waiting behind a straggler is. A lease
+far beyond its prediction is overdue, and so is its replica, whether or not a copy is sent.
 
 This module only finds that a copy is due: `copy_schedule` keeps when each lease is checked,
 `speculative_copies` chooses the other replica, and `Budget` pays. Sources: Dean & Barroso, The Tail
@@ -17,6 +16,7 @@ from enum import Enum
 
 from routers.api.settings import HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
+from routers.policies.hedging.types import HedgeDelay
 from routers.state.replica_state import Lease
 
 _LEAST_S = 0.001  # the shortest delay
@@ -35,10 +35,11 @@ class Finding(Enum):
 
 class Hedging:
     """Measured over predicted seconds of batches, by group and bucket, and what they say of a
-    lease."""
+    lease. `policy`: after how long a copy is due."""
 
-    def __init__(self, settings: HedgeParameters) -> None:
+    def __init__(self, settings: HedgeParameters, policy: HedgeDelay) -> None:
         self.settings = settings
+        self.policy = policy
         self.frozen = False
         self._ratios: dict[tuple[str, int], RatioHistogram] = {}
 
@@ -57,21 +58,21 @@ class Hedging:
 
     def delay_s(self, lease: Lease) -> float | None:
         """Seconds from its start after which to race it; None: never."""
-        settings = self.settings
-        if settings.mode == "off":
+        if self.settings.mode == "off":
             return None
-        if settings.fixed_delay_s is not None:
-            return max(_LEAST_S, settings.fixed_delay_s)
-        ratio = self.ratio(lease, settings.quantile)
-        return None if ratio is None else max(_LEAST_S, ratio * lease.predicted_s)
+        delay_s = self.policy.delay_s(lease.predicted_s, self._ratios_of(lease))
+        return None if delay_s is None else max(_LEAST_S, delay_s)
 
     def ratio(self, lease: Lease, quantile: float) -> float | None:
         """The quantile of measured over predicted seconds of batches in the lease's group and
         bucket; None: too few were measured."""
-        ratios = self._ratios.get((lease.replica.group.name, lease.batch.edge))
+        ratios = self._ratios_of(lease)
         if ratios is None or ratios.samples < self.settings.min_samples:
             return None
         return ratios.quantile(quantile)
+
+    def _ratios_of(self, lease: Lease) -> RatioHistogram | None:
+        return self._ratios.get((lease.replica.group.name, lease.batch.edge))
 
     def check_at(self, lease: Lease) -> float:
         """When to look at the lease: it will be due for a copy then, or overdue."""
