@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from routers.api.settings import HedgeParameters, OutlierParameters
+from routers.api.settings import HedgeParameters, OutlierParameters, PolicyNames
+from routers.policies.registry import HEDGINGS
 from routers.simulation.devices import Drag, SimDevice, Slow
 from tests.simulation.generation_load import Kind, Ran, engines, play
 
@@ -25,11 +26,14 @@ def dragged(drags: dict[int, Drag]) -> tuple[SimDevice, ...]:
 
 
 @cache
-def stalling(mode: str) -> Ran:
+def stalling(mode: str, hedging: str = "quantile") -> Ran:
     """Two steps in a thousand of every engine take 40 times as long."""
     devices = dragged({n: Drag(Random(n), 0.05, 0.002, STALLS) for n in range(3)})
     hedge = HedgeParameters(mode)
-    return play([CHAT], until=SECONDS, devices=devices, hedge=hedge, outliers=NEVER)
+    policies = PolicyNames(hedging=hedging)
+    return play(
+        [CHAT], until=SECONDS, devices=devices, hedge=hedge, outliers=NEVER, policies=policies
+    )
 
 
 @cache
@@ -39,8 +43,9 @@ def slow(factor: float, until: float = float("inf")) -> Ran:
     return play([CHAT], until=SECONDS, devices=devices, hedge=HedgeParameters("off"))
 
 
-def test_copies_halve_the_tail_of_first_tokens_for_a_twentieth_more_work() -> None:
-    without, hedged = stalling("off"), stalling("hedge")
+@pytest.mark.parametrize("hedging", HEDGINGS)
+def test_copies_halve_the_tail_of_first_tokens_for_a_twentieth_more_work(hedging: str) -> None:
+    without, hedged = stalling("off"), stalling("hedge", hedging)
     (core,) = hedged.cores
     seen = core.snapshot(SECONDS)
     assert seen.hedges > seen.hedges_won > 10
