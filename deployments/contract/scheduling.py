@@ -83,6 +83,7 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
             model.policies.admission,
             model.policies.hedging,
             model.policies.edges,
+            model.policies.preemption,
         ),
     )
 

@@ -120,6 +120,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("batch",), "must be left out: the engine batches by itself"
     if model.hedge.mode == "tied":
         yield ("hedge", "mode"), "is tied: nothing is staged at an engine; must be off or hedge"
+    if model.queue.preempt_streams and model.policies.preemption == "none":
+        yield ("queue", "preempt_streams"), "must be left out with policies.preemption none"
     if model.policies.batching != PolicySettings().batching:
         yield ("policies", "batching"), "must be left out: the engine batches by itself"
     if model.policies.edges != PolicySettings().edges:

@@ -95,8 +95,8 @@ class QueueSettings(Section):
     )
     preempt_streams: bool = Field(
         default=False,
-        description="Whether running work of the least urgent priority may be stopped and queued "
-        "again for the most urgent, on replicas that stream.",
+        description="Whether running work of which no token has come may be stopped and queued "
+        "again for more urgent work, on replicas that stream; which, `policies.preemption` says.",
     )
 
 
@@ -117,6 +117,7 @@ PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _na
 HedgingName = Annotated[str, AfterValidator(partial(_known, "hedging")), _names("hedging")]
 EdgesName = Annotated[str, AfterValidator(partial(_known, "edges")), _names("edges")]
 AdmissionName = Annotated[str, AfterValidator(partial(_known, "admission")), _names("admission")]
+PreemptionName = Annotated[str, AfterValidator(partial(_known, "preemption")), _names("preemption")]
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -176,6 +177,13 @@ class PolicySettings(Section):
         description="Where length intervals end whose edges `lengths.buckets` does not list: where "
         "the predicted seconds of device time are least (`seconds`), the padding is (`padding`), "
         "or each has as many rows as the others (`quantiles`).",
+    )
+    preemption: PreemptionName = Field(
+        default="least_urgent",
+        description="Which work that was sent gives its place to what is more urgent: of staged "
+        "batches the least urgent; of streams, where `queue.preempt_streams` allows it, the last "
+        "begun of the least urgent priority (`least_urgent`) or of all that are less urgent "
+        "(`least_work_lost`); or no work (`none`).",
     )
 
 

@@ -177,6 +177,7 @@ class PolicyNames:
     admission: tuple[str, ...] = ("limit", "feasibility", "best_effort_capacity", "codel")
     hedging: str = "quantile"
     edges: str = "seconds"
+    preemption: str = "least_urgent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +212,8 @@ class DispatcherSettings:
     initial_cost_s: float = 0.0  # assumed seconds a batch until one was measured
     profile: tuple[tuple[int, int, float], ...] = ()  # (rows, width, seconds), measured beforehand
 
-    # A stream lease of the least urgent priority, without a token yet, may be stopped and queued
-    # again for the most urgent one.
+    # A stream lease of a less urgent priority, without a token yet, may be stopped and queued again
+    # for the most urgent row.
     preempt_streams: bool = False
     frozen: bool = False
     buckets: BucketSettings = field(default_factory=BucketSettings)

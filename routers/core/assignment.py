@@ -21,6 +21,7 @@ from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, row_ids
 from routers.core.stream_copies import StreamCopies
+from routers.policies.preemption.types import Preemption, PreemptionView
 from routers.policies.stream_choice import preferred as preferred_stream
 from routers.state.affinity import Affinity
 from routers.state.formed_batch import FormedBatch
@@ -42,6 +43,8 @@ class Assignment:
     stream_copies: StreamCopies
     affinity: Affinity
     silence: SilenceWatch
+    preemption: Preemption
+    sent: PreemptionView  # what may be taken back, for `preemption` to look at
 
     def fill(self, now: float, actions: list[Action]) -> None:
         """Send rows to every replica that is ready, then tie staged batches to copies, and preempt
@@ -75,18 +78,27 @@ class Assignment:
         rows = 1 if queue is None else lanes[0].length_classes[edge].rows
         groups.look_ahead(rows, edge, requests.waiting.seconds, now)
 
+    def may_preempt(self, now: float) -> bool:
+        """Whether a place at a batch replica might be taken for what waits."""
+        urgent = self.requests.most_urgent()
+        return urgent is not None and self._gives_back(urgent, now) is not None
+
+    def _gives_back(self, urgent: int, now: float) -> ReplicaState | None:
+        return self.preemption.gives_back(self.sent, urgent, now)
+
     def _preempt_all(self, now: float, actions: list[Action]) -> None:
-        """For the most urgent rows that wait, take places from less urgent work that was sent."""
+        """For the most urgent rows that wait, take places from less urgent work that was sent: not
+        while a batch is due that leads because its priority had been passed over too long."""
         requests, copies = self.requests, self.copies
         ageing_s = requests.settings.ageing_s
         while (urgent := requests.most_urgent()) is not None:
-            replica = copies.replicas.preemptible.for_priority(urgent)
+            replica = self._gives_back(urgent, now)
             if replica is None or requests.waiting.passed_over(ageing_s, now) is not None:
                 break
             if not self._preempt(replica, now, actions):
                 break
         if urgent is not None and copies.settings.preempt_streams:
-            lease = copies.leases.streams.victim(urgent)
+            lease = self.preemption.stops(self.sent, urgent, now)
             if lease is not None:
                 lease.recall()
                 copies.counts.preempted += 1

@@ -59,7 +59,8 @@ from routers.estimates.groups import ReplicaGroups
 from routers.policies.admission.queue_bound import is_full
 from routers.policies.hedging.batches import Hedging
 from routers.policies.outliers import Outliers
-from routers.policies.registry import HEDGINGS, PLACEMENTS, check_names
+from routers.policies.preemption.types import PreemptionView
+from routers.policies.registry import HEDGINGS, PLACEMENTS, PREEMPTIONS, check_names
 from routers.policies.silence import Silence
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget
@@ -93,7 +94,13 @@ class Dispatcher:
         self._silence = SilenceWatch(silence)
         self._stream_copies = StreamCopies(self._requests, self._copies, self._silence)
         self._assignment = Assignment(
-            self._requests, self._copies, self._stream_copies, Affinity(), self._silence
+            self._requests,
+            self._copies,
+            self._stream_copies,
+            Affinity(),
+            self._silence,
+            PREEMPTIONS[settings.policies.preemption](),
+            PreemptionView(self._replicas.preemptible, self._leases.streams),
         )
         self._state = State(
             self._requests,
@@ -144,6 +151,7 @@ class Dispatcher:
     def _adopt(self, settings: DispatcherSettings) -> None:
         self._copies.adopt(settings)
         self._silence.policy.settings = settings.silence
+        self._assignment.preemption = PREEMPTIONS[settings.policies.preemption]()
 
     def snapshot(self, now: float) -> Snapshot:
         """The state in numbers; work as in `core.snapshots`."""
@@ -322,6 +330,6 @@ class Dispatcher:
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
             # Rows may have been left to the group of a replica that has just become unhealthy.
             self._assignment.fill(now, actions)
-        self._wakeups.look(self._state)
+        self._wakeups.look(self._state, self._assignment, now)
         races = copies.schedule.candidates or self._stream_copies.schedule.candidates
         self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import inf
 
 from routers.api.actions import Action, WakeAt
+from routers.core.assignment import Assignment
 from routers.core.core_state import State
 from routers.core.request_table import RequestTable
 
@@ -27,7 +28,7 @@ class WakeupPlanner:
         self._next_check_at = inf  # when a request's timer or a check of a lease or replica is due
         self._next_capacity_at = inf  # when a replica may take a lease
 
-    def look(self, state: State) -> None:
+    def look(self, state: State, assignment: Assignment, now: float) -> None:
         """Plan anew at the end of a step in which anything may have changed."""
         requests, copies = state.requests, state.copies
         batch_copies, stream_copies = copies.schedule, state.stream_copies.schedule
@@ -45,8 +46,8 @@ class WakeupPlanner:
         if requests.tries_at < self._next_capacity_at:
             self._next_capacity_at = requests.tries_at
         self.quiet_until = min(self._next_check_at, self._next_capacity_at)
-        self.most_urgent = urgent = requests.most_urgent()
-        gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
+        self.most_urgent = requests.most_urgent()
+        gives_way = assignment.may_preempt(now)
         races = batch_copies.candidates or stream_copies.candidates
         if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf

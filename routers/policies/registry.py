@@ -35,6 +35,10 @@ from routers.policies.placement.finish_first import FinishFirst
 from routers.policies.placement.least_loaded import LeastLoaded
 from routers.policies.placement.prequal import Prequal
 from routers.policies.placement.round_robin import RoundRobin
+from routers.policies.preemption.least_urgent import LeastUrgent
+from routers.policies.preemption.least_work_lost import LeastWorkLost
+from routers.policies.preemption.never import Never
+from routers.policies.preemption.types import Preemption
 from routers.state.ready_replicas import Placement
 
 ORDERS: Mapping[str, Callable[[DispatcherSettings], Order]] = {
@@ -70,6 +74,11 @@ EDGES: Mapping[str, Callable[[], EdgePolicy]] = {
     "padding": LeastPadding,
     "quantiles": Quantiles,
 }
+PREEMPTIONS: Mapping[str, Callable[[], Preemption]] = {
+    "least_urgent": LeastUrgent,
+    "least_work_lost": LeastWorkLost,
+    "none": Never,
+}
 KINDS: Mapping[str, Mapping[str, object]] = {
     "order": ORDERS,
     "batching": BATCHINGS,
@@ -77,6 +86,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "admission": ADMISSIONS,
     "hedging": HEDGINGS,
     "edges": EDGES,
+    "preemption": PREEMPTIONS,
 }
 SEVERAL = frozenset({"admission"})
 """Kinds of which settings name any number of policies; those answer in the order named."""

@@ -1,24 +1,17 @@
-"""Which less urgent work, already sent, may be taken back for more urgent rows?
+"""What was sent and might be taken back, in the order in which it is looked for.
 
-On a batch replica: a batch that is staged there unstarted. One lease more than fits is sent, and
-the replica, whose rule is to return its least urgent staged batch, returns it. No work is lost and
-no message is added.
-
-On a stream replica without room, where settings allow preemption: of the least urgent priority that
-runs there, the lease that began last. All its rows must be retryable and not have been stopped
-before, no token of its answer may have come, and its caller may have had nothing of it.
-
-A batch that leads because its priority had been passed over too long is never taken back, and
-nothing is taken back while such a batch is due. Only on-time rows preempt.
+Full batch replicas by the batch that each would return, and stream leases by priority. Whether any
+of them gives way to more urgent rows is `policies.preemption`'s question. Work: O(log n) where a
+replica changes, O(1) where a stream begins or ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from routers.state.replica_state import Lease, PreemptionEntry, ReplicaState
 
-_TRIES = 4  # leases looked at for one preemption
 _SLACK = 32  # stale entries allowed before the heap is compacted
 
 
@@ -54,21 +47,27 @@ class PreemptibleReplicas:
             self._heap = [each for each in self._heap if _is_valid(each)]
             heapify(self._heap)
 
-    def for_priority(self, priority: int) -> ReplicaState | None:
-        """The replica that would return the least urgent lease, if that lease is less urgent than
-        on-time work of this priority; else None."""
+    def least_urgent(self) -> ReplicaState | None:
+        """The replica that would return the least urgent batch; None where none would return
+        one."""
         heap = self._heap
         while heap and not _is_valid(heap[0]):
             heappop(heap)
-        if heap and (-heap[0][0], -heap[0][1]) > (0, priority):
-            return heap[0][3]
-        return None
+        return heap[0][3] if heap else None
 
 
 def _is_valid(entry: PreemptionEntry) -> bool:
     """Whether this is the last entry that was made for its replica."""
     valid = entry[3].preemption_entry
     return valid is not None and valid[2] == entry[2]
+
+
+def standing(replica: ReplicaState) -> tuple[int, int]:
+    """(late, priority) of the batch that this replica, one of those that would return one, would
+    return; the higher, the less urgent."""
+    entry = replica.preemption_entry
+    assert entry is not None
+    return -entry[0], -entry[1]
 
 
 def preemptible_lease(replica: ReplicaState) -> Lease | None:
@@ -104,33 +103,13 @@ class PreemptibleStreams:
         """A stream lease has closed."""
         self._by_priority.get(lease.batch.rank[1], {}).pop(lease, None)
 
-    def victim(self, priority: int) -> Lease | None:
-        """Of the least urgent priority that runs, below this one, the lease that began last and may
-        be stopped: it loses least. None where there is none."""
-        least = max([each for each, leases in self._by_priority.items() if leases], default=0)
-        if least <= priority:
-            return None
-        for tries, lease in enumerate(reversed(self._by_priority[least])):
-            if tries == _TRIES:
-                break
-            if _may_preempt(lease):
-                return lease
-        return None
+    def priorities(self) -> Iterable[int]:
+        """The priorities that have an open lease."""
+        return [each for each, leases in self._by_priority.items() if leases]
 
-
-def _may_preempt(lease: Lease) -> bool:
-    """Not while another lease of its replica is being recalled, not a lease that may not run again
-    or whose first token has come, and not a row that was stopped before."""
-    running = lease.running
-    if (
-        lease.non_preemptible
-        or not lease.live
-        or (running is not None and running.first_at is not None)
-        or any(other.recalled for other in lease.replica.leases.values())
-    ):
-        return False
-    rows = lease.members()
-    return all(r.tracked.request.retryable and not (r.stopped or r.shown) for r in rows)
+    def latest_first(self, priority: int) -> Iterator[Lease]:
+        """The leases of this priority, the one that began last first."""
+        return reversed(self._by_priority.get(priority, {}))
 
 
 def _rank(lease: Lease) -> tuple[int, int, float]:

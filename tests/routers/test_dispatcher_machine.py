@@ -39,7 +39,7 @@ from routers.api.settings import (
     SilenceParameters,
 )
 from routers.core.dispatcher import Dispatcher
-from routers.policies.registry import BATCHINGS, HEDGINGS, ORDERS, PLACEMENTS
+from routers.policies.registry import BATCHINGS, HEDGINGS, ORDERS, PLACEMENTS, PREEMPTIONS
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +119,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             st.sampled_from(tuple(PLACEMENTS)),
             st.sampled_from(((), ("codel",), ("feasibility",), PolicyNames().admission)),
             st.sampled_from(tuple(HEDGINGS)),
+            preemption=st.sampled_from(tuple(PREEMPTIONS)),
         ),
     )
     def begin(self, warm, defers, **chosen):

@@ -21,6 +21,7 @@ WRITTEN: dict[str, Any] = {
         "placement": "prequal",
         "admission": ["codel", "feasibility"],
         "edges": "padding",
+        "preemption": "none",
     },
     "slo": {"latency_ms": 250, "late": "refuse"},
     "lengths": {

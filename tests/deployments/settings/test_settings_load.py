@@ -127,6 +127,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("    policies: {admission: [best]}", "must be one of feasibility, best_effort_capacity"),
         ("    policies: {admission: [codel, codel]}", "names one twice: codel, codel"),
         ("    policies: {admission: codel}", "policies.admission"),
+        ("    policies: {preemption: best}", "must be one of least_urgent, least_work_lost, none"),
         ("    hedge: {mode: enforce}", "is 'enforce'; must be off, hedge or tied"),
         ("    hedge: {quantile: 1}", "is 1; must be a number, above 0 and below 1"),
         ("    outliers: {probe_s: 60}", "max_probe_s: is 30; must be at least 60 (probe_s)"),

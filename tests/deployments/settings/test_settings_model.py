@@ -79,6 +79,10 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
         (STREAM | {"slo": {"max_timeout_ms": 900}}, r"asks for nothing \(600000, timeout_ms\)"),
         (STREAM | {"hedge": {"mode": "tied"}}, "nothing is staged at an engine"),
+        (
+            STREAM | {"queue": {"preempt_streams": True}, "policies": {"preemption": "none"}},
+            "must be left out with policies.preemption none",
+        ),
         (STREAM | {"replicas": {"slots": 3}}, "how many requests a replica holds"),
         (STREAM | {"cache": {"max_bytes": 1000}}, "answers that stream are not kept"),
         (STREAM | {"coalesce": True}, "answers that stream are not shared"),

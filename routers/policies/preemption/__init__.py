@@ -1,0 +1,1 @@
+"""Which work that was sent gives its place to what is more urgent?"""
