@@ -70,8 +70,10 @@ class QueueSettings(Section):
         le=10_000_000,
         description="Rows that may wait at one gateway; more are refused. A tenant that has fewer "
         "than its share of them by weight takes its place from who is furthest over its own. "
-        "Unset, what the running replicas can answer within the model's timeout, as far as they "
-        "are measured, from 256 to 65,536. Also the most rows of one request; unset, 2,048.",
+        "Unset, what the running replicas can answer within the model's timeout beside what other "
+        "gateways have them do, as far as they are measured, from 256 to 65,536; of a model that "
+        "generates, by what the requests answered lately have taken. Until that is known, and as "
+        "the most rows of one request, 2,048.",
     )
     max_late_rows: int = Field(
         default=1024,

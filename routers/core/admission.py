@@ -24,7 +24,7 @@ from routers.api.settings import DispatcherSettings
 from routers.core.controllers import Controllers
 from routers.policies.admission.lateness import has_place, is_over
 from routers.policies.admission.queue_ahead import QueueAhead
-from routers.policies.admission.queue_bound import bound_reached
+from routers.policies.admission.queue_bound import BoundView, bound_reached
 from routers.policies.admission.types import ADMIT, LateWork, Newcomer
 from routers.state.flows import Flow, Flows
 from routers.state.rejection_cache import CachedRejection, RejectionCache, TimesLeft
@@ -55,12 +55,14 @@ class Admission:
         waiting: RequestQueue,
         flows: Flows,
         replicas: ReplicaSet,
+        bounds: BoundView,
     ) -> None:
         self.controllers = Controllers(settings)
         self.rejections = RejectionCache()
         self._settings = settings
         self._waiting = waiting
         self._replicas = replicas
+        self._bounds = bounds
         self._ahead = QueueAhead(waiting, flows, replicas)
 
     def tune(self, settings: DispatcherSettings) -> None:
@@ -85,7 +87,7 @@ class Admission:
 
     def bounded(self, request: Request, now: float) -> Rejection | None:
         """The rejection by a bound, before rows are made; None: the request is within them all."""
-        reason = bound_reached(request, self._waiting, self._settings, self._replicas.groups, now)
+        reason = bound_reached(self._bounds, request, now)
         if reason is None and request.generation is not None:
             # Prompt and output must fit the largest running replica, were they alone there.
             tokens = request.lengths[0] + request.generation.max_tokens

@@ -169,7 +169,7 @@ class Dispatcher:
     def is_full(self, tenant: str, weight: float) -> bool:
         """Whether the queue would reject even one row of the tenant; O(1)."""
         requests = self._requests
-        return is_full(tenant, weight, 1, requests.waiting, requests.settings, self._groups)
+        return is_full(requests.bounds, tenant, weight, 1)
 
     @property
     def backlog_s(self) -> float:

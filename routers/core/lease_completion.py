@@ -120,14 +120,18 @@ def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: flo
     """Take in what the replica reports of other gateways: their virtual times, what it served for
     their flows, and what waits at them."""
     state.requests.served.learn(report, replica.group.speed, now)
+    served_s = sum([seconds for _, _, seconds in report.served])
+    if report.seen or report.served:
+        replica_id, group = replica.spec.replica_id, replica.group
+        state.replicas.groups.peers.tell(replica_id, served_s * group.speed, now)
     if report.served:
-        served_s = sum(seconds for _, _, seconds in report.served)
         state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
 
 
 def forget_replica(state: State, replica: ReplicaState) -> None:
     """Drop what was learnt of a replica that has gone for good."""
     replica.group.cost.forget(replica.spec.replica_id)
+    state.replicas.groups.peers.forget(replica.spec.replica_id)
     if replica.group.engine is not None:
         replica.group.engine.forget(replica.spec.replica_id)
     if state.requests.generations is not None:

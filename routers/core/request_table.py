@@ -22,7 +22,7 @@ from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
 from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
-from routers.policies.admission.queue_bound import most_rows
+from routers.policies.admission.queue_bound import BoundView, most_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
 from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
@@ -54,7 +54,8 @@ class RequestTable:
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
-        self.admission = Admission(settings, self.waiting, self.flows, replicas)
+        self.bounds = BoundView(self.waiting, self.groups, settings)
+        self.admission = Admission(settings, self.waiting, self.flows, replicas, self.bounds)
         self.controllers = self.admission.controllers
         self.served = ServedWork(self.flows, self.controllers, self.admission.rejections)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
@@ -137,8 +138,7 @@ class RequestTable:
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
         """While the queue is full, evict from the tenant that is furthest over its share of places;
         the rejection, where there is no such tenant or it is the request's own."""
-        edge, rows = self.waiting.edges[0], tracked.open
-        most = most_rows(self.settings, self.groups, edge, rows) - rows
+        most = most_rows(self.bounds, tracked.open) - tracked.open
         while self.waiting.shares.rows > most:
             row = self.waiting.furthest_over()
             if row is None or row.tracked.flow.tenant == tracked.flow.tenant:
@@ -371,7 +371,7 @@ class RequestTable:
         self.waiting.tidy()
 
     def _adopt(self, settings: DispatcherSettings) -> None:
-        self.settings = self.view.settings = settings
+        self.settings = self.view.settings = self.bounds.settings = settings
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
         self.groups.adopt(settings, self.waiting.edges)
@@ -384,7 +384,7 @@ class RequestTable:
             self.generations = Generations(generation, self._token_s, frozen=settings.frozen)
         else:
             self.generations.adopt(generation, frozen=settings.frozen)
-        self.arrivals.generations = self.generations
+        self.arrivals.generations = self.bounds.generations = self.generations
 
     def _token_s(self) -> float:
         engine = self.groups.reference.engine

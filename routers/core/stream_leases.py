@@ -147,7 +147,7 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     if not lease.replica.leases:
         engine_of(lease).idle(lease.replica_id)
     if end is LeaseEnd.DONE and tokens.output:
-        generations.answered(running.plan, tokens.output)
+        generations.answered(running.plan, tokens)
     running.tokens = tokens
     _settle(requests, lease, running, end, now)
 

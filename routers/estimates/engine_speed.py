@@ -121,6 +121,12 @@ class EngineSpeed:
         return self._token_s if fixed is None else 1.0 / fixed
 
     @property
+    def is_measured(self) -> bool:
+        """Whether `token_s` is more than a guess."""
+        settings = self._settings
+        return self.samples > 0 or settings.tokens_per_s is not None or bool(settings.profile)
+
+    @property
     def prompt_s(self) -> float:
         """Seconds until a first token, for each token that has to be read before it."""
         fixed = self._settings.prompt_tokens_per_s

@@ -26,6 +26,7 @@ from routers.estimates.prefix_tree import PrefixTree
 _MEDIAN = 0.5
 _TRUST_GAIN = 0.05
 _LEAST_TRUST = 0.02  # so that an engine that begins to cache is noticed
+_ANSWER_GAIN = 0.02  # the least weight of a new answer in the mean of what requests take
 _SESSION_SAVES = 0.5  # of a prompt, assumed to be cached where its session was served last
 
 
@@ -83,6 +84,8 @@ class Generations:
         self.lengths = OutputLengths(settings.output_tokens)
         self.tree = PrefixTree(settings.max_blocks)
         self.trust = 1.0  # of the tokens predicted to be cached, the share that lately was
+        self._answers = 0
+        self._answer_tokens = 0.0  # weighted tokens of a request, mean of those answered lately
         self.adopt(settings, frozen=frozen)
 
     def adopt(self, settings: GenerationParameters, *, frozen: bool) -> None:
@@ -112,6 +115,11 @@ class Generations:
         """Predicted device seconds of the whole request."""
         tokens = Tokens(plan.prompt, plan.cached, ceil(plan.output))
         return self.weighted(tokens) * self.token_s()
+
+    @property
+    def request_s(self) -> float:
+        """Device seconds of a request, mean of those answered lately; 0.0: none was answered."""
+        return self._answer_tokens * self.token_s()
 
     def weighted(self, tokens: Tokens) -> float:
         """Weighted tokens: prompt tokens that were not cached, and output tokens."""
@@ -162,9 +170,13 @@ class Generations:
             share = min(1.0, cached / predicted * self.trust)
             self.trust += _TRUST_GAIN * (max(_LEAST_TRUST, share) - self.trust)
 
-    def answered(self, plan: GenerationPlan, output: int) -> None:
-        """The request has ended with so many output tokens."""
-        self.lengths.learn(plan.tenant, plan.prompt, output / plan.sequences)
+    def answered(self, plan: GenerationPlan, tokens: Tokens) -> None:
+        """The request has ended after so many tokens."""
+        self.lengths.learn(plan.tenant, plan.prompt, tokens.output / plan.sequences)
+        if not self.frozen:
+            self._answers += 1
+            gain = max(_ANSWER_GAIN, 1.0 / self._answers)
+            self._answer_tokens += gain * (self.weighted(tokens) - self._answer_tokens)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""

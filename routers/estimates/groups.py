@@ -23,6 +23,7 @@ from routers.api.settings import DispatcherSettings, GroupSettings
 from routers.estimates.batch_size import BatchSizes
 from routers.estimates.cost.model import CostModel
 from routers.estimates.engine_speed import EngineSpeed
+from routers.estimates.peer_load import PeerLoad
 from routers.estimates.turnaround import Turnaround
 
 _BATCH_GAIN = 0.05
@@ -146,6 +147,7 @@ class ReplicaGroups:
     def __init__(self, settings: DispatcherSettings) -> None:
         self.by_name: dict[str, ReplicaGroup] = {}
         self.capacity = 0.0  # work of the running replicas, reference seconds a second
+        self.peers = PeerLoad()  # what other gateways take of it
         self._edges = settings.bucket_edges
         self._groups_opened = 0  # groups so far
         self.alone: Turnaround | None = None  # of the group, where there is only one
@@ -204,6 +206,11 @@ class ReplicaGroups:
     def count(self) -> None:
         """Sum up the capacity. To be called after replicas or speeds have changed."""
         self.capacity = sum([group.running * group.speed for group in self.by_name.values()])
+
+    @property
+    def own_capacity(self) -> float:
+        """What other gateways have lately left of the capacity."""
+        return max(0.0, self.capacity - self.peers.rate)
 
     def weigh(self, edge: int) -> None:
         """A batch led by this bucket was sent: move speeds towards what its rows cost in each

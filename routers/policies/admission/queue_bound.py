@@ -1,12 +1,15 @@
 """How many rows may wait?
 
-As many as settings say. Where settings name no number: as many as the running replicas could answer
-before the last of them expires, that is the model's timeout times the predicted rows a second of
-full batches of the shortest length. Rows behind those would wait in vain. A request always finds a
-place while no more than `LEAST_ROWS` wait, however slow the model is, and no queue is longer than
-`MOST_ROWS`, however fast. While no replica runs, the bound is that of one. Models that generate,
-and models whose costs are not known yet, have the bound of the settings. Retries of lost rows are
-not counted; they are at most as many as lost replicas held. Unit: rows at one gateway.
+As many as settings say. Where settings name no number: as many as this gateway's part of the
+running replicas could answer before the last of them expires, that is the model's timeout times
+rows a second. Of batches: predicted rows a second of full batches of the shortest length. Of
+generations: tokens a second of a full replica over the mean tokens of the requests answered lately.
+The part of a gateway is what other gateways have lately left of the replicas. Rows behind those
+would wait in vain. A request always finds a place while no more than `LEAST_ROWS` wait, however
+slow the model is, and no queue is longer than `MOST_ROWS`, however fast. While no replica runs, the
+bound is that of one. Models whose costs are not known yet have the bound of the settings. Retries
+of lost rows are not counted; they are at most as many as lost replicas held. Unit: rows at one
+gateway.
 
 `bound_reached` also checks the other bounds that keep a request from the queue whatever controllers
 would say.
@@ -14,10 +17,12 @@ would say.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
+from routers.estimates.generations import Generations
 from routers.estimates.groups import ReplicaGroups
 from routers.state.request_queue import RequestQueue
 
@@ -25,43 +30,51 @@ LEAST_ROWS = 256
 MOST_ROWS = 65_536
 
 
-def most_rows(settings: DispatcherSettings, groups: ReplicaGroups, edge: int, rows: int) -> int:
-    """Rows that may wait, with the `rows` of a new request. `edge`: of the shortest bucket."""
-    group = groups.reference
-    if settings.queue_timeout_s is None or group.engine is not None:
+@dataclass(slots=True)
+class BoundView:
+    """What bounds look at."""
+
+    waiting: RequestQueue
+    groups: ReplicaGroups
+    settings: DispatcherSettings
+    generations: Generations | None = None  # None: the model does not generate
+
+
+def most_rows(view: BoundView, rows: int) -> int:
+    """Rows that may wait, with the `rows` of a new request."""
+    settings, groups = view.settings, view.groups
+    if settings.queue_timeout_s is None:
         return settings.max_queue_rows
+    row_s = _row_s(view)
+    if row_s <= 0.0:
+        return settings.max_queue_rows
+    served = settings.queue_timeout_s * (groups.own_capacity if groups.capacity else 1.0) / row_s
+    return max(LEAST_ROWS + rows, int(min(MOST_ROWS, served)))
+
+
+def _row_s(view: BoundView) -> float:
+    """What a row takes of a replica that is kept full, reference seconds; 0.0: not known yet."""
+    settings, group = view.settings, view.groups.reference
+    if group.engine is not None:
+        generations = view.generations
+        known = generations is not None and group.engine.is_measured
+        return generations.request_s if known and generations is not None else 0.0
     size = settings.fixed_size or settings.max_size
-    batch_s = group.cost.predict(size, edge)
-    if batch_s <= 0.0:
-        return settings.max_queue_rows
-    served = settings.queue_timeout_s * (groups.capacity or 1.0) * size / batch_s
-    return max(LEAST_ROWS + rows, min(MOST_ROWS, int(served)))
+    return group.cost.predict(size, view.waiting.edges[0]) / size
 
 
-def is_full(
-    tenant: str,
-    weight: float,
-    rows: int,
-    waiting: RequestQueue,
-    settings: DispatcherSettings,
-    groups: ReplicaGroups,
-) -> bool:
+def is_full(view: BoundView, tenant: str, weight: float, rows: int) -> bool:
     """Whether so many more rows of the tenant have no place. O(1)."""
-    if settings.queue_timeout_s is not None and waiting.shares.rows <= LEAST_ROWS:
+    waiting = view.waiting
+    if view.settings.queue_timeout_s is not None and waiting.shares.rows <= LEAST_ROWS:
         return False
-    most = most_rows(settings, groups, waiting.edges[0], rows)
-    return waiting.is_full(tenant, weight, rows, most)
+    return waiting.is_full(tenant, weight, rows, most_rows(view, rows))
 
 
-def bound_reached(
-    request: Request,
-    waiting: RequestQueue,
-    settings: DispatcherSettings,
-    groups: ReplicaGroups,
-    now: float,
-) -> Reason | None:
+def bound_reached(view: BoundView, request: Request, now: float) -> Reason | None:
     """The bound that keeps the request from the queue; None: no bound does. Bounds that waiting
     cannot change come first."""
+    waiting, settings, groups = view.waiting, view.settings, view.groups
     lengths = request.lengths
     rows = len(lengths)
     longest = lengths[0] if rows == 1 else max(lengths)
@@ -74,7 +87,7 @@ def bound_reached(
     if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
         return Reason.TENANT_FULL
     tenant, weight = request.tenant, request.weight
-    if is_full(tenant, weight, rows, waiting, settings, groups):
+    if is_full(view, tenant, weight, rows):
         return Reason.QUEUE_FULL
     most_s = settings.admission.max_queue_s * (groups.capacity or 1.0)
     if most_s < inf and waiting.rows and waiting.seconds > most_s:
