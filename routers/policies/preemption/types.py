@@ -3,8 +3,8 @@
 Two sorts of work may be taken back for an on-time row that waits. On a batch replica: a batch that
 is staged there unstarted. One lease more than fits is sent, and the replica, whose rule is to
 return its least urgent staged batch, returns it. No work is lost and no message is added. On a
-stream replica, where settings allow it: a lease of whose answer no token has come and its caller has
-had nothing, whose rows are all retryable and were not stopped before.
+stream replica, where settings allow it: a lease of whose answer no token has come, and nothing has
+been given to its caller, whose rows are all retryable and were not stopped before.
 
 The view offers nothing else, so that no policy can lose work. A policy says what gives way, if
 anything does; the core sends, recalls and counts. A batch that leads because its priority had been
