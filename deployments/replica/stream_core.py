@@ -29,7 +29,7 @@ from deployments.contract.channel.stream_messages import (
 )
 from deployments.replica.channel_server import GatewayLink
 from deployments.replica.outbox import Outbox
-from deployments.replica.stream_turns import StreamTurn, StreamTurns
+from routers.stream_staging import StagedStream, StreamStaging
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
@@ -46,7 +46,7 @@ class _Run:
 
     lease_id: int
     call: GenerateCall
-    turn: StreamTurn
+    turn: StagedStream
     begins: asyncio.Event
     began: float = 0.0
     task: asyncio.Task[None] | None = None
@@ -111,8 +111,8 @@ class StreamCore:
         self._runtime = runtime
         self._on_death = on_death
         self._room = room
-        self._turns = StreamTurns(at_once or room)
-        self._by_turn: dict[StreamTurn, tuple[_Stream, _Run]] = {}
+        self._turns = StreamStaging(at_once or room)
+        self._by_turn: dict[StagedStream, tuple[_Stream, _Run]] = {}
         self._loop = asyncio.get_running_loop()
         self._streams: dict[GatewayLink, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -168,7 +168,7 @@ class StreamCore:
         if self._leaving or len(stream.running) >= self._room:
             stream.outbox.end(lease_id, StreamEnd.BUSY, None, 0.0)
         else:
-            turn = StreamTurn(stream.link.gateway, call.rank, call.charges)
+            turn = StagedStream(stream.link.gateway, call.rank, call.charges)
             self._start(stream, _Run(lease_id, call, turn, asyncio.Event()))
 
     async def _messages(self, stream: _Stream) -> None:
@@ -249,7 +249,7 @@ class StreamCore:
         self._by_turn[run.turn] = stream, run
         self._begins(self._turns.arrive(run.turn, run.call.waiting, time.perf_counter()))
 
-    def _begins(self, turn: StreamTurn | None) -> None:
+    def _begins(self, turn: StagedStream | None) -> None:
         """The engine gets this one now."""
         if turn is not None:
             stream, run = self._by_turn[turn]

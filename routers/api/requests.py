@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Reason(Enum):
@@ -135,3 +136,12 @@ class Report:
     waiting: tuple[FlowWork, ...] = ()  # waits at other gateways, as they last said
 
     tokens: Tokens = NO_TOKENS  # of a stream lease, in all
+
+
+class Shares(NamedTuple):
+    """What a stream replica tells a gateway of other gateways' requests; the fields mean what those
+    of `Report` mean."""
+
+    virtual_time: tuple[float, ...] = ()
+    served: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] | None = None  # None: as the replica last said

@@ -20,7 +20,6 @@ from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
-    Shares,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -29,6 +28,7 @@ from deployments.contract.channel.stream_messages import (
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
+from routers.api.requests import Shares
 from runtimes.types import EngineLoad
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from deployments.contract.channel.frames import Buffer
 from deployments.contract.channel.messages import check_times, check_turn, encoded, read_header
-from routers.api.requests import FlowWork
+from routers.api.requests import FlowWork, Shares
 from runtimes.types import EngineLoad
 
 WAITING_SHARE = 2
@@ -61,15 +61,6 @@ class Piece(NamedTuple):
     service_s: float
     status: int = 200
     end: StreamEnd | None = None
-
-
-class Shares(NamedTuple):
-    """What a gateway is told of the others: as in `api.requests.Report`; waiting None: as said
-    before."""
-
-    virtual_time: tuple[float, ...] = ()
-    served: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] | None = None
 
 
 class StepMessage(NamedTuple):

@@ -18,7 +18,6 @@ from deployments.contract.channel.messages import MessageError
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
-    Shares,
     StepMessage,
     StreamEnd,
     decode_steps,
@@ -30,7 +29,7 @@ from deployments.gateway.queues.peer_demand import PeerDemand
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, PendingStreamRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from routers.api.actions import Dispatch
-from routers.api.requests import FlowWork, LeaseEnd, Report, Tokens
+from routers.api.requests import FlowWork, LeaseEnd, Report, Shares, Tokens
 from runtimes.types import EngineLoad
 
 logger = logging.getLogger("headrace.queue")

@@ -38,7 +38,6 @@ from deployments.contract.channel.messages import (
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
-    Shares,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -46,6 +45,7 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
+from routers.api.requests import Shares
 from runtimes.datatypes import DTYPES
 from runtimes.types import EngineLoad
 

@@ -12,7 +12,7 @@ from fake_engines import Refusal, until
 from stream_bench import SHAPE, bench, read
 
 from deployments.contract import errors
-from deployments.contract.channel.stream_messages import Piece, Shares, StreamEnd
+from deployments.contract.channel.stream_messages import Piece, StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues import stream_queue
 from deployments.gateway.queues.core_loop import VersionTerms
@@ -21,7 +21,7 @@ from deployments.gateway.queues.pending_requests import (
     BatchEnd,
     PendingStreamRequest,
 )
-from routers.api.requests import Tokens
+from routers.api.requests import Shares, Tokens
 
 Describe = Callable[..., ModelDescription]
 

@@ -7,25 +7,26 @@ from time import perf_counter
 
 import pytest
 
-from deployments.replica.stream_turns import StreamTurn, StreamTurns
-from deployments.replica.waiting_turns import WaitingTurns
 from routers.staging import whose_turn
+from routers.stream_staging import StagedStream, StreamStaging
+from routers.waiting_turns import WaitingTurns
 
 GATEWAYS = ("a", "b", "c")
 
 
-def drawn(random: Random) -> StreamTurn:
+def drawn(random: Random) -> StagedStream:
     """One in six is a copy."""
     priority, tenant = random.randrange(2), random.choice("xyz")
     rank = random.randrange(2), priority, float(random.randrange(20))
     charges = () if random.random() < 1 / 6 else ((priority, tenant, 1.0),)
-    return StreamTurn(random.choice(GATEWAYS), rank, charges)
+    return StagedStream(random.choice(GATEWAYS), rank, charges)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_order_is_that_of_looking_at_all_of_them(seed: int) -> None:
     random, turns = Random(seed), dict.fromkeys(GATEWAYS, 0)
-    waiting, listed = WaitingTurns[StreamTurn](), list[StreamTurn]()
+    listed: list[StagedStream] = []
+    waiting: WaitingTurns[StagedStream] = WaitingTurns()
     for begun in range(1, 600):
         for _ in range(random.randrange(4)):
             listed.append(drawn(random))
@@ -45,8 +46,8 @@ def test_the_order_is_that_of_looking_at_all_of_them(seed: int) -> None:
 
 def taken_s(count: int) -> float:
     """Seconds of an end and an arrival beside so many that wait, the quickest of a few tries."""
-    turns, random = StreamTurns(1), Random(1)
-    running = StreamTurn("a")
+    turns, random = StreamStaging(1), Random(1)
+    running = StagedStream("a")
     turns.arrive(running, (), 0.0)
     for _ in range(count):
         turns.arrive(drawn(random), (), 0.0)

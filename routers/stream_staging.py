@@ -16,14 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from deployments.contract.channel.stream_messages import Shares
-from deployments.replica.waiting_turns import WaitingTurns
-from routers.api.requests import FlowKey, FlowWork
+from routers.api.requests import FlowKey, FlowWork, Shares
 from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed
+from routers.waiting_turns import WaitingTurns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StreamTurn:
+class StagedStream:
     """One request, as its gateway described it: `rank`, `charges` as in `api.actions.Dispatch`.
     Two are the same if they are one object."""
 
@@ -46,20 +45,20 @@ class _Gateway:
     last_reported_at: float = -inf
 
 
-class StreamTurns:
+class StreamStaging:
     """Times are the caller's clock, in seconds."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._gateways: dict[str, _Gateway] = {}
-        self._waiting: WaitingTurns[StreamTurn] = WaitingTurns()
-        self._running: set[StreamTurn] = set()
+        self._waiting: WaitingTurns[StagedStream] = WaitingTurns()
+        self._running: set[StagedStream] = set()
         self._begun = 0
         self._virtual_time: list[float] = []
 
     def arrive(
-        self, turn: StreamTurn, waiting: tuple[FlowWork, ...] | None, now: float
-    ) -> StreamTurn | None:
+        self, turn: StagedStream, waiting: tuple[FlowWork, ...] | None, now: float
+    ) -> StagedStream | None:
         """It has come, with what waits at its gateway; None: as it said before. Who begins now."""
         gateway = self._known(turn.gateway, now)
         if waiting is not None:
@@ -68,7 +67,7 @@ class StreamTurns:
         self._waiting.add(turn)
         return self._next()
 
-    def end(self, turn: StreamTurn, seconds: float | None) -> StreamTurn | None:
+    def end(self, turn: StagedStream, seconds: float | None) -> StagedStream | None:
         """It has ended, or left unbegun. `seconds`: what it was worth at its gateway's price, None:
         what was charged. Who begins now."""
         self._gateways[turn.gateway].here -= 1
@@ -100,7 +99,7 @@ class StreamTurns:
             waiting = self._waiting_elsewhere(gateway, now)
         return Shares(tuple(self._virtual_time), served, waiting)
 
-    def _next(self) -> StreamTurn | None:
+    def _next(self) -> StagedStream | None:
         if not self._waiting or len(self._running) >= self._at_once:
             return None
         turns = {name: gateway.turn for name, gateway in self._gateways.items()}
@@ -115,7 +114,7 @@ class StreamTurns:
         self._account(turn, 1.0)
         return turn
 
-    def _account(self, turn: StreamTurn, share: float) -> None:
+    def _account(self, turn: StagedStream, share: float) -> None:
         """Everybody else is told of so much of what it was charged."""
         for name, gateway in self._gateways.items():
             if name != turn.gateway:

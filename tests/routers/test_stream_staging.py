@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.contract.channel.stream_messages import Shares
-from deployments.replica.stream_turns import StreamTurn, StreamTurns
+from routers.api.requests import Shares
 from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
+from routers.stream_staging import StagedStream, StreamStaging
 
 
 def turn(gateway: str, tag: float, tenant: str = "t", cost: float = 1.0, rank: int = 0):
-    return StreamTurn(gateway, (0, rank, tag), ((rank, tenant, cost),))
+    return StagedStream(gateway, (0, rank, tag), ((rank, tenant, cost),))
 
 
-def filled(at_once: int = 1, gateway: str = "a") -> tuple[StreamTurns, list[StreamTurn]]:
+def filled(at_once: int = 1, gateway: str = "a") -> tuple[StreamStaging, list[StagedStream]]:
     """As many as run at once run, for one gateway."""
-    turns = StreamTurns(at_once)
+    turns = StreamStaging(at_once)
     running = [turn(gateway, 0.0, cost=0.0) for _ in range(at_once)]
     for each in running:
         assert turns.arrive(each, (), 0.0) is each
     return turns, running
 
 
-def told(turns: StreamTurns, gateway: str, now: float = 0.0) -> dict[tuple[int, str], float]:
+def told(turns: StreamStaging, gateway: str, now: float = 0.0) -> dict[tuple[int, str], float]:
     served = turns.report(gateway, now).served
     return {(priority, tenant): seconds for priority, tenant, seconds in served}
 
@@ -110,14 +110,14 @@ def test_one_that_nobody_can_price_is_worth_what_was_charged():
 
 
 def test_virtual_time_is_the_highest_tag_that_began_by_priority():
-    turns = StreamTurns(8)
+    turns = StreamStaging(8)
     for tag, rank in ((2.0, 0), (1.0, 0), (5.0, 2)):
         turns.arrive(turn("a", tag, rank=rank), (), 0.0)
     assert turns.report("b", 0.0).virtual_time == (2.0, 0.0, 5.0)
 
 
 def test_a_gateway_is_told_what_waits_at_the_others_now_and_then():
-    turns = StreamTurns(8)
+    turns = StreamStaging(8)
     turns.arrive(turn("a", 0.0), ((0, "x", 1.0),), 0.0)
     turns.arrive(turn("b", 0.0), ((0, "x", 2.0), (1, "y", 3.0)), 0.0)
     turns.arrive(turn("c", 0.0), ((0, "x", 4.0),), 0.0)
@@ -128,7 +128,7 @@ def test_a_gateway_is_told_what_waits_at_the_others_now_and_then():
 
 
 def test_what_a_gateway_said_long_ago_holds_while_it_has_something_here():
-    turns = StreamTurns(8)
+    turns = StreamStaging(8)
     here = turn("b", 0.0)
     turns.arrive(turn("a", 0.0), (), 0.0)
     turns.arrive(here, ((0, "x", 2.0),), 0.0)
@@ -139,7 +139,7 @@ def test_what_a_gateway_said_long_ago_holds_while_it_has_something_here():
 
 
 def test_a_gateway_that_is_gone_is_forgotten():
-    turns = StreamTurns(8)
+    turns = StreamStaging(8)
     gone = turn("old", 0.0)
     turns.arrive(gone, (), 0.0)
     turns.end(gone, None)
