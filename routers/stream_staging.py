@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from routers.api.requests import FlowKey, FlowWork, Shares
+from routers.api.requests import FlowKey, FlowWork, Shares, Tokens
 from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed
 from routers.waiting_turns import WaitingTurns
 
@@ -43,6 +43,14 @@ class _Gateway:
     waiting: tuple[FlowWork, ...] = ()
     served: dict[FlowKey, float] = field(default_factory=dict)
     last_reported_at: float = -inf
+
+
+def worth_s(tokens: Tokens, input_s: float, output_s: float) -> float | None:
+    """What a request was given, at what a token that had to be read and one that was written are
+    worth at its gateway; None where nobody knows that."""
+    if not (input_s or output_s):
+        return None
+    return max(0, tokens.input - tokens.cached) * input_s + tokens.output * output_s
 
 
 class StreamStaging:

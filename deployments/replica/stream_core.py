@@ -29,7 +29,8 @@ from deployments.contract.channel.stream_messages import (
 )
 from deployments.replica.channel_server import GatewayLink
 from deployments.replica.outbox import Outbox
-from routers.stream_staging import StagedStream, StreamStaging
+from routers.api.requests import NO_TOKENS, Tokens
+from routers.stream_staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
@@ -63,14 +64,11 @@ class _Run:
         return time.perf_counter() - self.began if self.begins.is_set() else 0.0
 
     def worth_s(self) -> float | None:
-        """What it was given, at its gateway's price; None where nobody knows that."""
-        call, last = self.call, self.last
-        if not (call.input_s or call.output_s):
-            return None
-        if last is None:
-            return 0.0
-        read = max(0, last.input_tokens - last.cached_tokens)
-        return read * call.input_s + last.output_tokens * call.output_s
+        """As `routers.stream_staging.worth_s`."""
+        last, given = self.last, NO_TOKENS
+        if last is not None:
+            given = Tokens(last.input_tokens, last.cached_tokens, last.output_tokens)
+        return worth_s(given, self.call.input_s, self.call.output_s)
 
 
 class _Stream:

@@ -12,12 +12,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from deployments.contract.channel.stream_messages import WAITING_SHARE
 from deployments.contract.description import ModelDescription
 from deployments.replica import backend_env, describe
 from deployments.replica.processors import reserved_cpus
 from deployments.replica.startup import ModelReplica
 from deployments.replica.stream_core import StreamCore, watch_stalls
+from routers.shared_engines import WAITING_SHARE
 from runtimes import catalog
 from runtimes.stream_profiling import measure
 from runtimes.types import StreamRuntime

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from routers.api.requests import Shares
+from routers.api.requests import NO_TOKENS, Shares, Tokens
 from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
-from routers.stream_staging import StagedStream, StreamStaging
+from routers.stream_staging import StagedStream, StreamStaging, worth_s
 
 
 def turn(gateway: str, tag: float, tenant: str = "t", cost: float = 1.0, rank: int = 0):
@@ -166,3 +166,17 @@ def test_there_is_news_when_others_were_served_and_it_was_not_told_for_a_while()
     turns.report("b", 1.0)
     turns.arrive(turn("a", 2.0), (), 1.0)
     assert not turns.has_news("b", 1.0 + REPORT_EVERY_S)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prices", "seconds"),
+    [
+        (Tokens(100, 40, 5), (0.5, 2.0), 40.0),
+        (Tokens(100, 140, 5), (0.5, 2.0), 10.0),
+        (NO_TOKENS, (0.5, 2.0), 0.0),
+        (Tokens(100, 40, 5), (0.0, 2.0), 10.0),
+        (Tokens(100, 40, 5), (0.0, 0.0), None),
+    ],
+)
+def test_a_request_is_worth_what_was_read_and_written_for_it(tokens, prices, seconds):
+    assert worth_s(tokens, *prices) == seconds

@@ -17,10 +17,6 @@ from deployments.contract.channel.messages import check_times, check_turn, encod
 from routers.api.requests import FlowWork, Shares
 from runtimes.types import EngineLoad
 
-WAITING_SHARE = 2
-"""Times what an engine runs at once: as many requests a gateway sends a replica that other gateways
-use too, and as many the replica takes from each."""
-
 
 class StreamEnd(Enum):
     """How a request ended at its replica."""

@@ -11,15 +11,9 @@ it is one. Prompts that end replicas are refused for a while (`prompt_suspects`)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from math import inf
 
 from deployments.contract import errors
-from deployments.contract.channel.stream_messages import (
-    WAITING_SHARE,
-    GenerateCall,
-    Piece,
-    StreamEnd,
-)
+from deployments.contract.channel.stream_messages import GenerateCall, Piece, StreamEnd
 from deployments.contract.description import Generating
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.core_loop import (
@@ -58,11 +52,10 @@ from routers.api.requests import (
     Tokens,
 )
 from routers.api.settings import DispatcherSettings
+from routers.shared_engines import SharedEngines, TokenPrices
 from runtimes.types import EngineLoad
 
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
-_SHARED_S = 10.0  # for which it counts as such after others were seen there
-_PRICED_EVERY_S = 1.0  # what a token is worth is read from a snapshot of everything
 _REPORT_TOKENS = 16  # how often the dispatcher hears of a run: a step of it costs 10 to 30 us
 
 _END = {
@@ -90,10 +83,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self.output_tokens = 0
         self.crashes = CrashRecords(terms.crashes)
         self.permits = SuspectPermits()
-        self._shares = False
-        self._shared_at = -inf
-        self._priced_at = -inf
-        self._token_prices = 0.0, 0.0
+        self._engines = SharedEngines()
+        self._prices = TokenPrices()
 
     # ---- what the gateway calls -----------------------------------------------------------
 
@@ -191,18 +182,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]
-        most = shape.max_sequences * (WAITING_SHARE if self._shares else 1)
+        most = self._engines.most_leases(shape.max_sequences)
         return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
-
-    def _look_for_others(self, report: Report, now: float) -> None:
-        """Beside other gateways' requests ours wait for their turn at the replica: those that wait
-        here have none."""
-        if report.inflight > report.held:
-            self._shared_at = now
-        shares = now - self._shared_at <= _SHARED_S
-        if shares is not self._shares:
-            self._shares = shares
-            self.links_changed()
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
         """Before what ran there runs again elsewhere."""
@@ -243,21 +224,11 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         pending, lease, now = run.pending, run.lease, clock()
         left_s = max(pending.request.expires - now, 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
-        input_s, output_s = self._prices(now)
+        input_s, output_s = self._prices.at(self._settings.generation, self.snapshot, now)
         return GenerateCall(
             prompt.endpoint, prompt.body, left_s, priority, prompt.salt, lease.rank, lease.charges,
             waiting, input_s, output_s,
         )  # fmt: skip
-
-    def _prices(self, now: float) -> tuple[float, float]:
-        """Seconds that an input and an output token are worth, as learnt so far."""
-        learns = self._settings.generation
-        if learns is not None and now - self._priced_at >= _PRICED_EVERY_S:
-            found = self.snapshot().generation
-            token_s = 1.0 / found.tokens_per_s if found is not None else 0.0
-            self._priced_at = now
-            self._token_prices = learns.input_weight * token_s, learns.output_weight * token_s
-        return self._token_prices
 
     def peers_served(self, replica_id: str, report: Report) -> None:
         self._step(PeersServed(replica_id, report), clock())
@@ -312,7 +283,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         now = clock()
         told = LeaseEnd.DONE if failed else end
         self._step(Closed(run.lease.lease_id, told, report, failed), now)
-        self._look_for_others(report, now)
+        if self._engines.learn(report, now):
+            self.links_changed()
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:

@@ -14,13 +14,13 @@ from stream_bench import SHAPE, bench, read
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import Piece, StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.gateway.queues import stream_queue
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import (
     MOST_UNREAD_BYTES,
     BatchEnd,
     PendingStreamRequest,
 )
+from routers import shared_engines
 from routers.api.requests import Shares, Tokens
 
 Describe = Callable[..., ModelDescription]
@@ -377,7 +377,7 @@ async def test_beside_other_gateways_as_many_again_wait_at_the_replica(
         await b.begun(2 * most + 1)
         assert b.engines.running == 2 * most
         b.engines.others = 0
-        monkeypatch.setattr(stream_queue, "_SHARED_S", -1.0)  # it was long ago
+        monkeypatch.setattr(shared_engines, "_SHARED_S", -1.0)  # it was long ago
         for _ in range(most + 1):
             await ends_one()
             await until(lambda: not b.queue.calls.count or b.engines.running <= 2 * most)

@@ -11,7 +11,6 @@ import pytest
 from fake_engines import until
 from in_process import LocalChannel
 
-from deployments.contract.channel.stream_messages import WAITING_SHARE
 from deployments.contract.description import (
     GatewayIdentity,
     Generating,
@@ -26,6 +25,7 @@ from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.replica.stream_core import StreamCore
 from routers.api.requests import Generation
 from routers.api.settings import GenerationParameters
+from routers.shared_engines import WAITING_SHARE
 from runtimes.types import Ask, Chunk, EngineLoad
 
 Describe = Callable[..., ModelDescription]
