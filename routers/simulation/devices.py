@@ -176,8 +176,13 @@ class Environment(Protocol):
 
     def opened(self, sim_lease: SimLease) -> None: ...
 
-    def progressed(self, moved: tuple[SimLease, float, Tokens]) -> None:
-        """A stream holds so much, and has had so many tokens so far."""
+    def progressed(self, moved: tuple[SimLease, float, Tokens, Tokens]) -> None:
+        """A stream holds so much, and has had so many tokens so far; its replica has given so many
+        to all of them, ever."""
+
+    def said(self, words: tuple[str, str, Report | None]) -> None:
+        """To a gateway by a replica, with no end of a lease: what others were served there; None:
+        only that it lives."""
 
     def closed(self, end: tuple[SimLease, LeaseEnd, Report]) -> None: ...
 

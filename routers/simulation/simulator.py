@@ -11,7 +11,7 @@ It models neither the network's queueing nor the gateway's own work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, Protocol
@@ -23,15 +23,26 @@ from routers.api.events import (
     CapacityExpected,
     Closed,
     Event,
+    Heard,
     Opened,
+    PeersServed,
     Progress,
     Replicas,
     Tick,
 )
-from routers.api.requests import LeaseEnd, Reason, Replica, Report, Request, Tokens
+from routers.api.requests import (
+    LeaseEnd,
+    Reason,
+    Replica,
+    ReplicaKind,
+    Report,
+    Request,
+    Tokens,
+)
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.core.dispatcher import Dispatcher
+from routers.shared_engines import SharedEngines, TokenPrices
 from routers.simulation.devices import SimDevice
 from routers.simulation.running_set import (
     AnyReplica,
@@ -90,6 +101,8 @@ class _Gateway:
 
     name: str
     core: Core
+    engines: SharedEngines = field(default_factory=SharedEngines)
+    prices: TokenPrices = field(default_factory=TokenPrices)
     timer: float = inf
     wakes: set[float] = field(default_factory=set)
     leases: dict[int, SimLease] = field(default_factory=dict)
@@ -106,10 +119,12 @@ class _Simulation:
         self._world = world
         self._observer = observer
         self._pads = settings.pads
+        self._generation = settings.generation
         self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._entries = 0
         self._live: dict[int, SimOutcome] = {}
         self._requests = 0
+        self._listed: tuple[Replica, ...] = ()
         controller = world.controller
         self._set = RunningSet(
             self, world.detect_s, None if controller is None else controller.left
@@ -231,8 +246,14 @@ class _Simulation:
         if lease.tied:
             self._watch(gateway.leases.get(lease.copy_of))
         self._observer.sent(sim_lease, self.now)
-        replica = self._replicas[lease.replica_id]
-        self.at(self.now + replica.device.transport_s / 2, replica.receive, sim_lease)
+        to = self._replicas[lease.replica_id]
+        if to.device.engine is not None:
+            sim_lease.prices = self._prices(gateway)
+        self.at(self.now + to.device.transport_s / 2, to.receive, sim_lease)
+
+    def _prices(self, gateway: _Gateway) -> tuple[float, float]:
+        now, core = self.now, gateway.core
+        return gateway.prices.at(self._generation, lambda: core.snapshot(now), now)
 
     def _watch(self, sim_lease: SimLease | None) -> None:
         """Ask its replica to tell when it starts, or at once if it has."""
@@ -254,12 +275,17 @@ class _Simulation:
     def opened(self, sim_lease: SimLease) -> None:
         self._step(self._named[sim_lease.gateway], Opened(sim_lease.dispatch.lease_id))
 
-    def progressed(self, moved: tuple[SimLease, float, Tokens]) -> None:
-        sim_lease, held, tokens = moved
+    def progressed(self, moved: tuple[SimLease, float, Tokens, Tokens]) -> None:
+        sim_lease, held, tokens, given = moved
         gateway, lease_id = self._named[sim_lease.gateway], sim_lease.dispatch.lease_id
         if lease_id in gateway.leases:
             self._note(sim_lease, tokens)
-            self._step(gateway, Progress(lease_id, 0.0, held, tokens))
+            self._step(gateway, Progress(lease_id, 0.0, held, tokens, given))
+
+    def said(self, words: tuple[str, str, Report | None]) -> None:
+        name, replica_id, report = words
+        said = Heard(replica_id) if report is None else PeersServed(replica_id, report)
+        self._step(self._named[name], said)
 
     def _note(self, sim_lease: SimLease, tokens: Tokens) -> None:
         if sim_lease.aborted:
@@ -283,6 +309,9 @@ class _Simulation:
                 if at not in sim_lease.failed:
                     self._row_done(of, outcome)
         self._step(gateway, Closed(lease_id, end, report, sim_lease.failed))
+        streams = self._replicas[sim_lease.dispatch.replica_id].device.engine is not None
+        if streams and end is not LeaseEnd.LOST and gateway.engines.learn(report, self.now):
+            self._list(gateway)
 
     def _streams(self, sim_lease: SimLease) -> bool:
         return self._replicas[sim_lease.dispatch.replica_id].device.engine is not None
@@ -299,8 +328,13 @@ class _Simulation:
     # -- the running set
 
     def listed(self, replicas: tuple[Replica, ...]) -> None:
+        self._listed = replicas
         for gateway in self.gateways:
-            self._step(gateway, Replicas(replicas))
+            self._list(gateway)
+
+    def _list(self, gateway: _Gateway) -> None:
+        """What runs, as this gateway may use it."""
+        self._step(gateway, Replicas(tuple([_used_by(gateway, each) for each in self._listed])))
 
     def next_at_once(self) -> Callable[[Any], None] | None:
         agenda = self._agenda
@@ -329,6 +363,12 @@ class _Simulation:
             case Expect(in_s):
                 for gateway in self.gateways:
                     self._step(gateway, CapacityExpected(in_s))
+
+
+def _used_by(gateway: _Gateway, listed: Replica) -> Replica:
+    if listed.kind is ReplicaKind.BATCH:
+        return listed
+    return replace(listed, most_leases=gateway.engines.most_leases(listed.most_leases))
 
 
 def run(

@@ -1,37 +1,52 @@
 """A simulated replica whose engine batches by itself.
 
-It passes requests to the engine that its device has, lets the engine's steps pass on virtual time
-and tells gateways what comes of them: of the first token of each request, of every so many after
-it, and of the end. What an engine does in a step is its own affair (`SimEngine`); how much longer
-than it should a step takes, when the replica dies or hangs, is the device's.
+It treats requests as the real replica does: `StreamStaging` says which request the engine gets
+next, and what each gateway is told of the others. The engine's steps take virtual time. A gateway
+is told of the first token of each request, of every sixteenth after it, of the end, and of what
+other gateways' flows were served and have waiting. What an engine does in a step is the engine's
+affair (`SimEngine`); how much longer than it should a step takes, and when the replica dies or
+hangs, is the device's. The replica refuses no request for want of room: gateways know how many
+they may send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
-from routers.api.requests import LeaseEnd, Report, Tokens
+from routers.api.requests import NO_TOKENS, FlowWork, LeaseEnd, Report, Tokens
 from routers.simulation.devices import EngineSequence, Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
+from routers.stream_staging import StagedStream, StreamStaging, worth_s
 
-_TOLD_EVERY = 16  # output tokens between two messages to a gateway, the first one apart
+_TOLD_EVERY = 16  # output tokens of a request from one time that its core is told to the next
+_SIGN_OF_LIFE_S = 1.0  # the longest that a gateway is told nothing while the engine works
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """`told`: output tokens that its gateway has been told of."""
+    """A request that has come and not ended."""
 
-    sequence: EngineSequence
-    came_at: float
-    told: int = 0
+    turn: StagedStream
+    sequence: EngineSequence | None = None  # None: the engine has not been given it
+    began_at: float = 0.0  # when the engine was given it
+    told: int = 0  # output tokens that its gateway's core was told of
 
     @property
     def tokens(self) -> Tokens:
         sequence = self.sequence
-        input_tokens = sequence.prompt if sequence.output else 0
-        return Tokens(input_tokens, sequence.cached, sequence.output)
+        if sequence is None or not sequence.output:
+            return NO_TOKENS
+        return Tokens(sequence.prompt, sequence.cached, sequence.output)
+
+
+@dataclass(slots=True)
+class _Gateway:
+    said_at: float  # when the gateway was last told anything
+    seen: int = 0  # the highest id of the gateway's leases that have come
+    waiting: tuple[FlowWork, ...] = ()  # at other gateways, as this one was last told
 
 
 class SimStreamReplica:
@@ -41,9 +56,13 @@ class SimStreamReplica:
         self.device = device
         self.engine = engine
         self._environment = environment
+        assert device.engine is not None, "it is sent batches"
+        self._staging = StreamStaging(device.engine.max_sequences)
         self._streams: dict[SimLease, _Stream] = {}
+        self._by_turn: dict[StagedStream, SimLease] = {}
         self._unheard: list[SimLease] = []  # came in a pause without an end
-        self._seen: dict[str, int] = {}
+        self._gateways: dict[str, _Gateway] = {}
+        self._read = self._written = 0  # tokens given to requests of all gateways, ever
         self._steps = False
         self._dead = False
         self._buried = False
@@ -56,7 +75,7 @@ class SimStreamReplica:
     # -- what the gateways ask
 
     def receive(self, sim_lease: SimLease) -> None:
-        environment, gateway = self._environment, sim_lease.gateway
+        environment = self._environment
         if self._buried:
             environment.closed((sim_lease, LeaseEnd.LOST, Report()))
             return
@@ -68,20 +87,22 @@ class SimStreamReplica:
             busy = sim_lease, LeaseEnd.BUSY, Report(transport_s=self.device.transport_s)
             environment.at(environment.now + self.device.transport_s / 2, environment.closed, busy)
             return
-        arrival = sim_lease.members[0][0].arrival
-        blocks = arrival.generation.blocks if arrival.generation is not None else ()
-        sequence = self.engine.add(sim_lease, arrival.lengths[0], max(1, arrival.output), blocks)
-        self._streams[sim_lease] = _Stream(sequence, environment.now)
-        self._seen[gateway] = max(sim_lease.dispatch.lease_id, self._seen.get(gateway, 0))
-        sim_lease.started = True
-        environment.at(environment.now + self.device.transport_s / 2, environment.opened, sim_lease)
+        lease, now = sim_lease.dispatch, environment.now
+        gateway = self._gateways.setdefault(sim_lease.gateway, _Gateway(now))
+        gateway.seen = max(lease.lease_id, gateway.seen)
+        turn = StagedStream(sim_lease.gateway, lease.rank, lease.charges)
+        self._streams[sim_lease], self._by_turn[turn] = _Stream(turn), sim_lease
+        waiting = lease.waiting if not lease.copy_of else None  # of which a copy says nothing
+        self._begin(self._staging.arrive(turn, waiting, now))
         self._step()
 
     def abort(self, sim_lease: SimLease) -> None:
         stream = self._streams.get(sim_lease)
         if stream is not None and not self._dead and not self._is_paused(self.abort, sim_lease):
-            self.engine.abort(stream.sequence)
+            if stream.sequence is not None:
+                self.engine.abort(stream.sequence)
             self._answer(sim_lease, LeaseEnd.ABORTED)
+            self._step()
 
     def leave(self) -> None:
         """What comes from now on goes back; what is here is finished."""
@@ -98,7 +119,7 @@ class SimStreamReplica:
         for sim_lease in lost:
             self._environment.closed((sim_lease, LeaseEnd.LOST, Report()))
 
-    def _is_paused(self, act: Callable[[SimLease], None], what: SimLease) -> bool:
+    def _is_paused(self, act: Callable[[Any], None], what: Any) -> bool:
         """Then it is done once the pause is over."""
         wakes_at = self.device.wakes_at(self._environment.now)
         if wakes_at > self._environment.now:
@@ -107,6 +128,19 @@ class SimStreamReplica:
         return False
 
     # -- steps
+
+    def _begin(self, turn: StagedStream | None) -> None:
+        """The engine gets this one now."""
+        if turn is None:
+            return
+        environment, sim_lease = self._environment, self._by_turn[turn]
+        stream, arrival = self._streams[sim_lease], sim_lease.members[0][0].arrival
+        blocks = arrival.generation.blocks if arrival.generation is not None else ()
+        most = max(1, arrival.output)
+        stream.sequence = self.engine.add(sim_lease, arrival.lengths[0], most, blocks)
+        stream.began_at = environment.now
+        sim_lease.started = True
+        environment.at(environment.now + self.device.transport_s / 2, environment.opened, sim_lease)
 
     def _step(self) -> None:
         """Begin the next one, unless one is under way or there is nothing to do."""
@@ -125,16 +159,60 @@ class SimStreamReplica:
         if self._dead:
             return
         self._steps = False
-        for sequence in self.engine.end_step(drag):
-            self._tell(sequence.owner)
+        got = list(self.engine.end_step(drag))
+        for sequence in got:
+            self._written += 1
+            if sequence.output == 1:
+                self._read += max(0, sequence.prompt - sequence.cached)
+        for sequence in got:
+            self._tell(sequence.owner, sequence)
+        told = {sequence.owner.gateway for sequence in got}
+        for name in self._gateways:
+            self._say(name, brings=name in told)
+        if self.engine.idle and len(self._gateways) > 1:
+            environment = self._environment
+            environment.at(environment.now + _SIGN_OF_LIFE_S, self._say_to_all, None)
         self._step()
 
     # -- what the gateways are told
 
-    def _tell(self, sim_lease: SimLease) -> None:
+    def _say_to_all(self, _: None) -> None:
+        if not self._dead and not self._is_paused(self._say_to_all, None):
+            for name in self._gateways:
+                self._say(name, brings=False)
+
+    def _say(self, name: str, *, brings: bool) -> None:
+        """Tell a gateway what others were served, with the message that it gets anyhow: one that
+        `brings` tokens of its requests, or a sign of life."""
+        environment, gateway = self._environment, self._gateways[name]
+        now, replica_id = environment.now, self.device.replica_id
+        arrives_at = now + self.device.transport_s / 2
+        if now - gateway.said_at >= _SIGN_OF_LIFE_S:
+            environment.at(arrives_at, environment.said, (name, replica_id, None))
+        elif not brings:
+            return
+        gateway.said_at = now
+        if self._staging.has_news(name, now):
+            news = self._with_shares(Report(), name)
+            environment.at(arrives_at, environment.said, (name, replica_id, news))
+
+    def _with_shares(self, report: Report, name: str) -> Report:
+        """What waits elsewhere is told now and then, and known in between."""
+        shares = self._staging.report(name, self._environment.now)
+        gateway = self._gateways[name]
+        if shares.waiting is not None:
+            gateway.waiting = shares.waiting
+        return replace(
+            report,
+            virtual_time=shares.virtual_time,
+            served=shares.served,
+            waiting=gateway.waiting,
+        )
+
+    def _tell(self, sim_lease: SimLease, sequence: EngineSequence) -> None:
         """Of its newest token."""
         environment, stream = self._environment, self._streams[sim_lease]
-        sequence, outcome = stream.sequence, sim_lease.members[0][0]
+        outcome = sim_lease.members[0][0]
         if outcome.started_at is None:
             outcome.started_at = environment.now
         if sequence.done:
@@ -142,23 +220,26 @@ class SimStreamReplica:
             self._answer(sim_lease, LeaseEnd.DONE)
         elif not stream.told or sequence.output - stream.told >= _TOLD_EVERY:
             stream.told = sequence.output
-            moved = (sim_lease, float(sequence.held), stream.tokens)
+            given = Tokens(self._read, 0, self._written)
+            moved = (sim_lease, float(sequence.held), stream.tokens, given)
             half_s = self.device.transport_s / 2
             environment.at(environment.now + half_s, environment.progressed, moved)
 
     def _answer(self, sim_lease: SimLease, end: LeaseEnd) -> None:
+        """It is over, and another begins in its place."""
         environment, transport_s = self._environment, self.device.transport_s
-        stream, gateway = self._streams.pop(sim_lease), sim_lease.gateway
+        stream, name, now = self._streams.pop(sim_lease), sim_lease.gateway, environment.now
+        del self._by_turn[stream.turn]
+        self._begin(self._staging.end(stream.turn, worth_s(stream.tokens, *sim_lease.prices)))
         report = Report(
-            service_s=environment.now - stream.came_at if stream.sequence.output else 0.0,
+            service_s=now - stream.began_at if stream.sequence is not None else 0.0,
             inflight=len(self._streams),
-            held=sum(other.gateway == gateway for other in self._streams),
-            seen=self._seen[gateway],
+            held=sum(other.gateway == name for other in self._streams),
+            seen=self._gateways[name].seen,
             transport_s=transport_s,
             tokens=stream.tokens,
         )
-        environment.at(
-            environment.now + transport_s / 2, environment.closed, (sim_lease, end, report)
-        )
+        closed = (sim_lease, end, self._with_shares(report, name))
+        environment.at(now + transport_s / 2, environment.closed, closed)
         if self._leaving and self.idle:
             environment.emptied(self.device)

@@ -96,7 +96,8 @@ class SimLease:
     """A lease between its dispatch and its end. `members`: requests and row indices, in order;
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
     its gateway asked to hear of its start, which it does for ties; `failed`: positions of the rows
-    that the model failed on; `aborted`: nothing of it is given to anybody any more."""
+    that the model failed on; `aborted`: nothing of it is given to anybody any more; `prices`: as of
+    `routers.shared_engines.TokenPrices`."""
 
     gateway: str
     dispatch: Dispatch
@@ -108,6 +109,7 @@ class SimLease:
     started: bool = False
     failed: tuple[int, ...] = ()
     aborted: bool = False
+    prices: tuple[float, float] = (0.0, 0.0)
 
 
 class SimObserver(Protocol):

@@ -34,6 +34,7 @@ SECONDS = {
     "overload-2x": (3, 1),
     "sleeper": (1, 0.5),
     "stream-faults": (10, 2),
+    "two-gateways-generation": (12, 2),
     "two-gateways-skewed": (1, 0.5),
 }
 """Scenario, one that is shipped or one beside this file → how long, and how long its warm-up is."""
