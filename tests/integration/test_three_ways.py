@@ -142,7 +142,7 @@ def test_a_model_that_is_gone_is_404_and_the_other_stays(cluster):
 
 def test_tenants_are_in_force_within_seconds_and_restart_nothing(cluster):
     key, hashed = new_key()
-    before = cluster.replicas("gateway") | cluster.replicas("model")
+    before = cluster.replicas("gateway") | cluster.replicas("model-a:model")
     deploy(cluster, {"a": A}, tenants={"acme": {"keys": [hashed]}})
     url = f"{cluster.url}/v2/models/a/infer"
     until(lambda: httpx.post(url, json=infer_body([1])).status_code == 401, 30)
@@ -155,7 +155,7 @@ def test_tenants_are_in_force_within_seconds_and_restart_nothing(cluster):
     assert httpx.post(url, json=infer_body([1])).status_code == 401
     deploy(cluster, {"a": A}, tenants={"default": {}, "acme": {"keys": []}})
     until(lambda: httpx.post(url, json=infer_body([1])).status_code == 200, 30)
-    assert cluster.replicas("gateway") | cluster.replicas("model") == before
+    assert cluster.replicas("gateway") | cluster.replicas("model-a:model") == before
 
 
 def test_what_is_stopped_is_gone_and_the_cluster_stays(cluster):
