@@ -16,7 +16,7 @@ from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.rollout.terms import is_canary
 from deployments.contract.scheduling import scheduling
-from deployments.gateway.queues.catalogue import _as_shown
+from deployments.gateway.queues.catalogue import _public_description
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.settings.model import ModelSettings
 
@@ -56,10 +56,15 @@ def add(
         described = replace(described, reuse=reuse)
     engines, directory = engines or Played(), ReplicaDirectory()
     served = ServedModel(
-        _as_shown(described), tokenizer, engines, directory, stand.identity, stand.telemetry.batch
+        _public_description(described),
+        tokenizer,
+        engines,
+        directory,
+        stand.identity,
+        stand.telemetry.batch,
     )
     served.queue.keeps_unreached = not is_canary(name)
-    stand.models._kept(name)[name] = served
+    stand.models._table_of(name)[name] = served
     stand.models._live[name] = described
     if not is_canary(name):
         stand.models._declared |= {name}

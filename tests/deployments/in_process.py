@@ -32,7 +32,7 @@ from deployments.contract.rollout.terms import (
 )
 from deployments.gateway.app import assembled
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.queues.catalogue import Catalogue, _as_shown
+from deployments.gateway.queues.catalogue import Catalogue, _public_description
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.queues.served_model import ServedModel
@@ -280,12 +280,12 @@ class Stand:
         if tokenizer and description.task != "tensors":
             reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)
         served = ServedModel(
-            _as_shown(description), reader, channel, directory, self.identity,
+            _public_description(description), reader, channel, directory, self.identity,
             lambda _, record: self.telemetry.batch(name, record),
         )  # fmt: skip
         served.queue.keeps_unreached = not is_canary(name)
         served.queue.on_crossing = lambda: self.models.on_crossing()
-        self.models._kept(name)[name] = served
+        self.models._table_of(name)[name] = served
         self.models._live[name] = description
         self.channels[name], self.books[name] = channel, directory
         self.run_replicas(name, list(channel.cores))
@@ -295,7 +295,7 @@ class Stand:
         return LocalChannel(self.identity.gateway)
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
-        digest = self.models._kept(name)[name].announced.digest
+        digest = self.models._table_of(name)[name].announced.digest
         self.books[name].update(
             [RunningReplica(i, (("digest", digest), ("group", self._group_of[i]))) for i in ids]
         )
@@ -318,7 +318,7 @@ class Stand:
 
     def remove(self, name: str) -> None:
         """Nobody declares it any more."""
-        self.removed.append(self.models._kept(name).pop(name))
+        self.removed.append(self.models._table_of(name).pop(name))
         self.removed[-1].close()
 
     async def waiting(self, name: str, rows: int) -> None:

@@ -84,7 +84,7 @@ class StandApart(Stand):
         return FarChannel(self.identity.gateway, self._replica)
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
-        digest = self.models._kept(name)[name].announced.digest
+        digest = self.models._table_of(name)[name].announced.digest
         known = (("digest", digest), ("channel", self._replica.address))
         self.books[name].update([RunningReplica(each, known) for each in ids])
 

@@ -1,8 +1,12 @@
-"""Leases of batches as messages to replicas: what is sent, what a reply means for each row.
+"""What is sent to a replica for the lease of a batch, and what does its reply mean for each row?
 
-An abort asks the replica to drop the batch unstarted; the reply then says whether it was, so that
-nothing is guessed. Where a lease is tied, the replica says when it starts. Rows of different
-callers may name different optional inputs: a batch has them all, zeros where a caller left one out.
+- A batch holds every optional input that any of its rows has; rows without it get zeros.
+- An abort asks the replica to drop the batch unless it has started. The reply says which of the two
+  happened, so the gateway never guesses.
+- A replica announces the start of a lease that is tied or alone.
+
+`BatchQueue` calls `BatchCalls`, and hears through `BatchCallsOwner` what becomes of each lease.
+`LeaseCalls` has what batches and streams share.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ def build_call(
     budget_s: float,
     waiting: tuple[FlowWork, ...] | None = None,
 ) -> BatchCall:
-    """`members[i]` holds the payload of `lease.rows[i]`. `waiting`: see `BatchCall`."""
+    """The message for a lease. `members[i]` holds the payload of `lease.rows[i]`; `budget_s`: how
+    long anybody waits for the answer; `waiting`: see `BatchCall`."""
     rows = [(payload, row) for payload, (_, row) in zip(members, lease.rows, strict=True)]
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys([name for payload in members for name in payload.inputs])
@@ -86,8 +91,8 @@ def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
 def deliver_rows(
     lease: Dispatch, dispatched: float, version: str, reply: BatchReply
 ) -> list[RowAnswer]:
-    """The answer of every row of the lease, in order. Raises ValueError for a reply that does not
-    account for all of them."""
+    """The answer or error of every row of the lease, in order. `dispatched`: when the lease was, on
+    the monotonic clock. Raises ValueError for a reply that does not account for every row."""
     failed = {e.row: e for e in reply.errors}
     columns = {name: (c.datatype, rows_of(c)) for name, c in reply.outputs.items()}
     size, at = len(lease.rows), 0
@@ -120,46 +125,52 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SentBatch(SentLease):
-    """`members[i]` waits for `lease.rows[i]`; `version`: the one it was sent to. `begun`: its
-    replica has said that it runs it, where it was asked to. Of its answer, `failed`: positions of
-    the rows that the runtime failed on; `refused`: who is to be told of another error."""
+    """The lease of a batch at its replica."""
 
-    members: Sequence[PendingBatchRequest]
-    version: str
-    begun: bool = False
-    failed: tuple[int, ...] = ()
+    members: Sequence[PendingBatchRequest]  # `members[i]` waits for `lease.rows[i]`
+    version: str  # of the model, to which the batch was sent
+    begun: bool = False  # the replica has announced the start, which it is asked to do for some
+
+    # From the reply.
+    failed: tuple[int, ...] = ()  # positions of the rows that the runtime failed on
+    # Requests with a row that had any other error, which they are told when the lease has closed.
     refused: list[tuple[PendingBatchRequest, errors.HeadraceError]] = field(default_factory=list)
 
 
 class BatchCallsOwner(Protocol):
     """The queue, as far as its leases need it."""
 
-    terms: VersionTerms
+    terms: VersionTerms  # the live version's
 
-    def links_changed(self) -> None: ...
+    def links_changed(self) -> None:
+        """The set of reachable replicas has changed."""
 
     def heard(self, replica_id: str) -> None:
-        """The replica has said something."""
+        """The replica has sent something."""
 
     def takes(self, pending: PendingBatchRequest) -> bool:
-        """Whether the live version takes its rows."""
+        """Whether the request's rows may be sent to the live version."""
 
     def outdated(self, pending: PendingBatchRequest) -> None:
-        """It does not."""
+        """End a request whose rows may not be sent to the live version."""
 
     def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
-        """Whether anybody still waited for any of it."""
+        """Hand the reply's answers to their requests; whether any request still waited for one.
+        `closed` follows."""
 
     def failed(self, sent: SentBatch) -> None:
-        """A fault of ours: nobody may be left waiting."""
+        """The gateway itself failed on this lease: end its requests, so that no caller is left
+        waiting."""
 
-    def opened(self, sent: SentBatch) -> None: ...
+    def opened(self, sent: SentBatch) -> None:
+        """The replica has started the batch."""
 
-    def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None: ...
+    def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
+        """The lease has ended; called once for each."""
 
 
 class BatchCalls(LeaseCalls[SentBatch]):
-    """The batches of one queue."""
+    """One queue's batches at its replicas."""
 
     def __init__(self, owner: BatchCallsOwner, channel: ReplicaChannel) -> None:
         super().__init__(channel)
@@ -167,16 +178,19 @@ class BatchCalls(LeaseCalls[SentBatch]):
         self._peer_demand = PeerDemand()
 
     def send(self, lease: Dispatch, members: Sequence[PendingBatchRequest], now: float) -> None:
+        """Send the lease's batch; `members[i]` waits for `lease.rows[i]`. The lease that a tied one
+        races must announce its start as well."""
         terms = self._owner.terms
         self._send(
             SentBatch(lease, now, terms.call_limit_s, members=members, version=terms.version)
         )
         raced = self._sent.get(lease.copy_of) if lease.tied else None
         if raced is not None:
-            self._tell(raced, Kind.WATCH)
+            self._notify(raced, Kind.WATCH)
 
     def members(self, lease_id: int) -> dict[tuple[int, int], PendingBatchRequest]:
-        """Who waits for which row of a lease that is out, also those who have left meanwhile."""
+        """The requests of a lease that has not ended, by row; also those whose callers have
+        left."""
         sent = self._sent[lease_id]
         return dict(zip(sent.lease.rows, sent.members, strict=True))
 
@@ -185,10 +199,10 @@ class BatchCalls(LeaseCalls[SentBatch]):
         self._peer_demand.forget({replica.replica_id for replica in listed})
 
     def abort(self, lease_id: int) -> None:
-        """Nobody waits for this one: it is dropped unless it has started."""
+        """Ask the replica to drop the lease, unless it has started."""
         sent = self._sent[lease_id]
         if sent.at_replica and not sent.aborted:
-            self._tell(sent, Kind.DROP)
+            self._notify(sent, Kind.DROP)
         sent.aborted = True
 
     # ---- `LeaseCalls` -------------------------------------------------------------------------
@@ -201,7 +215,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
             return None
         lease = sent.lease
         budget_s = max([m.request.expires for m in sent.members]) - sent.at
-        waiting = None  # of which a copy says nothing
+        waiting = None  # a copy reports nothing of what waits here
         if not lease.copy_of:
             waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, sent.at)
         call = build_call(lease, [m.rows for m in sent.members], budget_s, waiting)
@@ -216,7 +230,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
         if frame.kind is not Kind.REPLY:
             raise MessageError(f"{frame.kind.name} of a replica that takes batches")
         if sent is None:
-            return  # it was given up for lost
+            return  # the lease has ended as lost before
         reply = decode_reply(frame.body)
         round_trip_s = monotonic() - sent.at
         report = self._report(sent, reply, round_trip_s)

@@ -1,9 +1,12 @@
-"""One model's batches: rows of its waiting callers become calls, replies become their answers.
+"""How do one model's waiting rows become batches at its replicas, and replies become answers?
 
-The dispatcher decides, this queue obeys and feeds the ends of calls back as events. A future is
-registered before its rows can be dispatched, and is resolved once: by the first answer to each of
-its rows, of whichever lease, or by an error. A row that the runtime failed on is no answer: the
-dispatcher is told, and leaves it to a copy that runs, has it run again, or gives it up.
+The dispatcher decides what is sent where. This queue carries its decisions out and reports the ends
+of leases back as events. It owns the pending requests and their futures.
+
+- A future is registered before its rows can be dispatched.
+- It is resolved once: with the first answer to each row, from whichever lease, or with an error.
+- A row that the runtime failed on has no answer. The dispatcher then waits for a copy of it that
+  runs, has the row run again, or gives it up.
 """
 
 from __future__ import annotations
@@ -33,14 +36,13 @@ from routers.api.requests import LeaseEnd, Replica, Report
 from routers.api.settings import DispatcherSettings
 from runtimes.types import EngineLoad
 
-_IDLE_S = 20.0  # a replica that has not answered for so long is not busy
+_IDLE_S = 20.0  # the duty cycle of a replica that has not answered for so long counts as 0
 
 
 class BatchQueue(CoreLoop[PendingBatchRequest]):
-    """`on_batch` hears of every batch that was answered. `crashes`: rows that replicas were lost
-    with; newcomers are held against them by whoever submits."""
+    """One model's queue of requests that are answered in batches."""
 
-    output_tokens = 0
+    output_tokens = 0  # as of `StreamQueue`
 
     def __init__(
         self,
@@ -48,23 +50,24 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         terms: VersionTerms,
         channel: ReplicaChannel,
         *,
-        on_batch: Callable[[BatchRecord], None],
+        on_batch: Callable[[BatchRecord], None],  # called with every answered batch
     ) -> None:
         super().__init__(settings, terms)
         self.calls = BatchCalls(self, channel)
+        # Rows that replicas were lost with. Whoever submits must check new requests against them.
         self.crashes = CrashRecords(terms.crashes)
-        self._slots: Mapping[str, int] = {}
-        self._groups: dict[str, str] = {}
+        self._slots: Mapping[str, int] = {}  # of a replica, by group
+        self._groups: dict[str, str] = {}  # by replica
         self._on_batch = on_batch
-        self._duty: dict[str, tuple[float, float]] = {}
+        self._duty: dict[str, tuple[float, float]] = {}  # by replica: duty cycle, when it was told
 
     # ---- what the gateway calls -----------------------------------------------------------
 
     def submit(self, rows: Rows, terms: VersionTerms, demand: Demand) -> PendingBatchRequest:
-        """Queues a request whose rows were parsed under `terms`.
+        """Queue a request whose rows were parsed under `terms`.
 
-        Raises the error of an immediate rejection. The request's future gets the row answers, in
-        order, or the error.
+        The request's future gets the row answers, in order, or the error. Raises the error of an
+        immediate rejection, and NotReady where the live version does not take these rows.
         """
         if not self.terms.take(terms):
             raise changed()
@@ -79,13 +82,13 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         return pending
 
     def cancel(self, pending: PendingBatchRequest) -> None:
-        """The caller disconnected: its future raises `CallerLeft`; idempotent."""
+        """The caller has disconnected: the request's future raises `CallerLeft`. Idempotent."""
         super().cancel(pending)
         if pending.future.done():
-            pending.future.exception()  # seen: perhaps nobody awaits it any more
+            pending.future.exception()  # else asyncio logs it, where nobody awaits it any more
 
     def set_replicas(self, replicas: Sequence[RunningReplica], slots: Mapping[str, int]) -> None:
-        """`slots`: of each of them, by group."""
+        """The replicas that Serve lists. `slots`: how many a replica has, by its group."""
         self._slots = slots
         self._groups = {replica.replica_id: replica.group() for replica in replicas}
         self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
@@ -97,19 +100,20 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         self.crashes.terms = terms.crashes
 
     def close(self) -> None:
-        """What waits is refused, what runs goes on to its end."""
+        """Refuse what waits; what runs is still answered."""
         super().close()
         self.calls.follow(())
 
     @property
     def duty(self) -> dict[str, float]:
-        """Busy share of wall time by replica, 0..1, as of its last answer; 0 when that is old."""
+        """Each replica's duty cycle, 0..1, as of its last answer; 0 where that is older than
+        `_IDLE_S`."""
         now = clock()
         return {r: duty if now - at < _IDLE_S else 0.0 for r, (duty, at) in self._duty.items()}
 
     @property
     def loads(self) -> dict[str, EngineLoad]:
-        """Engines' own accounts, which batch replicas have none of."""
+        """Empty: batch replicas have no engine that reports its load."""
         return {}
 
     # ---- performing ----------------------------------------------------------------------------
@@ -146,7 +150,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         awaited = [
             (pending, index, answer)
             for pending, (_, index), answer in zip(sent.members, lease.rows, answers, strict=True)
-            if _awaits(pending, index)
+            if _awaits_row(pending, index)
         ]
         if lease.alone:
             self.crashes.answered_alone(sent)
@@ -157,22 +161,23 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         return bool(awaited)
 
     def failed(self, sent: SentBatch) -> None:
-        """Whoever has no answer yet gets an error, and no second try."""
+        """Fail every member that has no answer yet; none is retried."""
         for pending in sent.members:
             self._finish(pending, errors.RowFailed(INTERNAL_ERROR))
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
-        ended = end is LeaseEnd.LOST and not sent.unsent
-        convicted = self._convict(sent) if ended else []
+        replica_lost = end is LeaseEnd.LOST and not sent.unsent
+        convicted = self._fail_convicted(sent) if replica_lost else []
         self._take(Closed(sent.lease.lease_id, end, report, sent.failed), clock())
         for request_id in convicted:
             self._take(Cancel(request_id), clock())
         for pending, error in sent.refused:
             self._finish(pending, error)
 
-    def _convict(self, sent: SentBatch) -> list[int]:
-        """Ends all requests with a row that the loss of this lease convicts; the dispatcher is to
-        be told by the caller of this."""
+    def _fail_convicted(self, sent: SentBatch) -> list[int]:
+        """Record that a replica was lost with this lease, and fail all requests that have a row
+        which is convicted by that. Returns their ids, which the caller must cancel at the
+        dispatcher."""
         convicted = []
         for rows, row in self.crashes.lost_with(sent, clock()):
             for pending in list(self._pending.values()):
@@ -184,8 +189,9 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         return convicted
 
     def end_convicted(self, keys: Set[bytes]) -> None:
-        """Ends all requests with a row that another gateway has convicted, of those that were sent
-        once at least: the rest are as many as may wait, and are ended by the next loss."""
+        """Fail the requests that have a row which another gateway has convicted. Only requests that
+        were sent at least once are looked at: the others may be as many as the queue holds, and the
+        next loss ends them."""
         for pending in [each for each in self._pending.values() if each.sent]:
             if not keys.isdisjoint(fingerprints(pending.rows, pending.terms.version)):
                 self._finish(pending, self.crashes.conviction())
@@ -195,8 +201,9 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     def _row_done(
         self, sent: SentBatch, pending: PendingBatchRequest, index: int, answer: RowAnswer
     ) -> None:
-        """A row's answer or error; the last row resolves the caller's future. Errors are told when
-        the dispatcher has heard of the lease's end, so that it sends none of that again."""
+        """Take in one row's answer or error; a request's last answer resolves its future. Errors
+        are told later, when the dispatcher knows that the lease has closed, so that it sends none
+        of the rows again."""
         if answer.error is not None:
             if not answer.failed:
                 sent.refused.append((pending, answer.error))
@@ -211,8 +218,9 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         pending.future.set_result(tuple([a for a in pending.answers if a is not None]))
 
 
-def _awaits(pending: PendingBatchRequest, index: int) -> bool:
-    """Whether an answer to this row is still wanted: not of one that another lease has answered."""
+def _awaits_row(pending: PendingBatchRequest, index: int) -> bool:
+    """Whether the request still waits for an answer to this row: it has not ended, and no other
+    lease has answered the row."""
     return not pending.future.done() and pending.answers[index] is None
 
 

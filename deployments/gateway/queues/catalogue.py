@@ -1,12 +1,15 @@
-"""The models a gateway serves: follows the registry, keeps one `ServedModel` each.
+"""Which models does this gateway serve, and what is a lookup of any other name answered?
 
-A model that is declared and was ready is kept while it changes hands (its queue holds); one that is
-no longer declared is closed: what waits is refused, what runs finishes. Looking a model up answers
-404 for undeclared, 503 for declared and not ready, or where it is not known yet which are declared.
-A model that may sleep is ready without replicas: its queue takes requests, and they wake it.
-A model's canary is served like a model and is none: nobody finds it, lists it or waits for it; only
-who asks for the `canary` of a route gets it, by the model's own name, and what waits for its
-replicas when the last of them goes is turned away, for the live version to answer.
+`Catalogue` follows the registry and keeps one `ServedModel` for each declared model.
+
+- A lookup answers 404 for a model that is not declared, and 503 for one that is declared and not
+  ready, or while the gateway does not know yet which models are declared.
+- A model whose replicas change keeps its queue. A model that is no longer declared is closed: what
+  waits is refused, what runs is still answered. A model that may sleep is ready without replicas:
+  its queue takes requests, which wake it.
+- A canary is served like a model, but nobody can look it up, list it or wait for it; `canary`
+  alone finds it, by the name in a route. When the last of its replicas goes, what waits for it is
+  refused, for the live version to answer.
 """
 
 from __future__ import annotations
@@ -33,41 +36,44 @@ from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.serve_handles import ServeChannel, follow_pool
 from deployments.gateway.queues.served_model import ServedModel
 
-_WATCH_S = 5.0
-_BLOB_S = 30.0  # some megabytes
+_WATCH_S = 5.0  # how long the registry may hold a question until there is something new
+_BLOB_S = 30.0  # most time that a tokeniser takes to arrive: some megabytes
 _RETRY_AFTER_S = 2.0
 _LONGEST_RETRY_S = 60.0
-_PAUSE_S = 0.5
-_SHOWN = 100
+_PAUSE_S = 0.5  # after which a failed step is tried again
+_SHOWN_CHARACTERS = 100  # of a caller's own words in an error
 logger = logging.getLogger("headrace.catalogue")
 
 
 @dataclass(frozen=True, slots=True)
 class _Adopting:
+    """An announced version, until it is served."""
+
     description: ModelDescription
     task: asyncio.Task[None]
 
 
 class SeededChannel(ReplicaChannel, Protocol):
     async def seed(self, groups: Sequence[str]) -> None:
-        """Replicas of these groups ("": of a model without) are heard of from now on."""
+        """Follow the replicas of these groups from now on ("": a model without groups)."""
 
 
 class Connect(Protocol):
-    """Makes the channel to a model's replicas; `speaks`: they generate."""
+    """Makes the channel to a model's replicas. `speaks`: they generate, see `ReplicaLink`."""
 
     def __call__(self, app: str, gateway: str, *, speaks: bool) -> SeededChannel: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """To the replicas of all groups of a model, and who they are."""
+class _ReplicaAccess:
+    """The channel to a model's replicas, of all its groups, and the directories that list them."""
 
     channel: SeededChannel
     directories: JoinedDirectories
 
     async def reach(self, description: ModelDescription) -> None:
-        """Also those of groups that have come up since. Raises what Serve raises."""
+        """Follow the replicas of all the model's groups, new ones included. Raises what Serve
+        raises."""
         groups = list(description.group_digests())
         await self.channel.seed(groups)
         for group in groups:
@@ -75,16 +81,14 @@ class _Way:
 
 
 class Catalogue:
-    """`identity`: this gateway, as its queues know it. `cache_bytes`: bound of each tokeniser's
-    cache of frequent texts. `on_change` is called when the set of models has changed, before the
-    loop's next turn; `on_crossing`: see `CoreLoop`. `routes`: of models under rollout."""
+    """One gateway's models. For the event loop's thread alone."""
 
     def __init__(
         self,
         registry: Any,
-        identity: GatewayIdentity,
-        cache_bytes: int,
-        on_batch: Callable[[str, BatchRecord], None],
+        identity: GatewayIdentity,  # this gateway, as its queues know it
+        cache_bytes: int,  # bound of each tokeniser's cache of frequent texts
+        on_batch: Callable[[str, BatchRecord], None],  # called with every answered batch
         connect: Connect = ServeChannel,
         follow_pool: Callable[[], None] = follow_pool,
     ) -> None:
@@ -94,26 +98,27 @@ class Catalogue:
         self._on_batch = on_batch
         self._connect = connect
         self._pool = PoolMembers(directory_for(POOL_DIRECTORY), follow_pool)
+        # Called when the set of models has changed, before the loop's next turn.
         self.on_change: Callable[[], None] = lambda: None
-        self.on_crossing: Callable[[], None] = lambda: None
-        self.outlooks: Mapping[str, ModelOutlook] = {}
-        self.routes: Mapping[str, RolloutRoute] = {}
+        self.on_crossing: Callable[[], None] = lambda: None  # see `CoreLoop`
+        self.outlooks: Mapping[str, ModelOutlook] = {}  # as the autoscaler last said, by model
+        self.routes: Mapping[str, RolloutRoute] = {}  # of models under rollout
         self._served: dict[str, ServedModel] = {}
-        self._canaries: dict[str, ServedModel] = {}
-        self._ways: dict[str, _Way] = {}
-        self._live: dict[str, ModelDescription] = {}
+        self._canaries: dict[str, ServedModel] = {}  # by the names that they are served under
+        self._access: dict[str, _ReplicaAccess] = {}
+        self._live: dict[str, ModelDescription] = {}  # announced, and served
         self._absences = Absences()
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
         self._optional: frozenset[str] = frozenset()
-        self._awaited: set[str] | None = None
-        self._all_known = False
+        self._awaited: set[str] | None = None  # declared at the start, and not seen ready since
+        self._all_known = False  # the registry has told of all models
         self.controller_ends: int | None = None  # as in `View`; None before the first one
         self._adopting: dict[str, _Adopting] = {}
         self.draining = False
 
     async def follow(self) -> None:
-        """Runs until cancelled; a registry that is away for a moment changes nothing."""
+        """Follow the registry until cancelled. While it is away, what was known holds."""
         revision = 0
         try:
             while True:
@@ -125,7 +130,7 @@ class Catalogue:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 if view.revision != revision:
-                    self._take(view)
+                    self._apply(view)
                 revision = view.revision
         finally:
             for adopting in self._adopting.values():
@@ -134,7 +139,7 @@ class Catalogue:
     # ---- lookups --------------------------------------------------------------------------
 
     def find(self, name: str, version: str | None = None) -> ServedModel:
-        """Raises NotFound or NotReady."""
+        """The model of this name. Raises NotFound or NotReady."""
         model = self._served.get(name)
         if model is None:
             if name in self._declared:
@@ -144,16 +149,16 @@ class Catalogue:
                 )
             if not self._all_known:
                 raise errors.NotReady(
-                    f"whether there is a model {name[:_SHOWN]!r} is not known yet",
+                    f"whether there is a model {name[:_SHOWN_CHARACTERS]!r} is not known yet",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             raise unknown_model(name)
         if version is not None and version != model.description.version:
             raise errors.NotFound(
-                f"model {name} has no version {version[:_SHOWN]!r}; "
+                f"model {name} has no version {version[:_SHOWN_CHARACTERS]!r}; "
                 f"the live version is {model.description.version}"
             )
-        if not self._takes(name, model):
+        if not self._takes_requests(name, model):
             raise errors.NotReady(
                 f"model {name} has no running replica at the moment",
                 retry_after_s=self._ready_in_s(name),
@@ -161,16 +166,15 @@ class Catalogue:
         return model
 
     def fallback_of(self, name: str) -> str:
-        """The model that takes what `name` refuses, "" for none; also while it is not ready yet."""
+        """The model that takes what `name` refuses, "": none. Known before `name` is ready."""
         served = self._served.get(name)
         if served is None:
             return self._fallbacks.get(name, "")
         return served.description.reuse.fallback
 
-    def _takes(self, name: str, model: ServedModel) -> bool:
-        """A model that changes hands, or none of whose replicas can be reached, keeps taking
-        requests for a while: its replica may be back before their time is up. One that may sleep
-        takes them for good."""
+    def _takes_requests(self, name: str, model: ServedModel) -> bool:
+        """A model without a reachable replica takes requests for a while (`Absences`), one that may
+        sleep always: their replica may be there before their time is up."""
         if model.replicas > 0:
             return True
         live = name in self._live
@@ -183,27 +187,27 @@ class Catalogue:
         return outlook is not None and outlook.asleep_ok
 
     def _ready_in_s(self, name: str) -> float:
-        """After which asking again may help."""
+        """Seconds after which asking again may help."""
         outlook = self.outlooks.get(name)
         in_s = 0.0 if outlook is None else outlook.ready_in_s
         return min(max(in_s, _RETRY_AFTER_S), _LONGEST_RETRY_S)
 
     def ready(self, name: str) -> bool:
-        """Whether it answers: by a replica that can be reached, or asleep, by waking."""
+        """Whether the model answers: with a reachable replica, or asleep, by waking."""
         model = self._served.get(name)
         if model is None or name not in self._live:
             return False
         return model.replicas > 0 or self._may_sleep(name)
 
     def asleep(self, name: str) -> bool:
-        """Whether it answers without a replica."""
+        """Whether the model is ready without a replica."""
         model = self._served.get(name)
         return model is not None and not model.replicas and self.ready(name)
 
     @property
     def all_ready(self) -> bool:
-        """Every model that was declared when this gateway started, and is not optional, has been
-        ready, when asked."""
+        """Whether every model that was declared when this gateway started, and is not optional,
+        was ready at some time that this was asked; False while draining."""
         if self._awaited:
             self._awaited = {name for name in self._awaited if not self.ready(name)}
             if not self._awaited and self._optional.intersection(self.waiting_for):
@@ -217,11 +221,11 @@ class Catalogue:
 
     @property
     def waiting_for(self) -> list[str]:
-        """Declared models that are not ready."""
+        """The declared models that are not ready."""
         return sorted(name for name in self._declared if not self.ready(name))
 
     def is_optional(self, name: str) -> bool:
-        """Whether readiness does without it."""
+        """Whether the gateway may be ready without this model."""
         return name in self._optional
 
     @property
@@ -234,14 +238,13 @@ class Catalogue:
         return self._served
 
     def canary(self, name: str) -> ServedModel | None:
-        """By the name that it is served under; None while no replica of it can be reached."""
+        """The canary of this name, which a route has; None: no replica of it can be reached."""
         found = self._canaries.get(name)
         return found if found is not None and found.replicas else None
 
     @property
     def queued(self) -> dict[str, ServedModel]:
-        """All that have a queue: what is served, and canaries by the names they are served
-        under."""
+        """All models that have a queue, canaries included (by the names in their routes)."""
         return {**self._served, **self._canaries}
 
     @property
@@ -249,7 +252,7 @@ class Catalogue:
         return self._identity.frozen
 
     def freeze(self, frozen: bool) -> None:
-        """Stops all that learns in every model's core, in those to come too, or lets it go on."""
+        """Stop all learning in every model's core, future ones included, or let it go on."""
         if frozen == self._identity.frozen:
             return
         self._identity = replace(self._identity, frozen=frozen)
@@ -257,19 +260,19 @@ class Catalogue:
             served.freeze(frozen)
 
     def take_outlooks(self, outlooks: Mapping[str, ModelOutlook], age_s: float) -> None:
-        """What the autoscaler says of the models, so long ago."""
+        """Take in what the autoscaler said of the models `age_s` seconds ago."""
         self.outlooks = outlooks
         for name, served in self._served.items():
-            # Of one that must run nothing is expected: its connection may be back before.
+            # Not for a model that must run: its connection may be back before a new replica is.
             expected = self._may_sleep(name) and not served.replicas
             in_s = outlooks[name].ready_in_s - age_s if expected else 0.0
             served.queue.expect_capacity(max(0.0, in_s))
 
     # ---- following ------------------------------------------------------------------------
 
-    def _take(self, view: View) -> None:
-        """What is gone goes at once; what is new is taken in by a task a model, so that one that
-        does not answer holds up no other."""
+    def _apply(self, view: View) -> None:
+        """Adopt a view of the registry. Models that are gone are closed at once. Each new version
+        is taken in by a task of its own, so that one that does not answer delays no other."""
         declared, live = view.declared, view.models
         self._pool.take(view.pool, complete=view.complete)
         self.draining = view.draining or (self.draining and not view.complete)
@@ -286,8 +289,8 @@ class Catalogue:
         if self._awaited is not None:
             self._awaited &= declared - self._optional
         for name in self.queued.keys() - declared:
-            self._kept(name).pop(name).close()
-            self._ways.pop(name, None)
+            self._table_of(name).pop(name).close()
+            self._access.pop(name, None)
         for name in self._live.keys() - live.keys():
             self._absences.unannounced(name)
             del self._live[name]
@@ -300,18 +303,18 @@ class Catalogue:
 
     def _adopt(self, description: ModelDescription) -> None:
         name = description.name
-        served, begun = self._kept(name).get(name), self._adopting.get(name)
+        served, begun = self._table_of(name).get(name), self._adopting.get(name)
         if begun is not None and begun.description == description:
             return
         if begun is not None:
             self._adopting.pop(name).task.cancel()
-        if served is not None and served.announced == _as_shown(description):
-            self._adopted(description)
+        if served is not None and served.announced == _public_description(description):
+            self._live[name] = description
             return
-        task = asyncio.get_running_loop().create_task(self._until_served(description))
+        task = asyncio.get_running_loop().create_task(self._serve_with_retries(description))
         self._adopting[name] = _Adopting(description, task)
 
-    async def _until_served(self, description: ModelDescription) -> None:
+    async def _serve_with_retries(self, description: ModelDescription) -> None:
         while True:
             try:
                 await self._serve(description)
@@ -322,37 +325,34 @@ class Catalogue:
                 )
                 await asyncio.sleep(_PAUSE_S)
         del self._adopting[description.name]
-        self._adopted(description)
-        self.on_change()
-
-    def _adopted(self, description: ModelDescription) -> None:
         self._live[description.name] = description
+        self.on_change()
 
     async def _serve(self, description: ModelDescription) -> None:
         name = description.name
-        tokenizer, shown = await self._tokenizer(description), _as_shown(description)
-        served = self._kept(name).get(name)
+        tokenizer, shown = await self._tokenizer(description), _public_description(description)
+        served = self._table_of(name).get(name)
         if served is not None and served.is_like(description):
-            await self._ways[name].reach(description)
+            await self._access[name].reach(description)
             served.replace(shown, tokenizer)
             return
-        way = _Way(
+        access = _ReplicaAccess(
             self._connect(
                 model_app(name), self._identity.gateway, speaks=description.generating is not None
             ),
             JoinedDirectories(),
         )
         try:
-            await way.reach(description)
+            await access.reach(description)
         except BaseException:
-            way.channel.close()
+            access.channel.close()
             raise
-        way.directories.add(self._pool.directory(name))
+        access.directories.add(self._pool.directory(name))
         if served is not None:
             served.close()
-        self._ways[name] = way
-        self._kept(name)[name] = served = ServedModel(
-            shown, tokenizer, way.channel, way.directories, self._identity,
+        self._access[name] = access
+        self._table_of(name)[name] = served = ServedModel(
+            shown, tokenizer, access.channel, access.directories, self._identity,
             lambda _, record: self._on_batch(name, record),
         )  # fmt: skip
         served.queue.keeps_unreached = not is_canary(name)
@@ -360,15 +360,15 @@ class Catalogue:
         served.queue.on_reached = lambda: self._absences.reached(name, announced=name in self._live)
         served.on_live = lambda: self.on_change()
 
-    def _kept(self, name: str) -> dict[str, ServedModel]:
-        """Where that which is served under this name is kept."""
+    def _table_of(self, name: str) -> dict[str, ServedModel]:
+        """The table that holds this name: of canaries or of models."""
         return self._canaries if is_canary(name) else self._served
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":
             return None
-        served = self._kept(d.name).get(d.name)
-        if served is not None and _same_texts(served.description, d):
+        served = self._table_of(d.name).get(d.name)
+        if served is not None and _tokenize_alike(served.description, d):
             return served.tokenizer
         asked = self._registry.blob.remote(d.tokenizer_digest)
         blob: bytes = await asyncio.wait_for(asked, _BLOB_S)
@@ -376,20 +376,22 @@ class Catalogue:
 
 
 def unknown_model(name: str) -> errors.NotFound:
-    """Also where the caller may not know of it: nobody is told what there is for others."""
+    """The error for a model that is not there, or that the caller may not use: both alike, so that
+    nobody learns what there is for others."""
     return errors.NotFound(
-        f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
+        f"unknown model {name[:_SHOWN_CHARACTERS]!r}; GET /v1/models lists the models",
+        param="model",
     )
 
 
-def _as_shown(d: ModelDescription) -> ModelDescription:
-    """A canary by its model's name, as its callers know it; what they send is recorded by the live
-    version."""
+def _public_description(d: ModelDescription) -> ModelDescription:
+    """As callers see it: a canary has its model's name. It records nothing, the live version
+    records its requests too."""
     return replace(d, name=model_of(d.name), recording=None) if is_canary(d.name) else d
 
 
-def _same_texts(a: ModelDescription, b: ModelDescription) -> bool:
-    """Whether both make the same tokens of a text, so that the cache of one serves the other."""
+def _tokenize_alike(a: ModelDescription, b: ModelDescription) -> bool:
+    """Whether both make the same tokens of a text, so that one's tokeniser serves the other."""
     return (a.task, a.tokenizer_digest, a.max_length, a.truncate) == (
         b.task, b.tokenizer_digest, b.max_length, b.truncate,
     )  # fmt: skip

@@ -1,8 +1,10 @@
-"""A model's dispatcher at work, whatever its replicas are: feeds it events, performs its actions.
+"""How does a model's dispatcher run inside the gateway's event loop?
 
-What is the same for batches and for streams: the timer, the pending requests by id, what a request
-demands and under which version's terms, how it is refused or retried, how settings and versions
-change. What a lease means, and how it becomes a call, is said by the queue that builds on this.
+`CoreLoop` feeds the dispatcher events and performs the actions that it returns. It owns what is the
+same for batches and streams: the dispatcher's timer, the pending requests by id, what a request
+demands and under which version's terms, the errors of refusals, and changes of settings and
+versions. `BatchQueue` and `StreamQueue` build on it: they say what a lease is and how it becomes
+messages. Times are seconds on the monotonic clock. For the event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -45,18 +47,13 @@ MODEL_FAILED = "the model failed on this request; send it again"
 
 @dataclass(frozen=True, slots=True)
 class VersionTerms:
-    """What a version of a model promises the rows that are sent to it.
-
-    `signature`: equal ones take the same rows and give the same outputs. `retryable`: a row may run
-    again after its replica was lost. `call_limit_s`: a call without an answer for that long counts
-    as died. `crashes`: of rows that end replicas.
-    """
+    """What a version of a model promises the rows that are sent to it."""
 
     version: str
-    signature: Any
-    retryable: bool = True
-    call_limit_s: float = 35.0
-    crashes: CrashTerms = field(default_factory=CrashTerms)
+    signature: Any  # versions of equal signatures take the same rows and give the same outputs
+    retryable: bool = True  # a row may run again after its replica was lost
+    call_limit_s: float = 35.0  # a batch without a reply for that long is lost
+    crashes: CrashTerms = field(default_factory=CrashTerms)  # for rows that end replicas
 
     def take(self, other: VersionTerms) -> bool:
         """Whether rows that were parsed under `other` may be sent under these."""
@@ -64,29 +61,29 @@ class VersionTerms:
 
 
 class Demand(NamedTuple):
-    """What a request asks of a queue besides its rows: who pays and how urgent it is, how long it
-    has, what may be done with it.
+    """What a request asks of a queue besides its rows. More on the fields of the same names:
+    `api.requests.Request`."""
 
-    `deadline_s`, `expires_s`: its SLO and its timeout, from now. `priority`: 0 is the most urgent.
-    `repeatable`: it may run twice, if the model's terms allow that. `is_first`: no other model was
-    asked before. `suspect`: a row of it was on a replica that was lost. The rest as in
-    `api.requests.Request`.
-    """
-
+    # Who pays, and how urgent it is.
     tenant: str
-    priority: int
-    deadline_s: float
-    expires_s: float
+    priority: int  # 0: the most urgent
+
+    # How long it has, in seconds from now.
+    deadline_s: float  # until its SLO
+    expires_s: float  # until its timeout
+
+    # The tenant's.
     weight: float = 1.0
-    tenant_rows: int = 0
+    tenant_rows: int = 0  # most rows of the tenant that may wait here; 0: no bound
+
     session: str = ""
-    repeatable: bool = True
-    is_first: bool = True
-    suspect: bool = False
+    repeatable: bool = True  # it may run twice, if the model's terms allow that
+    is_first: bool = True  # no other model was asked before
+    suspect: bool = False  # a row of it was on a replica that was lost
 
 
 def changed() -> errors.HeadraceError:
-    """For rows that were parsed for a version whose tensors are not the live one's."""
+    """The error for rows that were parsed for a version with other tensors than the live one."""
     return errors.NotReady(
         "the model was replaced by a version with other inputs or outputs; send the request again",
         retry_after_s=1.0,
@@ -94,7 +91,8 @@ def changed() -> errors.HeadraceError:
 
 
 def refusal(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
-    """The public error of a dispatcher's reason, which it carries to metrics and logs."""
+    """The public error for a reason of the dispatcher. The error carries the reason to metrics and
+    logs."""
     error = _error(reason, retry_after_s)
     error.reason = reason.value
     return error
@@ -137,69 +135,75 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
 
 
 class PendingRequest(Protocol):
-    """A request that waits or runs. `fail` tells its caller, unless it has its answer already."""
+    """A request that waits or runs."""
 
-    request: Request
-    terms: VersionTerms
+    request: Request  # as the dispatcher knows it
+    terms: VersionTerms  # under which its rows were parsed
 
-    def fail(self, error: errors.HeadraceError) -> None: ...
+    def fail(self, error: errors.HeadraceError) -> None:
+        """Tell the caller, unless the request has ended already."""
 
 
 P = TypeVar("P", bound=PendingRequest)
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     pass
 
 
 class CoreLoop(Generic[P]):
-    """`terms` are the live version's. `on_crossing` is called when a request comes while no replica
-    can be reached or more than `crossing_s` waits, seconds of work: `unserved` tells of the former
-    until somebody sets it back. `on_reached` is called when the first replica can be reached, at
-    first and after none could. Not `keeps_unreached`: what waits is refused when the last replica
-    can no longer be reached, and what comes until one can."""
+    """One model's dispatcher, its pending requests and its timer."""
 
     def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
-        self.terms = terms
-        self.replicas = 0  # that can be reached; asked for by every request
-        self.on_crossing: Callable[[], None] = _nobody
-        self.on_reached: Callable[[], None] = _nobody
+        self.terms = terms  # the live version's
+        self.replicas = 0  # that can be reached; kept as a number because every request asks for it
+
+        # Called when the first replica can be reached, at the start and each time after none could.
+        self.on_reached: Callable[[], None] = _do_nothing
+        # False: while no replica can be reached, what waits and what comes is refused.
         self.keeps_unreached = True
-        self.crossing_s = inf
+
+        # For whoever decides how many replicas there are. Called with each request that comes while
+        # no replica can be reached, or while the backlog is more than `crossing_s`.
+        self.on_crossing: Callable[[], None] = _do_nothing
+        self.crossing_s = inf  # seconds of work
+        # A request came while no replica could be reached; whoever reads it sets it back.
         self.unserved = False
+
         self._settings = settings
         self._dispatcher = Dispatcher(settings)
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
-        self._pending: dict[int, P] = {}
-        self._decides = False
+        self._pending: dict[int, P] = {}  # by request id
+        self._decision_planned = False
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- what the gateway calls -----------------------------------------------------------
 
     def cancel(self, pending: P) -> None:
-        """The caller disconnected: its place is free; idempotent."""
+        """The caller has disconnected: end its request, which frees its place. Idempotent."""
         self._finish(pending, errors.CallerLeft("the client disconnected"))
 
     def retune(self, settings: DispatcherSettings) -> None:
-        """Goes on under other settings with the same version and replicas."""
+        """Adopt other settings; version and replicas stay."""
         if settings == self._settings:
             return
         self._settings = settings
         self._step(Reconfigure(settings), clock())
 
     def adopt(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
-        """Goes on under another version: what waits is queued anew, or refused where the version
-        takes or gives other things. No replica is left to send to until the next list of them."""
+        """Adopt another version. What waits is queued anew, or refused where the new version has
+        other inputs or outputs. Nothing is sent until the new version's replicas are listed."""
         if terms == self.terms and settings == self._settings:
             return
-        self._step(Replicas(()), clock())  # nothing may be sent to the old version's any more
+        self._step(Replicas(()), clock())  # nothing may be sent to the old version's replicas
         if not terms.take(self.terms):
             self._step(Close(), clock())
         self.terms, self._settings = terms, settings
         self._step(Reconfigure(settings), clock())
 
     def close(self) -> None:
+        """Refuse what waits and what comes."""
         self._step(Close(), clock())
 
     def snapshot(self) -> Snapshot:
@@ -223,8 +227,9 @@ class CoreLoop(Generic[P]):
         return len(self._pending)
 
     def check_room(self, demand: Demand) -> None:
-        """Raises the refusal of a queue that is full, has as many of this tenant's rows as may
-        wait, or has just refused the like of it; the dispatcher decides exactly."""
+        """A cheap check before the body is read. Raises the refusal where the queue is full, holds
+        as many of the tenant's rows as may wait, or has just refused a request like this one. The
+        dispatcher decides exactly, once the rows are known."""
         dispatcher, most = self._dispatcher, demand.tenant_rows
         if most and dispatcher.waiting_rows_of(demand.tenant) >= most:
             raise self.turned_away(Reason.TENANT_FULL, demand, dispatcher.retry_after_s())
@@ -239,25 +244,27 @@ class CoreLoop(Generic[P]):
     def turned_away(
         self, reason: Reason, demand: Demand, retry_after_s: float
     ) -> errors.HeadraceError:
-        """The refusal of a request that nobody has read, which counts as asked for all the same."""
+        """The error for a request that is refused by its headers alone. The dispatcher counts the
+        request as offered all the same."""
         refused = RefusedUnread(demand.tenant, demand.priority, reason, demand.is_first)
         self._step(refused, clock())
-        self._look()
+        self._signal_crossing()
         return refusal(reason, retry_after_s)
 
     def missed(self, tenant: str) -> None:
-        """A request of this tenant did not get as far as here: no replica could be reached."""
+        """Count a request of this tenant that was refused before it came to the queue, because no
+        replica could be reached."""
         self._step(RefusedUnread(tenant, 0, Reason.CLOSED), clock())
-        self._look()
+        self._signal_crossing()
 
     def expect_capacity(self, in_s: float) -> None:
-        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        """While no replica runs: seconds until one is expected to run; 0.0: unknown."""
         self._step(CapacityExpected(in_s), clock())
 
     def _request(
         self, lengths: tuple[int, ...], terms: VersionTerms, demand: Demand, now: float
     ) -> Request:
-        """What the dispatcher is told of a newcomer, under an id of its own."""
+        """A new request as the dispatcher is told of it, with a new id."""
         return Request(
             next(self._ids),
             lengths,
@@ -275,8 +282,8 @@ class CoreLoop(Generic[P]):
         )
 
     def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
-        """Another version answered what this one was asked for: it is demand here all the same.
-        `lengths`: () where they say nothing of the work."""
+        """Another version has answered a request for this one, which counts as offered here all
+        the same. `lengths`: of its rows; () where lengths do not tell the work."""
         self._step(ServedElsewhere(tenant, priority, lengths), clock())
 
     # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
@@ -293,13 +300,15 @@ class CoreLoop(Generic[P]):
     # ---- performing ----------------------------------------------------------------------------
 
     def _open(self, lease: Dispatch, now: float) -> None:
+        """Send the lease to its replica."""
         raise NotImplementedError
 
     def _abort(self, action: Abort) -> None:
+        """Ask the lease's replica to drop it."""
         raise NotImplementedError
 
     def _list(self, reached: tuple[Replica, ...]) -> None:
-        """These can be reached, and no others."""
+        """Tell the dispatcher which replicas can be reached: these and no others."""
         before, self.replicas = self.replicas, len(reached)
         now = clock()
         self._step(Replicas(reached), now)
@@ -327,27 +336,28 @@ class CoreLoop(Generic[P]):
                 self._abort(action)
 
     def _take(self, event: Event, now: float) -> None:
-        """As `_step`, but what follows is decided once all of this turn of the loop is known: what
-        came in one read makes one batch, not one and then the rest."""
+        """As `_step`, but the decisions that follow are made once, in the loop's next turn: then
+        requests that arrived in one read become one batch, not a batch of one and one of the
+        rest."""
         actions: list[Action] = []
-        if self._dispatcher.take(event, now, actions) and not self._decides:
-            self._decides = True
+        if self._dispatcher.take(event, now, actions) and not self._decision_planned:
+            self._decision_planned = True
             self._loop.call_soon(self._decide, context=contextvars.Context())
         self._perform(actions, now)
 
     def _decide(self) -> None:
-        self._decides = False
+        self._decision_planned = False
         now = clock()
         self._perform(self._dispatcher.decide(now), now)
 
     def _enter(self, pending: P, now: float) -> None:
-        """A caller waits from now on, unless it is refused at once."""
+        """Give the request to the dispatcher, which may refuse it at once."""
         self._pending[pending.request.request_id] = pending
         self._take(Arrive(pending.request), now)
-        self._look()
+        self._signal_crossing()
 
-    def _look(self) -> None:
-        """Whether those who decide how many replicas there are should know at once."""
+    def _signal_crossing(self) -> None:
+        """Call `on_crossing` where no replica can be reached or the backlog is over its bound."""
         if not self.replicas:
             self.unserved = True
             self.on_crossing()
@@ -355,11 +365,11 @@ class CoreLoop(Generic[P]):
             self.on_crossing()
 
     def _leave(self, pending: P) -> bool:
-        """Whether it was waiting still; the dispatcher is to be told by the caller of this."""
+        """Forget a request; whether it was pending. Whoever calls this tells the dispatcher."""
         return self._pending.pop(pending.request.request_id, None) is not None
 
     def _finish(self, pending: P, error: errors.HeadraceError) -> None:
-        """Ends a request with an error and tells the dispatcher that nobody waits any more."""
+        """End a request with an error, and cancel it at the dispatcher."""
         if self._leave(pending):
             pending.fail(error)
             self._step(Cancel(pending.request.request_id), clock())

@@ -1,8 +1,9 @@
-"""What this gateway tells the others of inputs that end replicas, and what it makes of their words.
+"""What do gateways tell each other of inputs that end replicas, and what follows from it here?
 
-Said with each push to the registry, at once after a loss, and bounded: some hundred inputs of all
-models together, the newest of each. What is convicted elsewhere is refused here from then on, and
-ended where it waits or runs. Nothing waits for it: a registry that is away leaves what is known.
+Reports travel with each push to the registry, and at once after a loss. They are bounded: at most
+`MOST_INPUTS` inputs of all models together, the newest of each model. An input that was convicted
+elsewhere is refused here from then on, and ended where it waits or runs. Nothing waits for a
+report: while the registry is away, what was known holds. `Gateway` calls this with each push.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ MOST_INPUTS = 256
 
 
 class CrashExchange:
-    """For the event loop's thread alone."""
+    """The reports of all models of one gateway. For the event loop's thread alone."""
 
     def __init__(self, models: Catalogue) -> None:
         self._models = models
-        self._news = asyncio.Event()
+        self._news = asyncio.Event()  # a replica was lost since the last report
 
     def report(self) -> CrashReports:
-        """Of the models of which there is something to say."""
+        """What the others are to be told: by model, where there is something to tell."""
         self._news.clear()
         crashes = {name: model.queue.crashes for name, model in self._models.queued.items()}
         for each in crashes.values():
@@ -37,7 +38,7 @@ class CrashExchange:
         return {name: said for name, said in reports.items() if said.inputs or said.spent}
 
     def hear(self, others: Mapping[str, CrashReports]) -> None:
-        """What every other gateway has said last, by gateway."""
+        """Take in the last reports of all other gateways, by gateway."""
         now = monotonic()
         for name, model in self._models.queued.items():
             said = [reports[name] for reports in others.values() if name in reports]
@@ -46,11 +47,11 @@ class CrashExchange:
                 model.queue.end_convicted(convicted)
 
     async def news(self, within_s: float) -> None:
-        """Returns once there is something to tell, or the time has passed."""
+        """Wait until there is something to tell, at most so long."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), within_s)
 
 
 def _bounded(reports: list[CrashReport]) -> list[CrashReport]:
-    """Whatever another gateway may say."""
+    """The reports, cut to `MOST_INPUTS` inputs each, however long another gateway sent them."""
     return [CrashReport(each.inputs[:MOST_INPUTS], each.spent) for each in reports]

@@ -1,8 +1,8 @@
-"""What other gateways say of inputs that have ended replicas of one model, as of the last time.
+"""Which inputs of one model have ended replicas at other gateways, as those have last reported?
 
-Suspicions are what others say now: each hearing replaces those of the one before, and an answer
-here clears an input of the replicas that others have lost with it. For the event loop's thread
-alone; times are seconds on the caller's monotonic clock.
+Each hearing replaces the suspicions of the one before. An answer here clears an input of the
+replicas that others have lost with it. `CrashRecords` owns and asks this. For the event loop's
+thread alone; times are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,35 +12,40 @@ from dataclasses import dataclass
 
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 
-_NONE: frozenset[str] = frozenset()
+_NO_REPLICAS: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class _Suspicion:
-    until: float
-    replicas: frozenset[str]
+    """What other gateways say of one input."""
+
+    until: float  # when it counts no more
+    replicas: frozenset[str]  # lost with the input
 
 
 class CrashesElsewhere:
-    """`others`: gateways besides this one; None: nobody has said how many there are."""
+    """What other gateways have reported of one model."""
 
     def __init__(self) -> None:
-        self.others: int | None = None
-        self._suspicions: dict[bytes, _Suspicion] = {}
+        self.others: int | None = None  # gateways besides this one; None: not known yet
+        self._suspicions: dict[bytes, _Suspicion] = {}  # by input
+        # By input: replicas that were lost with it elsewhere before it was answered here.
         self._cleared: dict[bytes, frozenset[str]] = {}
+        # By tenant: the replicas that its inputs have ended, and until when each counts.
         self._spent: dict[str, dict[str, float]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._suspicions or self._spent)
 
     def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> None:
-        """What each of the others that knows the model has said last."""
+        """Take in the last reports of those other gateways that know the model. `others`: how many
+        gateways there are besides this one."""
         self.others = others
         said = [each for report in reports for each in report.inputs if not each.convicted]
         self._cleared = {k: self._cleared[k] for each in said if (k := each.key) in self._cleared}
         self._suspicions = {}
         for each in said:
-            self._suspect(each, now)
+            self._add_suspicion(each, now)
         self._spent = {}
         for report in reports:
             for tenant, left in report.spent.items():
@@ -48,18 +53,20 @@ class CrashesElsewhere:
                 self._spent[tenant] = latest(known, {r: now + left_s for r, left_s in left.items()})
 
     def replicas(self, key: bytes, now: float) -> frozenset[str]:
-        """That other gateways have lost with this input, which none has seen answered since."""
+        """The replicas that other gateways have lost with this input and that nothing has cleared
+        it of since."""
         found = self._suspicions.get(key)
-        return found.replicas if found is not None and found.until > now else _NONE
+        return found.replicas if found is not None and found.until > now else _NO_REPLICAS
 
     def answered(self, key: bytes) -> None:
-        """It was answered here: what was lost with it before had another cause."""
+        """The input was answered here: earlier losses had another cause."""
         found = self._suspicions.pop(key, None)
         if found is not None:
-            self._cleared[key] = self._cleared.get(key, _NONE) | found.replicas
+            self._cleared[key] = self._cleared.get(key, _NO_REPLICAS) | found.replicas
 
     def was_there(self, key: bytes, replicas: frozenset[str], most: int, now: float) -> bool:
-        """Whether another input, at another gateway, was on all but `most` of these replicas."""
+        """Whether another input, at another gateway, was on all but at most `most` of these
+        replicas."""
         return any(
             each.until > now and len(replicas - each.replicas) <= most
             for other, each in self._suspicions.items()
@@ -67,16 +74,17 @@ class CrashesElsewhere:
         )
 
     def spent(self, tenant: str, now: float) -> dict[str, float]:
-        """Until when each replica counts that the tenant's inputs have ended at other gateways."""
+        """The replicas that the tenant's inputs have ended at other gateways, each with the time
+        until which it counts."""
         return {r: until for r, until in self._spent.get(tenant, {}).items() if until > now}
 
     def sweep(self, now: float) -> None:
-        """Forgets what is over: nobody may say anything any more."""
+        """Forget what counts no more; needed where no further report comes."""
         self._suspicions = {k: s for k, s in self._suspicions.items() if s.until > now}
         self._spent = {tenant: left for tenant in self._spent if (left := self.spent(tenant, now))}
 
-    def _suspect(self, said: CrashedInput, now: float) -> None:
-        replicas = frozenset(said.replicas) - self._cleared.get(said.key, _NONE)
+    def _add_suspicion(self, said: CrashedInput, now: float) -> None:
+        replicas = frozenset(said.replicas) - self._cleared.get(said.key, _NO_REPLICAS)
         known = self._suspicions.get(said.key)
         until = now + said.left_s
         if known is not None:
@@ -86,5 +94,5 @@ class CrashesElsewhere:
 
 
 def latest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """All that are in either, each with the later of its times."""
+    """The replicas of both, each with the later of its times."""
     return {**one, **{r: max(until, one.get(r, until)) for r, until in other.items()}}

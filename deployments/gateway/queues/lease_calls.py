@@ -1,10 +1,16 @@
-"""Leases that are out: each becomes one message to its replica, and ends exactly once.
+"""How does a lease become a message to its replica, and how does it end, exactly once?
 
-What a lease is asked and what is said of it, batches and streams know (`BatchCalls`,
-`StreamCalls`); what they share is here. A lease ends by its last message, or is lost: with the
-connection it went out on, or after `limit_s` without an end. One whose replica cannot be reached
-was not started. All of that is told to the queue from turns of the loop of its own, never while its
-dispatcher is at work, and outside any request's context.
+`LeaseCalls` has what batches and streams share; `BatchCalls` and `StreamCalls` know the messages of
+their kind. A lease is *out* from `_send` until one of these:
+
+- its replica's last message about it;
+- the loss of the connection that it went out on, or `limit_s` without an end: it is lost;
+- no connection to its replica: it was not started, and is placed again;
+- a live version that does not take its requests, or a fault of the gateway itself: these requests
+  are told so.
+
+The queue is told of every end in a turn of the event loop of its own: never while its dispatcher is
+at work, and outside any request's context, whose end would cancel the work.
 """
 
 from __future__ import annotations
@@ -26,130 +32,131 @@ from deployments.gateway.queues.replica_channel import ReplicaChannel
 from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd, Report
 
-UNREACHED_RETRY_S = 0.01  # an unstarted lease is placed again, elsewhere, after so long
-_LATE_EVERY_S = 1.0
-_HEARD_EVERY_S = 0.2  # how often a replica's words are passed on as a sign of life; below any wait
+UNREACHED_RETRY_S = 0.01  # after which a replica without a connection may get a lease again
+_LATE_EVERY_S = 1.0  # how often leases are checked against their `limit_s`
+_HEARD_EVERY_S = 0.2  # how often a replica's messages count as a sign of life; below any wait
 logger = logging.getLogger("headrace.queue")
 
 
 @dataclass(slots=True, eq=False)
 class SentLease:
-    """A lease that is out. `at`: when it was dispatched, on the monotonic clock; `limit_s`: when it
-    counts as lost after that. `at_replica`: its message went out, and no last one has come.
-    `aborted`: nobody waits for it. `unsent`: its replica is well, and had no answer that
-    could be sent."""
+    """A lease that is out."""
 
     lease: Dispatch
-    at: float
-    limit_s: float
-    at_replica: bool = False
-    aborted: bool = False
-    unsent: bool = False
+    at: float  # when it was dispatched, on the monotonic clock
+    limit_s: float  # after which it counts as lost
+
+    at_replica: bool = False  # its message was sent, and its replica's last one has not come
+    aborted: bool = False  # the replica was asked to drop it, or need not be
+    unsent: bool = False  # it was lost, but its replica is well: the answer could not be sent
 
 
 S = TypeVar("S", bound=SentLease)
 
 
 class LeaseCalls(Generic[S]):
-    """`ends`: how many leases have ended how."""
+    """The leases of one queue that are out."""
 
     def __init__(self, channel: ReplicaChannel) -> None:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._sent: dict[int, S] = {}
-        self._at: dict[str, dict[int, S]] = {}  # by replica
-        self._listed: set[str] = set()
-        self._heard_at: dict[str, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self.ends = dict.fromkeys(BatchEnd, 0)
+        self._sent: dict[int, S] = {}  # by lease id
+        self._by_replica: dict[str, dict[int, S]] = {}  # the same, by replica and lease id
+        self._listed: set[str] = set()  # replicas that Serve lists
+        self._heard_at: dict[str, float] = {}  # by replica: its last sign of life passed on
+        self._timer: asyncio.TimerHandle | None = None  # runs while a lease is out
+        self.ends = dict.fromkeys(BatchEnd, 0)  # leases that have ended, ever, by how
         channel.listener = self
 
     @property
     def reached(self) -> list[str]:
-        """Listed replicas that can be given work."""
+        """Replicas that Serve lists and that can be reached."""
         return self._channel.reached
 
     @property
     def count(self) -> int:
-        """Leases that are out."""
+        """How many leases are out."""
         return len(self._sent)
 
     def find(self, lease_id: int) -> S | None:
-        """None once it has ended."""
+        """The lease, or None: it has ended."""
         return self._sent.get(lease_id)
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
-        """Serve lists these; what is out at others goes on to its end."""
+        """Take in which replicas Serve lists. Leases at other replicas go on to their end."""
         self._channel.follow(listed)
         known = {replica.replica_id for replica in listed}
-        for replica_id in self._listed - known - self._at.keys():
+        for replica_id in self._listed - known - self._by_replica.keys():
             self._channel.release(replica_id)
         self._listed = known
         self._heard_at = {uid: at for uid, at in self._heard_at.items() if uid in known}
 
     def close(self) -> None:
-        """Ends every connection; what is out is lost."""
+        """End every connection; leases that are out are lost."""
         self._channel.close()
         if self._timer is not None:
             self._timer.cancel()
 
-    # ---- what kinds of leases say ---------------------------------------------------------
+    # ---- what each kind of lease defines --------------------------------------------------
 
     def _message(self, sent: S) -> tuple[Kind, Sequence[Buffer]] | None:
-        """What is sent for it; None where it may not be sent any more."""
+        """The message that begins the lease; None where the live version does not take it."""
         raise NotImplementedError
 
     def _refuse_outdated(self, sent: S) -> None:
-        """Ends what the live version does not take any more."""
+        """End the lease's requests that the live version does not take."""
         raise NotImplementedError
 
     def _handle(self, replica_id: str, frame: Frame, sent: S | None) -> None:
-        """A frame that is not of leases in general. Raises MessageError, or FrameError as
-        `received` does."""
+        """Handle a frame of a kind that only batches or only streams have. Raises MessageError, or
+        FrameError as `received` does."""
         raise NotImplementedError
 
     def _started(self, sent: S) -> None:
-        """The replica has begun with it."""
+        """The replica has started the lease."""
         raise NotImplementedError
 
     def _failed(self, sent: S) -> None:
-        """A fault of ours: nobody may be left waiting."""
+        """The gateway itself failed on the lease: end its requests, so that no caller is left
+        waiting."""
         raise NotImplementedError
 
     def _closed(self, sent: S, end: LeaseEnd, report: Report) -> None:
-        """It ended without an answer."""
+        """The lease has ended without an answer."""
         raise NotImplementedError
 
     def _heard(self, replica_id: str) -> None:
-        """The replica has said something, whatever it was."""
+        """The replica has sent something, whatever it was."""
         raise NotImplementedError
 
     # ---- on the way out -----------------------------------------------------------------------
 
     def _send(self, sent: S) -> None:
+        """Send the lease to its replica. What goes wrong ends it, in the loop's next turn."""
         lease = sent.lease
         self._sent[lease.lease_id] = sent
-        self._at.setdefault(lease.replica_id, {})[lease.lease_id] = sent
+        self._by_replica.setdefault(lease.replica_id, {})[lease.lease_id] = sent
         if self._timer is None:
-            self._late_later()
+            self._schedule_late_check()
         try:
             message = self._message(sent)
             if message is None:
-                self._soon(lambda: self._outdated(sent))
+                self._in_next_turn(lambda: self._end_outdated(sent))
             elif self._channel.send(lease.replica_id, message[0], lease.lease_id, message[1]):
                 sent.at_replica = True
             else:
                 report = Report(retry_in_s=UNREACHED_RETRY_S)
-                self._soon(lambda: self._end(sent, LeaseEnd.BUSY, report))
+                self._in_next_turn(lambda: self._end(sent, LeaseEnd.BUSY, report))
         except Exception as fault:
             known = isinstance(fault, FrameError)
             logger.error("a lease could not be sent: %s", fault, exc_info=None if known else fault)
-            self._soon(lambda: self._fault(sent))
+            self._in_next_turn(lambda: self._fail_lease(sent))
 
-    def _tell(self, sent: S, kind: Kind) -> None:
+    def _notify(self, sent: S, kind: Kind) -> None:
+        """Send the lease's replica a message without a body, if it can be reached."""
         self._channel.send(sent.lease.replica_id, kind, sent.lease.lease_id)
 
-    def _soon(self, act: Callable[[], None]) -> None:
+    def _in_next_turn(self, act: Callable[[], None]) -> None:
         self._loop.call_soon(act, context=contextvars.Context())
 
     # ---- what comes back (`ChannelListener`) --------------------------------------------------
@@ -158,15 +165,16 @@ class LeaseCalls(Generic[S]):
         raise NotImplementedError
 
     def link_lost(self, replica_id: str, reason: str) -> None:
-        lost = self._at.get(replica_id)
+        lost = self._by_replica.get(replica_id)
         if lost:
             logger.warning("replica %s lost %d leases: %s", replica_id, len(lost), reason)
             for sent in list(lost.values()):
                 self._end(sent, LeaseEnd.LOST)
 
     def received(self, replica_id: str, frame: Frame) -> None:
-        """A message that does not add up costs its own lease, and nothing else. Raises FrameError
-        where it is not known which leases it was about: the connection is not to go on."""
+        """Take in a message of a replica. One that makes no sense fails its own lease and no
+        other. Raises FrameError where nobody can tell which leases it was about: the connection
+        must then be closed."""
         now = monotonic()
         if now - self._heard_at.get(replica_id, -inf) >= _HEARD_EVERY_S:
             self._heard_at[replica_id] = now
@@ -179,7 +187,7 @@ class LeaseCalls(Generic[S]):
                 if sent is not None:
                     self._started(sent)
             elif frame.kind in (Kind.FAULT, Kind.UNSENT):
-                self._faulted(replica_id, frame, sent)
+                self._lost_at_replica(replica_id, frame, sent)
             else:
                 self._handle(replica_id, frame, sent)
         except FrameError:
@@ -189,26 +197,26 @@ class LeaseCalls(Generic[S]):
             logger.error("what replica %s sent cannot be used: %s", replica_id, fault,
                          exc_info=None if known else fault)  # fmt: skip
             if sent is not None:
-                self._fault(sent)
+                self._fail_lease(sent)
 
-    def _faulted(self, replica_id: str, frame: Frame, sent: S | None) -> None:
+    def _lost_at_replica(self, replica_id: str, frame: Frame, sent: S | None) -> None:
         reason = bytes(frame.body).decode("utf-8", "replace")
         logger.warning("replica %s lost a lease: %s", replica_id, reason)
         if sent is not None:
             sent.unsent = frame.kind is Kind.UNSENT
             self._end(sent, LeaseEnd.LOST)
 
-    # ---- how they end -------------------------------------------------------------------------
+    # ---- how leases end -----------------------------------------------------------------------
 
     def _remove(self, sent: S) -> bool:
-        """It is out no more; whether it was until now."""
+        """Take the lease out of the books; whether it was out until now."""
         lease_id, replica_id = sent.lease.lease_id, sent.lease.replica_id
         if self._sent.pop(lease_id, None) is None:
             return False
-        there = self._at[replica_id]
+        there = self._by_replica[replica_id]
         del there[lease_id]
         if not there:
-            del self._at[replica_id]
+            del self._by_replica[replica_id]
             self._channel.release(replica_id)
         return True
 
@@ -216,33 +224,35 @@ class LeaseCalls(Generic[S]):
         self.ends[end] += 1
 
     def _end(self, sent: S, end: LeaseEnd, report: Report | None = None) -> None:
+        """End the lease without an answer, once: a second call has no effect."""
         if self._remove(sent):
             end = LeaseEnd.ABORTED if sent.aborted and end is LeaseEnd.BUSY else end
             self._count(LEASE_COUNTS[end])
             self._closed(sent, end, report or Report())
 
-    def _outdated(self, sent: S) -> None:
+    def _end_outdated(self, sent: S) -> None:
         self._refuse_outdated(sent)
         self._end(sent, LeaseEnd.BUSY)
 
-    def _fault(self, sent: S) -> None:
+    def _fail_lease(self, sent: S) -> None:
+        """End the lease and its requests after a fault of the gateway itself."""
         if sent.lease.lease_id in self._sent:
             self._failed(sent)
             self._end(sent, LeaseEnd.ABORTED)
 
-    def _late_later(self) -> None:
+    def _schedule_late_check(self) -> None:
         self._timer = self._loop.call_later(
-            _LATE_EVERY_S, self._look_for_late, context=contextvars.Context()
+            _LATE_EVERY_S, self._end_late_leases, context=contextvars.Context()
         )
 
-    def _look_for_late(self) -> None:
+    def _end_late_leases(self) -> None:
         self._timer = None
         now = monotonic()
         for sent in [s for s in self._sent.values() if now - s.at > s.limit_s]:
             logger.warning(
                 "replica %s: no answer within %.1f s", sent.lease.replica_id, sent.limit_s
             )
-            self._tell(sent, Kind.DROP)  # one that has not started need not any more
+            self._notify(sent, Kind.DROP)  # one that has not started need not start any more
             self._end(sent, LeaseEnd.LOST)
         if self._sent:
-            self._late_later()
+            self._schedule_late_check()

@@ -1,10 +1,13 @@
-"""Requests that wait in a model's queue: for all their rows' answers, or for an answer that flows.
+"""What is a request while it waits in a model's queue or runs?
 
-A batch request's future resolves to its rows' answers. Of a streamed answer the queue puts pieces
-in as the replica brings them and the caller takes them out at its own pace; what lies unread is
-bounded, so that a client that reads too slowly loses its answer and neither holds up others nor
-grows the gateway's memory. Of an answer that is not streamed nothing is given before all is there,
-so that it may still run elsewhere. A record is what one finished batch tells metrics and tracing.
+- `PendingBatchRequest` has a future, which resolves to the answers of all its rows.
+- `PendingStreamRequest` has a buffer. The queue puts in the pieces that the replica sends, and the
+  caller takes them out at its own pace. Unread bytes are bounded by `MOST_UNREAD_BYTES`: a client
+  that reads too slowly loses its answer, holds up nobody else and cannot grow the gateway's memory.
+  An answer that is not streamed is handed out only when it is whole, so that until then the request
+  may still run elsewhere.
+
+`BatchRecord` is what a finished batch tells metrics and tracing.
 """
 
 from __future__ import annotations
@@ -22,22 +25,21 @@ from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.tracing import TraceContext
 from routers.api.requests import Generation, LeaseEnd, Request, Tokens
 
-MOST_UNREAD_BYTES = 1 << 20
+MOST_UNREAD_BYTES = 1 << 20  # of one answer; one piece may be larger
 
 
 @dataclass(slots=True, eq=False)
 class PendingBatchRequest:
-    """A caller waiting for all its rows. `future` resolves to the tuple of row answers. `sent`:
-    rows of it have been sent to a replica, once at least."""
+    """A request whose caller waits for the answers of all rows."""
 
-    request: Request
+    request: Request  # as the dispatcher knows it
     rows: Rows
-    terms: VersionTerms
-    future: asyncio.Future[tuple[RowAnswer, ...]]
-    answers: list[RowAnswer | None]
-    missing: int
+    terms: VersionTerms  # under which the rows were parsed
+    future: asyncio.Future[tuple[RowAnswer, ...]]  # all rows' answers, in order, or the error
+    answers: list[RowAnswer | None]  # so far, by row
+    missing: int  # rows without an answer
     trace: TraceContext | None = None
-    sent: bool = False
+    sent: bool = False  # a row of it was sent to a replica, once at least
 
     def fail(self, error: errors.HeadraceError) -> None:
         if not self.future.done():
@@ -45,13 +47,13 @@ class PendingBatchRequest:
 
 
 class BatchEnd(Enum):
-    """What became of a batch that was sent, as metrics count it."""
+    """What became of a lease that was sent, as metrics count it."""
 
     ANSWERED = "answered"
-    UNUSED = "unused"  # answered, when nobody waited for any of it any more
-    RETURNED = "returned"  # not started: no room, or another's turn
-    DROPPED = "dropped"  # not started, and nobody waits for it
-    LOST = "lost"
+    UNUSED = "unused"  # answered, but no request waited for any of its answers any more
+    RETURNED = "returned"  # not started: no room, or another batch's turn
+    DROPPED = "dropped"  # no whole answer: a batch not started, a stream that stopped or failed
+    LOST = "lost"  # the replica was lost, or did not answer in time
 
 
 LEASE_COUNTS = {
@@ -64,94 +66,95 @@ LEASE_COUNTS = {
 
 @dataclass(slots=True)
 class BatchRecord:
-    """What a finished batch tells metrics and tracing. Times are seconds."""
+    """What a finished batch tells metrics and tracing."""
 
     replica_id: str
-    size: int
-    bucket: int
-    predicted_s: float
-    started: float
-    round_trip_s: float
-    tokens: int
+    size: int  # rows
+    bucket: int  # upper edge, tokens
+    predicted_s: float  # service time
+    started: float  # when it was dispatched, on the monotonic clock
+    round_trip_s: float  # from dispatch to reply
+    tokens: int  # of all rows, without padding
     reply: BatchReply
-    traces: tuple[TraceContext | None, ...]
+    traces: tuple[TraceContext | None, ...]  # of its requests, each once
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`endpoint`, `body`: as in `runtimes.types.Ask`. `tokens`: the prompt's, as far as the gateway
-    can tell, at most a context's; `total_tokens`: of all its prompts. `streams`: the caller wants
-    each piece as it comes; `salt`: whose cached prompts it may find, "" those of all;
-    `fingerprint`: equal where the engine is given the same work."""
+    """A request to generate, as it is measured by the gateway and sent to an engine."""
 
-    endpoint: str
-    body: bytes
-    tokens: int
-    generation: Generation
-    streams: bool
-    total_tokens: int = 0
-    salt: str = ""
-    fingerprint: bytes = b""
+    endpoint: str  # as in `runtimes.types.Ask`
+    body: bytes  # as in `runtimes.types.Ask`
+    tokens: int  # of the prompt, as far as the gateway can tell, at most a context's
+    generation: Generation  # what the request may take besides
+    streams: bool  # the caller wants each piece as it comes
+    total_tokens: int = 0  # of all prompts of the request
+    salt: str = ""  # whose cached prompts it may find; "": everybody's
+    fingerprint: bytes = b""  # equal where an engine is given the same work
 
 
 @dataclass(slots=True, eq=False)
 class PendingStreamRequest:
-    """`status`: HTTP's, of the first piece. Times are on the monotonic clock, 0.0: not yet;
-    `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
-    ran last. `leases`: as what, and at which replica each: two while one races the other, then
-    nothing of either has been given. `repeats`: leases besides the first that it has been in.
-    `last_words`: what its engine said as it failed on it. `last_reported`: output tokens that the
-    queue has passed on to the dispatcher. `permit`: of a suspect, released by its first token."""
+    """A request whose answer comes piece by piece."""
 
-    request: Request
+    request: Request  # as the dispatcher knows it
     prompt: Prompt
-    terms: VersionTerms
+    terms: VersionTerms  # under which the prompt was measured
     trace: TraceContext | None = None
-    repeats: int = 0
-    status: int = 200
-    tokens: Tokens = field(default_factory=Tokens)
-    service_s: float = 0.0
+    repeats: int = 0  # leases that it has been in besides the first
+
+    # What has come of it.
+    status: int = 200  # HTTP's, of the first piece
+    tokens: Tokens = field(default_factory=Tokens)  # so far
+    service_s: float = 0.0  # at its replica, so far
+
+    # Times on the monotonic clock; 0.0: not yet.
     dispatched_at: float = 0.0
-    first_at: float = 0.0
-    last_at: float = 0.0
-    replica_id: str = ""
+    first_at: float = 0.0  # its first token came
+    last_at: float = 0.0  # its last token came
+
+    replica_id: str = ""  # where it runs, or ran last
+    # The leases that it runs as, and the replica of each. There are two while one races the other;
+    # until the race is decided the caller has been given nothing of either.
     leases: dict[int, str] = field(default_factory=dict)
-    last_words: Piece | None = None
-    last_reported: int = 0
-    permit: Permit | None = None
-    _unread: list[bytes] = field(default_factory=list)
+    last_words: Piece | None = None  # what its engine sent as it failed on it
+    last_reported: int = 0  # output tokens that the dispatcher was told of
+    permit: Permit | None = None  # to run although it is a suspect; its first token releases it
+
+    _unread: list[bytes] = field(default_factory=list)  # pieces that the caller has not taken
     _unread_bytes: int = 0
-    _given: bool = False
-    _over: bool = False
+    _given: bool = False  # the caller was given something, or may have been
+    _ended: bool = False  # whole, or failed
     _error: errors.HeadraceError | None = None
-    _wake: asyncio.Future[None] | None = None
+    _reader_wakes: asyncio.Future[None] | None = None  # what a caller in `next` awaits
 
     # ---- the caller's side ----------------------------------------------------------------
 
     async def next(self) -> bytes:
-        """What has come since the last time, at least one byte; b"" at the answer's end. Raises the
-        error that ended it, once all that came before has been read."""
+        """Wait for more of the answer: at least one byte, or b"" at its end. Raises the error that
+        ended it; of a streamed answer, once all that came before has been taken."""
         while not self._readable:
-            self._wake = asyncio.get_running_loop().create_future()
+            self._reader_wakes = asyncio.get_running_loop().create_future()
             try:
-                await self._wake
+                await self._reader_wakes
             finally:
-                self._wake = None
+                self._reader_wakes = None
         if self._error is not None and not (self._unread and self.prompt.streams):
             raise self._error
         data = b"".join(self._unread)
-        self._drop()
+        self._discard_unread()
         return data
 
     @property
     def _readable(self) -> bool:
-        return self._over or (self.prompt.streams and bool(self._unread))
+        return self._ended or (self.prompt.streams and bool(self._unread))
 
     # ---- the queue's side -----------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        return self._over
+        """Whether the answer is whole or has failed."""
+        return self._ended
 
     @property
     def error(self) -> errors.HeadraceError | None:
@@ -159,25 +162,26 @@ class PendingStreamRequest:
 
     @property
     def sent(self) -> bool:
-        """Whether it has been sent to a replica, once at least."""
+        """Whether the request was sent to a replica, once at least."""
         return self.dispatched_at > 0.0
 
     @property
     def begun(self) -> bool:
-        """Its caller has been given something, or may have been."""
+        """Whether the caller was given something, or may have been."""
         return self._given
 
     def runs_as(self, lease_id: int, replica_id: str) -> None:
-        """This lease's pieces count, and no others'."""
+        """From now on this lease answers the request, and no other."""
         self.leases, self.replica_id = {lease_id: replica_id}, replica_id
 
     def goes_on_without(self, lease_id: int) -> None:
-        """The other one of two goes on alone."""
+        """One of two leases has ended; the other one answers the request."""
         del self.leases[lease_id]
         (self.replica_id,) = self.leases.values()
 
     def take(self, piece: Piece, now: float) -> bool:
-        """Whether there was room for it; counts and times are kept all the same."""
+        """Take in a piece: counts, times and bytes. False: there was no room for its bytes, and
+        all unread bytes are discarded; counts and times are kept."""
         if piece.output_tokens > self.tokens.output:
             if self.permit is not None:
                 self.permit.release()
@@ -188,7 +192,7 @@ class PendingStreamRequest:
         if not piece.data:
             return True
         if self._unread and self._unread_bytes + len(piece.data) > MOST_UNREAD_BYTES:
-            self._drop()
+            self._discard_unread()
             return False
         if not self._given and not self._unread:
             self.status = piece.status
@@ -196,32 +200,33 @@ class PendingStreamRequest:
         self._unread.append(piece.data)
         self._unread_bytes += len(piece.data)
         if self.prompt.streams:
-            self._awake()
+            self._wake_reader()
         return True
 
     def forget_run(self) -> None:
-        """What its run has brought, unless that is its caller's already."""
+        """Forget what the run has brought, unless its caller was given a part of it."""
         if self._given:
             return
-        self._drop()
+        self._discard_unread()
         self.tokens, self.last_reported = Tokens(), 0
         self.first_at = self.last_at = self.service_s = 0.0
 
     def finish(self) -> None:
-        """All of the answer is here."""
-        self._over = True
-        self._awake()
+        """The answer is whole."""
+        self._ended = True
+        self._wake_reader()
 
     def fail(self, error: errors.HeadraceError) -> None:
-        if self._over:
+        """End the answer with an error, unless it has ended already."""
+        if self._ended:
             return
         self._error = error
         self.finish()
 
-    def _drop(self) -> None:
+    def _discard_unread(self) -> None:
         self._unread.clear()
         self._unread_bytes = 0
 
-    def _awake(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    def _wake_reader(self) -> None:
+        if self._reader_wakes is not None and not self._reader_wakes.done():
+            self._reader_wakes.set_result(None)

@@ -1,8 +1,9 @@
-"""Which replicas of the shared pool serve which model, as directories that models' queues follow.
+"""Which replicas of the shared pool serve which model?
 
-The registry says who serves what, Serve which of the pool's replicas run: a member counts while
-both do, so one that was killed is gone at once, and one that is told to hold something else as soon
-as it says so.
+Keeps one directory a model, which the model's queue follows. The registry tells which pool replica
+serves what, Serve which of the pool's replicas run. A member is listed while both say so: a pool
+replica that was killed disappears at once, one that is told to hold another model as soon as it
+reports that.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ Held = Mapping[str, tuple[PoolMember, ...]]
 
 
 class PoolMembers:
-    """`running`: of the pool's deployment. `begin()` is called when members first appear, so that
-    the running ones become known."""
+    """The members of the shared pool, by model."""
 
-    def __init__(self, running: ReplicaDirectory, begin: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        running: ReplicaDirectory,  # of the pool's deployment
+        begin: Callable[[], None],  # starts to fill `running`; called when a member first appears
+    ) -> None:
         self._begin = begin
         self._begun = False
-        self._held: Held = {}
-        self._running: frozenset[str] = frozenset()
-        self._directories: dict[str, ReplicaDirectory] = {}
+        self._held: Held = {}  # by model, as the registry last said
+        self._running: frozenset[str] = frozenset()  # pool replicas that Serve lists
+        self._directories: dict[str, ReplicaDirectory] = {}  # by model
         running.listen(self._running_changed)
 
     def directory(self, model: str) -> ReplicaDirectory:
-        """Of the members that serve it, now and later."""
+        """The directory of the members that serve a model, now and later."""
         found = self._directories.get(model)
         if found is None:
             found = self._directories[model] = ReplicaDirectory()
@@ -36,7 +40,8 @@ class PoolMembers:
         return found
 
     def take(self, held: Held, *, complete: bool) -> None:
-        """The registry's view; not `complete`: who is missing there may be there still."""
+        """Adopt the registry's view. Not `complete`: a member that is missing there may still
+        exist."""
         self._held = dict(held) if complete else {**self._held, **held}
         if self._held and not self._begun:
             self._begun = True

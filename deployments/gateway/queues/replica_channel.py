@@ -1,10 +1,14 @@
-"""The connections to one model's replicas: one each, opened as soon as Serve lists the replica.
+"""How does a gateway keep one connection to each replica of a model?
 
-Serve says which replicas run, where they listen (in their metadata) and, when asked, a replica's
-key. A connection that breaks loses what was out on it and nothing else; it is opened again at once,
-then at growing, jittered intervals, as long as Serve lists the replica. One that is no longer
-listed, or that says it goes, gets nothing new; its connection stays until what is out has come
-back. A replica without a connection is `unreached`: nothing was started.
+- A connection is opened as soon as Serve lists the replica. Serve tells which replicas run, where
+  they listen (in their metadata) and, when asked, a replica's key.
+- A connection that breaks loses what was out on it and nothing else. It is opened again at once if
+  it stood for a while, else after growing, jittered pauses, for as long as Serve lists the replica.
+- A replica that is no longer listed, or has announced that it goes (GOAWAY), gets nothing new. Its
+  connection stays until everything that is out there has come back.
+- A send to a replica without a connection returns False: then nothing was started.
+
+`TcpReplicaChannel` owns the connections (`ReplicaLink`), the queue's `LeaseCalls` listens.
 """
 
 from __future__ import annotations
@@ -27,69 +31,72 @@ from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_link import LinkCounts, ReplicaLink
 
 _CHECK_EVERY_S = 1.0
+# Between attempts to connect. A connection that stood for longer than the longest pause is opened
+# again without one.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 logger = logging.getLogger("headrace.channel")
 
 
 class ChannelListener(Protocol):
-    """A queue's calls. All is said from the event loop, never from inside a call of the channel's
-    own methods."""
+    """The queue's side of a channel: its `LeaseCalls`. Called by the event loop, never from inside
+    a call of the channel's own methods."""
 
     def links_changed(self) -> None:
-        """Other replicas than before can be reached."""
+        """The set of reachable replicas has changed."""
 
     def link_lost(self, replica_id: str, reason: str) -> None:
-        """What was out there will not be answered."""
+        """A connection has ended: what was out there will not be answered."""
 
     def received(self, replica_id: str, frame: Frame) -> None:
-        """Raises FrameError where the connection is not to go on after this."""
+        """A replica has sent a frame. Raises FrameError if the connection must be closed."""
 
 
 class ReplicaChannel(Protocol):
-    """The way to one model's replicas, for one queue. `listener` is set by the queue's calls."""
+    """The connections to one model's replicas, for one queue."""
 
-    listener: ChannelListener
+    listener: ChannelListener  # set by the queue's `LeaseCalls`
     counts: LinkCounts
 
     @property
     def reached(self) -> list[str]:
-        """Listed replicas that may be given work."""
+        """The listed replicas that can be reached and may be given work."""
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
-        """Serve lists these."""
+        """Serve lists these replicas, and no others."""
 
     def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
-        """Whether there was a connection to write to."""
+        """Send a frame; False: there is no connection, and nothing was sent."""
 
     def release(self, replica_id: str) -> None:
-        """Nothing is out there any more: a replica that is no longer listed is let go."""
+        """Nothing is out at this replica any more: close its connection if it is not listed."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close all connections."""
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """`link`: one that stands; `leaving`: it has said that it goes."""
+    """A replica, and this gateway's connection to it."""
 
     replica: RunningReplica
-    listed: bool = True
-    leaving: bool = False
-    link: ReplicaLink | None = None
-    up_at: float = inf
-    task: asyncio.Task[None] | None = None
+    listed: bool = True  # by Serve
+    leaving: bool = False  # it has announced that it goes
+    link: ReplicaLink | None = None  # None: no connection is up
+    up_at: float = inf  # since when the connection is up; inf: it is not
+    task: asyncio.Task[None] | None = None  # keeps it connected
 
 
 class TcpReplicaChannel:
-    """`key_of(replica id)` asks Serve for the replica's key. `speaks`: see `ReplicaLink`."""
+    """A `ReplicaChannel` over TCP, with or without TLS."""
 
     listener: ChannelListener
 
     def __init__(
         self,
         gateway: str,
-        key_of: Callable[[str], Awaitable[bytes]],
+        key_of: Callable[[str], Awaitable[bytes]],  # asks Serve for a replica's key, by its id
         *,
-        speaks: bool = False,
+        speaks: bool = False,  # see `ReplicaLink`
         tls: SSLContext | None = None,
     ) -> None:
         self.counts = LinkCounts()
@@ -98,7 +105,7 @@ class TcpReplicaChannel:
         self._speaks = speaks
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _Peer] = {}  # by replica
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -110,13 +117,13 @@ class TcpReplicaChannel:
         for replica_id, replica in wanted.items():
             if replica_id not in self._peers:
                 peer = self._peers[replica_id] = _Peer(replica)
-                peer.task = self._start(self._keep(peer))
+                peer.task = self._start_task(self._keep_connected(peer))
         for replica_id, peer in list(self._peers.items()):
             peer.listed = replica_id in wanted
             if not peer.listed and peer.link is None:
                 self._forget(peer, "it is no longer listed")
         if self._timer is None and self._peers:
-            self._check_later()
+            self._schedule_check()
 
     def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
         peer = self._peers.get(replica_id)
@@ -136,21 +143,22 @@ class TcpReplicaChannel:
 
     # ---- connecting ---------------------------------------------------------------------------
 
-    def _start(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Outside any request's context, whose end would cancel it."""
+    def _start_task(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """A task outside any request's context, whose end would cancel it."""
         return self._loop.create_task(work, context=contextvars.Context())  # type: ignore[arg-type]
 
-    async def _keep(self, peer: _Peer) -> None:
-        """Connects, and again after each break, while Serve lists the replica."""
+    async def _keep_connected(self, peer: _Peer) -> None:
+        """Connect, and again after each break, as long as Serve lists the replica."""
         pause_s = 0.0
         while peer.listed:
             peer.up_at = inf
             try:
-                reason = await self._connected(peer)
+                reason = await self._connect_until_closed(peer)
             except (OSError, TimeoutError, ValueError) as fault:
                 reason = str(fault) or "no answer"
             except Exception as fault:
-                reason = f"{type(fault).__name__}: {fault}"  # Serve's, of a replica that just went
+                # What Serve raises for a replica that has just gone.
+                reason = f"{type(fault).__name__}: {fault}"
             if not peer.listed:
                 break
             logger.warning("replica %s: no connection: %s", peer.replica.replica_id, reason)
@@ -159,8 +167,8 @@ class TcpReplicaChannel:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
         self._forget(peer, "it is no longer listed")
 
-    async def _connected(self, peer: _Peer) -> str:
-        """One connection, to its end; the reason for that."""
+    async def _connect_until_closed(self, peer: _Peer) -> str:
+        """Open one connection and wait for its end; the reason why it ended."""
         replica = peer.replica
         async with asyncio.timeout(HANDSHAKE_LIMIT_S):
             key = await self._key_of(replica.replica_id)
@@ -172,19 +180,19 @@ class TcpReplicaChannel:
                 ),
                 host, port, ssl=self._tls,
             )  # fmt: skip
-        unless_up = self._loop.call_later(HANDSHAKE_LIMIT_S, self._give_up, peer, link)
+        unless_up = self._loop.call_later(HANDSHAKE_LIMIT_S, self._close_unless_up, peer, link)
         try:
             return await link.closed
         finally:
             unless_up.cancel()
             link.close("it is no longer wanted")
 
-    def _give_up(self, peer: _Peer, link: ReplicaLink) -> None:
+    def _close_unless_up(self, peer: _Peer, link: ReplicaLink) -> None:
         if peer.link is not link:
             link.close(f"no welcome within {HANDSHAKE_LIMIT_S:g} s")
 
     def _forget(self, peer: _Peer, reason: str) -> None:
-        peer.listed = False  # whoever keeps it ends with its connection
+        peer.listed = False  # so that its task ends with its connection
         if self._peers.get(peer.replica.replica_id) is peer:
             del self._peers[peer.replica.replica_id]
         if peer.link is not None:
@@ -195,7 +203,7 @@ class TcpReplicaChannel:
             self._timer.cancel()
             self._timer = None
 
-    def _check_later(self) -> None:
+    def _schedule_check(self) -> None:
         self._timer = self._loop.call_later(
             _CHECK_EVERY_S, self._check, context=contextvars.Context()
         )
@@ -205,9 +213,9 @@ class TcpReplicaChannel:
         for peer in list(self._peers.values()):
             if peer.link is not None:
                 peer.link.check(now)
-        self._check_later()
+        self._schedule_check()
 
-    # ---- what connections say (`LinkOwner`) ---------------------------------------------------
+    # ---- what connections report (`LinkOwner`) ------------------------------------------------
 
     def link_up(self, link: ReplicaLink) -> None:
         peer = self._peers.get(link.replica_id)

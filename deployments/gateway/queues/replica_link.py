@@ -1,9 +1,11 @@
-"""One connection to one replica: from the handshake to its end, whatever ends it.
+"""How does one connection to one replica run, from the handshake to its end?
 
-Runs outside any request's context. What is written in one turn of the loop goes out in one system
-call (uvloop gathers it). A frame that may not come, one that stays incomplete and a replica that
-has promised signs of life and is silent end the connection, with the reason. Says `up` once and
-`down` once, and `down` alone where the handshake failed.
+These end the connection, with a reason: a frame that may not come now, a frame that stays
+incomplete, a replica that has promised signs of life and is silent, a machine that does not answer,
+and `close`. The owner (`TcpReplicaChannel`) hears `link_up` and `link_down` once each, or neither
+where the handshake failed; the future `closed` always resolves, to the reason. Runs outside any
+request's context. Frames that are written in one turn of the event loop go out in one system call
+(uvloop gathers them).
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from deployments.contract.channel.frames import (
 from deployments.contract.channel.handshake import GatewayHandshake, Refused, reason_of
 from deployments.contract.channel.sockets import FOUND_DEAD_S, find_dead_peers, is_dead
 
-SILENCE_S = 10.0  # of a replica that says something every second
+SILENCE_S = 10.0  # after which a replica that should send something every second counts as dead
 CREDIT_EVERY_BYTES = 1 << 16
-_GREETINGS = frozenset({Kind.CHALLENGE, Kind.WELCOME, Kind.REFUSED})
+_HANDSHAKE_KINDS = frozenset({Kind.CHALLENGE, Kind.WELCOME, Kind.REFUSED})
 
 
 @dataclass(slots=True)
 class LinkCounts:
-    """Of all connections of one model's channel, ever."""
+    """Counters of all connections of one model's channel, ever."""
 
     connects: int = 0
     disconnects: int = 0
@@ -47,14 +49,23 @@ class LinkCounts:
 
 
 class LinkOwner(Protocol):
-    def link_up(self, link: ReplicaLink) -> None: ...
-    def link_down(self, link: ReplicaLink, reason: str) -> None: ...
-    def link_leaving(self, link: ReplicaLink) -> None: ...
-    def received(self, replica_id: str, frame: Frame) -> None: ...
+    """Who is told what becomes of a connection."""
+
+    def link_up(self, link: ReplicaLink) -> None:
+        """The handshake is done: leases may be sent."""
+
+    def link_down(self, link: ReplicaLink, reason: str) -> None:
+        """A connection that was up has ended."""
+
+    def link_leaving(self, link: ReplicaLink) -> None:
+        """The replica has announced that it goes: it takes no new lease."""
+
+    def received(self, replica_id: str, frame: Frame) -> None:
+        """A frame has come. Raises FrameError if the connection must be closed."""
 
 
 class ReplicaLink(asyncio.Protocol):
-    """`speaks`: the replica says something every second."""
+    """One connection to one replica."""
 
     def __init__(
         self,
@@ -63,26 +74,27 @@ class ReplicaLink(asyncio.Protocol):
         owner: LinkOwner,
         counts: LinkCounts,
         *,
-        speaks: bool,
+        speaks: bool,  # the replica sends something every second, as those that generate do
     ) -> None:
         self.replica_id = replica_id
+        # Resolves to the reason when the connection has ended.
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._handshake = handshake
         self._owner = owner
         self._counts = counts
         self._speaks = speaks
-        self._reader = FrameReader(_GREETINGS)
+        self._reader = FrameReader(_HANDSHAKE_KINDS)
         self._stall = StallWatch(self._reader)
         self._transport: asyncio.Transport | None = None
         self._up = False
         self._reason = ""
         self._heard_at = monotonic()
-        self._taken_bytes = self._credited_bytes = 0
+        self._taken_bytes = self._credited_bytes = 0  # of streams, ever
 
-    # ---- what the channel asks ----------------------------------------------------------------
+    # ---- what the channel calls ---------------------------------------------------------------
 
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
-        """Once it is up. Raises FrameError for a body that is too large."""
+        """Send a frame over a connection that is up. Raises FrameError for too large a body."""
         assert self._transport is not None
         parts = framed(kind, lease_id, body)
         self._counts.sent_frames += 1
@@ -90,13 +102,14 @@ class ReplicaLink(asyncio.Protocol):
         self._transport.writelines(parts)
 
     def close(self, reason: str) -> None:
-        """Ends it at once; what is on its way is lost."""
+        """End the connection at once; frames on their way are lost. The first reason counts."""
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Ends a connection that has been silent where it may not be; called every second."""
+        """End the connection if a frame stays incomplete or the other side is silent or dead; to be
+        called every second."""
         if self._stall.stalled(now):
             self.close(f"a frame has not come to its end for {STALLED_S:g} s")
         elif self._speaks and now - self._heard_at > SILENCE_S:
@@ -131,14 +144,15 @@ class ReplicaLink(asyncio.Protocol):
             self._owner.link_down(self, reason)
 
     def _take(self, frame: Frame) -> None:
+        """Take in one frame, of the handshake or after it. Raises FrameError or Refused."""
         if self._up:
             if frame.kind is Kind.GOAWAY:
                 self._owner.link_leaving(self)
-                self.send(Kind.GOAWAY, 0)  # behind all that was sent before
+                self.send(Kind.GOAWAY, 0)  # tells the replica that no lease is on its way any more
                 return
             self._owner.received(self.replica_id, frame)
             if frame.kind is Kind.STEPS:
-                self._credit(len(frame.body))
+                self._grant_credit(len(frame.body))
         elif frame.kind is Kind.CHALLENGE:
             assert self._transport is not None
             self._transport.writelines(framed(Kind.PROOF, 0, [self._handshake.prove(frame.body)]))
@@ -156,8 +170,9 @@ class ReplicaLink(asyncio.Protocol):
         self._counts.connects += 1
         self._owner.link_up(self)
 
-    def _credit(self, size: int) -> None:
-        """Tells the replica how much of its stream has been taken in, now and then."""
+    def _grant_credit(self, size: int) -> None:
+        """Count `size` bytes of streams as taken in, and tell the replica the total once it has
+        grown by `CREDIT_EVERY_BYTES`."""
         self._taken_bytes += size
         if self._taken_bytes - self._credited_bytes >= CREDIT_EVERY_BYTES:
             self._credited_bytes = self._taken_bytes

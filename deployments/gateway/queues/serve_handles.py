@@ -1,8 +1,8 @@
-"""What a gateway still asks of a model's replicas through Ray Serve: which run, and their keys.
+"""What does a gateway ask of a model's replicas through Ray Serve? Which run, and their keys.
 
-A handle's router hears of the running replicas (`contract/pin_router`); a replica's key comes by a
-call pinned to it, whose id rides in `session_id`. Everything else goes over the channel. A model
-that a pool replica serves has a key of its own there.
+A handle's router fills the directory of running replicas (`contract/pin_router`). A replica's key
+is asked for by a call that is pinned to that replica: its id travels in `session_id`. Everything
+else goes over the data channel. A model on a replica of the shared pool has a key of its own there.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 
 
 class ServeChannel(TcpReplicaChannel):
-    """The channel to the replicas of a model's application, of all its groups; of one event
-    loop."""
+    """The channel to the replicas of all groups of a model's application, in one event loop."""
 
     def __init__(
         self, app: str, gateway: str, *, speaks: bool, tls: ssl.SSLContext | None = None
     ) -> None:
         super().__init__(gateway, self._key_of, speaks=speaks, tls=tls)
         self._app = app
-        self._handles: dict[str, Any] = {}
-        self._groups: dict[str, str] = {}
-        self._pool_replicas: dict[str, str] = {}
+        self._handles: dict[str, Any] = {}  # by group
+        self._groups: dict[str, str] = {}  # by replica
+        self._pool_replicas: dict[str, str] = {}  # by replica: the pool replica that it is part of
 
     async def seed(self, groups: Sequence[str]) -> None:
-        """Starts the groups' routers, where they have not been: the running sets arrive from then
-        on. A handle's options do that, where a call would queue at Serve, which starts a replica
-        for it."""
+        """Start the routers of these groups, unless they have been: from then on the directories
+        list the running replicas. Setting a handle's options starts its router. A call would too,
+        but it would queue at Serve, and Serve would start a replica for it."""
         for group in groups:
             if group not in self._handles:
                 handle: Any = serve.get_deployment_handle(
@@ -50,7 +49,8 @@ class ServeChannel(TcpReplicaChannel):
         super().follow(listed)
 
     async def _key_of(self, replica_id: str) -> bytes:
-        """Raises what Serve raises where the replica is gone, KeyError where it is not listed."""
+        """The replica's key. Raises what Serve raises where the replica is gone, KeyError where it
+        is not listed."""
         inside = self._pool_replicas.get(replica_id)
         if inside is not None:
             return await _pool_key(inside, replica_id)
@@ -61,17 +61,18 @@ class ServeChannel(TcpReplicaChannel):
 
 @cache
 def _pool() -> Any:
-    """The handle of the pool's replicas, one for this process."""
+    """The handle of the shared pool's replicas, one for this process."""
     handle: Any = serve.get_deployment_handle(POOL_DEPLOYMENT, app_name=POOL_APP)
     return handle.options(method_name="channel_key")
 
 
 def follow_pool() -> None:
-    """Starts the router of the pool's replicas: its directory is kept from then on."""
+    """Start the router of the shared pool's replicas: from then on its directory is kept."""
     _pool()
 
 
 async def _pool_key(replica: str, member: str) -> bytes:
-    """Raises what Serve raises where the pool replica is gone, or does not serve it any more."""
+    """The key of a member of a pool replica. Raises what Serve raises where the pool replica is
+    gone, or does not serve the member any more."""
     key: bytes = await _pool().options(session_id=replica).remote(member)
     return key

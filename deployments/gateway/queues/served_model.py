@@ -1,12 +1,13 @@
-"""One model as a gateway sees it: its description, queue, channel to the replicas, tokeniser.
+"""What does a gateway keep for one model? Its description, queue, channel and tokeniser.
 
-Lives from the model's first announcement until it is no longer declared; a new version of the same
-kind replaces the description and keeps the queue, as soon as as many of its replicas run as of the
-one before: Serve changes replicas few at a time, and the first new one would get the work of all.
-One queue serves the replicas of all its groups. Only replicas of one version, the live one, get
-work; rows that were parsed for an earlier one go to them only if both take and give the same
-tensors.
-Whether its queue is of batches or of streams is known here, and by those who submit to it.
+A `ServedModel` lives from the model's first announcement until the model is no longer declared.
+
+- One queue serves the replicas of all the model's groups. Whether it is a queue of batches or of
+  streams, this class knows and whoever submits requests.
+- One version is live, and only its replicas get work. Rows that were parsed for an earlier version
+  go to them only if both versions take and give the same tensors.
+- A newly announced version goes live once as many of its replicas run as of the live one. Serve
+  replaces replicas a few at a time, and the first new one would otherwise get the work of all.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from deployments.gateway.reuse.answer_reuse import AnswerReuse
 from deployments.settings.groups import POOL_GROUP
 from routers.api.settings import DispatcherSettings
 
-_CALL_MARGIN_S = 5.0
+_CALL_MARGIN_S = 5.0  # besides what the replica may take for a batch
 logger = logging.getLogger("headrace.gateway")
 
 
 def terms(d: ModelDescription) -> VersionTerms:
-    """Rows of equal inputs, outputs, vocabulary, image operation and labels may go to either
-    version, prompts of equal vocabulary and context. A call lasts as long as what runs and what
-    this gateway has staged before it: behind another gateway's batch it is returned."""
+    """The terms of the version that is described. Rows may go to either of two versions with equal
+    inputs, outputs, vocabulary, image operation and labels; prompts to either of two with equal
+    vocabulary and context. A batch may take as long as the batch that runs and those that this
+    gateway has staged: it does not wait behind another gateway's staged batch, it is returned."""
     context = 0 if d.generating is None else d.generating.context_tokens
     signature = (
         d.inputs, d.outputs, d.lengths_input, d.lengths_axis, d.mask_input, d.optional_inputs,
@@ -54,27 +56,28 @@ def terms(d: ModelDescription) -> VersionTerms:
 
 
 class ServedModel:
-    """`channel`: to the model's replicas. `on_batch(name, record)` hears of every finished batch,
-    `on_live` of an announced version that goes live later than it was announced."""
+    """One model at one gateway."""
 
     def __init__(
         self,
         description: ModelDescription,
         tokenizer: TextTokenizer | None,
-        channel: ReplicaChannel,
-        directory: ReplicaDirectory | JoinedDirectories,
+        channel: ReplicaChannel,  # to the model's replicas
+        directory: ReplicaDirectory | JoinedDirectories,  # lists the running replicas
         identity: GatewayIdentity,
-        on_batch: Callable[[str, BatchRecord], None],
+        on_batch: Callable[[str, BatchRecord], None],  # called with (name, record) of each batch
     ) -> None:
-        self.description = description
+        self.description = description  # the live version's
         self.tokenizer = tokenizer
+        # Called when an announced version goes live later than it was announced.
         self.on_live: Callable[[], None] = lambda: None
+        # The announced version, until it goes live.
         self._next: tuple[ModelDescription, TextTokenizer | None] | None = None
         self.channel = channel
         self._identity = identity
-        self._measured = description
-        self._running: tuple[RunningReplica, ...] = ()
-        self._pool: PoolUse | None = None  # of the last member that there was
+        self._measured = description  # as `description`, with the profiles that are in force
+        self._running: tuple[RunningReplica, ...] = ()  # of all versions
+        self._pool: PoolUse | None = None  # how the shared pool's last member here was used
         self._reuse: AnswerReuse | None = None
         self.queue: BatchQueue | StreamQueue
         if description.generating is not None:
@@ -92,7 +95,7 @@ class ServedModel:
 
     @property
     def batches(self) -> BatchQueue:
-        """Raises BadRequest of a model that generates."""
+        """The queue. Raises BadRequest if the model generates."""
         if isinstance(self.queue, StreamQueue):
             raise errors.BadRequest(
                 f"model {self.description.name} generates text; send the request to POST "
@@ -103,7 +106,7 @@ class ServedModel:
 
     @property
     def streams(self) -> StreamQueue:
-        """Raises BadRequest of a model that does not generate."""
+        """The queue. Raises BadRequest if the model does not generate."""
         if isinstance(self.queue, BatchQueue):
             raise errors.BadRequest(
                 f"model {self.description.name} does not generate text; send the request to "
@@ -113,47 +116,52 @@ class ServedModel:
         return self.queue
 
     def is_like(self, description: ModelDescription) -> bool:
-        """Whether this may become that: both generate, or neither does."""
+        """Whether the described version can be served by the same queue: both generate, or neither
+        does."""
         return (description.generating is None) == (self.description.generating is None)
 
     @property
     def reuse(self) -> AnswerReuse | None:
-        """None where the model neither keeps nor shares answers."""
+        """None: the model neither keeps nor shares answers."""
         reuse = self.description.reuse
         return self._reuse if reuse.cache_bytes or reuse.coalesce else None
 
     @property
     def announced(self) -> ModelDescription:
-        """The live version's, or the one's that will be."""
+        """The description of the version that was announced last, live or not yet."""
         return self.description if self._next is None else self._next[0]
 
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
-        """A new version is announced, of which replicas may still be missing."""
+        """A new version is announced. It goes live now, or once it has enough replicas."""
         self._next = (description, tokenizer)
-        if not self._changes_over():
+        if not self._go_live_if_ready():
             logger.info(
                 "a new version waits for as many replicas as the live one has",
                 extra={"model": description.name, "version": description.version},
             )
 
-    def _changes_over(self) -> bool:
-        """Whether the announced version went live, for which it has enough replicas."""
-        if self._next is None or self._own(self._next[0]) < self._own(self.description):
+    def _go_live_if_ready(self) -> bool:
+        """Make the announced version live if it has as many replicas as the live one; whether it
+        went live."""
+        if self._next is None:
+            return False
+        if self._count_replicas(self._next[0]) < self._count_replicas(self.description):
             return False
         description, tokenizer = self._next
         self._next = None
         self._make_live(description, tokenizer)
         return True
 
-    def _own(self, d: ModelDescription) -> int:
-        """Replicas of that version that run; the pool's are any version's."""
+    def _count_replicas(self, d: ModelDescription) -> int:
+        """How many replicas of the described version run. The pool's are left out: they may run any
+        version."""
         digests = d.group_digests()
         own = (r for r in self._running if r.group() != POOL_GROUP)
         return sum(r.digest() == digests.get(r.group()) for r in own)
 
     def _make_live(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
-        """What waits is queued again by the new version's settings, or refused where the version's
-        tensors are others."""
+        """Make a version live. What waits is queued again under its settings, or refused where its
+        tensors differ."""
         known = self.description
         self._measured = with_profiles_of(self._measured, description)
         self.description = description
@@ -165,13 +173,13 @@ class ServedModel:
             self.recorder = self._recorder()
         own = terms(description)
         if description.groups and (description.digest, own) == (known.digest, self.queue.terms):
-            self.queue.retune(self._settings())  # the replicas are the same: another group is up
+            self.queue.retune(self._settings())  # the same replicas, and one more group
         else:
             self.queue.adopt(self._settings(), own)
         self._use_replicas()
 
     def freeze(self, frozen: bool) -> None:
-        """Stops all that learns in the model's core, or lets it go on; what waits stays."""
+        """Stop all learning in the model's core, or let it go on. What waits is kept."""
         self._identity = replace(self._identity, frozen=frozen)
         self.queue.retune(self._settings())
 
@@ -181,26 +189,28 @@ class ServedModel:
         return self.queue.replicas
 
     def close(self) -> None:
+        """The model is no longer declared: refuse what waits."""
         self._stop_listening()
         self.queue.close()
         self.end_recording()
 
     def _recorder(self) -> Recorder | None:
-        """None where the model's settings do not ask for one."""
+        """None: the model's settings do not ask for one."""
         recording = self.description.recording
         return None if recording is None else Recorder(recording, self._identity.gateway)
 
     def end_recording(self) -> None:
-        """What was kept is written, in a while."""
+        """Close the recorder in a thread of its own, which writes out what was kept."""
         if self.recorder is not None:
-            # It may wait for a disk, the loop may not.
+            # Writing may wait for a disk, and the event loop must not.
             threading.Thread(target=self.recorder.close, name="record-end").start()
 
     def _settings(self) -> DispatcherSettings:
         settings = dispatcher_settings(self._measured, self._identity)
         return settings if self._pool is None else with_pool(settings, self._measured, self._pool)
 
-    def _live(self) -> tuple[RunningReplica, ...]:
+    def _live_replicas(self) -> tuple[RunningReplica, ...]:
+        """The running replicas that may serve the live version, the pool's included."""
         d, digests = self.description, self.description.group_digests()
         return tuple(
             r
@@ -212,15 +222,16 @@ class ServedModel:
 
     def _replicas_changed(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
-        if self._changes_over():
+        if self._go_live_if_ready():
             self.on_live()
         else:
             self._use_replicas()
 
     def _use_replicas(self) -> None:
-        d, live = self.description, self._live()
+        """Give the queue the replicas of the live version."""
+        d, live = self.description, self._live_replicas()
         if isinstance(self.queue, BatchQueue):
-            self._use_pool(live)
+            self._add_pool_group(live)
             slots = {group.name: group.slots for group in d.groups} or {"": d.scheduling.slots}
             if self._pool is not None:
                 slots[POOL_GROUP] = self._pool.slots
@@ -229,9 +240,9 @@ class ServedModel:
             engines = {group.name: group.generating or d.generating for group in d.groups}
             self.queue.set_replicas(live, engines or {"": d.generating})
 
-    def _use_pool(self, live: tuple[RunningReplica, ...]) -> None:
-        """Lists the pool among the model's groups from its first member on: what was learnt of its
-        costs stays while it has none."""
+    def _add_pool_group(self, live: tuple[RunningReplica, ...]) -> None:
+        """List the shared pool among the model's groups, from its first member on. The group stays
+        while the pool has no member, so that what was learnt of its costs is kept."""
         uses = [PoolUse.of(replica) for replica in live if replica.group() == POOL_GROUP]
         if uses and uses[-1] != self._pool:
             self._pool = uses[-1]
@@ -239,8 +250,9 @@ class ServedModel:
 
 
 def with_profiles_of(known: ModelDescription, new: ModelDescription) -> ModelDescription:
-    """The new description with the profiles that were known of what has stayed the same: one that
-    another replica measured says nothing new, and would cost what has been learnt since."""
+    """The new description, with the known profiles of what has not changed. A profile that another
+    replica of the same version measured says nothing new; adopting it would lose what was learnt
+    since."""
     groups = {(group.name, group.digest): group.profile for group in known.groups}
     kept = tuple(
         replace(group, profile=groups.get((group.name, group.digest), group.profile))

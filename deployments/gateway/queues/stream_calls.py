@@ -1,8 +1,9 @@
-"""Leases of streams as requests at replicas, and what comes back of them.
+"""What is sent to a replica for the lease of a request that generates, and what comes back?
 
-A request begins with one message and is aborted by another; a message from a replica brings what
-all of this gateway's requests there have had since the last one. What ran on a connection that
-breaks is lost at once.
+One message begins a run and another one aborts it. A message from a replica (STEPS) holds what all
+of this gateway's requests there have received since its last message. When a connection breaks,
+everything that ran on it is lost at once. `StreamQueue` calls `StreamCalls`, and hears through
+`StreamCallsOwner` what becomes of each run. `LeaseCalls` has what batches and streams share.
 """
 
 from __future__ import annotations
@@ -33,64 +34,75 @@ from routers.api.requests import FlowWork, LeaseEnd, Report, Shares, Tokens
 from runtimes.types import EngineLoad
 
 logger = logging.getLogger("headrace.queue")
-_BUSY_RETRY_S = 0.05  # another gateway has filled it; a stream there ends now and then
+# After which a replica that other gateways have filled may get a run again: streams end there now
+# and then.
+_BUSY_RETRY_S = 0.05
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StreamRun(SentLease):
-    """`begun`: the replica has said that it is at it."""
+    """The lease of a request that generates, at its replica."""
 
     pending: PendingStreamRequest
-    begun: bool = False
+    begun: bool = False  # the replica has announced that it has started
 
 
 class StreamCallsOwner(Protocol):
     """The queue, as far as its requests' runs need it."""
 
-    def links_changed(self) -> None: ...
+    def links_changed(self) -> None:
+        """The set of reachable replicas has changed."""
 
     def heard(self, replica_id: str) -> None:
-        """The replica has said something."""
+        """The replica has sent something."""
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
-        """A connection broke; these had begun there, and end as lost behind this."""
+        """A connection broke. `runs` had started there; `closed` follows for each of them."""
 
     def takes(self, pending: PendingStreamRequest) -> bool:
-        """Whether the live version takes its prompt."""
+        """Whether the request's prompt may be sent to the live version."""
 
     def outdated(self, pending: PendingStreamRequest) -> None:
-        """It does not."""
+        """End a request whose prompt may not be sent to the live version."""
 
     def failed(self, run: StreamRun) -> None:
-        """A fault of ours: nobody may be left waiting."""
+        """The gateway itself failed on this run: end its request, so that no caller is left
+        waiting."""
 
     def call_of(self, run: StreamRun, waiting: tuple[FlowWork, ...] | None) -> GenerateCall:
-        """`waiting`: what its replica is told of this queue; None: nothing new."""
+        """The message that begins the run. `waiting`: what its replica is told of the work that
+        waits in this queue; None: nothing new."""
 
     def peers_served(self, replica_id: str, report: Report) -> None:
-        """What the replica says of other gateways, with no end of a run."""
+        """The replica has reported on other gateways, in a message without the end of a run."""
 
-    def opened(self, run: StreamRun) -> None: ...
-    def progressed(self, run: StreamRun, piece: Piece) -> None: ...
+    def opened(self, run: StreamRun) -> None:
+        """The replica has started the run."""
+
+    def progressed(self, run: StreamRun, piece: Piece) -> None:
+        """A piece has come that is not the last one."""
 
     def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
-        """Its last piece; the dispatcher is told by this. How the lease ended."""
+        """The last piece has come. The queue tells the dispatcher itself, and returns how the lease
+        has ended."""
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
-        """It ended without one."""
+        """The run has ended without a last piece."""
 
 
 class StreamCalls(LeaseCalls[StreamRun]):
-    """The requests of one queue that run. `loads`: each replica's own account, `given`: what it
-    gave to requests of all gateways, ever; as of its last message."""
+    """One queue's runs at its replicas."""
 
     def __init__(self, owner: StreamCallsOwner, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
         self._peer_demand = PeerDemand()
+        # By replica: what it said of other gateways, to be reported with the end of a run.
         self._shares: dict[str, Shares] = {}
-        self.loads: dict[str, EngineLoad] = {}
-        self.given: dict[str, Tokens] = {}
+
+        # By replica, as of its last message.
+        self.loads: dict[str, EngineLoad] = {}  # as its engine counts
+        self.given: dict[str, Tokens] = {}  # to requests of all gateways, ever
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         super().follow(listed)
@@ -99,15 +111,18 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._shares = {uid: told for uid, told in self._shares.items() if uid in known}
 
     def begin(self, lease: Dispatch, pending: PendingStreamRequest, now: float) -> None:
+        """Send the lease. A run has no time limit of its own: the request's timeout ends it, or the
+        silence of its replica (`ReplicaLink`)."""
         self._send(StreamRun(lease, now, inf, pending=pending))
 
     def abort(self, lease_id: int) -> None:
+        """Ask the replica to stop the run, once. No effect on a run that has ended."""
         run = self._sent.get(lease_id)
         if run is None or run.aborted:
             return
         run.aborted = True
         if run.at_replica:
-            self._tell(run, Kind.ABORT)
+            self._notify(run, Kind.ABORT)
 
     # ---- `LeaseCalls` -------------------------------------------------------------------------
 
@@ -117,7 +132,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._owner.links_changed()
 
     def link_lost(self, replica_id: str, reason: str) -> None:
-        there = [run for run in self._at.get(replica_id, {}).values() if run.begun]
+        there = [run for run in self._by_replica.get(replica_id, {}).values() if run.begun]
         if there:
             self._owner.replica_lost(replica_id, there)
         super().link_lost(replica_id, reason)
@@ -126,7 +141,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         if not self._owner.takes(run.pending):
             return None
         lease = run.lease
-        waiting = None  # of which a copy says nothing
+        waiting = None  # a copy reports nothing of what waits here
         if not lease.copy_of:
             waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, run.at)
         return Kind.BEGIN, encode_generate(self._owner.call_of(run, waiting))
@@ -139,27 +154,27 @@ class StreamCalls(LeaseCalls[StreamRun]):
             raise MessageError(f"{frame.kind.name} of a replica that generates")
         try:
             message = decode_steps(frame.body)
-        except MessageError as fault:  # the ends of runs may have been in it
+        except MessageError as fault:  # ends of runs may have been in it, nobody knows of which
             raise FrameError(str(fault)) from fault
         if replica_id in self.loads:
             self.loads[replica_id] = message.load
             self.given[replica_id] = Tokens(message.read, 0, message.written)
         if message.shares is not None:
-            self._told(replica_id, message)
+            self._learn_of_peers(replica_id, message)
         for piece in message.pieces:
-            run = self._at.get(replica_id, {}).get(piece.lease_id)
+            run = self._by_replica.get(replica_id, {}).get(piece.lease_id)
             try:
-                self._piece(replica_id, run, piece, message)
+                self._deliver_piece(replica_id, run, piece, message)
             except Exception:
                 logger.exception("a piece of an answer could not be handed on")
                 if run is not None:
-                    self._fault(run)
+                    self._fail_lease(run)
 
-    def _piece(
+    def _deliver_piece(
         self, replica_id: str, run: StreamRun | None, piece: Piece, message: StepMessage
     ) -> None:
         if run is None:
-            if piece.end is None:  # of one that was given up for lost
+            if piece.end is None:  # this gateway counts the run as lost: it need not go on
                 self._channel.send(replica_id, Kind.ABORT, piece.lease_id)
         elif piece.end is None:
             self._owner.progressed(run, piece)
@@ -185,10 +200,11 @@ class StreamCalls(LeaseCalls[StreamRun]):
             self._peer_demand.report_lost(run.lease.replica_id)
         self._owner.closed(run, end, report)
 
-    # ---- what replicas tell of other gateways ---------------------------------------------------
+    # ---- what replicas report of other gateways -------------------------------------------------
 
-    def _told(self, replica_id: str, message: StepMessage) -> None:
-        """With the report of an end in this message, else at once."""
+    def _learn_of_peers(self, replica_id: str, message: StepMessage) -> None:
+        """Pass on what the message says of other gateways: in the report of a run's end where the
+        message has one, else at once."""
         news = message.shares or Shares()
         known = self._shares.pop(replica_id, Shares())
         waiting = self._peer_demand.update(replica_id, news.waiting)

@@ -1,10 +1,11 @@
-"""Which prompt may run next, of those that were on a replica when that was lost and come again?
+"""Which suspected prompt may run next? (A suspect was on a replica when that was lost.)
 
-There is one permit. A prompt holds it until its first token, because an input that ends a replica
-mostly does so while it is read: so the next loss has one cause. Tenants that wait have it in turn,
-each tenant's prompts in the order in which they came: many suspected prompts of one tenant delay
-another tenant's by one prompt at a time. Nobody waits longer than it says. For the event loop's
-thread alone. As many wait as the gateway has requests under way, which are bounded by tenant.
+There is one permit, and a prompt holds it until its first token. An input that ends a replica
+mostly does so while it is read, so the next loss then has one cause. Tenants take turns, and a
+tenant's prompts run in the order in which they came: many suspects of one tenant delay another
+tenant's by one prompt at a time. No prompt waits for longer than its own `limit_s`. As many may
+wait as the gateway has requests under way, which are bounded by tenant. For the event loop's thread
+alone.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from collections import deque
 
 
 class SuspectPermits:
-    """`_waiting`: by tenant, in the order of their turns; no tenant's deque is empty."""
+    """The permit of one model's queue, and who waits for it."""
 
     def __init__(self) -> None:
         self._holder: Permit | None = None
+        # By tenant, in the order of their turns; no tenant's deque is empty.
         self._waiting: dict[str, deque[Permit]] = {}
 
     async def acquire(self, tenant: str, limit_s: float) -> Permit:
-        """Returns once the one before has released it; after `limit_s` all the same."""
+        """Wait for the tenant's turn. After `limit_s` the prompt may run without it."""
         permit = Permit(self, tenant)
         if self._holder is None:
             self._holder = permit
@@ -38,13 +40,13 @@ class SuspectPermits:
         return permit
 
     def end(self, permit: Permit) -> None:
-        """Idempotent, and without effect on anybody else's."""
+        """The prompt needs its permit no more, whether it has it or waits for it. Idempotent."""
         self._leave(permit)
         if self._holder is permit:
-            self._holder = self._next()
+            self._holder = self._grant_next()
 
-    def _next(self) -> Permit | None:
-        """Takes the next one from those that wait; its tenant's next turn is behind all others'."""
+    def _grant_next(self) -> Permit | None:
+        """Grant the next turn. The tenant that has it goes behind all other tenants."""
         if not self._waiting:
             return None
         tenant, permits = next(iter(self._waiting.items()))
@@ -56,6 +58,7 @@ class SuspectPermits:
         return following
 
     def _leave(self, permit: Permit) -> None:
+        """Take a prompt out of those that wait, if it does."""
         permits = self._waiting.get(permit.tenant, deque())
         if permit not in permits:
             return
@@ -65,7 +68,7 @@ class SuspectPermits:
 
 
 class Permit:
-    """Of one suspect: released by its first token, or by whatever ends it."""
+    """One suspect's permission to run: released by its first token, or by whatever ends it."""
 
     def __init__(self, permits: SuspectPermits, tenant: str) -> None:
         self._permits = permits

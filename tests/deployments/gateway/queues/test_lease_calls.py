@@ -92,7 +92,7 @@ class Out:
         """All that is out has been so for too long."""
         for sent in self.calls._sent.values():
             sent.limit_s = -1.0
-        self.calls._look_for_late()
+        self.calls._end_late_leases()
 
     def receive(self, replica_id: str, kind: Kind, lease_id: int, body: bytes = b"") -> None:
         self.calls.received(replica_id, Frame(kind, lease_id, memoryview(body)))

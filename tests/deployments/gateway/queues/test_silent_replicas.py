@@ -122,7 +122,7 @@ async def test_generation_that_has_not_begun_runs_elsewhere(
     async with bench(description, 2) as b:
         pending = b.submit(streams=streams)
         first = await b.begun(1)
-        monkeypatch.setattr(b.queue.calls, "_tell", lambda run, kind: None)  # nobody hears it
+        monkeypatch.setattr(b.queue.calls, "_notify", lambda run, kind: None)  # nobody hears it
         falls_silent(b.queue, b.engines.begun[0].replica_id)
         second = await b.begun(2)
         b.engines.say(second, b"x", tokens=(1, 0, 1))
