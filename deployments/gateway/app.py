@@ -1,7 +1,8 @@
-"""The gateway as a raw ASGI app: routes a request to the pipeline or to a page about the models.
+"""Where does an HTTP request go? The gateway as a raw ASGI app: to the pipeline, or to a page.
 
-It answers `lifespan`, HEAD, unknown paths and attempts at WebSockets; it knows no queue and no
-metric of its own. Every answer to an error has the shape of the protocol the path belongs to.
+The app also answers `lifespan`, HEAD, unknown paths and attempts at WebSockets. Every error has the
+shape of the protocol that its path belongs to. The app knows no queue, and keeps no metric of its
+own.
 """
 
 from __future__ import annotations
@@ -47,18 +48,19 @@ logger = logging.getLogger("headrace.gateway")
 
 
 class GatewayApp:
-    """`telemetry` hears of every request's client address, for keep-alive counters, and of refusals
-    that the pipeline did not see. `heads`: which headers it takes. `rates`: of tenants,
-    `rollouts`: of models, for who tells others of them."""
+    """The ASGI app of one gateway."""
 
     def __init__(
         self,
         services: GatewayServices,
         pages: Pages,
         operator: OperatorPages,
+        # Is told every request's client address, for keep-alive counters, and every refusal that
+        # the pipeline did not see.
         telemetry: GatewayTelemetry,
-        heads: HeadChecks,
+        heads: HeadChecks,  # which headers are accepted
     ) -> None:
+        # For whoever tells other gateways of them.
         self.rates = services.rates
         self.rollouts = services.rollouts
         self._pipeline = Pipeline(services)
@@ -121,14 +123,16 @@ async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
 
 
 def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
-    """OpenAI's own paths have its shape; all others, `:predict` included, Open Inference's."""
+    """The shape of errors on this path: OpenAI's on its own paths, else Open Inference's, also for
+    `:predict`."""
     if path.startswith("/v1/") and ":" not in path:
         return error_shapes.openai_error
     return error_shapes.oip_error
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
-    """400 where the server lets us answer the handshake; else its own 403, by closing."""
+    """Answer 400 where the ASGI server supports an answer to the handshake; else close, which the
+    server turns into a 403."""
     await receive()
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close"})
@@ -155,7 +159,7 @@ def assembled(
     telemetry: GatewayTelemetry,
     registry: Any = None,
 ) -> GatewayApp:
-    """The app over parts that its owner made, and ends."""
+    """The app over parts that the caller made; the caller also closes them."""
     services = GatewayServices(
         settings, tenants=tenants, models=models, pool=pool, watcher=telemetry
     )

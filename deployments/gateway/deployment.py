@@ -1,7 +1,8 @@
-"""The Ray Serve deployment of the gateway: wires settings, registry, models and metrics to the app.
+"""How does a gateway start? The Ray Serve deployment that wires the app to all that it needs.
 
-Its tasks are made in the constructor, where no request's context exists. Serve gets the same app
-that the fast path serves, so both ways into the process lead to one queue.
+That is settings, tenants, the registry, models and metrics. Background tasks are started in the
+constructor, where there is no request's context whose end would cancel them. Ray Serve gets the
+same app as the fast path, so both ways into the process lead to the same queues.
 """
 
 from __future__ import annotations
@@ -43,23 +44,24 @@ from deployments.gateway.tenancy.live_tenants import (
 from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import GatewaySettings
 
-_REFRESH_S = 1.0
-_TENANTS_S = 0.5  # a revoked key is refused this long afterwards, and a round trip
-_PUSH_ANSWER_S = 2.0
-_PUSHES_APART_S = 0.1  # at least, whatever there is to tell
-_TENANTS_TRIES = 120
-_TENANTS_PAUSE_S = 0.5
-_COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older
+_REFRESH_S = 1.0  # how often metrics are refreshed, and the registry is told of this gateway
+_TENANTS_S = 0.5  # how often tenants are read: a revoked key is refused this long afterwards
+_PUSH_ANSWER_S = 2.0  # how long the registry may take for an answer
+_PUSHES_APART_S = 0.1  # shortest time between two pushes, whatever there is to tell
+_TENANTS_TRIES = 120  # for the first tenants
+_TENANTS_PAUSE_S = 0.5  # between those tries
+_GC_THRESHOLDS = (10_000, 20, 100)  # net new objects; collections of the young; of the older
 logger = logging.getLogger("headrace.gateway")
 
 
 class Gateway:
-    """`args`: {"settings" (plain dict), "tenants_path" (None: tenants are published)}."""
+    """One gateway, as a Ray Serve replica. `args`: {"settings": a plain dict, "tenants_path": where
+    tenants are read, None: they are published}."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
         context = serve.get_replica_context()
-        # How many gateways there are stands in no argument: another number restarts none.
+        # The number of gateways is no argument, so that changing it restarts none of them.
         settings = GatewaySettings.model_validate(args["settings"]).model_copy(
             update={"replicas": max(1, context.world_size)}
         )
@@ -100,8 +102,8 @@ class Gateway:
         return fast_path.Wrapped(self._app)
 
     async def _follow_tenants(self) -> None:
-        """Takes up tenants, what is revoked and the controllers' switch; waits for nothing but the
-        store that has them, not for the registry."""
+        """Adopt changed tenants, revoked keys and the switch that freezes controllers, for ever.
+        Needs only the store that holds them, not the registry."""
         while True:
             try:
                 before = self._tenants.digest
@@ -124,9 +126,10 @@ class Gateway:
             await asyncio.sleep(_REFRESH_S)
 
     async def _tell_registry(self) -> None:
-        """Pushes the snapshot that `status` shows and what was seen of rollouts and crashes, and
-        hears what others have passed of tenants' rates and seen of crashes: once a second, and
-        sooner after a loss. That it is away is said once."""
+        """Exchange reports with the other gateways through the registry, for ever: once a second,
+        and at once after a replica was lost. Pushed: the snapshot that `status` shows, tenants'
+        rates, crashes and rollouts. Returned: the others' rates and crashes. That the registry is
+        away is logged once."""
         away = False
         while True:
             try:
@@ -160,26 +163,27 @@ class Gateway:
 
 
 async def _tell_autoscaler(report: GatewayReport) -> dict[str, ModelOutlook]:
-    """Raises what Ray raises, ValueError where it is not there."""
+    """Send the autoscaler a report; what it expects of each model. Raises what Ray raises, and
+    ValueError where there is no autoscaler."""
     actor = await asyncio.to_thread(actor_name.running)
     outlooks: dict[str, ModelOutlook] = await actor.report.remote(report)
     return outlooks
 
 
 async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTenants:
-    """Whoever publishes them may start beside the gateway: waits for a while. Raises SettingsErrors
-    where there are none to be had."""
+    """The tenants to start with. Waits for them for a while (`_TENANTS_TRIES`), because whoever
+    publishes them may start at the same time. Raises SettingsErrors where there are none."""
     source: TenantsSource = TenantsPath(path) if path else _published()
     revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
     for _ in range(_TENANTS_TRIES):
         there = await asyncio.to_thread(source.signature) is not None
-        if there and await asyncio.to_thread(_can_be_had, revoked):
+        if there and await asyncio.to_thread(_can_be_fetched, revoked):
             break
         await asyncio.sleep(_TENANTS_PAUSE_S)
     return await asyncio.to_thread(LiveTenants, source, gateway.priorities, gateway.auth, revoked)
 
 
-def _can_be_had(revoked: RevokedKeys) -> bool:
+def _can_be_fetched(revoked: RevokedKeys) -> bool:
     try:
         revoked.fetch()
     except Exception:
@@ -193,8 +197,8 @@ def _published() -> PublishedTenants:
 
 
 def settle() -> None:
-    """What lives as long as the process is not looked through for garbage again, and the rest more
-    seldom: with thousands of requests under way a full collection stops them all for 50 ms."""
+    """Freeze what exists now, so that the garbage collector skips it from now on, and let it run
+    less often: with thousands of requests under way a full collection stops them all for 50 ms."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
+    gc.set_threshold(*_GC_THRESHOLDS)

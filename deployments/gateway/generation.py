@@ -1,10 +1,11 @@
-"""A request whose answer flows: from its prompt's length to the last server-sent event.
+"""How is a request that generates answered, from its prompt's length to the last server-sent event?
 
-Goes on where `pipeline` knows the caller and the model. The prompt is measured off the loop, the
-request waits in the model's queue of streams, and what its replica brings is passed on at once. The
-answer's head is sent with its first piece, so that whatever goes wrong before that has a status of
-its own; afterwards an event in OpenAI's shape says so, and no `[DONE]` follows. A client that
-leaves has its run aborted, one that does not read loses its answer.
+Goes on where `pipeline` knows the caller and the model. The prompt is measured off the event loop,
+the request waits in the model's `StreamQueue`, and what its replica sends is passed on at once.
+
+- The answer's head is sent with its first piece, so that an error before that has a status of its
+  own. A later error becomes an event in OpenAI's shape, and no `[DONE]` follows.
+- A client that leaves has its run aborted. A client that does not read loses its answer.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
 from routers.api.requests import Tokens
 
-CHECKS_KEY_S = 5.0  # an answer that flows ends so soon after its key, at its next token
-STALL_S = 60.0  # a client that takes nothing for so long is gone
+CHECKS_KEY_S = 5.0  # how often a stream's API key is checked; it ends with the next token
+STALL_S = 60.0  # a client that reads nothing for so long loses its answer
 _SSE = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _OK = 200
-_WORD = "a"
+_WORD = "a"  # see `_ids`
 
 
 async def generate(
@@ -52,11 +53,12 @@ async def generate(
     selection: ModelSelection,
     call: GenerationCall,
 ) -> None:
-    """Answers the request, by the selected model. Raises what kept it from an answer; once the
-    answer's head is out, after telling the client."""
+    """Answer the request by the selected model. Raises what kept it from an answer; once the
+    answer's head was sent, after the client has been told."""
     caller, model = context.caller, selection.model
     assert caller is not None
-    # One version's description and terms from here on, even if another goes live meanwhile.
+    # From here on this version's description and terms, even if another version goes live
+    # meanwhile.
     streams, description = model.streams, model.description
     terms = streams.terms
     context.version = description.version
@@ -64,22 +66,25 @@ async def generate(
     if call.adapter:
         selection.require_requested()
     _check_size(call, description)
-    # How long: off the loop, tenants in turn; what cannot fit into the context is refused.
+    # Lengths: measured off the event loop, tenants in turn. A prompt that cannot fit into the
+    # model's context is refused.
     ids = await _ids(services, context, call, model.tokenizer, description)
     sent = _as_sent(call, selection, description)
     key = await services.off_loop(
         caller, len(sent.body), openai_generation.fingerprint, sent, description.version
     )
     prompt = prompt_of(sent, ids, description, caller.tenant.name, key)
-    # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
+    # The tenant's own limits, as soon as lengths are known: its bound, and its rate of tokens,
+    # which a request that comes to a fallback has paid already.
     check_tenant_bounds(caller, (prompt.tokens,))
     if context.counted is None:
         services.rates.take_tokens(caller.tenant, prompt.total_tokens)
         context.counted = prompt.total_tokens
     context.mark("tokenize")
-    # Prompts that have ended replicas are refused; those that may have run one at a time.
+    # Prompts that have ended replicas are refused; prompts that may have ended one run one at a
+    # time.
     async with permit_of(context, selection, key) as permit:
-        # Queue: bounded, by the deadline of the first token; what comes is passed on behind it.
+        # Queue: bounded; the deadline is the first token's. Behind it the answer is passed on.
         context.queued()
         selection.begins()
         demand = selection.asks(demand_of(context, selection.promise, call.user))
@@ -95,15 +100,15 @@ async def generate(
                     context.exchange, _relay(services, context, selection, pending, meter), left
                 )
             finally:
-                left()  # nothing, once the answer is whole
+                left()  # no effect once the answer is whole
 
 
 @contextmanager
 def _recorded(
     selection: ModelSelection, tenant: str, prompt: Prompt
 ) -> Iterator[Callable[[PendingStreamRequest], None]]:
-    """Keeps the request's lengths when it ends, however it does, where settings ask for that. What
-    is yielded takes it once it is queued."""
+    """Records the request's lengths when it ends, however it ends, where settings ask for that. To
+    be called with the pending request once that is queued."""
     recorder = selection.lengths_recorder
     at = 0.0 if recorder is None else recorder.now()
     queued: list[PendingStreamRequest] = []
@@ -116,7 +121,8 @@ def _recorded(
 
 
 def _check_size(call: GenerationCall, description: ModelDescription) -> None:
-    """The engine parses all of a body on the loop that its steps are handed on by."""
+    """Raises the error of a body that is too large. The engine would parse all of it on the event
+    loop that also hands on the steps of every other request there."""
     bound_of(description, numbers=False).check_bytes(len(call.body))
 
 
@@ -127,14 +133,17 @@ async def _ids(
     tokenizer: TextTokenizer | None,
     description: ModelDescription,
 ) -> Sequence[Ids]:
+    """The token ids of each prompt, as far as the gateway can tell. Raises BadRequest."""
     if call.texts is None:
         return call.tokens or ()
-    # The engine reads the end of a prompt that it is to cut: its beginning is nothing to go by.
+    # The engine keeps the end of a prompt that it is asked to cut, so the tokens of the prompt's
+    # beginning would tell nothing.
     if tokenizer is None or call.truncate_tokens is not None:
         return pseudo_ids(call.texts)
     assert context.caller is not None
-    # Of nothing but space an engine may make a prompt all the same: it is the judge of that. Here
-    # a word stands in for it, so that a refusal counts the texts as the caller does.
+    # A text of nothing but space may be a prompt to the engine, which decides that. The tokeniser
+    # would refuse it, so a word stands in for it: then a refusal of another text still names it by
+    # the caller's own index.
     texts = [text if text.strip() else _WORD for text in call.texts]
     try:
         encoded = await services.tokenize(context.caller, tokenizer, texts)
@@ -149,8 +158,9 @@ async def _ids(
 def _as_sent(
     call: GenerationCall, selection: ModelSelection, description: ModelDescription
 ) -> GenerationCall:
-    """The caller's own bytes, but for what the engine could not know: that another model takes it,
-    and how much it may write where the caller does not say."""
+    """The call as it is sent to the engine: the caller's own bytes, but for what the engine could
+    not know. That is the name of a fallback, and how many tokens it may write where the caller does
+    not say."""
     changes: dict[str, str | int] = {}
     if selection.fallback:
         changes["model"] = selection.fallback
@@ -160,21 +170,23 @@ def _as_sent(
 
 
 class _TokenMeter:
-    """Output tokens, counted at the tenant's rate as they come; and whether they may come yet.
-    `read`: tokens of the prompt that were counted before the engine said how many it has."""
+    """Counts a stream's tokens at its tenant's rate as they come, and checks whether the caller's
+    key still holds."""
 
     def __init__(
         self,
         services: GatewayServices,
         caller: Caller,
         pending: PendingStreamRequest,
-        read: int,
+        read: int,  # tokens of the prompt that were counted before the engine reported its count
     ) -> None:
         self._services, self._caller, self._pending = services, caller, pending
         self._read, self._written = read, 0
         self._checks_at = monotonic() + CHECKS_KEY_S
 
     def count(self) -> None:
+        """Count what has come since the last call, and correct the prompt's count once the engine
+        has reported its own."""
         rates, tenant, tokens = self._services.rates, self._caller.tenant, self._pending.tokens
         if tokens.input and tokens.input != self._read:
             rates.true_up(tenant, tokens.input - self._read)
@@ -184,7 +196,7 @@ class _TokenMeter:
             self._written = tokens.output
 
     def check_key(self) -> None:
-        """Raises Unauthorized where the key has ended, which is looked at now and then."""
+        """Raises Unauthorized if the caller's key has ended; looked up every `CHECKS_KEY_S`."""
         now = monotonic()
         if now >= self._checks_at:
             self._checks_at = now + CHECKS_KEY_S
@@ -198,6 +210,7 @@ async def _relay(
     pending: PendingStreamRequest,
     meter: _TokenMeter,
 ) -> None:
+    """Send the client what comes of its request, and record how it went."""
     exchange, caller = context.exchange, context.caller
     assert caller is not None
     try:
@@ -207,9 +220,9 @@ async def _relay(
         context.stream_began(pending.dispatched_at, selection.fallback)
         if pending.prompt.streams and pending.status == _OK:
             await exchange.start_stream(_SSE, [*_UNBUFFERED, *context.headers(None)])
-            await _flow(exchange, context, pending, first, meter)
+            await _send_stream(exchange, context, pending, first, meter)
         else:
-            await _whole(services, context, pending, first)
+            await _send_whole(services, context, pending, first)
         if pending.status == _OK:
             selection.answered(
                 caller.rank,
@@ -227,30 +240,30 @@ async def _relay(
 
 
 def _engine_refusal(selection: ModelSelection, status: int) -> errors.HeadraceError:
-    """The engine's own refusal. The canary's is the caller's only if the live version says the
-    same; of one that calls the request bad nothing has run."""
+    """The error for an engine's own refusal. A canary's refusal is told to the caller only if the
+    live version refuses as well."""
     if status < 500:
-        selection.submitted(None)
+        selection.submitted(None)  # the engine calls the request bad: nothing of it has run
     known = errors.BadRequest if status < 500 else errors.RowFailed
     return known(f"the engine answered {status}", reason=ENGINE_REFUSED)
 
 
 def _first_token_s(pending: PendingStreamRequest) -> float | None:
-    """Since it came to its queue; None where it has had no token."""
+    """Seconds from its arrival in the queue to its first token; None: none has come."""
     return pending.first_at - pending.request.arrival if pending.first_at else None
 
 
 def _token_s(pending: PendingStreamRequest) -> float | None:
-    """Mean seconds from one output token to the next; None of fewer than two."""
+    """Mean seconds from one output token to the next; None: there are fewer than two."""
     if pending.tokens.output < 2:
         return None
     return (pending.last_at - pending.first_at) / (pending.tokens.output - 1)
 
 
-async def _whole(
+async def _send_whole(
     services: GatewayServices, context: RequestContext, pending: PendingStreamRequest, first: bytes
 ) -> None:
-    """An answer that is not streamed, or the engine's own refusal."""
+    """Send an answer that is not streamed, or the engine's own refusal, once it is whole."""
     parts = [first]
     while parts[-1]:
         parts.append(await pending.next())
@@ -266,13 +279,14 @@ async def _whole(
     await context.exchange.reply(pending.status, answer, context.headers(None), room)
 
 
-async def _flow(
+async def _send_stream(
     exchange: Exchange,
     context: RequestContext,
     pending: PendingStreamRequest,
     first: bytes,
     meter: _TokenMeter,
 ) -> None:
+    """Send an answer piece by piece. An error ends it with an event, and is raised."""
     data = first
     try:
         while data:
@@ -282,7 +296,7 @@ async def _flow(
             meter.check_key()
             data = await pending.next()
     except (errors.CallerLeft, errors.ReaderTooSlow):
-        raise  # nobody reads what would be said
+        raise  # nobody would read an event
     except errors.HeadraceError as error:
         await _send(exchange, openai_generation.error_event(error))
         await _in_time(exchange.end_stream())
@@ -295,6 +309,7 @@ async def _send(exchange: Exchange, data: bytes) -> None:
 
 
 async def _in_time(sending: Awaitable[None]) -> None:
+    """Raises ReaderTooSlow if it takes more than `STALL_S`."""
     try:
         async with asyncio.timeout(STALL_S):
             await sending
@@ -305,6 +320,7 @@ async def _in_time(sending: Awaitable[None]) -> None:
 def _generated(
     context: RequestContext, selection: ModelSelection, pending: PendingStreamRequest
 ) -> Generated:
+    """What the request has been given, for metrics and tracing."""
     tokens, now = pending.tokens, monotonic()
     ttft_s = context.age_s() - (now - pending.first_at) if pending.first_at else None
     return Generated(

@@ -1,11 +1,15 @@
-"""The page that explains the system: one request, from its headers to its reply.
+"""How does the gateway answer one request, from its headers to its reply? Start reading here.
 
-`answer` takes the stages in the one order that is cheap under load: what can be refused by headers
-is refused before a body is read, what is heavy leaves the event loop, and a request waits in its
-model's queue and nowhere else. Stages are functions of their own modules; this one only orders them
-and says why. Waiting rows are admitted, ordered, batched, placed and copied by the model's
-dispatcher (`routers/`), which sees tenants, lengths and deadlines. How a prompt goes on once its
-caller and its model are known, `generation` says.
+`Pipeline.answer` takes the stages in the one order that stays cheap under load:
+
+- What can be refused by headers alone is refused before a body is read.
+- Heavy work leaves the event loop: parsing, tokenising, image decoding.
+- A request waits in its model's queue and nowhere else.
+
+The stages are functions of their own modules. This module only puts them in order and says why; the
+numbers in the comments are the order. Rows that wait are admitted, ordered, batched, placed and
+copied by the model's dispatcher (`routers/`), which sees tenants, lengths and deadlines but no
+contents. A request that generates leaves this module after stage 7, for `generation`.
 """
 
 from __future__ import annotations
@@ -47,10 +51,10 @@ T = TypeVar("T")
 
 
 class Pipeline:
-    """`services`: what all requests share: tenants, models, the preprocessing pool, limits."""
+    """The stages of every request that asks a model for an answer."""
 
     def __init__(self, services: GatewayServices) -> None:
-        self._services = services
+        self._services = services  # what all requests share: tenants, models, the pool, limits
 
     async def answer(
         self,
@@ -59,7 +63,9 @@ class Pipeline:
         name: str | None,
         version: str | None = None,
     ) -> None:
-        """`name` None: the body names the model. Every ending is one reply and one record."""
+        """Answer one request; `name` None: the body names the model. However it ends, the caller
+        gets one reply (unless it has left) and the watcher one record. Raises what is unexpected,
+        for `GatewayApp` to reply to."""
         watcher = self._services.watcher
         context = RequestContext(exchange, codec.label, watcher.begin(exchange.headers))
         try:
@@ -95,28 +101,29 @@ class Pipeline:
         version: str | None,
     ) -> None:
         services, exchange = self._services, context.exchange
-        # 1. The caller, first: it costs one header, and every later stage is charged to a tenant.
+        # 1. The caller. First, because it costs one header and every later stage is charged to a
+        # tenant.
         caller = context.caller = services.identify(exchange)
-        # 2. Draining: nothing new may start, or the drain never ends. And no more than the gateway
-        # may have under way, each tenant its share: HAProxy knows no tenants, and lets more through
-        # than are taken here.
+        # 2. Whether anything may start. While the server drains, nothing may, or the drain would
+        # never end. Requests under way are bounded, and each tenant has its share of the bound:
+        # HAProxy knows no tenants, and lets more through than are taken here.
         services.begin(exchange.payer)
         context.begun = True
-        # 3. The model, when the URL names it: 404 (also where the caller may not use it) and 503
-        # before the body is read. One that is not ready may name a cheaper one to take its place.
+        # 3. The model, if the URL names it. Unknown (or not for this caller): 404. Not ready: 503,
+        # unless it names a cheaper model as its fallback. Both are said before the body is read.
         selection = None if name is None else self._select(context, caller, name, version)
-        # 4. Cheap refusals: malformed headers, the tenant's rate of requests, the declared size, a
-        # queue that is full or has just rejected a request like this one.
+        # 4. Cheap refusals, by headers alone: malformed headers, the tenant's rate of requests, the
+        # declared size, a queue that is full or has just rejected a request like this one.
         context.options = exchange.options()
         services.rates.take_request(caller.tenant)
         exchange.check_length(services.limits)
         if selection is not None:
             selection.check_room(demand_of(context, selection.promise))
-        # 5. The body, bounded in size and time, and by what the model could take; inflated off the
-        # loop.
+        # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
+        # the model could use. It is inflated off the event loop.
         body = await services.read_body(exchange, caller, partial(self._bound, selection, codec))
-        # 6. Parse: small bodies at once, large ones in the pool, tenants in turn. The model of a
-        # body that names it is looked up here.
+        # 6. Parse. Small bodies at once, large ones in the thread pool, where tenants take turns.
+        # Where the body names the model, the model is looked up now, as in 3 and 4.
         context.request_bytes = len(body)
         call = await self._decoded(context, selection, codec, body)
         if selection is None:
@@ -124,9 +131,10 @@ class Pipeline:
             selection = self._select(context, caller, call.model, None, adapter)
             selection.check_room(demand_of(context, selection.promise))
         context.mark("parse")
-        # 7. Answer, by the requested model or the cheaper one (under rollout, by the canary or the
-        # live version): a prompt's answer flows from there to the client (`generation`); rows are
-        # answered together, then encoded by the description of the version that ran them.
+        # 7. Answer: by the requested model or its fallback; of a model under rollout, by the canary
+        # or the live version. A request that generates goes on in `generation`, which sends the
+        # answer piece by piece. Rows (8 to 11) are answered together, then encoded by the
+        # description of the version that ran them.
         if isinstance(codec, GenerationCodec):
             await _with_fallback(
                 context, selection, lambda: generate(services, context, selection, call)
@@ -136,7 +144,8 @@ class Pipeline:
         context.response_bytes = len(encoded.body)
         await exchange.reply(200, encoded, context.headers(None), services.limits.room)
         context.mark("reply")
-        # 12. Copies for a canary, once the caller has its answer.
+        # 12. A copy for the canary, if the model's rollout asks for copies. Last, so that no caller
+        # waits for it.
         if _may_be_copied(context, selection):
             copied = Answered(done.description, done.rows, done.answers, context.request_bytes)
             services.rollouts.answered(context.model, copied)
@@ -148,7 +157,8 @@ class Pipeline:
         codec: Codec | GenerationCodec,
         body: bytes,
     ) -> Awaitable[Any]:
-        """The call, within the bounds of whatever model may take it."""
+        """The parsed body. A body that the canary's description does not allow is parsed again for
+        the live version."""
         services, caller, exchange = self._services, context.caller, context.exchange
         assert caller is not None
 
@@ -168,11 +178,13 @@ class Pipeline:
         call: Any,
         version: str | None,
     ) -> tuple[_AnsweredRows, Encoded]:
+        """The answers, and their encoding for the client. Raises the refusal that the caller is to
+        be told, once no other version or model may answer."""
         while True:
             try:
                 done = await self._infer(context, selection, codec, call)
             except errors.HeadraceError as refusal:
-                # As `_with_fallback`, with a coroutine less: nothing flows to the caller here.
+                # As `_with_fallback`, without its coroutine: no part of the answer is sent here.
                 selection.fall_back(refusal)
                 context.fell_back()
                 continue
@@ -196,34 +208,38 @@ class Pipeline:
     async def _infer(
         self, context: RequestContext, selection: ModelSelection, codec: Codec, call: Any
     ) -> _AnsweredRows:
+        """The rows and their answers, by the model that is selected now."""
         services, caller, model = self._services, context.caller, selection.model
         assert caller is not None
-        # One version's description and terms from here on, even if another goes live meanwhile.
+        # From here on this version's description and terms, even if another version goes live
+        # meanwhile.
         description, batches = model.description, model.batches
         terms = batches.terms
         context.version = description.version
         texts, images = codec.texts(call), codec.images(call, description)
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
-        # 8. Lengths: tokenise texts, decode and resize images, off the loop; rows that are too long
-        # are refused.
+        # 8. Lengths: tokenise texts, decode and resize images, off the event loop. Rows that are
+        # too long for the model are refused.
         tokens = None if texts is None else await self._tokens(texts, model, caller)
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
         rows = await services.off_loop(
             caller, context.request_bytes, codec.split, call, tokens, description
         )
-        # 9. The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens,
-        # which a request that falls back has paid already.
+        # 9. The tenant's own limits, as soon as lengths are known: its bounds, and its rate of
+        # tokens, which a request that comes to a fallback has paid already.
         check_tenant_bounds(caller, rows.lengths)
         if context.counted is None:
             tokens_sent = sum(rows.lengths)
             services.rates.take_tokens(caller.tenant, tokens_sent)
             context.counted = tokens_sent
         context.mark("tokenize")
-        # 10. Recording, where settings ask for it: before the cache, which hides repeated inputs.
+        # 10. Recording, where settings ask for it. Before the cache, which would hide repeated
+        # inputs from it.
         if model.recorder is not None and caller.tenant.record:
             model.recorder.offer(caller.tenant.name, rows)
-        # 10a. Inputs that have ended replicas: looked for only while any are known.
+        # 10a. Rows that have ended replicas: refused or marked as suspect. Looked for only while
+        # any are known, because it costs a hash of every row.
         suspect = False
         if batches.crashes or selection.lost_at_canary:
             suspect = await self._is_suspect(context, selection, rows)
@@ -231,14 +247,15 @@ class Pipeline:
         selection.begins()
         reuse = model.reuse
         if reuse is None:
-            # 11. Queue: bounded, by deadline. A replica is chosen behind this line, when free.
+            # 11. Queue: bounded, and given the request's deadline. Only the dispatcher, behind
+            # this line, chooses a replica, and only when one is free (late binding).
             pending = submit(rows)
             context.queued()
             cancel = partial(batches.cancel, pending)
             answers = await unless_left(context.exchange, pending.future, cancel)
             return _AnsweredRows(description, rows, answers)
-        # 11a. Reuse, before the queue: rows answered before, then an identical request's run. Only
-        # the rest is queued, once for all callers that wait for it.
+        # 11a. Reuse, before the queue: cached answers, row by row, then the run of an identical
+        # request. Only the remaining rows are queued, once for all callers that wait for them.
         query = await self._reuse_query(context, description, rows)
         follower = _follower(selection.asks(demand_of(context, selection.promise)), rows.count)
         context.queued()
@@ -254,6 +271,7 @@ class Pipeline:
         version: str | None,
         adapter: str = "",
     ) -> ModelSelection:
+        """The model, version or fallback that has the request first. Raises NotFound, NotReady."""
         if not caller.tenant.may_use(name, adapter):
             raise unknown_model(f"{name}:{adapter}" if adapter else name)
         trial = self._services.rollouts.trial(name, version)
@@ -270,6 +288,8 @@ class Pipeline:
         return await self._services.tokenize(caller, model.tokenizer, texts)
 
     def _bound(self, selection: ModelSelection | None, codec: Codec | GenerationCodec) -> BodyBound:
+        """How large a body may be: what the selected model could use; with a canary, the canary or
+        the live version; while no model is known, any model."""
         if selection is None:
             return widest(model.description for model in self._services.models.queued.values())
         if not selection.on_canary:
@@ -291,8 +311,8 @@ class Pipeline:
     async def _is_suspect(
         self, context: RequestContext, selection: ModelSelection, rows: Rows
     ) -> bool:
-        """Whether a replica was lost with one of these rows, a canary's too. Raises RowConvicted,
-        OverOwnLimit."""
+        """Whether a replica, also a canary's, was lost with one of these rows. Raises RowConvicted
+        for rows that are refused for that, OverOwnLimit for a tenant with too many of them."""
         model, caller = selection.model, context.caller
         assert caller is not None
         crashes, version = model.batches.crashes, model.description.version
@@ -310,7 +330,7 @@ class Pipeline:
         suspect: bool,
         rows: Rows,
     ) -> PendingBatchRequest:
-        """Queues the rows for what is left of the caller's time."""
+        """Queue the rows, for what is left of the caller's time."""
         demand = selection.asks(demand_of(context, selection.promise))
         if suspect:
             demand = demand._replace(suspect=True)
@@ -322,9 +342,9 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _AnsweredRows:
-    """`description`: of the version that the rows were parsed for."""
+    """A request's rows and their answers, in the same order."""
 
-    description: ModelDescription
+    description: ModelDescription  # of the version that the rows were parsed for
     rows: Rows
     answers: tuple[RowAnswer, ...]
 
@@ -332,8 +352,9 @@ class _AnsweredRows:
 async def _with_fallback(
     context: RequestContext, selection: ModelSelection, attempt: Callable[[], Awaitable[T]]
 ) -> T:
-    """The live version after its canary, and a cheaper model before a refusal: each once, on the
-    same clock, and not once an answer flows."""
+    """`attempt`, and again after a refusal: by the live version if the canary refused, then by the
+    cheaper model. Each has one attempt, within the request's one deadline, and none follows once a
+    part of an answer was sent."""
     while True:
         try:
             return await attempt()
@@ -346,7 +367,8 @@ async def _with_fallback(
 
 
 def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:
-    """What the live version of a model under rollout has answered, and may run twice."""
+    """Whether the canary may get a copy: the request went to the live version of a model under
+    rollout at once, was answered by it, and may run twice."""
     trial = selection.trial
     if trial is None or not trial.began_live:
         return False
@@ -361,8 +383,9 @@ def _follower(demand: Demand, rows: int) -> Follower:
 def _description_of_ran(
     description: ModelDescription, version: str | None, answers: tuple[RowAnswer, ...]
 ) -> ModelDescription:
-    """Of the version that ran the rows: a later one than they were parsed for, if it went live
-    while they waited. NotReady where several did, or another than the one asked for."""
+    """The description of the version that ran the rows. It is later than the one that they were
+    parsed for, if another version went live while they waited. Raises NotReady if several versions
+    ran them, or another one than the caller asked for."""
     ran = {answer.version for answer in answers}
     if ran == {description.version}:
         return description

@@ -1,7 +1,8 @@
-"""May this prompt run, now that prompts have ended replicas: at once, one at a time, or not at all?
+"""May this prompt run, after prompts have ended replicas: at once, one at a time, or never?
 
-Looked at only while anything is known of such prompts. A caller that leaves gives up its place;
-what has come to light meanwhile counts when the permit comes.
+Asked only while any such prompt is known. A suspect waits for a permit (`suspect_permits`). A
+caller that leaves gives up its place. What has become known while a prompt waited counts when its
+permit comes.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.request_context import RequestContext, demand_of
 from deployments.gateway.reuse.fallback import ModelSelection
 
-_SHARE = 0.5  # of its time that a suspected prompt may wait
+_WAIT_SHARE = 0.5  # of a suspect's remaining time that it may wait for its permit
 
 
 @asynccontextmanager
 async def permit_of(
     context: RequestContext, selection: ModelSelection, key: bytes
 ) -> AsyncIterator[Permit | None]:
-    """The permit of a prompt of this fingerprint, that a replica was lost with, a canary's too;
-    None: it is no suspect. Raises RowConvicted, OverOwnLimit."""
-    permit = await _wanted(context, selection, key)
+    """The permit of a prompt with this fingerprint; None: it is no suspect. A prompt is a suspect
+    if a replica, also a canary's, was lost with it. Raises RowConvicted, OverOwnLimit,
+    CallerLeft."""
+    permit = await _permit_if_suspect(context, selection, key)
     try:
         if permit is not None:
-            _is_suspect(context, selection, key)
+            _is_suspect(context, selection, key)  # it may have been convicted while it waited
         yield permit
     finally:
         if permit is not None:
             permit.release()
 
 
-async def _wanted(context: RequestContext, selection: ModelSelection, key: bytes) -> Permit | None:
+async def _permit_if_suspect(
+    context: RequestContext, selection: ModelSelection, key: bytes
+) -> Permit | None:
     streams, caller = selection.model.streams, context.caller
     assert caller is not None
     tenant = caller.tenant.name
@@ -45,19 +49,19 @@ async def _wanted(context: RequestContext, selection: ModelSelection, key: bytes
     if not streams.crashes or not _is_suspect(context, selection, key):
         return None
     left_s = demand_of(context, selection.promise).expires_s
-    limit_s = min(streams.crashes.terms.hold_s, _SHARE * left_s)
+    limit_s = min(streams.crashes.terms.hold_s, _WAIT_SHARE * left_s)
     return await _acquired(context.exchange, streams.permits.acquire(tenant, limit_s))
 
 
 def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) -> bool:
-    """Raises RowConvicted, OverOwnLimit."""
+    """Whether a replica was lost with this prompt. Raises RowConvicted, OverOwnLimit."""
     assert context.caller is not None
     crashes = selection.model.streams.crashes
     return crashes.check([key], context.caller.tenant.name, monotonic())
 
 
 async def _acquired(exchange: Exchange, acquire: Coroutine[None, None, Permit]) -> Permit:
-    """Raises CallerLeft."""
+    """Wait for the permit. Raises CallerLeft."""
     waits = asyncio.ensure_future(acquire)
 
     def left() -> None:
@@ -67,7 +71,7 @@ async def _acquired(exchange: Exchange, acquire: Coroutine[None, None, Permit]) 
         return await unless_left(exchange, waits, left)
     except asyncio.CancelledError:
         if waits.done() and not waits.cancelled():
-            waits.result().release()  # it came when nobody was left to use it
+            waits.result().release()  # the permit came after its caller had left
         own = asyncio.current_task()
         if own is not None and own.cancelling():
             raise
