@@ -1,1 +1,1 @@
-"""A gateway's models: which are served, what waits for each, and the way to the replicas."""
+"""A gateway's models: which are served, what waits for each, and the connections to replicas."""

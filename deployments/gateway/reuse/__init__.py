@@ -1,1 +1,1 @@
-"""What spares a request its own run: a cached answer, an identical request's, a cheaper model."""
+"""What answers a request besides its model's queue: the cache, an identical request, a fallback."""

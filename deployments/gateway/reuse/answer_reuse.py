@@ -1,13 +1,12 @@
-"""What need not run for this request: rows that were answered before, a run that is under way.
+"""Which rows of a request need not run, because an answer is cached or is being computed already?
 
-One model's cache and shared runs, as its settings have them. Each version starts them anew: an
-answer is looked for under the live version, and kept only if that version is still live when it
-comes.
-Rows are answered from the cache one by one; those left are one run, which an identical request may
-share. Whether the queue takes it, and what else may happen, is not known here.
+`AnswerReuse` owns one model's response cache and shared runs. Rows are answered from the cache one
+by one; the remaining rows are one run, which identical requests share. Both start anew with each
+version: an answer is looked up for the live version, and kept only if its version is still live
+when it comes. Whether the queue takes a run, and fallbacks, are decided elsewhere.
 
-`Cache-Control: no-cache` (RFC 9111 §5.2.1) makes a request run by itself, as does `x-idempotent:
-false`; with the latter or `no-store` its answer is not kept either.
+`Cache-Control: no-cache` (RFC 9111 §5.2.1) makes a request run by itself, and so does
+`x-idempotent: false`. With `x-idempotent: false` or `no-store` its answer is not kept either.
 """
 
 from __future__ import annotations
@@ -29,47 +28,45 @@ from deployments.gateway.reuse.single_flight import Answers, Follower, SingleFli
 from deployments.gateway.rows.types import RowAnswer, Rows
 
 clock = time.monotonic
-_EVERYBODY = ""
+_EVERYBODY = ""  # the holder of public answers
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseLevels:
-    """`cache`: None where the model keeps no answers. `following_rows` wait for others' runs."""
+    """A model's reuse, as metrics show it."""
 
-    cache: ResponseCacheStatistics | None
-    coalesced_total: int
-    following_rows: int
+    cache: ResponseCacheStatistics | None  # None: the model keeps no answers
+    coalesced_total: int  # requests that were answered by another request's run
+    following_rows: int  # rows that wait for another request's run now
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseQuery:
-    """One request's rows and their keys. `share`: it may be given what another's run made; `keep`:
-    another may be given what its own makes."""
+    """One request, as far as reuse is concerned."""
 
     tenant: str
-    description: ModelDescription
+    description: ModelDescription  # by which the rows were parsed
     rows: Rows
-    keys: Sequence[bytes]
-    share: bool
-    keep: bool
+    keys: Sequence[bytes]  # of the rows, in order
+    share: bool  # it may be given what another request's run has made
+    keep: bool  # others may be given what its own run makes
 
 
 @dataclass(frozen=True, slots=True)
 class ReusedAnswers:
-    """All rows' answers. `kept`: how many came from the cache, None where it was not asked; the
-    rest came from a run of another's if `coalesced`, else from one of its own."""
+    """The answers of all rows, and where they came from."""
 
     answers: Answers
-    kept: int | None
-    coalesced: bool = False
+    kept: int | None  # how many came from the cache; None: the cache was not asked
+    coalesced: bool = False  # the rest came from another request's run, not from one of its own
 
     @property
     def ran_alone(self) -> bool:
-        """Whether all rows were run for it and for nobody else."""
+        """Whether all rows were run, by a run that this request began."""
         return not self.kept and not self.coalesced
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What an answer says of it."""
+        """The reply's headers that tell of reuse."""
         head = []
         if self.kept is not None:
             part = b"partial" if self.kept else b"miss"
@@ -80,7 +77,8 @@ class ReusedAnswers:
 
 
 def sharing(headers: Mapping[bytes, bytes], repeatable: bool) -> tuple[bool, bool]:
-    """`ReuseQuery.share` and `ReuseQuery.keep` of a request; `repeatable` as of `x-idempotent`."""
+    """`ReuseQuery.share` and `ReuseQuery.keep`, by a request's headers. `repeatable`: by
+    `x-idempotent`."""
     given = headers.get(b"cache-control")
     if given is None:
         return repeatable, repeatable
@@ -90,18 +88,20 @@ def sharing(headers: Mapping[bytes, bytes], repeatable: bool) -> tuple[bool, boo
 
 
 class AnswerReuse:
-    """`cancel` ends a request that nobody waits for. For the event loop's thread alone."""
+    """One model's cache and shared runs. For the event loop's thread alone."""
 
     def __init__(
-        self, description: ModelDescription, cancel: Callable[[PendingBatchRequest], None]
+        self,
+        description: ModelDescription,
+        cancel: Callable[[PendingBatchRequest], None],  # ends a run that nobody waits for
     ) -> None:
         self._cache: ResponseCache | None = None
         self._single_flight = SingleFlight(cancel, description.scheduling.core.max_queue_rows)
         self._begin(description)
 
     def adopt(self, description: ModelDescription) -> None:
-        """A version is live: unless it is the same model announced again, nothing that another
-        made is given for it."""
+        """Another description is live. If it is another version, nothing that an earlier version
+        made is given out for it."""
         if self._is_live(description):
             self._description = description
         else:
@@ -126,8 +126,8 @@ class AnswerReuse:
     async def answers(
         self, query: ReuseQuery, follower: Follower, submit: Callable[[Rows], PendingBatchRequest]
     ) -> ReusedAnswers:
-        """By the cache, by another's run, or by a new request for what is left. Raises as
-        `SingleFlight.answers`."""
+        """The answers of all rows: from the cache, and the rest from another request's run or a new
+        one (`submit`). Raises as `SingleFlight.answers`."""
         cacheable = self._cache is not None and query.share
         known = self._known(query)
         left = [row for row, answer in enumerate(known) if answer is None]
@@ -136,7 +136,7 @@ class AnswerReuse:
             rows = query.rows.only(left) if kept else query.rows
             keys = [query.keys[row] for row in left]
             ran = await self._single_flight.answers(
-                self._key(query, keys), follower, lambda: self._kept_from(submit(rows), query, keys)
+                self._key(query, keys), follower, lambda: self._to_keep(submit(rows), query, keys)
             )
             for row, answer in zip(left, ran, strict=True):
                 known[row] = answer
@@ -144,6 +144,7 @@ class AnswerReuse:
         return ReusedAnswers(answers, kept if cacheable else None, bool(left) and follower.followed)
 
     def _known(self, query: ReuseQuery) -> list[RowAnswer | None]:
+        """The cached answer of each row; None: there is none."""
         cache = self._cache
         if cache is None or not query.share or not self._is_live(query.description):
             return [None] * query.rows.count
@@ -156,15 +157,16 @@ class AnswerReuse:
         )
 
     def _key(self, query: ReuseQuery, keys: Sequence[bytes]) -> object:
-        """What nobody may share has a key that nobody else has."""
+        """The key by which runs are shared; a unique one for a run that nobody may share."""
         description = query.description
         if not query.share or not description.reuse.coalesce or not self._is_live(description):
             return object()
         return query.tenant, joint_key(keys)
 
-    def _kept_from(
+    def _to_keep(
         self, pending: PendingBatchRequest, query: ReuseQuery, keys: Sequence[bytes]
     ) -> PendingBatchRequest:
+        """The run, whose answers are kept when they come."""
         if self._cache is not None and query.keep:
             pending.future.add_done_callback(partial(self._keep, query, keys))
         return pending
@@ -182,7 +184,8 @@ class AnswerReuse:
 
 
 def _identity(description: ModelDescription) -> tuple[object, ...]:
-    """What stays when a model is announced again, with another replica's measurements."""
+    """What is equal when the same version is announced again, with another replica's
+    measurements."""
     return description.generation, description.version, description.digest, description.reuse
 
 

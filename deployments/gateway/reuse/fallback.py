@@ -1,13 +1,14 @@
-"""Which model takes a request: the one it asks for, or the cheaper one that this names as fallback?
-And of one under rollout, which version: the canary for its share, and the live one for the rest and
-for what the canary does not answer.
+"""Which model takes a request: the requested one, or the cheaper one that it names as its fallback?
 
-The cheaper one gets what the asked one turns away because of load, or cannot take because it is not
-ready: not what failed, and not what a tenant's own bound refuses. One hop: whatever the cheaper one
-turns away is refused as the asked one did. It takes nothing from a tenant that may not use it, from
-a caller who asks for a version, or where what was sent, or is expected back, would mean something
-else to it. Its queue, admission and cache are its own; the promise (deadline and timeout, counted
-from the request's arrival) stays the asked one's.
+For a model under rollout also: which version? The canary takes its share; the live version takes
+the rest, and what the canary does not answer.
+
+The fallback takes what the requested model refuses because of load, or cannot take because it is
+not ready. It does not take requests that failed or that a tenant's own bound refuses. It takes
+nothing from a tenant that may not use it or a caller who asks for a version, and nothing whose
+input or expected answer would mean something else to it. There is one hop: what the fallback
+refuses as well gets the requested model's refusal. The fallback's queue, admission and cache are
+its own; the promise (deadline and timeout, from the request's arrival) stays the requested model's.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from deployments.gateway.tenancy.tenants import Tenant
 from routers.api.requests import Reason
 from runtimes.types import TensorSpec
 
+# Reasons of refusals after which the fallback may take the request.
 _TURNED_AWAY = frozenset(
     reason.value for reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED)
 ) | {errors.NotReady.code}
-# Those that say that the cheaper model did not take it, so that the asked one's refusal stands.
+# Errors that say that the fallback did not take the request: then the requested model's refusal is
+# what the caller is told.
 _NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
 
 
 class ModelSelection:
-    """Where one request goes at the moment: `model`, under the `promise` of the requested one.
-    `trial`: of a model under rollout."""
+    """Where one request goes at the moment: to `model`, under the requested model's `promise`."""
 
     __slots__ = ("_models", "_name", "_pinned", "_refusal", "_requested", "_tenant", "model",
                  "trial")  # fmt: skip
@@ -48,10 +50,11 @@ class ModelSelection:
         version: str | None,
         trial: Trial | None = None,
     ) -> None:
-        """Raises NotFound, and NotReady where no cheaper model stands in."""
-        self.trial = trial
+        """Raises NotFound, and NotReady where no fallback takes the request."""
+        self.trial = trial  # None: the model is not under rollout
         self._models, self._tenant, self._name = models, tenant, name
         self._pinned = version is not None
+        # The requested model's, once the request went to the fallback.
         self._refusal: errors.HeadraceError | None = None
         known = models.served.get(name)
         self._requested = known.description if known is not None else None
@@ -62,7 +65,7 @@ class ModelSelection:
             self._find_requested(version)
 
     def _find_requested(self, version: str | None) -> None:
-        """Or the cheaper one. Raises NotFound and NotReady."""
+        """Select the requested model, or its fallback. Raises NotFound and NotReady."""
         try:
             self.model = self._models.find(self._name, version)
             self._requested = self.model.description
@@ -74,34 +77,36 @@ class ModelSelection:
 
     @property
     def on_canary(self) -> bool:
+        """Whether a canary has the request."""
         return self.trial is not None and self.trial.canary is not None
 
     @property
     def lost_at_canary(self) -> bool:
-        """Whether it comes from a canary that lost a replica with it."""
+        """Whether a canary had the request before, and lost a replica with it."""
         return self.trial is not None and self.trial.lost
 
     @property
     def takers(self) -> list[ModelDescription]:
-        """Those that may answer it, as far as it has come: the canary, and the live version."""
+        """The selected version; with a canary also the live one, which may still answer."""
         own = self.model.description
         return [own, self._requested] if self.on_canary and self._requested else [own]
 
     def asks(self, demand: Demand) -> Demand:
-        """As the queue is to count it: what another model was asked for is demand there. And for
-        how long: of a canary's, until the live version must have it."""
+        """The demand for the selected model's queue. What fell back is no first request there. A
+        canary's queue has less time, so that the live version can still answer (`Trial.asks`)."""
         if self.trial is not None:
-            flows = self.model.description.generating is not None  # and must not end on its way
-            demand = self.trial.asks(demand, inf if flows else self.promise.slo_s)
+            # A stream keeps its whole time: it must not be ended half-way.
+            streams = self.model.description.generating is not None
+            demand = self.trial.asks(demand, inf if streams else self.promise.slo_s)
         return demand if self._refusal is None else demand._replace(is_first=False)
 
     def begins(self) -> None:
-        """The version that was selected gets the request now."""
+        """The selected version gets the request now."""
         if self.trial is not None:
             self.trial.begins()
 
     def submitted(self, pending: Submitted | None) -> None:
-        """It waits in the selected version's queue; None: it has left that unrun."""
+        """The request waits in the selected version's queue; None: it left the queue unrun."""
         if self.trial is not None:
             self.trial.pending = pending
 
@@ -114,8 +119,9 @@ class ModelSelection:
         token_s: float | None = None,
         ran: bool = True,
     ) -> None:
-        """By the version that was selected. `rank`: of the request's priority; the rest as of
-        `Trial.answered`."""
+        """Count an answer of the selected version. `rank`: of the request's priority; `lengths`: of
+        its rows; the rest as of `Trial.answered`. What a canary answers counts as demand of the
+        live version too."""
         trial = self.trial
         if trial is None or self._refusal is not None:
             return
@@ -127,13 +133,13 @@ class ModelSelection:
 
     @property
     def lengths_recorder(self) -> Recorder | None:
-        """Of a model that generates, the canary's with the live version's; None: nothing is kept
-        of it."""
+        """The recorder of a request that generates, the live version's also for a canary's; None:
+        it is not recorded."""
         model = self._models.served.get(self._name) if self.on_canary else self.model
         return model.recorder if model is not None and self._tenant.record else None
 
     def record(self, rows: Rows) -> None:
-        """What the canary has answered, with what else callers send to the model."""
+        """Record rows that the canary has answered, with the live version's recorder."""
         live = self._models.served.get(self._name)
         if not self.on_canary or live is None or live.recorder is None or not self._tenant.record:
             return
@@ -141,22 +147,24 @@ class ModelSelection:
             live.recorder.offer(self._tenant.name, rows)
 
     def failed(self, error: errors.HeadraceError) -> None:
-        """After some of an answer was given."""
+        """Count a failure after part of an answer was sent."""
         if self.trial is not None and self._refusal is None:
             self.trial.failed(error)
 
     @property
     def promise(self) -> Scheduling:
-        """The cheaper model's own while the asked one's is not known: it was never ready."""
+        """The requested model's deadline and timeout; the fallback's own while those are not known,
+        because the requested model was never ready."""
         return (self._requested or self.model.description).scheduling
 
     @property
     def fallback(self) -> str:
-        """The cheaper model's name once the request has gone there, else ""."""
+        """The fallback's name once the request has gone there, else ""."""
         return "" if self._refusal is None else self.model.description.name
 
     def check_room(self, demand: Demand) -> None:
-        """Refuses, or falls back, by a look at the queue; a model that reuses answers is let on."""
+        """Fall back, or raise the refusal, if the selected model's queue has no room. Not checked
+        for a model that reuses answers: the request may not need the queue."""
         if self.model.reuse is not None:
             return
         try:
@@ -166,8 +174,8 @@ class ModelSelection:
             self.check_room(demand)
 
     def fall_back(self, refusal: errors.HeadraceError) -> None:
-        """Goes to the live version, or to the cheaper model, or raises what the caller is to be
-        told."""
+        """After a refusal: select the live version or the fallback, or raise what the caller is to
+        be told."""
         if self._refusal is not None:
             raise self._refusal if isinstance(refusal, _NOT_TAKEN) else refusal
         trial = self.trial
@@ -182,18 +190,21 @@ class ModelSelection:
         self.model, self._refusal = cheaper, refusal
 
     def check_same_meaning(self, *, texts: bool, named: bool) -> None:
-        """`texts`: the model makes the tokens; `named`: answers name the model's tensors."""
+        """Raises the requested model's refusal if the request would mean something else to the
+        fallback. `texts`: the model makes the tokens; `named`: answers name the model's tensors."""
         if self._refusal is None:
             return
         if not _same_meaning(self._requested, self.model.description, texts, named):
             raise self._refusal
 
     def require_requested(self) -> None:
-        """For what the cheaper model has no equal of: raises the requested one's refusal."""
+        """Raises the requested model's refusal if the request has come to the fallback, for what no
+        fallback can serve (an adapter)."""
         if self._refusal is not None:
             raise self._refusal
 
     def _cheaper(self) -> ServedModel | None:
+        """The fallback, if it may and can take the request."""
         name = self._models.fallback_of(self._name)
         if not name or self._pinned or not self._tenant.may_use(name):
             return None

@@ -1,13 +1,16 @@
-"""Answers by row, the least recently used ones evicted, bounded in bytes and in age.
+"""How are answers cached by row? The least recently used are evicted; bytes and age are bounded.
 
-A row's key is a 256-bit hash of what its answer depends on: the model's version, the outputs
-wanted, and every input's name, datatype, shape and elements as the model gets them, so that a text
-and its tokens, JSON and binary tensors, padded and unpadded rows have one key. The hash is keyed
-with a secret of this process: nobody can prepare inputs that collide. Holders (tenants, or one for
-all where a model's answers are public) are kept apart and share the bytes fairly: a holder with
-less than an equal share takes room from the one that holds most, any other from itself. Only
-answers are kept, never errors, and none larger than a sixteenth of the cache.
-Sizes are what Python takes for them. Source: RFC 7693 (BLAKE2).
+- A row's key is a 256-bit hash of what its answer depends on: the model's version, the wanted
+  outputs, and each input's name, datatype, shape and elements, as the model gets them. So a text
+  and its tokens have the same key, as have JSON and binary tensors, padded and unpadded rows. The
+  hash is keyed with a secret of this process: nobody can prepare inputs that collide.
+- Holders (tenants, or one for all where a model's answers are public) are kept apart and share the
+  bytes fairly. A holder with less than an equal share takes room from the holder that has most, any
+  other from itself.
+- Only answers are kept, never errors, and none larger than a sixteenth of the cache. Sizes are what
+  Python takes for them.
+
+Source: RFC 7693 (BLAKE2).
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from deployments.gateway.rows.types import RowAnswer, RowColumn, Rows
 
 _SECRET = secrets.token_bytes(32)
 _KEY_BYTES = 32
-# An entry with its key and its slot in a dictionary that has just grown, and each of its outputs
-# besides its elements: measured with tracemalloc.
+# What Python takes besides an output's elements, measured with tracemalloc: for an entry with its
+# key and its slot in a dictionary that has just grown, and for each output.
 _ENTRY_BYTES = 640
 _OUTPUT_BYTES = 176
-_LARGEST_SHARE = 16
+_LARGEST_SHARE = 16  # no entry is larger than the cache divided by this
 
 
 def row_keys(
     rows: Rows, version: str, outputs: Iterable[str], secret: bytes = _SECRET
 ) -> list[bytes]:
-    """One key a row, in order. `outputs`: names of all that the model gives, for rows that want
-    all. `secret`: b"" for keys that other processes are to know. Takes about 1 ns a byte: large
-    inputs belong in a thread."""
+    """The rows' keys, in order. `outputs`: the names of all the model's outputs, for rows that want
+    all. `secret`: b"" for keys that are to be the same in every process. Takes about 1 ns a byte:
+    large inputs belong in a thread."""
     names = sorted(rows.inputs)
     query = sorted(outputs if rows.outputs is None else rows.outputs)
     start = blake2b(key=secret, digest_size=_KEY_BYTES)
@@ -66,7 +69,7 @@ def _parts(columns: Sequence[RowColumn], row: int) -> Iterator[bytes]:
         if column.datatype == "BYTES":
             yield from _strings(elements)
         else:
-            # As many bytes as shape and datatype say: no size needs to precede them.
+            # Shape and datatype tell how many bytes there are: no size needs to precede them.
             yield elements.tobytes()
 
 
@@ -83,20 +86,20 @@ def _texts(texts: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResponseCacheStatistics:
-    """Rows; `evictions_total`: dropped to make room (not: aged, or of an earlier version)."""
+    """Counted in rows."""
 
     entries: int
     bytes: int
     hits_total: int
     misses_total: int
-    evictions_total: int
+    evictions_total: int  # dropped to make room, not for their age or an earlier version
 
 
 @dataclass(slots=True)
 class _Entry:
     answer: RowAnswer
     bytes: int
-    until: float
+    until: float  # when it is too old, on the caller's clock
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ class _Holder:
 
 
 class ResponseCache:
-    """For the event loop's thread alone."""
+    """One model's cached answers. For the event loop's thread alone."""
 
     def __init__(self, limit_bytes: int, ttl_s: float) -> None:
         self._limit_bytes, self._ttl_s = limit_bytes, ttl_s
@@ -114,7 +117,7 @@ class ResponseCache:
         self._bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, holder: str, key: bytes, now: float) -> RowAnswer | None:
-        """The answer, to be shared and not written to."""
+        """The cached answer, which others share and nobody may write to; None: there is none."""
         held = self._holders.get(holder)
         entry = None if held is None else held.entries.get(key)
         if held is None or entry is None:
@@ -131,7 +134,8 @@ class ResponseCache:
     def put(
         self, holder: str, key: bytes, answer: RowAnswer, outputs: Collection[str], now: float
     ) -> None:
-        """Keeps a copy of these outputs: an answer's arrays are views of its whole batch's."""
+        """Keep a copy of these outputs. A copy, because an answer's arrays are views into those of
+        its whole batch."""
         assert answer.error is None
         size = _ENTRY_BYTES + sum(_size(answer.outputs[name][1]) for name in outputs)
         if size * _LARGEST_SHARE > self._limit_bytes:
@@ -147,7 +151,7 @@ class ResponseCache:
             self._evict_for(holder)
 
     def adopt(self, limit_bytes: int, ttl_s: float) -> None:
-        """Forgets everything; other bounds from now on."""
+        """Forget everything, and adopt other bounds."""
         self._limit_bytes, self._ttl_s = limit_bytes, ttl_s
         self._holders.clear()
         self._bytes = 0
@@ -159,10 +163,11 @@ class ResponseCache:
         )
 
     def _evict_for(self, newcomer: str) -> None:
+        """Drop the oldest entry of the holder that has to make room for `newcomer`'s."""
         name, held = newcomer, self._holders[newcomer]
         if held.bytes * len(self._holders) < self._limit_bytes:
-            # Its equal share is not used up, so somebody has more than theirs. Looked for among
-            # all, but at most as often as the newcomer's share has room for entries.
+            # The newcomer has less than an equal share, so another holder has more than that. All
+            # holders are scanned, but only as often as the newcomer's share has room for entries.
             name, held = max(self._holders.items(), key=_held_bytes)
         self._drop(name, held, next(iter(held.entries)))
         self._evictions += 1

@@ -1,15 +1,19 @@
-"""One run for identical requests: those that come while it is under way share its answer.
+"""How do identical requests share one run? Those that come while it is under way get its answer.
 
-The first caller queues; those who come while it waits or runs follow it. From then on nobody owns
-the run: a caller that leaves stops following, the last one to leave cancels it. Each caller has its
-own clock. What concerns one caller alone (its time limit passed, it was late and refused) is not
-handed to the others: one of them queues anew and the rest follow that one, so that a failure starts
-one run, never as many as there are callers. A fault of the input or of the model is everybody's.
+The first caller queues the run; those who come while it waits or runs follow it. From then on the
+run has no owner: a caller that leaves stops following, and the last one to leave cancels the run.
+Each caller has its own clock.
 
-A caller does not follow a run that would be worse than its own, of less urgent priority or past its
-deadline while the caller is not, unless the queue refuses its own; and it leaves a run that passes
-its deadline. Keys are to tell tenants apart, public answers or not: a run waits in its own tenant's
-queue, and nobody is to wait there for another's burst. Those who follow are bounded in rows.
+- An end that concerns one caller alone (its time limit passed, it was late and refused) is not
+  handed to the others. One of them queues anew and the rest follow that one, so that a failure
+  starts one run, never as many as there are callers. A fault of the input or the model is
+  everybody's.
+- A caller does not follow a run that would be worse than its own: of a less urgent priority, or
+  past its deadline while the caller is not. It follows it after all if the queue refuses its own.
+  It leaves a run that passes its deadline.
+- A run's key names its tenant, even where answers are public: a run waits in its own tenant's
+  queue, and nobody is to wait there for another tenant's burst.
+- Those who follow are bounded in rows.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ _NEVER = float("inf")
 
 @dataclass(slots=True, eq=False)
 class _SharedRun:
-    """One request in the queue and everybody who waits for it."""
+    """One request in the queue, and all callers that wait for it."""
 
     key: Hashable
     pending: PendingBatchRequest
-    followers: dict[Follower, None] = field(default_factory=dict)
+    followers: dict[Follower, None] = field(default_factory=dict)  # ordered set
 
     @property
     def deadline(self) -> float:
@@ -43,25 +47,26 @@ class _SharedRun:
 
 
 class Follower:
-    """One caller: its clock, and the run it waits for at the moment. `deadline` and `expires`:
-    absolute, monotonic. `followed`: the last run it waited for was begun by another."""
+    """One caller: its clock, and how it waits for a run. The caller that began a run is one too."""
 
     __slots__ = ("deadline", "expires", "followed", "future", "gone", "priority", "rows", "timer")
 
     def __init__(self, rows: int, priority: int, deadline: float, expires: float) -> None:
         self.rows, self.priority = rows, priority
-        self.deadline, self.expires = deadline, expires
-        self.followed = self.gone = False
+        self.deadline, self.expires = deadline, expires  # absolute, on the monotonic clock
+        self.followed = False  # another caller began the last run that this one waited for
+        self.gone = False
         # Resolves to None when the caller has to look for another run.
         self.future: asyncio.Future[Answers | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def leave(self) -> None:
-        """The caller disconnected: its wait ends with `CallerLeft`."""
+        """The caller has disconnected: its wait ends with `CallerLeft`."""
         self.gone = True
         self._end(_left())
 
     def look_again(self) -> None:
+        """The caller has to look for another run."""
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
@@ -70,7 +75,7 @@ class Follower:
             self.future.set_exception(error)
 
     def take(self, ended: asyncio.Future[Answers]) -> None:
-        """How a run ended, which concerns this caller."""
+        """The run has ended, and its answers or error are this caller's too."""
         if self.future is None or self.future.done():
             return
         error = ended.exception()
@@ -80,7 +85,7 @@ class Follower:
             self.future.set_exception(error)
 
     def deadline_passed(self) -> None:
-        """Its own time, or that of the run, which is now late."""
+        """The caller's time limit has passed, or the deadline of its run, which is now late."""
         if clock() >= self.expires:
             self._end(errors.Expired("the request's time limit passed before it was answered"))
         else:
@@ -88,17 +93,22 @@ class Follower:
 
 
 class SingleFlight:
-    """One model's runs by what they answer. `cancel` ends a request that nobody waits for."""
+    """One model's runs, by what they answer."""
 
-    def __init__(self, cancel: Callable[[PendingBatchRequest], None], most_rows: int) -> None:
+    def __init__(
+        self,
+        cancel: Callable[[PendingBatchRequest], None],  # ends a run that nobody waits for
+        most_rows: int,  # of all who follow
+    ) -> None:
         self._cancel = cancel
         self._most_rows = most_rows
-        self._running: dict[Hashable, _SharedRun] = {}
+        self._running: dict[Hashable, _SharedRun] = {}  # the newest run of each key
         self._following_rows = 0
-        self.coalesced_total = 0
+        self.coalesced_total = 0  # callers that were answered by another caller's run
 
     def adopt(self, most_rows: int) -> None:
-        """Another version is live: what runs ends for those who wait for it, nobody joins it."""
+        """Another version is live: runs of the earlier one go on for those who wait for them, and
+        nobody joins them any more."""
         self._most_rows = most_rows
         self._running.clear()
 
@@ -109,7 +119,7 @@ class SingleFlight:
     async def answers(
         self, key: Hashable, follower: Follower, submit: Callable[[], PendingBatchRequest]
     ) -> Answers:
-        """The answers to what `key` stands for, by a run that is under way or by a new request.
+        """The answers to what `key` stands for, by a run under way or by a new one (`submit`).
 
         Raises what `submit` raises, what ended the run, `Expired` or `CallerLeft`.
         """
@@ -141,12 +151,14 @@ class SingleFlight:
         return run
 
     def _begin(self, key: Hashable, pending: PendingBatchRequest) -> _SharedRun:
-        """The newest run is the one to join: it is more urgent, or has more time."""
+        """Register a new run. It replaces an older run of the same key for those who come, because
+        it is more urgent or has more time."""
         run = self._running[key] = _SharedRun(key, pending)
         pending.future.add_done_callback(lambda ended: self._ended(run, ended))
         return run
 
     async def _wait(self, run: _SharedRun, follower: Follower) -> Answers | None:
+        """The run's answers; None: the caller has to look for another run."""
         loop = asyncio.get_running_loop()
         follower.future = loop.create_future()
         run.followers[follower] = None
@@ -186,14 +198,14 @@ class SingleFlight:
 
 
 def _is_worse(run: _SharedRun, follower: Follower) -> bool:
-    """Whether the caller does better with a run of its own."""
+    """Whether a run of the caller's own would be better: more urgent, or with time left."""
     if run.pending.request.priority > follower.priority:
         return True
     return run.deadline <= clock() < follower.deadline
 
 
 def _concerns_one(error: BaseException | None) -> bool:
-    """Whether it ended for a reason of the caller that began it."""
+    """Whether a run ended for a reason that concerns only the caller that began it."""
     if isinstance(error, errors.Expired | errors.CallerLeft):
         return True
     return isinstance(error, errors.Overloaded) and error.reason == Reason.LATE.value

@@ -1,8 +1,10 @@
 """Does the canary's answer to a row agree with the live version's?
 
-Equal names, datatypes and shapes of all outputs first; then what the terms ask for, each output by
-itself, the cosine of floating-point ones. NaN and infinity agree only with their like at the same
-place, and where the terms ask for nothing of an output of its kind, only equal ones agree.
+Both must have the same outputs, each with the same datatype and shape. Each output is then compared
+by itself, by what the terms ask for: the cosine (of floating-point outputs), the largest
+difference, the place of the maximum. NaN and infinity agree only with the same value at the same
+place. Where the terms ask for nothing that applies to an output's datatype, only equal outputs
+agree.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from deployments.contract.rollout.terms import AgreementTerms
 
 _FLOATING = ("FP", "BF")
 Outputs = Mapping[str, tuple[str, np.ndarray[Any, Any]]]
-"""One row's, by name: datatype and array."""
+"""One row's outputs, by name: datatype and array."""
 
 
 def agrees(live: Outputs, canary: Outputs, terms: AgreementTerms) -> bool:
-    """Whether the row counts as the same."""
+    """Whether the two versions agree on a row."""
     if live.keys() != canary.keys():
         return False
     return all(_agree(live[name], canary[name], terms) for name in live)
@@ -58,7 +60,7 @@ def _near(
 
 
 def _cosine(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
-    """1 of two zeros, 0 of one."""
+    """The cosine; 1 where both are zero, 0 where one is."""
     lengths = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
     if not lengths:
         return float(not x.any() and not y.any())

@@ -1,10 +1,12 @@
-"""Copies of requests that the live version has answered, for the canary to answer as well.
+"""How does the canary run copies of requests that the live version has answered?
 
-Made once the reply has been handed over, at the last priority and for a tenant of their own, so
-that no caller waits for one or pays for it. A copy runs once, on the canary alone, and leaves
-nothing behind but counts: whether it was answered, how fast, and whether enough of its rows agree.
-Few are under way at once; what there is no room for is not copied, and what the canary's queue
-turns away because of load, or has no time for, counts for nothing.
+A copy is made once the reply was handed over. It has the last priority and a tenant of its own, so
+that no caller waits for it or pays for it. It runs once, on the canary alone, and leaves only
+counts: whether it was answered, how fast, and whether enough of its rows agree with the live
+version's (`agreement`).
+
+Copies are bounded in number and bytes (`MOST`, `MOST_BYTES`); a request beyond that is not copied.
+A copy that the canary's queue refuses because of load, or that expires, counts for nothing.
 """
 
 from __future__ import annotations
@@ -27,29 +29,32 @@ from deployments.gateway.rollout.agreement import Outputs, agrees
 from deployments.gateway.rollout.trial import count_answer, count_failure
 from deployments.gateway.rows.types import RowAnswer, Rows
 
-MOST = 16
-MOST_BYTES = 64 << 20  # that the requests under way hold, which their callers no longer pay for
-TENANT = "@copies"  # no name that a tenant may have
-OTHER_INPUTS = "other_inputs"
-_COMPARED_AT_ONCE_BYTES = 65_536
-_LOAD = (errors.Overloaded, errors.NotReady, errors.OverOwnLimit, errors.Expired)
+MOST = 16  # copies under way
+MOST_BYTES = 64 << 20  # of their requests' bodies, which no caller's bounds count any more
+TENANT = "@copies"  # not a valid name for a tenant of the settings
+OTHER_INPUTS = "other_inputs"  # why a copy failed: the canary takes other inputs
+_COMPARED_AT_ONCE_BYTES = 65_536  # larger answers are compared in the thread pool
+_LOAD_ERRORS = (errors.Overloaded, errors.NotReady, errors.OverOwnLimit, errors.Expired)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request and the live version's answers. `description`: what its rows were parsed by;
-    `size_bytes`: of its body."""
+    """A request that the live version has answered."""
 
-    description: ModelDescription
+    description: ModelDescription  # by which the rows were parsed
     rows: Rows
-    answers: tuple[RowAnswer, ...]
-    size_bytes: int
+    answers: tuple[RowAnswer, ...]  # the live version's
+    size_bytes: int  # of the request's body
 
 
 class Copies:
-    """`rank`: the last priority's. For the event loop's thread alone."""
+    """The copies under way at one gateway. For the event loop's thread alone."""
 
-    def __init__(self, pool: FairThreadPool, rank: int) -> None:
+    def __init__(
+        self,
+        pool: FairThreadPool,
+        rank: int,  # of the last priority
+    ) -> None:
         self._pool = pool
         self._rank = rank
         self._under_way: set[asyncio.Task[None]] = set()
@@ -62,7 +67,7 @@ class Copies:
         seen: Observations,
         terms: AgreementTerms,
     ) -> None:
-        """A copy begins, unless there is no room for it."""
+        """Start a copy, unless there is no room for one. `seen`: where it is counted."""
         queue = canary.queue
         if not isinstance(queue, BatchQueue):
             return
@@ -72,7 +77,7 @@ class Copies:
             count_failure(seen.copies, OTHER_INPUTS)
             return
         copying = self._copy(queue, canary.description, answered, seen, terms)
-        # Outside of the request's context: its end is not the copy's.
+        # Outside the request's context, whose end would cancel the copy.
         task = asyncio.get_running_loop().create_task(copying, context=contextvars.Context())
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -94,7 +99,7 @@ class Copies:
             count_answer(seen.copies, max(rows.lengths), monotonic() - since)
             agreed = await self._compared(answered, answers, terms)
         except errors.HeadraceError as failure:
-            if not isinstance(failure, _LOAD) or failure.reason == CRASH_BUDGET:
+            if not isinstance(failure, _LOAD_ERRORS) or failure.reason == CRASH_BUDGET:
                 count_failure(seen.copies, failure.reason)
             return
         finally:
@@ -103,22 +108,24 @@ class Copies:
         seen.agreed += agreed >= terms.least * rows.count
 
     async def _is_suspect(self, queue: BatchQueue, d: ModelDescription, answered: Answered) -> bool:
-        """Whether the canary has lost a replica with one of the rows, which the live version has
-        answered: it runs alone then, and once more at most. Raises RowConvicted, OverOwnLimit."""
+        """Whether the canary has lost a replica with one of these rows, although the live version
+        has answered them. A suspect runs alone, and only once more. Raises RowConvicted,
+        OverOwnLimit."""
         if not queue.crashes:
             return False
         keys = await self._pool.run(TENANT, fingerprints, answered.rows, d.version)
         return queue.crashes.check(keys, TENANT, monotonic())
 
     def _demand(self, d: ModelDescription) -> Demand:
-        """Not repeatable: it is neither hedged nor retried."""
+        """What a copy demands. It is not repeatable, so it is neither hedged nor retried."""
         promise = d.scheduling
         return Demand(TENANT, self._rank, promise.slo_s, promise.timeout_s, repeatable=False)
 
     async def _compared(
         self, answered: Answered, answers: tuple[RowAnswer, ...], terms: AgreementTerms
     ) -> int:
-        """How many rows agree; of large answers off the loop, where there is room for that."""
+        """How many rows agree. Large answers are compared in the thread pool. Raises Overloaded if
+        the pool is full."""
         size = sum(array.nbytes for each in answers for _, array in each.outputs.values())
         if size <= _COMPARED_AT_ONCE_BYTES:
             return _agreeing(answered.answers, answers, terms, answered.rows.outputs)
@@ -128,7 +135,7 @@ class Copies:
 
 
 def _same_inputs(live: ModelDescription, canary: ModelDescription) -> bool:
-    """Whether rows that were parsed by one are rows of the other."""
+    """Whether rows that were parsed for one may be given to the other."""
     return _inputs(live) == _inputs(canary)
 
 
@@ -145,14 +152,15 @@ def _agreeing(
     terms: AgreementTerms,
     wanted: tuple[str, ...] | None,
 ) -> int:
-    """A row may have come with outputs that only others in its batch wanted."""
+    """How many rows agree in the outputs that were wanted. (A row's answer also has outputs that
+    only other rows of its batch wanted.)"""
     return sum(
-        agrees(_of(one, wanted), _of(other, wanted), terms)
+        agrees(_wanted_outputs(one, wanted), _wanted_outputs(other, wanted), terms)
         for one, other in zip(live, canary, strict=True)
     )
 
 
-def _of(answer: RowAnswer, wanted: tuple[str, ...] | None) -> Outputs:
+def _wanted_outputs(answer: RowAnswer, wanted: tuple[str, ...] | None) -> Outputs:
     if wanted is None:
         return answer.outputs
     return {name: answer.outputs[name] for name in wanted if name in answer.outputs}

@@ -1,7 +1,8 @@
-"""Which requests make up a share of them?
+"""Which requests make up a given share of all requests?
 
-Of each block of requests so many as the share says, at places drawn anew for each block: exact in
-the long run, and nothing that repeats in the order of the callers always meets the same version.
+Of each block of `BLOCK` requests as many as the share says, at places that are drawn anew for each
+block. So the share is exact in the long run, and no pattern in the order of the callers makes one
+caller meet the same version always.
 """
 
 from __future__ import annotations
@@ -10,27 +11,27 @@ from math import floor
 from random import Random
 
 BLOCK = 20
-_EXACT = 1e-9  # what products of floats are off by
+_ROUNDING = 1e-9  # by how much a product of floats may be too small
 
 
 class EvenShare:
-    """`share`: 0..1."""
+    """One share of one model's requests."""
 
     def __init__(self, share: float, rng: Random) -> None:
-        self._share = share
+        self._share = share  # 0..1
         self._rng = rng
-        self._seen = 0
-        self._places: frozenset[int] = frozenset()
+        self._seen = 0  # requests
+        self._places: frozenset[int] = frozenset()  # in the present block, that belong to it
 
     def takes(self) -> bool:
-        """Whether the next request belongs to it."""
+        """Whether the next request belongs to the share."""
         place = self._seen % BLOCK
         if not place:
-            due = self._until(self._seen + BLOCK) - self._until(self._seen)
+            due = self._due_of(self._seen + BLOCK) - self._due_of(self._seen)
             self._places = frozenset(self._rng.sample(range(BLOCK), due))
         self._seen += 1
         return place in self._places
 
-    def _until(self, requests: int) -> int:
-        """How many of the first so many belong to it."""
-        return floor(requests * self._share + _EXACT)
+    def _due_of(self, requests: int) -> int:
+        """How many of the first `requests` belong to the share."""
+        return floor(requests * self._share + _ROUNDING)

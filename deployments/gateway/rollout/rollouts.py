@@ -1,7 +1,7 @@
-"""All rollouts at one gateway: which version a request goes to, and what was seen of both.
+"""Which version does a request of a model under rollout go to, and what was seen of both versions?
 
-Follows the routes that the registry has decided. Counts are of one step of one rollout, and begin
-anew with the next; the registry adds up what all gateways say of it.
+Follows the routes that the registry has decided on. Counts belong to one step of one rollout and
+begin anew with the next step; the registry adds up what all gateways report.
 """
 
 from __future__ import annotations
@@ -21,39 +21,43 @@ from deployments.gateway.rollout.trial import Trial
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """`canaries`, `copied`: which requests go there, and which are copied there."""
+    """One step of one model's rollout, at this gateway."""
 
     route: RolloutRoute
     seen: Observations
-    canaries: EvenShare
-    copied: EvenShare
+    canaries: EvenShare  # the requests that go to the canary
+    copied: EvenShare  # the other requests that are copied to it
 
 
 class GatewayRollouts:
-    """`models`: knows the routes. `pool`: compares answers. `priorities`: of requests; copies have
-    the last."""
+    """All rollouts at one gateway."""
 
-    def __init__(self, models: Catalogue, pool: FairThreadPool, priorities: int) -> None:
+    def __init__(
+        self,
+        models: Catalogue,  # knows the routes
+        pool: FairThreadPool,  # compares answers
+        priorities: int,  # how many there are; copies have the last one
+    ) -> None:
         self._models = models
-        self._steps: dict[str, _Step] = {}
+        self._steps: dict[str, _Step] = {}  # by model
         self._copies = Copies(pool, priorities - 1)
 
     def trial(self, name: str, version: str | None) -> Trial | None:
-        """Of one request, which asks for `version`; None where the model has no rollout, or its
-        caller asks for another model."""
+        """The trial of a new request that asks for `version` (None: any). None: the model is not
+        under rollout."""
         route = self._models.routes.get(name)
         if route is None:
             return None
         step = self._step(name, route)
         canary = self._models.canary(route.canary)
         if version is not None:
-            canary = canary if route.share and self._is_its_own(name, version, canary) else None
+            canary = canary if route.share and self._is_canarys(name, version, canary) else None
         elif not step.canaries.takes():
             canary = None
         return Trial(step.seen, canary, pinned=version is not None)
 
     def answered(self, name: str, answered: Answered) -> None:
-        """The live version's answer is on its way to the caller: some are compared."""
+        """The live version has answered a request: copy it to the canary if its turn has come."""
         step = self._steps.get(name)
         if step is None or self._models.routes.get(name) is not step.route or self._models.draining:
             return
@@ -63,16 +67,17 @@ class GatewayRollouts:
                 self._copies.make(canary, answered, step.seen, step.route.terms.agreement)
 
     def report(self) -> list[Observations]:
-        """Of each route that is in force, requests or not."""
-        return [self._told(name, route) for name, route in self._models.routes.items()]
+        """The observations of each route in force, also where no request came."""
+        return [self._observed(name, route) for name, route in self._models.routes.items()]
 
-    def _told(self, name: str, route: RolloutRoute) -> Observations:
+    def _observed(self, name: str, route: RolloutRoute) -> Observations:
         seen, canary = self._step(name, route).seen, self._models.canary(route.canary)
         seen.reached = 0 if canary is None else canary.replicas
         return seen
 
     def _step(self, name: str, route: RolloutRoute) -> _Step:
-        """Numbers are drawn alike at every gateway: which requests reach it is drawn elsewhere."""
+        """The present step of a model's rollout. Every gateway draws the same places: which
+        requests reach which gateway is random already."""
         known = self._steps.get(name)
         if known is not None and known.route is route:
             return known
@@ -81,8 +86,8 @@ class GatewayRollouts:
         self._steps[name] = step
         return step
 
-    def _is_its_own(self, name: str, version: str, canary: ServedModel | None) -> bool:
-        """Whether the version is the canary's, and not the live one's as well."""
+    def _is_canarys(self, name: str, version: str, canary: ServedModel | None) -> bool:
+        """Whether this is the canary's version, and not the live one's as well."""
         live = self._models.served.get(name)
         if live is not None and live.description.version == version:
             return False
@@ -90,8 +95,8 @@ class GatewayRollouts:
 
 
 def _next(known: _Step | None, route: RolloutRoute) -> _Step:
-    """What goes on when the registry has spoken: all of it if it said the same as before, the
-    counts if it is about the same step."""
+    """The step after a new route came from the registry. An equal route changes nothing; another
+    route of the same step keeps the counts."""
     if known is not None and known.route == route:
         return replace(known, route=route)
     seen = None if known is None else known.seen

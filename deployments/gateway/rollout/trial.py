@@ -1,9 +1,11 @@
-"""One request of a model under rollout: which version has it, and what is counted of it?
+"""Which version has one request of a model under rollout, and what is counted of that request?
 
-A request begins at the canary or at the live version, and moves at most once: to the live version,
-where the canary did not answer it. What the canary did not answer counts as its failure if nobody
-was at fault but itself: a bad request counts only where the live version then answers it. Callers
-who leave, and bounds of a tenant's own, count for neither version.
+A request begins at the canary or at the live version. It moves at most once: to the live version,
+if the canary did not answer it.
+
+- A request that the canary did not answer counts as the canary's failure if the canary was at
+  fault. A bad request counts only if the live version then answers it.
+- Callers who leave, and a tenant's own bounds, count for neither version.
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ from deployments.gateway.queues.served_model import ServedModel
 from routers.api.requests import Reason
 
 _FAULT = 500  # statuses from here on are the server's own
-_NOBODYS = (errors.CallerLeft, errors.ReaderTooSlow, errors.Unauthorized)
-# Refusals of the gateway itself, whichever version has the request.
-_NO_VERSIONS = frozenset(
+# Endings that the caller brings about: no version is at fault.
+_CALLERS_OWN = (errors.CallerLeft, errors.ReaderTooSlow, errors.Unauthorized)
+# Reasons of the gateway's own refusals, the same whichever version has the request.
+_GATEWAYS_OWN = frozenset(
     {"request_rate", "token_rate", "preprocess_full", "bodies_full", "gateway_full", "draining"}
 )
 _TENANT_FULL = Reason.TENANT_FULL.value
 
 
 class Submitted(Protocol):
-    """What waits in a queue. `sent`: it has been sent to a replica, once at least."""
+    """A request in a queue."""
 
     @property
-    def sent(self) -> bool: ...
+    def sent(self) -> bool:
+        """Whether it was sent to a replica, once at least."""
 
 
 class Trial:
-    """`seen`: where it is counted. `canary`: who has it first, None: the live version. `pinned`:
-    its caller asked for the version, so that no other may answer. `pending`:
-    in the queue of the version that has it. `lost`: a replica of the canary's was lost with it."""
+    """One request of a model under rollout."""
 
     __slots__ = (
         "_refusal",
@@ -56,30 +58,31 @@ class Trial:
     )
 
     def __init__(self, seen: Observations, canary: ServedModel | None, *, pinned: bool) -> None:
-        self._seen = seen
-        self.canary = canary
-        self.pinned = pinned
-        self.lost = False
-        self.pending: Submitted | None = None
-        self._refusal: errors.HeadraceError | None = None
+        self._seen = seen  # where the request is counted
+        self.canary = canary  # that has the request now; None: the live version has it
+        self.pinned = pinned  # the caller asked for this version: no other may answer
+        self.lost = False  # a replica of the canary's was lost with the request
+        self.pending: Submitted | None = None  # in the queue of the version that has the request
+        self._refusal: errors.HeadraceError | None = None  # the canary's
         self._repeatable = True
-        self._since = 0.0
+        self._since = 0.0  # when the version that has the request got it
 
     @property
     def began_live(self) -> bool:
-        """Whether the canary has nothing to do with it."""
+        """Whether the request went to the live version at once."""
         return self.canary is None and self._refusal is None
 
     # ---- on its way ---------------------------------------------------------------------------
 
     def begins(self) -> None:
-        """Its version gets it now."""
+        """The version that has the request gets it now; its latency counts from here."""
         self._since = monotonic()
 
     def asks(self, demand: Demand, slo_s: float) -> Demand:
-        """What it may ask of the canary's queue: to end early enough for the live version to
-        answer within its own SLO, where there is time for both; and to run again after a loss only
-        where another replica of the canary could."""
+        """The demand for the queue of the version that has the request. A canary's queue must end
+        the request early enough for the live version to answer within its SLO, `slo_s`, if there is
+        time for both. A canary may retry it only if it has another replica. Unchanged for a pinned
+        request."""
         canary = self.canary
         if canary is None or self.pinned:
             return demand
@@ -91,11 +94,12 @@ class Trial:
         )
 
     def goes_on(self, refusal: errors.HeadraceError) -> bool:
-        """Whether the live version answers what the canary did not, from now on. Never what the
-        caller did to itself, nor what must not run twice and may have run."""
-        if self.canary is None or self.pinned or isinstance(refusal, _NOBODYS):
+        """Whether the live version has the request from now on, after the canary's refusal. Not
+        where the caller or the gateway itself ended it, nor where the request may have run and must
+        not run twice."""
+        if self.canary is None or self.pinned or isinstance(refusal, _CALLERS_OWN):
             return False
-        if refusal.reason in _NO_VERSIONS:
+        if refusal.reason in _GATEWAYS_OWN:
             return False
         if self.pending is not None and self.pending.sent and not self._repeatable:
             return False
@@ -115,15 +119,16 @@ class Trial:
         token_s: float | None = None,
         ran: bool = True,
     ) -> None:
-        """By the version that has it; `length`: of its longest row. `latency_s`: unless it is now.
-        `token_s`: of a generation, the mean time from one of its tokens to the next.
-        Not `ran`: others have run some of it, so that its time says nothing. Who asks for a version
-        would choose what is compared: that counts for nothing."""
+        """Count an answer of the version that has the request. `length`: of its longest row.
+        `latency_s`; None: since `begins`. `token_s`: of a request that generates, the mean time
+        from one token to the next. Not `ran`: some of its rows were run for other requests, so its
+        latency says nothing. A pinned request counts for nothing: its caller would choose what is
+        compared."""
         if self.pinned:
             return
         refusal = self._refusal
         if refusal is not None and not _is_fault(refusal) and refusal.reason != _TENANT_FULL:
-            # The live version takes what it called bad.
+            # The canary called the request bad, and the live version has answered it.
             count_failure(self._seen.canary, refusal.reason)
         took_s = monotonic() - self._since if latency_s is None else latency_s
         count_answer(self._version(), length, took_s if ran else None)
@@ -131,7 +136,8 @@ class Trial:
             self._version().token_s[step_of(token_s)] += 1
 
     def failed(self, error: errors.HeadraceError) -> None:
-        """The version that has it did not answer, and no other version will."""
+        """Count a failure: the version that has the request did not answer, and no other one
+        will."""
         if _is_fault(error) and not self.pinned:
             count_failure(self._version(), error.reason)
 
@@ -140,11 +146,12 @@ class Trial:
 
 
 def _is_fault(error: errors.HeadraceError) -> bool:
-    return error.status >= _FAULT and error.reason not in _NO_VERSIONS
+    return error.status >= _FAULT and error.reason not in _GATEWAYS_OWN
 
 
 def count_answer(seen: VersionObservations, length: int, latency_s: float | None) -> None:
-    """`length`: of its longest row; `latency_s` None: it says nothing of the version."""
+    """Count an answered request. `length`: of its longest row; `latency_s`, None: it says nothing
+    about the version."""
     seen.answered += 1
     if latency_s is not None:
         seen.latencies.setdefault(length_bin(length), Counter())[step_of(latency_s)] += 1

@@ -1,17 +1,18 @@
-"""The tenant of a request and the priority that it may have, from its headers.
+"""Which tenant sends a request, and at which priority, according to its headers?
 
-Where keys are required, one is the only way to be a tenant: no key means the tenant `default` where
-it is declared, and `x-tenant` is ignored. They are as soon as a tenant has a list of keys, also an
-empty one, unless the settings say it (`gateway.auth`); nobody declared then means nobody let in.
-Where they are not, `x-tenant` chooses and `Authorization` is ignored. `x-priority` lowers a
-request's priority, never raises it.
+- Where keys are required, a key is the only way to be a tenant. A request without one belongs to
+  the tenant `default`, where that is declared, and `x-tenant` is ignored. Keys are required as soon
+  as any tenant has a list of keys, even an empty one, unless `gateway.auth` decides. Where keys
+  are required and no tenant is declared, nobody is let in.
+- Where keys are not required, `x-tenant` chooses the tenant and `Authorization` is ignored.
+- `x-priority` lowers a request's priority, never raises it.
 
-A key is 32 random bytes, so a plain SHA-256 of it is enough: that is what settings hold and what
-look-ups go by, and the time a look-up takes says nothing of the key. Keys are never stored, logged
-or shown again. Which key it was, the tenant that comes of it says, narrowed to what the key may.
-Whether it is good at the moment is asked at each use, by the wall clock; unknown, revoked, expired
-or too early, all is answered alike. An operator's key is no tenant's, and runs no model.
-Rates are counted elsewhere (`deployments.gateway.tenancy.rates`).
+A key is 32 random bytes, so a plain SHA-256 of it is enough: settings hold that hash and lookups go
+by it, and the time of a lookup tells nothing of the key. Keys are never stored, logged or shown
+again. The tenant that a key leads to is narrowed to what the key may do, and names the key. Whether
+a key is valid now is checked at each use, by the wall clock. Unknown, revoked, expired or not yet
+valid: the answer is the same. An operator's key belongs to no tenant and runs no model. Rates are
+counted elsewhere (`tenancy.rates`).
 """
 
 from __future__ import annotations
@@ -39,37 +40,37 @@ _NOBODY_HAS_ONE = (
 
 
 def new_key() -> tuple[str, str]:
-    """A fresh key and its hash, `sha256:` and 64 hex digits."""
+    """A new random key, and its hash."""
     key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     return key, hash_key(key)
 
 
 def hash_key(key: str | bytes) -> str:
+    """`sha256:` and 64 hex digits."""
     body = key.encode() if isinstance(key, str) else key
     return "sha256:" + hashlib.sha256(body).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`priority`: its highest. `max_length` in tokens, None: the model's; `models` it may use,
-    None: all; `max_queue_rows`: that may wait for one model at one gateway, 0: no bound; `record`:
-    whether models that record may keep its requests. `key`: the id of the key it came by, "" where
-    none was needed; `key_hash`: that key's; `key_rate`: its own, None: no other than the
-    tenant's."""
+    """A tenant, as far as the request's key lets it be one."""
 
     name: str
     weight: float = 1.0
-    priority: str = "standard"
-    max_length: int | None = None
-    models: frozenset[str] | None = None
-    max_queue_rows: int = 0
+    priority: str = "standard"  # its most urgent
+    max_length: int | None = None  # of a row, in tokens; None: the model's
+    models: frozenset[str] | None = None  # that it may use; None: all
+    max_queue_rows: int = 0  # that may wait for one model at one gateway; 0: no bound
     rate: RateSettings = field(default_factory=RateSettings)
-    record: bool = True
-    key: str = ""
+    record: bool = True  # whether models that record may keep its requests
+
+    # The key that its request brought.
+    key: str = ""  # its id; "": none was needed
     key_hash: str = ""
-    key_rate: RateSettings | None = None
+    key_rate: RateSettings | None = None  # the key's own, besides the tenant's; None: it has none
 
     def may_use(self, model: str, adapter: str = "") -> bool:
+        """Whether the tenant may use the model, or this adapter of it."""
         if self.models is None:
             return True
         if adapter:
@@ -79,63 +80,57 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A request's tenant and the priority it asked for, at most the tenant's own; `rank`: that
-    priority's place, 0 the most urgent."""
+    """Who sends a request."""
 
     tenant: Tenant
-    priority: str
-    rank: int
+    priority: str  # that the request asks for, at most the tenant's own
+    rank: int  # the priority's place; 0: the most urgent
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What one key opens: `tenant` as it may be with it, None: an operator's. Good from `begins_s`
-    until before `ends_s`, seconds since the epoch."""
+    """What one key opens, and when."""
 
     id: str
-    tenant: Tenant | None
-    begins_s: float
-    ends_s: float
+    tenant: Tenant | None  # narrowed to what the key may do; None: an operator's key
+    begins_s: float  # valid from here on, seconds since the epoch
+    ends_s: float  # and until before this
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads pages. `key`: the id of the key it came by; `models` it may use, None: all."""
+    """Who reads the gateway's pages."""
 
-    key: str = ""
-    models: frozenset[str] | None = None
+    key: str = ""  # the id of the key that the request brought
+    models: frozenset[str] | None = None  # that it may use; None: all
     is_operator: bool = False
 
     def may_see(self, model: str) -> bool:
-        """Whether it may use it, or an adapter of it."""
+        """Whether it may use the model, or an adapter of it."""
         return self.models is None or any(name.partition(":")[0] == model for name in self.models)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """Who has which keys beside the tenants' own lists. `operators`: theirs; `revoked`: hashes that
-    open nothing, whoever lists them; `wall`: seconds since the epoch."""
+    """What decides on keys besides the tenants' own lists."""
 
     operators: Sequence[OperatorKeySettings] = ()
-    revoked: Collection[str] = ()
-    wall: Callable[[], float] = time.time
+    revoked: Collection[str] = ()  # hashes of keys that open nothing, whoever lists them
+    wall: Callable[[], float] = time.time  # seconds since the epoch
 
 
 class Tenants:
-    """The tenants of one settings file. Immutable: a changed file makes a new one.
-
-    `priorities`: the gateway's, the most urgent first; every tenant's is one of them. `auth`: the
-    gateway's. `keys`: those that are not revoked, operators' first. Raises ValueError for keys
-    where it is open.
-    """
+    """The tenants of one settings file. Immutable: a changed file makes a new one."""
 
     def __init__(
         self,
         declared: Mapping[str, TenantSettings],
+        # The gateway's, the most urgent first; each tenant's priority is one of them.
         priorities: Sequence[str] = PRIORITIES,
-        auth: str | None = None,
+        auth: str | None = None,  # `gateway.auth`
         table: KeyTable | None = None,
     ) -> None:
+        """Raises ValueError for a list of keys where `auth` is open."""
         table = table or KeyTable()
         self._wall = table.wall
         self._rank = {name: rank for rank, name in enumerate(priorities)}
@@ -150,7 +145,8 @@ class Tenants:
                 self._by_key[key.hash] = _key(key, _narrowed(self._by_name[name], key))
         for revoked in table.revoked:
             self._by_key.pop(revoked, None)
-        self.keys = tuple(self._by_key.values())
+        self.keys = tuple(self._by_key.values())  # those not revoked, operators' first
+        # Whether any tenant has a list of keys, perhaps an empty one.
         self.lists_keys = any(given.keys is not None for given in declared.values())
         if auth == "open" and self.lists_keys:
             raise ValueError(
@@ -171,8 +167,8 @@ class Tenants:
     def identify(
         self, authorization: bytes | None, x_tenant: bytes | None, x_priority: bytes | None
     ) -> Caller:
-        """Header values as ASGI gives them, None where absent. Raises Unauthorized, BadRequest, and
-        Forbidden for an operator's key."""
+        """The caller, from header values as ASGI gives them (None: absent). Raises Unauthorized,
+        BadRequest for an unknown priority, and Forbidden for an operator's key."""
         if self.need_keys:
             tenant = self._by_authorization(authorization)
         else:
@@ -200,7 +196,7 @@ class Tenants:
         return tenant
 
     def reader(self, authorization: bytes | None) -> Reader:
-        """Who reads pages where keys are needed. Raises Unauthorized."""
+        """Who reads pages, where keys are required. Raises Unauthorized."""
         if authorization is None:
             return Reader(models=self._by_authorization(None).models)
         key = self.key(authorization)
@@ -209,7 +205,7 @@ class Tenants:
         return Reader(key.id, key.tenant.models)
 
     def operator(self, authorization: bytes | None) -> Reader:
-        """Raises Unauthorized, and Forbidden for a tenant's key."""
+        """The operator. Raises Unauthorized, and Forbidden for a tenant's key."""
         if all(key.tenant is not None for key in self.keys):
             raise Unauthorized("no operator has a key; operators.keys of the settings has them")
         if authorization is None:
@@ -220,7 +216,7 @@ class Tenants:
         return reader
 
     def key(self, authorization: bytes) -> Key:
-        """The key that a header names, if it is good at the moment. Raises Unauthorized."""
+        """The key in a header, if it is valid now. Raises Unauthorized."""
         scheme, _, given = authorization.strip().partition(b" ")
         if scheme.lower() != b"bearer" or not given:
             raise Unauthorized("the Authorization header must be `Bearer <key>`")
@@ -232,7 +228,7 @@ class Tenants:
         return key
 
     def still_opens(self, tenant: Tenant) -> bool:
-        """Whether what it came by is good yet, for work that goes on."""
+        """Whether the key that the tenant came with is still valid, for work that takes long."""
         if not tenant.key:
             return True
         key = self._by_key.get(tenant.key_hash)
@@ -269,7 +265,7 @@ def _key(given: OperatorKeySettings, tenant: Tenant | None) -> Key:
 
 
 def _narrowed(tenant: Tenant, key: KeySettings) -> Tenant:
-    """The tenant as it may be with this key."""
+    """The tenant, narrowed to what this key may do."""
     lengths = [each for each in (tenant.max_length, key.max_length) if each is not None]
     return replace(
         tenant,
@@ -282,7 +278,8 @@ def _narrowed(tenant: Tenant, key: KeySettings) -> Tenant:
 
 
 def _both(tenants: frozenset[str] | None, keys: Collection[str] | None) -> frozenset[str] | None:
-    """What two lists of models allow both. `model:*` of one allows each adapter of the other."""
+    """The models that two lists both allow (None: all). `model:*` in one list allows each adapter
+    of the model in the other."""
     if tenants is None or keys is None:
         return tenants if keys is None else frozenset(keys)
     own = frozenset(keys)
@@ -299,19 +296,26 @@ class KnownTenants(Protocol):
 
     @property
     def current(self) -> Tenants: ...
+
     @property
-    def problem(self) -> str | None: ...
+    def problem(self) -> str | None:
+        """Why the newest tenants could not be adopted; None: they were."""
+
     @property
-    def frozen(self) -> bool: ...
+    def frozen(self) -> bool:
+        """Whether the switch is set that freezes all controllers."""
 
     @property
     def age_s(self) -> float:
-        """Since they were last found to be those that are to be in force."""
+        """Seconds since these were last confirmed to be the ones that should be in force."""
 
     def publish_frozen(self, frozen: bool) -> None:
-        """The controllers' switch, for all gateways; blocks. Raises ValueError where it cannot."""
+        """Set the switch that freezes controllers, for all gateways. Blocks. Raises ValueError
+        where the switch cannot be set."""
 
-    def key_rows(self) -> list[KeyRow]: ...
+    def key_rows(self) -> list[KeyRow]:
+        """All keys of tenants and operators, each with its owner and state."""
+
     def revoke(self, name: str) -> tuple[str, str]:
-        """Ends a key for all gateways, by its id or hash; its id and owner. Blocks. Raises
-        ValueError for one that is not there."""
+        """Revoke a key for all gateways, by its id or hash; returns its id and owner. Blocks.
+        Raises ValueError for an unknown key."""
