@@ -1,1 +1,1 @@
-"""What the processes tell each other: models, batches, streams, errors, which replicas run."""
+"""What the processes tell each other: models, batches, streams, errors, and which replicas run."""

@@ -1,10 +1,13 @@
-"""Who changed what, when, and what came of it: one JSON line a change, only ever appended.
+"""The audit log: who changed what, when, and with what result. One JSON line a change, appended.
 
-Lines hold names, ids and digests: no key, no hash of one, nothing of any request that is answered.
-They go to the file that the environment names, one `write` each, so that several processes may
-append to it and it may be moved away at any time; without one (on a cluster) they are log lines of
-`headrace.audit`, written whatever the log's level is. A line that cannot be written stops no
-change: it is logged, and says so.
+Lines hold names, ids and digests. They never hold a key, the hash of a key, or any content of a
+request.
+
+Lines go to the file that the environment variable HEADRACE_AUDIT_FILE names. Each line is one
+`write`, so several processes may append to the file, and it may be moved away at any time. Without
+such a file (on a cluster) they go to the logger `headrace.audit`, whatever the log's level is. A
+line that cannot be written to the file does not stop the change: the fault is logged, and the line
+goes to the logger.
 """
 
 from __future__ import annotations
@@ -24,31 +27,29 @@ from deployments.contract import line_files
 
 AUDIT_FILE = "HEADRACE_AUDIT_FILE"
 DONE, REFUSED, FAILED = "done", "refused", "failed"
-_LONGEST_DETAIL = 500
-_DIGITS = 12
-_LONGEST_NAME = 100
+_LONGEST_DETAIL = 500  # characters
+_DIGITS = 12  # hex digits of a digest
+_LONGEST_NAME = 100  # characters
 logger = logging.getLogger("headrace.audit")
 logger.setLevel(logging.INFO)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """`actor`: "key ID", "user NAME (UID)" or a process of ours; `verb` and `object`: what was done
-    to what; `before`, `after`: digests of it, "" where there are none; `outcome`: done, refused or
-    failed, and `detail` why; `source`: where it came from."""
+    """One change, as the audit log records it."""
 
-    actor: str
+    actor: str  # "key ID", "user NAME (UID)", or one of Headrace's own processes
     verb: str
-    object: str
-    source: str
-    before: str = ""
-    after: str = ""
-    outcome: str = DONE
-    detail: str = ""
+    object: str  # what `verb` was done to
+    source: str  # where the change came from
+    before: str = ""  # digest of the object before the change; "": it has none
+    after: str = ""  # digest of the object after the change; "": it has none
+    outcome: str = DONE  # done, refused or failed
+    detail: str = ""  # why it was refused or failed
 
 
 def record(line: AuditLine, file: Path | None = None) -> None:
-    """Into `file`, else into the environment's, else into the log."""
+    """Append the line to `file`, else to the file that the environment names, else to the log."""
     path = file or (Path(os.environ[AUDIT_FILE]) if os.environ.get(AUDIT_FILE) else None)
     line = replace(line, detail=line.detail[:_LONGEST_DETAIL])
     if path is not None:
@@ -61,7 +62,8 @@ def record(line: AuditLine, file: Path | None = None) -> None:
 
 
 def text(line: AuditLine, wall_s: float) -> str:
-    """One line, its end included; control characters are escaped by JSON."""
+    """The line as JSON, with its newline; JSON escapes control characters. `wall_s`: seconds since
+    the epoch."""
     moment = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
     return json.dumps({"time": moment.replace("+00:00", "Z"), **_fields(line)}) + "\n"
 
@@ -71,19 +73,20 @@ def _fields(line: AuditLine) -> dict[str, str]:
 
 
 def digest(content: str) -> str:
+    """The first 12 hex digits of the content's SHA-256."""
     return hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]
 
 
 def nameable(name: str) -> str:
-    """What somebody gave as a key's id; a key that was taken for its id is not written down."""
+    """A key's id as a caller gave it, safe to log: "?" if the caller gave the key itself."""
     return "?" if name.startswith("hr_") else name[:_LONGEST_NAME]
 
 
 def user(uid: int | None = None) -> str:
-    """The operating system's user; whose this process is unless it is said."""
+    """The operating system's user with this id, by default the one that this process runs as."""
     uid = os.getuid() if uid is None else uid
     try:
-        name = _name_of(uid)  # not as the environment says
+        name = _name_of(uid)  # not from the environment, which anyone may set
     except (ImportError, KeyError, OSError):
         name = "?"
     return f"user {name} ({uid})"
@@ -97,8 +100,11 @@ def _name_of(uid: int) -> str:
 
 @contextmanager
 def audited(line: AuditLine, file: Path | None = None) -> Iterator[Callable[[AuditLine], None]]:
-    """Records what is done inside when it ends: as done, or as failed by what it raised. What is
-    given replaces the line with one that knows more."""
+    """Record the change when the block ends: as done, or as failed if the block raises.
+
+    The block gets a function. A line passed to that function replaces the recorded one, so that the
+    block can add what it has learnt meanwhile.
+    """
     known = [line]
     try:
         yield known.append

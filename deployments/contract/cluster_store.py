@@ -1,8 +1,9 @@
-"""The cluster's own key-value store: bytes by key, for all that is ours.
+"""The cluster's own key-value store (Ray's global control store): bytes by key.
 
-Ray's global control store: it outlives every process of ours, and a head node that has an external
-Redis. Each call blocks for a round trip and raises what Ray raises where the store does not answer:
-call from a thread. Held in place by tests/integration/test_ray_contract.py.
+What is stored here outlives every Headrace process; with an external Redis it outlives the head
+node too. Each call blocks for a round trip, so call from a thread, and raises what Ray raises when
+the store does not answer. The private API of Ray that this uses is tested by
+tests/integration/test_ray_contract.py.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ _NAMESPACE = b"headrace"
 
 
 def put(key: str, data: bytes) -> None:
+    """Store the bytes under this key, in place of what was stored under it."""
     internal_kv._internal_kv_put(key.encode(), data, overwrite=True, namespace=_NAMESPACE)
 
 
 def get(key: str) -> bytes | None:
-    """None where nothing was put."""
+    """The bytes stored under this key; None if there are none."""
     found = internal_kv._internal_kv_get(key.encode(), namespace=_NAMESPACE)
     return None if found is None else bytes(found)
 
 
 def delete(prefix: str) -> None:
-    """What was put under names that begin so."""
+    """Delete every entry whose key begins with `prefix`."""
     internal_kv._internal_kv_del(prefix.encode(), del_by_prefix=True, namespace=_NAMESPACE)
 
 
 def names(prefix: str) -> list[str]:
-    """Of what was put under names that begin so."""
+    """The keys that begin with `prefix`."""
     found = internal_kv._internal_kv_list(prefix.encode(), namespace=_NAMESPACE)
     return [bytes(name).decode() for name in found]

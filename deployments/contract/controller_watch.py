@@ -1,16 +1,20 @@
-"""Does Serve's controller do its work no more, and is it ended, so that Ray starts it anew?
+"""Does Serve's controller hang, so that it has to be killed for Ray to restart it?
 
-While it hangs callers are answered, and nothing is started, replaced or changed any more. One that
-is asked to end (SIGTERM) with calls of its own under way may stay so for ever; once its process has
-ended, Ray starts it again with all that it knew. So it is asked once a second, and ended when it
-has said nothing for `HANGS_S`, or for three times as long as it lately took to answer: its loop
-stands still while it looks through its replicas. Only seconds count in which whoever asks was on
-time itself, and in which Ray holds the controller to run. It is ended, too, when the wall clock was
-set back: until that is where it was it would look after no replica. After each end there is a
-pause, twice as long as the last: what ending does not mend is not ended in a circle. One that
-answered after its end was mended, and starts well: in a pause it gets as long as one that starts.
+While the controller hangs, callers are still answered, but nothing is started, replaced or changed.
+A controller that got SIGTERM while calls of its own were under way may hang for ever. Once its
+process has ended, Ray restarts it, and it restores its state.
 
-Asked by the registry, which may end actors anywhere: the same on one machine and on many.
+The registry asks the controller once a second and kills it when either holds:
+- It has been silent for `HANGS_S`, or for three times its longest recent answer if that is longer:
+  the controller's loop stands still while it goes through its replicas. Only those seconds count in
+  which the registry itself was on time and Ray reports the controller as running.
+- The wall clock was set back. Until the clock has caught up, the controller checks no replica.
+
+After each kill comes a pause, twice as long as the one before, so that a fault that a restart does
+not mend causes no endless restarts. A controller that answered after its kill did restart well; if
+it hangs again within the pause, it gets as long as one that starts (`STARTS_S`).
+
+The registry may kill actors on any node, so this works the same on one machine and on many.
 """
 
 from __future__ import annotations
@@ -30,19 +34,21 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from deployments.contract import audit
 from deployments.contract.audit import AuditLine
 
-LOOKS_S = 1.0
+LOOKS_S = 1.0  # between two questions, and how long one look waits for an answer
 HANGS_S = 15.0
-_TIMES_BUSY, _KEEPS = 3.0, 0.999  # of the longest answer; what is left of it an answer later
-STARTS_S = 60.0  # to its first answer, once Ray holds it to run: it reads what it knew
-SET_BACK_S = 10.0  # in which Serve looks at each replica three times at least
+# Silence allowed, in multiples of the longest recent answer; to which share of itself each further
+# answer lets that longest one decay.
+_TIMES_BUSY, _KEEPS = 3.0, 0.999
+STARTS_S = 60.0  # until its first answer once Ray reports it as running: it restores its state
+SET_BACK_S = 10.0  # in which Serve checks each replica at least three times
 PAUSE_S, MOST_PAUSE_S = 30.0, 960.0
-_TOLD_S = 5.0
-_ON_TIME_S = 3 * LOOKS_S  # from look to look: it may wait for an answer and then as long again
+_TOLD_S = 5.0  # of silence, before an operator is told
+_ON_TIME_S = 3 * LOOKS_S  # between looks: one may wait for an answer and then as long again
 logger = logging.getLogger("headrace.registry")
 
 
 class Sight(Enum):
-    """What a look has shown. AWAY: as Ray says, it does not run now."""
+    """What one look at the controller has shown. AWAY: Ray reports it as not running."""
 
     ANSWERED = "answered"
     SILENT = "silent"
@@ -50,20 +56,23 @@ class Sight(Enum):
 
 
 class ControllerWatch:
-    """`now`: seconds on the caller's monotonic clock; `wall_s`: of its machine's. `silent_s`: for
-    how long it has said nothing while it ran."""
+    """Decides from the looks when the controller must be killed.
+
+    `now` is in seconds on the caller's monotonic clock, `wall_s` on its machine's wall clock.
+    `silent_s`: for how long the controller has been silent while it ran.
+    """
 
     def __init__(self) -> None:
         self.silent_s = 0.0
-        self._answered = False
-        self._longest_s = 0.0
+        self._answered = False  # since its process last started
+        self._longest_s = 0.0  # its longest recent answer, decayed
         self._looked_at: float | None = None
-        self._furthest_s: float | None = None
-        self._pause_s = PAUSE_S
-        self._not_before = float("-inf")
+        self._furthest_s: float | None = None  # wall clock less monotonic clock, the maximum seen
+        self._pause_s = PAUSE_S  # the next one
+        self._not_before = float("-inf")  # end of the pause after the last kill
 
     def look(self, sight: Sight, now: float, wall_s: float) -> str | None:
-        """Why it is to be ended; None: it is not."""
+        """Take in one look. Returns why the controller must be killed, or None."""
         before, self._looked_at = self._looked_at, now
         if sight is Sight.SILENT:
             if before is not None and now - before <= _ON_TIME_S:
@@ -85,22 +94,24 @@ class ControllerWatch:
         return None
 
     def ended(self, now: float) -> None:
+        """The controller was killed: start over, and begin the pause."""
         self.silent_s, self._answered, self._furthest_s = 0.0, False, None
         self._not_before = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
 
     def _hangs_again(self) -> bool:
-        """For good, after it was ended and had answered."""
+        """Whether it restarted well after its kill and hangs again."""
         return self._answered and self.silent_s >= STARTS_S
 
     def _limit_s(self) -> float:
-        """Of silence."""
+        """Seconds of silence after which it counts as hung."""
         if not self._answered:
             return STARTS_S
         return min(max(HANGS_S, _TIMES_BUSY * self._longest_s), STARTS_S)
 
     def _behind_s(self, ahead_s: float) -> float:
-        """Where the wall clock was since this controller began."""
+        """By how many seconds the wall clock was set back since this controller's process started.
+        `ahead_s`: wall clock less monotonic clock."""
         furthest_s = ahead_s if self._furthest_s is None else max(self._furthest_s, ahead_s)
         self._furthest_s = furthest_s
         return furthest_s - ahead_s
@@ -108,21 +119,21 @@ class ControllerWatch:
 
 class Controller(Protocol):
     def ask(self) -> Awaitable[int]:
-        """Its process's id, once it answers. Raises what Ray raises."""
+        """The id of the controller's process, once it answers. Raises what Ray raises."""
         ...
 
     def runs(self) -> bool:
-        """Whether Ray holds it to run: neither starting nor gone."""
+        """Whether Ray reports it as running: neither starting nor gone."""
         ...
 
     def end(self) -> None:
-        """By force; Ray starts it again."""
+        """Kill it; Ray restarts it."""
         ...
 
 
 class ServeController:
-    """Raises ValueError where there is none. Held in place by
-    tests/integration/test_ray_contract.py."""
+    """Serve's controller of this cluster. Constructing one raises ValueError if Serve does not run.
+    The private API of Ray that this uses is tested by tests/integration/test_ray_contract.py."""
 
     def __init__(self) -> None:
         self._actor: Any = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
@@ -135,13 +146,16 @@ class ServeController:
         return bool(self._actor._get_local_state() == ActorTableData.ALIVE)
 
     def end(self) -> None:
-        """A process that does not heed it gets SIGKILL from its node, after 5 s."""
+        """If the process ignores this, its node sends it SIGKILL after 5 s."""
         ray.kill(self._actor, no_restart=False)
 
 
 class ControllerKeeper:
-    """Looks after one controller after the other; for an event loop's thread alone. `find` blocks,
-    and may raise. `on_end` is told of each that was ended."""
+    """Asks Serve's controller once a second and kills it when it hangs, and so each successor.
+
+    Use it on one event loop's thread only. `find` gets the controller; it blocks and may raise, so
+    it runs in a thread. `on_end` is called after each kill.
+    """
 
     def __init__(
         self, on_end: Callable[[], None], find: Callable[[], Controller] = ServeController
@@ -154,7 +168,7 @@ class ControllerKeeper:
         self._process = 0
 
     async def run(self) -> None:
-        """For ever, whatever goes wrong."""
+        """Look for ever, whatever goes wrong."""
         while True:
             try:
                 await self.look(time.monotonic, time.time)
@@ -164,7 +178,7 @@ class ControllerKeeper:
                 await asyncio.sleep(LOOKS_S)
 
     def problem(self) -> str | None:
-        """What an operator is told while it says nothing."""
+        """What an operator is told while the controller is silent; None while it answers."""
         if self.watch.silent_s < _TOLD_S:
             return None
         return (
@@ -174,13 +188,13 @@ class ControllerKeeper:
         )
 
     async def look(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        """Once, for up to `LOOKS_S`."""
+        """Look once, which takes up to `LOOKS_S`, and kill the controller if it must be."""
         sight = await self._look()
         if why := self.watch.look(sight, clock(), wall()):
             self._end(why, clock())
 
     async def _look(self) -> Sight:
-        """One question at a time: an answer that takes long is one all the same."""
+        """Ask once, or wait on for the answer to the last question: a late answer counts too."""
         if self._controller is None:
             try:
                 self._controller = await asyncio.to_thread(self._find)
@@ -197,11 +211,11 @@ class ControllerKeeper:
             return Sight.ANSWERED
         if controller.runs():
             return Sight.SILENT
-        self._controller = None  # a new Serve has another
+        self._controller = None  # a restarted Serve has another
         return Sight.AWAY
 
     def _end(self, why: str, now: float) -> None:
-        assert self._controller is not None  # else it were away
+        assert self._controller is not None  # otherwise the look would have shown AWAY
         self._controller.end()
         self.watch.ended(now)
         logger.error("Serve's controller, process %d, is ended: %s", self._process, why)

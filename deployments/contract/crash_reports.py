@@ -1,7 +1,8 @@
-"""What gateways tell each other, through the registry, of inputs that have ended replicas.
+"""What gateways tell each other, through the registry, about inputs that have ended replicas.
 
-Plain data of bounded size, said anew with each push: whoever joins later, and a registry that has
-restarted, know it a push later. Times are seconds that are left, never a clock's.
+Plain data of bounded size. Each gateway repeats its whole report with every push, so a gateway that
+joins later, or a registry that has restarted, knows all of it one push later. Times are seconds
+left, never readings of a clock.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CrashedInput:
-    """`key`: its fingerprint, in which the model's version is. `replicas`: that were lost with it.
-    `left_s`: for how long that counts. `convicted`: it is refused, not only suspected."""
+    """One input that was on a replica when that was lost."""
 
-    key: bytes
-    replicas: tuple[str, ...]
-    left_s: float
-    convicted: bool
+    key: bytes  # the input's fingerprint, which includes the model's version
+    replicas: tuple[str, ...]  # that were lost with it
+    left_s: float  # for how long it still counts
+    convicted: bool  # refused, rather than only suspected
 
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Of one model at one gateway. `spent`: by tenant, for how long each of the replicas counts
-    that its inputs have ended, by the replica: two gateways may know of the same one."""
+    """What one gateway reports of one model."""
 
     inputs: tuple[CrashedInput, ...] = ()
+    # By tenant: the replicas that the tenant's inputs have ended, and for how many
+    # seconds each still counts. By replica, because two gateways may report the same one.
     spent: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 CrashReports = dict[str, CrashReport]
-"""By model, canaries by the names they are served under."""
+"""By model; a canary has an entry under the name that it is served under."""

@@ -1,7 +1,7 @@
-"""What a ready model says of itself: the description that gateways route, parse and measure by.
+"""What a ready model says about itself. Gateways route, parse and predict costs by it.
 
-Made by the model's replica after warm-up, published by its anchor through the registry, read by
-every gateway. Plain data, so that it pickles and compares.
+A replica of the model makes the description after its warm-up, the model's anchor publishes it
+through the registry, and every gateway reads it. Plain data, so that it pickles and compares.
 """
 
 from __future__ import annotations
@@ -15,109 +15,93 @@ from runtimes.types import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class CrashTerms:
-    """Of rows that end replicas. refuse_s: how long such a row is refused; tenant_budget: replicas
-    that a tenant's rows may end in that time, 0: any number; hold_s: how long a suspected prompt
-    that streams may wait for its turn."""
+    """How rows that end replicas are treated."""
 
-    refuse_s: float = 600.0
-    tenant_budget: int = 8
-    hold_s: float = 30.0
+    refuse_s: float = 600.0  # how long a convicted row is refused
+    tenant_budget: int = 8  # replicas that a tenant's rows may end in `refuse_s`; 0: no bound
+    hold_s: float = 30.0  # how long a suspected prompt that streams may wait for its turn
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """How the model's requests are queued: the part of its settings that gateways act on.
+    """How the model's requests are queued: the part of its settings that gateways act on."""
 
-    core: the core's own settings, as the user's file has them; what the loaded model and the
-    gateway say is added by `dispatcher_settings`. timeout_s: when nobody waits any longer;
-    max_timeout_s: the longest that a caller may say instead. slots: batches one replica may hold
-    for one gateway. hang_limit_s: longest run on the device. retry: whether a request may run
-    again. max_output_tokens: of a request that generates and does not say, 0: what its prompt
-    leaves.
-    """
-
+    # The core's settings as in the user's file. `dispatcher_settings` adds what the loaded model
+    # and the gateway know.
     core: DispatcherSettings
-    timeout_s: float
-    slots: int
-    hang_limit_s: float
-    retry: bool
-    max_output_tokens: int = 0
+    timeout_s: float  # after it no caller waits any longer
+    slots: int  # batches that one replica may hold for one gateway
+    hang_limit_s: float  # longest run on the device
+    retry: bool  # whether a request may run again
+    max_output_tokens: int = 0  # of a request that names no bound; 0: what its prompt leaves
     crashes: CrashTerms = field(default_factory=CrashTerms)
-    max_timeout_s: float = inf
+    max_timeout_s: float = inf  # the longest budget that a caller may ask for
 
     def budget_s(self, asked_s: float | None) -> float | None:
-        """Of a request that brings its own; more than the model's longest counts as that."""
+        """The budget of a request that brings its own, capped at `max_timeout_s`; None stays
+        None."""
         return None if asked_s is None else min(asked_s, self.max_timeout_s)
 
     @property
     def slo_s(self) -> float:
-        """Deadline of a request without a budget, of one that generates its first token's."""
+        """Seconds to the deadline of a request that brings no budget; for a model that generates,
+        to the deadline of its first token."""
         return self.core.slo_s
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseSettings:
-    """What gateways try before the model refuses.
+    """What gateways try besides running a request: a kept answer, a shared run, another model."""
 
-    cache_bytes: memory for answered rows at one gateway, 0: none; cache_ttl_s: how long an answer
-    is kept; cache_public: whether tenants share them. coalesce: whether identical requests share
-    one run. fallback: the model that takes what this one refuses, "": none.
-    """
-
-    cache_bytes: int = 0
-    cache_ttl_s: float = 0.0
-    cache_public: bool = False
-    coalesce: bool = False
-    fallback: str = ""
+    cache_bytes: int = 0  # memory for answered rows at one gateway; 0: no cache
+    cache_ttl_s: float = 0.0  # how long an answer is kept
+    cache_public: bool = False  # whether tenants share kept answers
+    coalesce: bool = False  # whether identical requests share one run
+    fallback: str = ""  # the model that takes what this one refuses; "": none
 
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """How a model generates. Tokens: `cache_tokens` a replica holds at once, `block_tokens` the
-    unit in which prompts share them (0: they do not), `context_tokens` the longest prompt and
-    output together. `max_sequences`: of a replica at once. `profile`: (running sequences, tokens of
-    the step, seconds) of the engine steps measured while warming up. `shared_prefixes`: by all
-    tenants."""
+    """The engine of a model that generates, as one replica measured or declared it."""
 
-    context_tokens: int
-    cache_tokens: int
-    max_sequences: int
-    block_tokens: int = 0
+    context_tokens: int  # longest prompt and output together
+    cache_tokens: int  # that a replica holds at once
+    max_sequences: int  # of a replica at once
+    block_tokens: int = 0  # unit in which prompts share the cache; 0: they do not
+    # (running sequences, tokens of the step, seconds) of engine steps measured in the warm-up
     profile: tuple[tuple[int, int, float], ...] = ()
-    shared_prefixes: bool = False
+    shared_prefixes: bool = False  # all tenants share them
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What gateways keep of callers' requests, each in a part of `folder`: inputs of `max_rows`
-    rows and `max_bytes`, spread over the buckets that end with `edges`; time, length and tenant of
-    the first `max_requests`, and where the model `generates` the output's length."""
+    """What gateways record of callers' requests; each gateway writes a part in `folder`.
+
+    Recorded are inputs, up to `max_rows` rows and `max_bytes`, spread over the buckets; and time,
+    length and tenant of the first `max_requests` requests.
+    """
 
     folder: str
-    edges: tuple[int, ...]
+    edges: tuple[int, ...]  # of the buckets, inclusive
     max_rows: int
     max_bytes: int
     max_requests: int
-    generates: bool = False
+    generates: bool = False  # whether the output's length is recorded too
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """What an image becomes before the model sees it, as in the settings (`image`).
+    """What an image becomes before the model sees it, as in the setting `image`."""
 
-    `input`, `datatype`: the tensor's. sizes: (height, width), pixels, ascending. mean, std: of
-    levels from 0 to 1, one number or one a channel, in the order of `colour`.
-    """
-
-    input: str
-    datatype: str
-    sizes: tuple[tuple[int, int], ...]
+    input: str  # name of the tensor
+    datatype: str  # of the tensor
+    sizes: tuple[tuple[int, int], ...]  # (height, width), pixels, ascending
     resize: str
     antialias: bool
     rounded: bool
     shorter_side: int | None
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...]  # of levels from 0 to 1: one number, or one a channel as in `colour`
+    std: tuple[float, ...]  # as `mean`
     colour: str
     layout: str
     max_pixels: int
@@ -129,23 +113,21 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """How rows of `output` [classes] become labels with scores: softmax(logits / temperature), the
-    best `top_k` of them; abstains where the best is below `threshold`. probabilities: what the
-    output holds instead of logits."""
+    """How rows of `output` [classes] become labels with scores: the best `top_k` of
+    softmax(logits / temperature)."""
 
     output: str
     labels: tuple[str, ...]
     top_k: int
     temperature: float
-    threshold: float
-    probabilities: bool
+    threshold: float  # no label is given if the best score is below it
+    probabilities: bool  # `output` holds probabilities instead of logits
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """Replicas of one kind of a model that has several, as one of them described itself; see
-    `ModelDescription`. `max_size`: rows a batch. `after_s`: of a reserve, the predicted wait on the
-    others beyond which it is used; 0: it is none."""
+    """Replicas of one kind of a model that has several, as one of them described itself. Fields
+    without a comment are as in `ModelDescription`."""
 
     name: str
     digest: str
@@ -153,7 +135,8 @@ class GroupDescription:
     precision: str
     device: str
     slots: int
-    max_size: int
+    max_size: int  # rows a batch
+    # Of a reserve: the predicted wait on the other groups beyond which it is used. 0: no reserve.
     after_s: float = 0.0
     profile: tuple[tuple[int, int, float], ...] = ()
     profile_from: str = ""
@@ -162,55 +145,47 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic.
+    """One live version of a model.
 
-    `lengths_input`/`lengths_axis`: where a row's length is read (None: every row has length 1);
-    `mask_input`: which input marks real tokens; `optional_inputs`: may be left out of a request.
-    `bucket_edges`: ascending, tokens. `tokenizer_digest`: key of the tokeniser's bytes in the
-    registry, "" when the model takes no text. `embed_output`: name of the output that holds the
-    embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
-    by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches;
-    `profile_from`: where it comes from, for people.
-    `image`: of a model that takes images; a row's length is then its patches. `classes`: of one
-    whose task is to classify. `recording`: None keeps nothing. `generating`: of a model whose
-    replicas stream; it has no tensors. `groups`: in the settings' order, those of which a replica
-    has described itself; () of a model without groups.
+    Of a tensor's shape, axis 0 is the batch and -1 a dynamic axis.
     """
 
     name: str
     version: str
-    generation: int
+    generation: int  # of the anchor that announced it; the registry counts them
     platform: str
     task: str
-    inputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...]  # () for a model that generates
     outputs: tuple[TensorSpec, ...]
-    lengths_input: str | None
-    lengths_axis: int
-    mask_input: str | None
-    optional_inputs: tuple[str, ...]
+    lengths_input: str | None  # the input that a row's length is read from; None: length 1
+    lengths_axis: int  # of that input
+    mask_input: str | None  # the input that marks real tokens
+    optional_inputs: tuple[str, ...]  # may be left out of a request
     max_length: int
     truncate: bool
-    bucket_edges: tuple[int, ...]
+    bucket_edges: tuple[int, ...]  # ascending, tokens
     pads: bool
     precision: str
     device: str
     scheduling: Scheduling
-    digest: str
-    tokenizer_digest: str = ""
-    embed_output: str = ""
-    embed_width: int = 0
+    digest: str  # of its replica's settings; an anchor knows its own replicas by it
+    tokenizer_digest: str = ""  # the registry's key of the tokeniser; "": the model takes no text
+    embed_output: str = ""  # name of the output that holds the embedding
+    embed_width: int = 0  # numbers in an embedding
     max_rows: int | None = None
-    profile: tuple[tuple[int, int, float], ...] = ()
-    profile_from: str = ""
+    profile: tuple[tuple[int, int, float], ...] = ()  # (rows, length, seconds) of measured batches
+    profile_from: str = ""  # where the profile comes from, for people
     reuse: ReuseSettings = ReuseSettings()
-    image: ImageInput | None = None
-    classes: Classes | None = None
-    recording: Recording | None = None
-    generating: Generating | None = None
+    image: ImageInput | None = None  # of a model that takes images; lengths are then patches
+    classes: Classes | None = None  # of a model whose task is to classify
+    recording: Recording | None = None  # None: nothing is recorded
+    generating: Generating | None = None  # of a model whose replicas stream
+    # In the settings' order, those of which a replica has described itself. (): without groups.
     groups: tuple[GroupDescription, ...] = ()
 
     def group_digests(self) -> dict[str, str]:
-        """The settings that replicas of each group, "" where there are none, were started with."""
+        """The digest of the settings of each group's replicas, by group; under "" for a model
+        without groups."""
         if not self.groups:
             return {"": self.digest}
         return {group.name: group.digest for group in self.groups}
@@ -218,16 +193,15 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class GatewayIdentity:
-    """The gateway that a queue lives in: its name, unique in the cluster; how many priorities its
-    requests have; whether all that learns is frozen."""
+    """The gateway that a queue lives in."""
 
-    gateway: str
-    priorities: int = 3
-    frozen: bool = False
+    gateway: str  # its name, unique in the cluster
+    priorities: int = 3  # how many its requests may have
+    frozen: bool = False  # nothing is learnt
 
 
 def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> DispatcherSettings:
-    """What the gateway's core of this model is told."""
+    """The settings of this model's scheduling core at one gateway."""
     core = d.scheduling.core
     return replace(
         core,
@@ -256,7 +230,7 @@ def _group(group: GroupDescription) -> GroupSettings:
 def _measured(
     settings: GenerationParameters | None, engine: Generating | None
 ) -> GenerationParameters | None:
-    """What the settings say of generating, with what the loaded engine says."""
+    """The settings of a model that generates, with what the loaded engine measured."""
     if settings is None or engine is None:
         return settings
     return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)

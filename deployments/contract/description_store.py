@@ -1,10 +1,9 @@
-"""What replicas have said of their models, in the cluster's own key-value store.
+"""Stores what replicas said of their models, so that an anchor can announce a model that sleeps.
 
-So that an anchor that starts while its model sleeps can announce it without a replica. One entry a
-model and group, by the digest of all settings that shape the model's replicas: other settings make
-another model, of which nothing is known. In MessagePack; what another version wrote counts as
-unknown. Each call blocks for a round trip, see `cluster_store`. Held in place by
-tests/integration/test_zero.py.
+Descriptions are in the cluster's key-value store: one entry a model and group, in MessagePack. Each
+names the digest of all settings that shape the model's replicas; a description under other settings
+counts as unknown, and so does one that another version of Headrace wrote in another format. Each
+call blocks for a round trip, see `cluster_store`. Tested by tests/integration/test_zero.py.
 """
 
 from __future__ import annotations
@@ -22,32 +21,31 @@ logger = logging.getLogger("headrace.anchor")
 
 @dataclass(frozen=True, slots=True)
 class StoredDescription:
-    """`settings`: the digest of all of the model's. `version`: of all its groups, "" where it has
-    none."""
+    """A description and what it needs beside it."""
 
-    settings: str
+    settings: str  # digest of all of the model's settings
     description: ModelDescription
     tokenizer: bytes
-    version: str = ""
+    version: str = ""  # over all of the model's groups; "": it has none
 
 
-# Made once, here: two threads that look at a type for the first time at once crash msgspec 0.22.
+# Made once, at import: msgspec 0.22 crashes when two threads use a type for the first time at once.
 _decode = msgspec.msgpack.Decoder(StoredDescription).decode
 
 
 def put(model: str, group: str, stored: StoredDescription) -> None:
-    """Raises what Ray raises where the store does not answer."""
+    """Store it. Raises what Ray raises when the store does not answer."""
     cluster_store.put(_key(model, group), encode(stored))
 
 
 def get(model: str, group: str, settings: str) -> StoredDescription | None:
-    """None where nothing was stored of these settings. Raises as `put`."""
+    """What was stored under these settings; None if nothing was. Raises as `put`."""
     found = cluster_store.get(_key(model, group))
     return None if found is None else decode(found, settings)
 
 
 def forget(model: str) -> None:
-    """Of all its groups. Raises as `put`."""
+    """Delete what was stored of all the model's groups. Raises as `put`."""
     cluster_store.delete(_key(model, ""))
 
 
@@ -56,6 +54,7 @@ def encode(stored: StoredDescription) -> bytes:
 
 
 def decode(data: bytes, settings: str) -> StoredDescription | None:
+    """The stored description; None if its format or its settings are others."""
     try:
         stored = _decode(data)
     except msgspec.MsgspecError as wrong:

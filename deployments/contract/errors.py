@@ -1,26 +1,28 @@
-"""One table of everything a caller can be refused with: class, status, outcome label, Retry-After.
+"""The one table of errors that a caller can get: class, HTTP status, outcome label, Retry-After.
 
-Foreign exceptions are mapped to these where they enter (HTTP parsing, Ray, a runtime). The shape in
-which an error is written is its protocol's business (`gateway/http/protocols`). Messages are
-public: they say what is wrong and what would be right, and never show internals.
+Foreign exceptions are mapped to these classes where they enter (HTTP parsing, Ray, a runtime). Each
+protocol writes errors in its own format (`gateway/http/protocols`). Messages are public: they say
+what is wrong and what would be right, and never show internals.
 """
 
 from __future__ import annotations
 
 import math
 
-_MOST_RETRY_S = 86_400.0
+_MOST_RETRY_S = 86_400.0  # a day
 
 
 def whole_seconds(retry_after_s: float) -> int:
-    """What a `Retry-After` says: rounded up, a day at most (a rate may be next to nothing)."""
+    """The value of a `Retry-After` header: rounded up, at most a day (a rate may be nearly 0)."""
     return max(1, math.ceil(min(retry_after_s, _MOST_RETRY_S)))
 
 
 class HeadraceError(Exception):
-    """Base of all public errors. `retry_after_s` > 0 becomes a `Retry-After` header (whole s).
+    """Base of all public errors.
 
-    `reason`: what exactly it was, for metrics and logs, where one code has several causes.
+    `retry_after_s` > 0 becomes a `Retry-After` header in whole seconds. `param` names the part of
+    the request that is wrong. `reason` names the exact cause, for metrics and logs, where one code
+    has several causes.
     """
 
     status = 500
@@ -52,7 +54,7 @@ class BadRequest(HeadraceError):
 
 
 class TooManyTokens(BadRequest):
-    """A text is longer than its model takes. `count`: its tokens, or "at least" so many."""
+    """A text is longer than its model takes. `count`: its number of tokens, or "at least N"."""
 
     def __init__(self, message: str, count: str, *, param: str | None = None):
         super().__init__(message, param=param)
@@ -60,13 +62,13 @@ class TooManyTokens(BadRequest):
 
 
 class ContextTooLong(BadRequest):
-    """A prompt, with the output asked for, is longer than the model's context."""
+    """The prompt and the output asked for together are longer than the model's context."""
 
     code = "context_length_exceeded"
 
 
 class Unauthorized(HeadraceError):
-    """`expired_key`: the id of the key it came by, where that has expired; for metrics and logs."""
+    """`expired_key`: the id of the caller's key if that has expired; for metrics and logs."""
 
     status, outcome, code = 401, "unauthorized", "invalid_api_key"
 
@@ -102,39 +104,39 @@ class UnsupportedMedia(HeadraceError):
 
 
 class RowConvicted(HeadraceError):
-    """This very input has ended several replicas: asking again does harm, so no `Retry-After`."""
+    """This input has ended several replicas. No `Retry-After`: asking again would do harm."""
 
     status, outcome, code = 422, "convicted", "input_ends_replicas"
 
 
 class OverOwnLimit(HeadraceError):
-    """A tenant is over its own limits."""
+    """The tenant is over its own limits."""
 
     status, outcome, code = 429, "over_limit", "rate_limit_exceeded"
 
 
 class OutputNotFinite(HeadraceError):
-    """The model has answered this row with NaN or infinity, which is no answer; nor would the next
-    one be."""
+    """The model answered this row with NaN or infinity. That is no answer, and running the row
+    again would give no other."""
 
     status, outcome, code = 500, "not_finite", "output_not_finite"
 
 
 class CallerLeft(HeadraceError):
-    """The client disconnected; nobody reads this answer. Not a latency sample."""
+    """The client disconnected, so nobody reads the answer. Not a latency sample."""
 
     status, outcome, code = 499, "cancelled", "client_closed_request"
 
 
 class ReaderTooSlow(HeadraceError):
-    """The client took its answer in so slowly that keeping it for it had to end. Its headers are
-    out: nobody sees the status but logs."""
+    """The client read its answer too slowly for the gateway to go on holding it. The response's
+    headers have been sent already, so only logs show this status."""
 
     status, outcome, code = 499, "too_slow", "client_too_slow"
 
 
 class Overloaded(HeadraceError):
-    """The system is full, draining, or the model has no replica that could answer."""
+    """The system is full or draining, or no replica of the model could answer."""
 
     status, outcome, code = 503, "shed", "overloaded"
 
@@ -146,18 +148,19 @@ class NotReady(HeadraceError):
 
 
 class ReplicaLost(HeadraceError):
-    """The replica died or hung and the retry did too (or was not allowed)."""
+    """The replica died or hung, and so did the retry, or no retry was allowed."""
 
     status, outcome, code = 503, "lost", "replica_lost"
 
 
 class RowFailed(HeadraceError):
-    """The runtime failed on this very request, alone. Not the caller's input as far as we know."""
+    """The runtime failed on this request even when it ran alone. The caller's input is not known to
+    be at fault."""
 
     status, outcome, code = 503, "failed", "inference_failed"
 
 
 class Expired(HeadraceError):
-    """The request's time limit passed before it was answered."""
+    """The request's timeout passed before the request was answered."""
 
     status, outcome, code = 504, "expired", "deadline_exceeded"

@@ -1,9 +1,9 @@
-"""One description of a model whose replicas are of several groups, from what each group says.
+"""How do the descriptions of a model's groups combine into one description of the model?
 
-The first group that was described says what the model takes and gives; every other one must take
-and give the same, else it is left out and the reason said. What may differ between groups (costs,
-batches, slots, caches) is kept by group; what cannot (the longest row, edges that a compiled
-backend fixes) is the narrowest. Pure; the anchor calls it as replicas of each group come up.
+The first group that was described says what the model takes and gives. A group that takes or gives
+anything else is left out, with the reason. What may differ between groups (costs, batches, slots,
+caches) is kept by group. For what may not differ (the longest row, edges that a compiled backend
+fixes) the narrowest holds. Pure; the anchor calls it as replicas of each group come up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from deployments.contract.description import Generating, GroupDescription, ModelDescription
 
-_ALIKE = (
+_MUST_EQUAL = (
     "task", "inputs", "outputs", "lengths_input", "lengths_axis", "mask_input", "optional_inputs",
     "tokenizer_digest", "embed_output", "embed_width", "image", "classes", "pads",
 )  # fmt: skip
@@ -23,10 +23,12 @@ _ALIKE = (
 def combined(
     parts: Mapping[str, ModelDescription], after_s: Mapping[str, float]
 ) -> tuple[ModelDescription, dict[str, str]]:
-    """The description, and why a group is not in it, by group. `parts`: what a replica of each
-    group said, at least one, in the order in which they came; `after_s`: of every group that the
-    settings have, in their order, 0 where it is no reserve. Version and digest are the first
-    part's, for the caller to replace."""
+    """The combined description, and for each group that is left out, the reason.
+
+    `parts`: what a replica of each group said, at least one, in the order in which they came.
+    `after_s`: for every group in the settings, in their order, its wait as a reserve, or 0 if it is
+    none. Version and digest are the first part's; the caller replaces them.
+    """
     base = next(iter(parts.values()))
     refused: dict[str, str] = {}
     edges = _fixed_edges(parts.values())
@@ -40,7 +42,8 @@ def combined(
 
 
 def version_of(versions: Sequence[str]) -> str:
-    """12 hex digits over the versions that the groups would have alone; one is itself."""
+    """The version of a model from its groups' own versions: 12 hex digits over all of them, or the
+    one version that they share."""
     if len(set(versions)) == 1:
         return versions[0]
     return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:12]
@@ -67,6 +70,7 @@ def _group(name: str, part: ModelDescription, after_s: float) -> GroupDescriptio
 def _narrowest(
     base: ModelDescription, parts: Sequence[ModelDescription], groups: tuple[GroupDescription, ...]
 ) -> ModelDescription:
+    # `shaped`: a group whose backend is compiled for fixed lengths. Its edges go before all others.
     shaped = next((part for part in parts if _is_fixed(part)), None)
     short = min(parts, key=lambda part: part.max_length)
     edges = shaped or (short if short.max_length < base.max_length else base)
@@ -85,7 +89,7 @@ def _narrowest(
 
 
 def _engines(engines: Sequence[Generating]) -> Generating | None:
-    """What holds of every engine; prompts share blocks only where all cut them alike."""
+    """What holds for every engine. Prompts share blocks only if all engines cut them alike."""
     if not engines:
         return None
     blocks = {engine.block_tokens for engine in engines}
@@ -97,10 +101,10 @@ def _engines(engines: Sequence[Generating]) -> Generating | None:
 
 
 def _unlike(base: ModelDescription, part: ModelDescription) -> str:
-    """Why its answers could not stand for the others'; "": they can."""
+    """Why the group's answers could not stand for the other groups'; "" if they can."""
     if (base.generating is None) is not (part.generating is None):
         return "it generates, or the others do"
-    differs = [name for name in _ALIKE if getattr(base, name) != getattr(part, name)]
+    differs = [name for name in _MUST_EQUAL if getattr(base, name) != getattr(part, name)]
     return f"its {' and '.join(differs)} differ from the other groups'" if differs else ""
 
 

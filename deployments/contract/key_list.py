@@ -1,4 +1,4 @@
-"""What may be told of keys: ids, owners, ends and states; no hash, and never a key."""
+"""What may be shown of keys: ids, owners, validity and states; never a key or its hash."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ State = Literal["good", "early", "expired", "revoked"]
 
 
 class KeyRow(TypedDict):
-    """`owner`: "tenant NAME" or "operators"; `expires`, `not_before`: as they were written;
-    `models`: None: all that its owner may use."""
+    """One key, as it is listed."""
 
     id: str
-    owner: str
-    state: State
-    expires: str | None
-    not_before: str | None
-    models: list[str] | None
+    owner: str  # "tenant NAME" or "operators"
+    state: State  # early: not valid yet
+    expires: str | None  # as the tenants file has it
+    not_before: str | None  # as the tenants file has it
+    models: list[str] | None  # None: all that its owner may use
 
 
 def key_rows(tenants: TenantsSettings, revoked: Collection[str], wall_s: float) -> list[KeyRow]:
-    """Of all keys, tenants' first. `revoked`: hashes; `wall_s`: seconds since the epoch."""
+    """A row for each key, tenants' keys first. `revoked`: hashes of revoked keys; `wall_s`: seconds
+    since the epoch."""
     return [
         {
             "id": key.kid,

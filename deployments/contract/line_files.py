@@ -1,7 +1,7 @@
-"""Lines that are added to a file: each whole, or not at all, whatever room its disk has.
+"""Appends lines to a file so that a full disk never spoils more than the line that it cut off.
 
-A disk that runs full takes a part of a line and says nothing. What comes later must not stand on
-that line's end, or both would be lost.
+A disk that runs full may take part of a line without an error. The next line must not be joined to
+that part, or both would be lost.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 def append(path: Path, line: bytes) -> None:
-    """`line`: its end included. The file is its owner's alone, and made where there is none.
+    """Append `line`, which includes its newline. Creates the file, readable by its owner only.
 
-    Raises OSError, of a line that was written in part too.
+    Raises OSError; also when only part of the line was written.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -28,6 +28,6 @@ def append(path: Path, line: bytes) -> None:
 
 
 def _ends_whole(handle: int) -> bool:
-    """Whether the next line would begin one."""
+    """Whether the file is empty or ends with a newline."""
     size = os.fstat(handle).st_size
     return size == 0 or os.pread(handle, 1, size - 1) == b"\n"

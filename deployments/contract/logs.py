@@ -1,12 +1,13 @@
-"""Log lines of all processes: what one looks like, what never stands in one, and where it goes.
+"""Log lines of all processes: their format, the fields that they may hold, and where they go.
 
-One JSON object a line (or plain text), by the standard library's logging under the logger
-`headrace`. What belongs to a request is passed explicitly as `extra=`; of that only the names in
-`FIELDS` are written, so that a body, a header or a key cannot slip in with a careless extra. Ray
-sends its workers' output to files of its own, so on a local cluster the host opens a Unix datagram
-socket and names it in the environment; workers write each line to it, one datagram a line. Writing
-never waits: when nobody reads fast enough, or the host is gone, the line is dropped. Without the
-variable (on Kubernetes) lines go to stderr.
+A line is one JSON object (or plain text), written with the standard library's logging under the
+logger `headrace`. Fields of a request are passed explicitly as `extra=`. Of those only the names in
+`FIELDS` are written, so that a careless extra cannot put a body, a header or a key into the log.
+
+Ray sends its workers' output to files of its own. On a local cluster the host process therefore
+opens a Unix datagram socket and names it in HEADRACE_LOG_SOCKET; workers send each line to it as
+one datagram. Sending never waits: if nobody reads fast enough, or the host is gone, the line is
+dropped. Without the variable (on Kubernetes) lines go to stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import msgspec
 LOG_SOCKET = "HEADRACE_LOG_SOCKET"
 LOG_LEVEL = "HEADRACE_LOG_LEVEL"
 LOG_FORMAT = "HEADRACE_LOG_FORMAT"
-_LONGEST_BYTES = 128 * 1024
+_LONGEST_BYTES = 128 * 1024  # of a datagram
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
     "trace_id", "method", "path", "status", "outcome", "reason", "total_ms", "queue_wait_ms",
@@ -36,13 +37,13 @@ FIELDS = (
     "actor", "verb", "object", "source", "before", "after", "detail",
 )  # fmt: skip
 ROOT = "headrace"
-_LONGEST_TEXT = 8192
-_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+_LONGEST_TEXT = 8192  # characters of one value
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # control characters
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class _Datagrams(io.TextIOBase):
-    """A stream whose every `write` is one datagram."""
+    """A text stream of which every `write` sends one datagram."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -56,13 +57,13 @@ class _Datagrams(io.TextIOBase):
 
 
 def log_stream() -> TextIO | None:
-    """Where this process's lines go, None: to stderr."""
+    """The stream that this process's lines go to; None: stderr."""
     path = os.environ.get(LOG_SOCKET)
     return _Datagrams(path) if path else None  # type: ignore[return-value]
 
 
 class LogSocket:
-    """The host's end: calls `take(line)` on a thread of its own, until closed."""
+    """The host's end of the socket: calls `take(line)` on a thread of its own until closed."""
 
     def __init__(self, path: Path, take: Callable[[str], None]) -> None:
         self.path = path
@@ -79,20 +80,20 @@ class LogSocket:
                 self._take(self._socket.recv(_LONGEST_BYTES).decode("utf-8", "replace").rstrip())
 
     def close(self) -> None:
-        """Lines still on their way are lost."""
+        """Stop reading. Lines still on their way are lost."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
 
 def configure_from_environment() -> None:
-    """As this node's environment says, which whoever starts Ray on it sets."""
+    """Configure as this node's environment says; whoever starts Ray on the node sets that."""
     configure(os.environ.get(LOG_LEVEL, "info"), os.environ.get(LOG_FORMAT, "json"))
 
 
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
-    """Sends everything under `headrace` to `stream` as `json` or `text`; idempotent.
+    """Send everything under the logger `headrace` to `stream`, as `json` or `text`. Idempotent.
 
-    Without `stream`: to the local host's log socket where there is one, else to stderr.
+    Without `stream`, lines go to the local host's log socket if there is one, else to stderr.
     """
     logger = logging.getLogger(ROOT)
     for handler in [*logger.handlers]:
@@ -105,14 +106,14 @@ def configure(level: str = "info", form: str = "json", stream: TextIO | None = N
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
-    """The request's fields that the record carries, in the order of `FIELDS`."""
+    """The fields of the record that have a value, in the order of `FIELDS`."""
     own = record.__dict__
     present = ((name, own[name]) for name in FIELDS if own.get(name) not in (None, ""))
     return {name: _printable(v) if isinstance(v, str) else v for name, v in present}
 
 
 class JSONFormatter(logging.Formatter):
-    """{"ts", "level", "logger", "message", fields …, "exception"}; ts is UTC, ISO 8601, ms."""
+    """{"ts", "level", "logger", "message", fields …, "exception"}; `ts` is UTC, ISO 8601, ms."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -154,5 +155,5 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _printable(text: str) -> str:
-    """Bounded, and free of lone surrogates, which JSON cannot carry."""
+    """The text cut to `_LONGEST_TEXT`, and without lone surrogates, which JSON cannot carry."""
     return text[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()

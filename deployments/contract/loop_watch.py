@@ -1,11 +1,12 @@
 """Ends a process whose event loop has stopped turning.
 
-A loop that a call never gives back answers nobody: no request, no health check, no signal. A thread
-looks twice a second whether the loop has turned since; where it has not for `limit_s`, it writes
-what every thread is doing and ends the process, whose place another one takes. Seconds count only
-while the thread itself looks on time: a process that was stopped, or got no processor, or whose
-interpreter lock somebody holds, has not shown that its loop hangs. Such a one is found from
-outside, by the `watchdog` to which the thread sends its heartbeats.
+A loop that a call blocks answers nobody: no request, no health check, no signal. A thread checks
+twice a second whether the loop has turned. If it has not for `limit_s`, the thread writes every
+thread's stack and ends the process; whoever started the process starts another.
+
+Only those seconds count in which the thread itself was on time. A process that was stopped, that
+got no processor, or whose interpreter lock some thread holds has not shown that its loop hangs.
+Such a process is found from outside, by `process_watchdog`, to which the thread sends heartbeats.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from contextlib import contextmanager
 from deployments.contract.process_watchdog import ProcessWatchdog, process_watchdog
 
 HUNG_EXIT_CODE = 70
-LIMIT_S = 4.0
-_EVERY_S = 0.5
-_WRITES_S = 1.0
-_ON_TIME = 2.0  # of the interval, that a look may take
+LIMIT_S = 4.0  # without a turn of the loop
+_EVERY_S = 0.5  # between two looks
+_WRITES_S = 1.0  # to write the stacks; then the process ends all the same
+_ON_TIME = 2.0  # a look is on time if it comes within so many intervals
 logger = logging.getLogger("headrace.process")
 
 
 class Heartbeat:
-    """How long the loop has not turned while somebody was there to see it. Seconds."""
+    """Measures how long the loop has not turned, in seconds in which the thread was on time."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -39,7 +40,8 @@ class Heartbeat:
         self._still_s = 0.0
 
     def look(self, turns: int, now: float) -> float:
-        """`turns`: of the loop, so far."""
+        """Take in one look; returns for how many seconds the loop has stood still. `turns`: how
+        often the loop has turned so far."""
         before, self._looked_at = self._looked_at, now
         if turns != self._turns or before is None:
             self._turns, self._still_s = turns, 0.0
@@ -49,7 +51,8 @@ class Heartbeat:
 
 
 class LoopWatch:
-    """Make and close it on the loop."""
+    """Watches the event loop that is running; make and close it on that loop. `on_hang` replaces
+    what happens to a process that hangs. `watchdog` gets a heartbeat at each look."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class LoopWatch:
         self._watchdog = watchdog
         self._on_hang = on_hang or _end
         self._turns = 0
-        self._stalls = 0
+        self._stalls = 0  # blocks of `may_stall` that are open
         self._beating = threading.Lock()
         self._over = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -74,8 +77,8 @@ class LoopWatch:
 
     @contextmanager
     def may_stall(self) -> Iterator[None]:
-        """While some thread may keep the interpreter's lock for long, as loading a model does.
-        What keeps the loop itself from turning is found all the same."""
+        """Tell the watchdog that a thread may hold the interpreter's lock for long while this block
+        runs, as loading a model does. A loop that hangs is still found."""
         self._stalls += 1
         self._beat()
         try:
@@ -85,7 +88,7 @@ class LoopWatch:
             self._beat()
 
     def _beat(self) -> None:
-        """From the loop and from the thread."""
+        """Send the watchdog a heartbeat. Called by the loop and by the thread, hence the lock."""
         with self._beating:
             if self._watchdog is not None:
                 self._watchdog.beat(stalled=self._stalls > 0)
@@ -110,12 +113,14 @@ class LoopWatch:
 
 
 def watch_process() -> LoopWatch:
-    """Of this process, in which this loop is the one that matters: what hangs is ended."""
+    """Watch this process, in which the running loop is the one that matters, and end it if it
+    hangs."""
     return LoopWatch(watchdog=process_watchdog())
 
 
 def _end() -> None:
-    # Whoever holds the log's lock may be what hangs.
+    # The thread that hangs may hold the log's lock, so logging may block: the timer ends the
+    # process then.
     threading.Timer(_WRITES_S, os._exit, [HUNG_EXIT_CODE]).start()
     logger.error("the event loop has not turned for %g s; the process ends", LIMIT_S)
     faulthandler.dump_traceback()

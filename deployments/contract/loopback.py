@@ -1,10 +1,11 @@
-"""Keeps Serve's listeners that would face the network on this machine.
+"""Keeps Serve's listeners off the network on a local cluster.
 
-Ray's own gRPC servers follow their node's address; on a local cluster that is the loopback one
-(`ray_env`). Every Serve replica besides opens a gRPC server for calls between deployments, on every
-interface and without asking (`[::]:0` stands in its source): the replicas' constructors call
-`keep_replica_calls_local`, which runs before that server is opened. On a cluster of several nodes
-nothing changes. Held in place by tests/integration/test_ray_contract.py.
+Ray's own gRPC servers bind to their node's address, which on a local cluster is a loopback address
+(`ray_env`). Every Serve replica also opens a gRPC server for calls between deployments. Serve's
+source binds that one to every interface (`[::]:0`), with no setting for it. The constructors of
+replicas therefore call `keep_replica_calls_local`, which runs before that server is opened. On a
+cluster of several nodes nothing changes. The private API of Ray that this uses is tested by
+tests/integration/test_ray_contract.py.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ AddPort = Callable[[Any, str], int]
 
 
 def keep_replica_calls_local() -> None:
-    """Makes this process's replica listen on the node's address where that is a loopback one."""
+    """Make this process's replica listen on its node's address, if that is a loopback address."""
     import ray
     from ray.serve._private import replica as serve_replica
 
     replica: Any = serve_replica
     node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     if ipaddress.ip_address(node).is_loopback:
-        replica.add_port_to_grpc_server = _on(node, replica.add_port_to_grpc_server)
+        replica.add_port_to_grpc_server = _bound_to(node, replica.add_port_to_grpc_server)
 
 
-def _on(node: str, add_port: AddPort) -> AddPort:
+def _bound_to(node: str, add_port: AddPort) -> AddPort:
     def add(server: Any, address: str) -> int:
         return add_port(server, f"{node}:0" if address == EVERY_INTERFACE else address)
 

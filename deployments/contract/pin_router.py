@@ -1,12 +1,14 @@
-"""Keeps the directory of running replicas, and sends a call to the replica that it names.
+"""Sends each Serve call to the replica that it is pinned to, and keeps the replica directory.
 
-Requests do not go through Serve (docs/data-channel.md); what does is a gateway's question for a
-replica's key, whose id rides in the call's `session_id`. Serve's own routing tasks, queue-length
-probes and backoff are skipped by overriding `_choose_replica_for_request` (as Serve's in-tree
-capacity-queue router does): they would give the question to any replica. A call whose replica is
-gone fails at once with `ReplicaGone`; nothing waits inside Serve. Calls without a pin (`describe`)
-take any running replica. What is used here and is not public is held in place by
-tests/integration/test_ray_contract.py.
+Requests do not go through Serve (docs/data-channel.md). Serve carries a gateway's call for a
+replica's key; the id of that replica is in the call's `session_id`, its *pin*. The router overrides
+`_choose_replica_for_request` (as Serve's in-tree capacity-queue router does), because Serve's own
+routing tasks, queue-length probes and backoff would send the call to any replica. A call whose
+replica is gone fails at once with `ReplicaGone`; nothing waits inside Serve. A call without a pin
+(`describe`) goes to any running replica, in turn.
+
+The private API of Serve that this uses is tested by tests/integration/test_ray_contract.py. Imports
+of `replica_directory` stand inside functions, see there.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ def _gone(uid: str) -> Exception:
 
 
 class PinRouter(RequestRouter):
+    """Serve's request router for replicas of models and of the shared pool."""
+
     def initialize_state(self, **kwargs: Any) -> None:
-        """`key`: whose directory to keep ("application/deployment")."""
+        """`key`: of the directory to keep, "application/deployment"."""
         self._directory = _directory(kwargs["key"])
         self._by_uid: dict[str, ServeReplica] = {}
         self._turn = itertools.count()
@@ -75,5 +79,6 @@ class PinRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[ServeReplica], pending_request: PendingRequest | None = None
     ) -> list[list[ServeReplica]]:
-        """Required by the base class; every call goes through `_choose_replica_for_request`."""
+        """Required by the base class, but unused: `_choose_replica_for_request` routes each
+        call."""
         return [list(candidate_replicas)]

@@ -1,8 +1,7 @@
-"""What a replica of the shared pool tells gateways of the models that it serves.
+"""How does a gateway see the models that replicas of the shared pool serve?
 
-To a gateway each of them is one more replica of that model, of the group `POOL_GROUP`: a reserve.
-It has an id of its own for each time that the model is loaded, since its address and its key are
-others then.
+For a gateway, a model in a pool replica is one more replica of that model. It belongs to the group
+`POOL_GROUP`, which is a reserve. Its id, address and key change each time the model is loaded.
 """
 
 from __future__ import annotations
@@ -18,22 +17,19 @@ from routers.api.settings import DispatcherSettings, GroupSettings
 
 @dataclass(frozen=True, slots=True)
 class PoolMember:
-    """A model that a pool replica serves. `member`: this very residency; `replica`: the pool
-    replica's id in Serve. `digest`: of the settings that it was loaded with; `version`: of what was
-    loaded. `channel`: where it listens. `slots`: batches that each gateway may have there.
-    `after_s`: the predicted wait on the model's own replicas beyond which it is used."""
+    """A model that a pool replica serves."""
 
     model: str
-    member: str
-    replica: str
-    digest: str
-    version: str
-    channel: str
-    slots: int
-    after_s: float
+    member: str  # id of this residency: from one loading of the model to its unloading
+    replica: str  # the pool replica's id in Serve
+    digest: str  # of the settings that the model was loaded with
+    version: str  # of the model that was loaded
+    channel: str  # address where it listens
+    slots: int  # batches that each gateway may have there
+    after_s: float  # predicted wait on the model's own replicas beyond which this one is used
 
     def as_replica(self) -> RunningReplica:
-        """As a gateway's queue knows replicas."""
+        """The member as a gateway's queue represents replicas."""
         said = {
             "group": POOL_GROUP, "replica": self.replica, "digest": self.digest,
             "version": self.version, "channel": self.channel, "slots": str(self.slots),
@@ -43,13 +39,16 @@ class PoolMember:
 
 
 def pool_replica_of(replica: RunningReplica) -> str:
-    """The pool replica in which that one is; "": it is one of the model's own."""
+    """The pool replica that this replica is in; "" if it is one of the model's own."""
     return dict(replica.metadata).get("replica", "")
 
 
 def may_serve(replica: RunningReplica, d: ModelDescription) -> bool:
-    """Whether what a pool replica holds is the live version. Of a model with groups it runs one
-    group's settings, whose version alone is another than the whole's."""
+    """Whether the pool replica holds the live version.
+
+    Of a model with groups, a pool replica runs one group's settings. The version of those settings
+    differs from the whole model's version, so only digests are compared.
+    """
     said = dict(replica.metadata)
     if replica.digest() not in d.group_digests().values():
         return False
@@ -58,7 +57,7 @@ def may_serve(replica: RunningReplica, d: ModelDescription) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """How a model's pool members are used: see `PoolMember`."""
+    """How a model's pool members are used. Fields are as in `PoolMember`."""
 
     digest: str
     slots: int
@@ -73,14 +72,14 @@ class PoolUse:
 def with_pool(
     settings: DispatcherSettings, d: ModelDescription, pool: PoolUse
 ) -> DispatcherSettings:
-    """The core's settings with the pool as one more group, a reserve. It starts from the costs of
-    the group whose settings it runs, and learns its own."""
+    """The core's settings with the pool as one more group, a reserve. Its costs start as those of
+    the group whose settings it runs; then it learns its own."""
     own = settings.groups or (GroupSettings("", settings.profile, max_size=settings.max_size),)
-    like = _like(d, pool.digest)
+    like = _group_of_digest(d, pool.digest)
     known = own[0] if like is None else next(each for each in own if each.name == like.name)
     reserve = replace(known, name=POOL_GROUP, after_s=pool.after_s)
     return replace(settings, groups=(*own, reserve))
 
 
-def _like(d: ModelDescription, digest: str) -> GroupDescription | None:
+def _group_of_digest(d: ModelDescription, digest: str) -> GroupDescription | None:
     return next((group for group in d.groups if group.digest == digest), None)

@@ -1,20 +1,20 @@
-"""Ends a process that stands still altogether: it was stopped (SIGSTOP), or a call keeps the
+"""Kills a process that stands still altogether: it was stopped (SIGSTOP), or a call holds the
 interpreter's lock.
 
-Such a one cannot look after itself, so a small process of its own does, as Erlang's `heart`. The
-watched one sends a heartbeat twice a second; where none has come for `LIMIT_S` it gets SIGKILL, and
-whoever started it starts another. Seconds count only in which
+Such a process cannot watch itself, so a small process of its own does, like Erlang's `heart`. The
+watched process sends a heartbeat twice a second. When none has come for `LIMIT_S` it gets SIGKILL,
+and whoever started it starts another. A second of silence counts only if
 
-- the watchdog was on time itself: else the machine was suspended, the container frozen, or nobody
-  got a processor;
-- no thread of the watched process wanted a processor and got less than half of one: else it is
-  slow because the machine is busy;
-- its last heartbeat did not say that it may be `stalled`: a backend's library may keep the
+- the watchdog itself was on time: otherwise the machine was suspended, the container frozen, or no
+  process got a processor;
+- every thread of the watched process that wanted a processor got at least half of one: otherwise
+  the process is slow because the machine is busy;
+- its last heartbeat did not say that it may be `stalled`: a backend's library may hold the
   interpreter's lock while it loads a model.
 
-An event loop that hangs while its process does not is `loop_watch`'s, which says what it was doing.
-Linux alone. The watchdog's process runs this very file, on nothing but the standard library until
-it has to write its line: 7 MiB of its own.
+An event loop that hangs while the process does not is found by `loop_watch`, which writes what the
+process was doing. Linux only. The watchdog's process runs this very file, with nothing but the
+standard library until it writes its log line, and takes 7 MiB of memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dataclasses import dataclass, field
 
 EVERY_S = 0.5
 LIMIT_S = 4.0
-_ON_TIME = 2.0  # of the interval, that a look may take
-_STOPPED, _RUNNABLE = "T", "R"
-_NOWHERE = -1  # no file has that number
+_ON_TIME = 2.0  # a look is on time if it comes within so many intervals
+_STOPPED, _RUNNABLE = "T", "R"  # states in proc(5)
+_NOWHERE = -1  # no open file has that number
 _BEAT, _STALLED = b".", b"-"
-_TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
+_TICKS_S = 1 / os.sysconf("SC_CLK_TCK")  # seconds of a clock tick
 
 
 # ---- what the watchdog decides ------------------------------------------------------------------
@@ -44,27 +44,28 @@ _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """`state`: as in proc(5); `cpu_s`: that it has used so far."""
+    """One thread of the watched process."""
 
-    state: str
-    cpu_s: float
+    state: str  # as in proc(5)
+    cpu_s: float  # that it has used so far
 
 
 @dataclass(slots=True)
 class Silence:
-    """For how many `seconds` nothing has been heard of a process that could have spoken, looked at
-    every `every_s`."""
+    """For how long a process has been silent although it could have sent a heartbeat."""
 
-    every_s: float
-    seconds: float = 0.0
+    every_s: float  # between two looks
+    seconds: float = 0.0  # of silence that count
     _looked_at: float | None = None
-    _threads: dict[int, Thread] = field(default_factory=dict)
+    _threads: dict[int, Thread] = field(default_factory=dict)  # at the last look
 
     def heard(self, now: float) -> None:
+        """A heartbeat has come."""
         self.seconds, self._looked_at, self._threads = 0.0, now, {}
 
     def silent(self, threads: dict[int, Thread], now: float) -> float:
-        """A look at which no heartbeat had come since the last one; `threads` by their number."""
+        """No heartbeat has come since the last look. Returns the seconds of silence that count.
+        `threads`: by thread id."""
         before, self._looked_at = self._looked_at, now
         gap_s = 0.0 if before is None else now - before
         if gap_s <= _ON_TIME * self.every_s and not self._starved(threads, gap_s):
@@ -73,7 +74,8 @@ class Silence:
         return self.seconds
 
     def _starved(self, threads: dict[int, Thread], gap_s: float) -> bool:
-        """One that is seen here for the first time has used nothing yet, for all that is known."""
+        """Whether some thread wanted a processor and got less than half of one. A thread that is
+        seen for the first time counts as having used nothing."""
         return any(
             each.state == _RUNNABLE
             and each.cpu_s - self._threads.get(number, each).cpu_s < gap_s / 2
@@ -85,7 +87,7 @@ class Silence:
 
 
 class ProcessWatchdog:
-    """Of this process, from now on. `beat` waits for nobody."""
+    """Starts a watchdog of this process. `beat` never blocks."""
 
     def __init__(self, limit_s: float = LIMIT_S, every_s: float = EVERY_S) -> None:
         arguments = (os.getpid(), limit_s, every_s)
@@ -98,13 +100,14 @@ class ProcessWatchdog:
         os.set_blocking(self._beats, False)
 
     def beat(self, *, stalled: bool = False) -> None:
-        """Nobody may listen any more: then this process is watched by others alone. `stalled`: the
-        next one may be late, and silence does not count until then."""
+        """Send a heartbeat. `stalled`: the next one may be late, and until it comes silence does
+        not count. If the watchdog is gone, nothing happens: other checks still watch this
+        process."""
         with suppress(OSError):
             os.write(self._beats, _STALLED if stalled else _BEAT)
 
     def close(self) -> None:
-        """What it watched ends in order."""
+        """The process ends in order: end the watchdog."""
         assert self._process.stdin is not None
         self._beats = _NOWHERE
         self._process.stdin.close()
@@ -112,7 +115,7 @@ class ProcessWatchdog:
 
 
 def process_watchdog() -> ProcessWatchdog | None:
-    """None where there is no proc(5)."""
+    """A watchdog of this process; None on systems without proc(5)."""
     return ProcessWatchdog() if sys.platform == "linux" else None
 
 
@@ -128,7 +131,7 @@ def _watch(pid: int, limit_s: float, every_s: float) -> None:
         if select.select([beats], [], [], 0)[0]:
             said = os.read(beats, 4096)
             if not said:
-                return  # it has ended
+                return  # the watched process has ended
             silence.heard(time.monotonic())
         elif said.endswith(_STALLED):
             silence.heard(time.monotonic())
@@ -139,10 +142,11 @@ def _watch(pid: int, limit_s: float, every_s: float) -> None:
 
 
 def _threads(pid: int) -> Iterator[tuple[int, Thread]]:
+    """The process's threads by id; those that end meanwhile are left out."""
     with suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError), open(f"/proc/{pid}/task/{number}/stat", encoding="utf-8") as f:
-                # state is the third field, utime and stime the fourteenth and fifteenth
+                # State is the third field, utime and stime the fourteenth and fifteenth.
                 words = f.read().rpartition(")")[2].split()
                 yield int(number), Thread(words[0], (int(words[11]) + int(words[12])) * _TICKS_S)
 
@@ -150,14 +154,14 @@ def _threads(pid: int) -> Iterator[tuple[int, Thread]]:
 def _end(pid: int, silent_s: float) -> None:
     stopped = all(each.state == _STOPPED for _, each in _threads(pid))
     why = "it is stopped" if stopped else "a call keeps the interpreter's lock"
-    try:  # before it ends: its node may end this one with it
-        _say(f"process {pid} has stood still for {silent_s:.1f} s and is ended: {why}")
+    try:  # before the kill: when the process is gone, its node may end this one too
+        _log_error(f"process {pid} has stood still for {silent_s:.1f} s and is ended: {why}")
     finally:
         os.kill(pid, signal.SIGKILL)
 
 
-def _say(words: str) -> None:
-    """Where the ended one's own lines went."""
+def _log_error(words: str) -> None:
+    """Write an error to where the ended process's own log lines went."""
     import site
     from pathlib import Path
 

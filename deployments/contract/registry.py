@@ -1,14 +1,16 @@
-"""Who serves what: declared models, the leases of those that are ready, gateways' snapshots.
+"""Who serves what: which models are declared, which are ready, and what each gateway last reported.
 
-Entries are leases by model and generation: an anchor renews its own, and withdraws it by
-compare-and-delete, so an old anchor never takes its successor's away. The highest live generation
-of a model is the one that counts. Which models are declared is Serve's list of applications and
-nobody else's. A revision number grows with every change that a gateway must hear of; renewals and
-progress don't change it. A registry that has just started knows nothing yet of what was there
-before: until it has heard Serve's list, and everybody has had the time to announce again, its views
-are not `complete`, and what they lack means nothing. Replicas of the shared pool say each second
-which models they serve; that is a lease too. Pure state, given the time; the actor around
-it is in `registry_actor.py`.
+Entries are leases, by model and generation. An anchor renews its own entry and withdraws it by
+compare-and-delete, so an old anchor never removes its successor's. The highest live generation of
+a model counts. Which models are declared comes from Serve's list of applications alone. Replicas of
+the shared pool report each second which models they serve; such a report is a lease too.
+
+The revision grows with every change that gateways must hear of; renewals and progress do not change
+it. A registry that has just started does not know what was there before. Its views are `complete`
+once it has Serve's list and every anchor has announced or has had the time to; until then a model
+that is missing from a view may exist.
+
+Pure state, given the time; `registry_actor.py` is the actor around it.
 """
 
 from __future__ import annotations
@@ -25,166 +27,165 @@ from deployments.contract.rollout.rollouts import Rollouts
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary
 
 ANSWER_S = 5.0
-"""Whoever asks the registry waits no longer: it may hang without being dead."""
+"""Seconds that a caller waits for the registry at most: it may hang without being dead."""
 LEASE_S = 5.0
-SNAPSHOT_KEEPS_S = 10.0
-GATHERS_S = 2 * LEASE_S
+SNAPSHOT_KEEPS_S = 10.0  # a gateway's snapshot is dropped after that
+GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce again
 _MOST_PROGRESS = 1024
 RATES, CRASHES = "rates", "crashes"
 EXCHANGED = (RATES, CRASHES)
-"""Of a gateway's snapshot, what the others hear: its tenants' rates, inputs that end replicas."""
+"""The parts of a gateway's snapshot that other gateways get: its tenants' rates, and inputs that
+end replicas."""
 
 
 @dataclass(slots=True)
 class RegistryEntry:
+    """What an anchor announced, and until when its lease runs."""
+
     description: ModelDescription
     until: float
 
 
 @dataclass(slots=True)
 class PoolEntry:
+    """What a pool replica serves, and until when its lease runs."""
+
     members: tuple[PoolMember, ...]
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """What is known of a model before any replica of it is ready. `fallback`: who stands in until
-    then, "": nobody. `runtime`: as in its settings. `optional`: nothing waits for it."""
+    """What is known of a model before any of its replicas is ready."""
 
-    fallback: str = ""
-    runtime: str = ""
-    optional: bool = False
+    fallback: str = ""  # the model that stands in until then; "": none
+    runtime: str = ""  # as in its settings
+    optional: bool = False  # readiness does not wait for it
 
 
-STARTED = ("ready", "failed")  # phases of a start that is over
+STARTED = ("ready", "failed")  # the phases in which a start is over
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProgress:
-    """How far one replica of a model has come: phase (staging … ready | failed), fraction 0..1.
-    `passed`: the phases before it, so that a short one is not lost between two looks. `spent`: the
-    seconds of each of them, in the same order; the first is the process, from its beginning until
-    the replica's own code runs. `digest`: of the settings it was started with."""
+    """How far one replica of a model has come with its start."""
 
     model: str
     replica: str
-    phase: str
-    fraction: float
+    phase: str  # staging … ready | failed
+    fraction: float  # 0..1
     detail: str = ""
-    passed: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()  # phases before this one, so that a look misses no short phase
+    # Seconds of each phase in `passed`, in that order. The first phase is the process, from its
+    # beginning until the replica's own code runs.
     spent: tuple[tuple[str, float], ...] = ()
-    digest: str = ""
+    digest: str = ""  # of the settings that it was started with
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
-    what stands in for such, as far as known, `optional` those that nobody waits for. `pool`: who
-    serves a model in the shared pool, `rollouts` what goes to a model's canary; canaries are among
-    `models` by names of their own. Not `complete`: what is here is true, and more may be.
-    controller_ends: how often this registry has ended Serve's controller."""
+    """What gateways route by. Everything in a view that is not `complete` is true, but models may
+    be missing from it."""
 
     revision: int
-    models: dict[str, ModelDescription]
-    declared: frozenset[str]
+    models: dict[str, ModelDescription]  # live versions; canaries under names of their own
+    declared: frozenset[str]  # includes models that are not ready
     draining: bool
     complete: bool = True
-    fallbacks: dict[str, str] = field(default_factory=dict)
-    pool: dict[str, tuple[PoolMember, ...]] = field(default_factory=dict)
-    optional: frozenset[str] = frozenset()
-    rollouts: dict[str, RolloutRoute] = field(default_factory=dict)
-    controller_ends: int = 0
+    fallbacks: dict[str, str] = field(default_factory=dict)  # by model, see `ModelOutline`
+    pool: dict[str, tuple[PoolMember, ...]] = field(default_factory=dict)  # by model
+    optional: frozenset[str] = frozenset()  # models that readiness does not wait for
+    rollouts: dict[str, RolloutRoute] = field(default_factory=dict)  # what goes to canaries
+    controller_ends: int = 0  # how often this registry has killed Serve's controller
 
 
 @dataclass(slots=True)
 class Registry:
-    """`born_s`: when it started; times are seconds on one monotonic clock, but for `begin`'s.
-    `revision` must start above all that a predecessor gave. listed: whether Serve has said which
-    models are `declared`. outlines: by model, for as long as it is declared. pool: by pool
-    replica."""
+    """The registry's state. Times are seconds on one monotonic clock, except where a parameter is
+    called `wall_s` (seconds since the epoch)."""
 
-    born_s: float
-    revision: int = 1
+    born_s: float  # when it started
+    revision: int = 1  # must start above every revision that a predecessor gave
     complete: bool = False
-    listed: bool = False
+    listed: bool = False  # Serve has said which models are `declared`
     draining: bool = False
     declared: set[str] = field(default_factory=set)
-    outlines: dict[str, ModelOutline] = field(default_factory=dict)
+    outlines: dict[str, ModelOutline] = field(default_factory=dict)  # of declared models
     entries: dict[tuple[str, int], RegistryEntry] = field(default_factory=dict)
-    blobs: dict[str, bytes] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)  # tokenisers, by digest
     progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
     gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
-    pool: dict[str, PoolEntry] = field(default_factory=dict)
+    pool: dict[str, PoolEntry] = field(default_factory=dict)  # by pool replica
     last_generation: int = 0
     rollouts: Rollouts = field(default_factory=Rollouts)
     controller_ends: int = 0
 
     def declare(self, names: Collection[str], now: float) -> bool:
-        """The whole list of models that ought to exist; others become unknown (404). Whether
-        gateways must hear of it."""
+        """Set the whole list of models that ought to exist; all others become unknown (404).
+        Returns whether gateways must hear of it."""
         changed = not self.listed or self.declared != set(names)
         self.declared, self.listed = set(names), True
         self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
         self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
         self.rollouts.declare(self.declared)
-        changed |= self._gather(now)
+        changed |= self._complete_gathering(now)
         if changed:
-            self._changed()
+            self._grow_revision()
         return changed
 
     def forget_failures(self, names: Collection[str]) -> None:
-        """Of models that are about to be tried anew."""
+        """Drop failed starts of models that are about to be started again."""
         self.progress = {
             k: p for k, p in self.progress.items() if p.model not in names or p.phase != "failed"
         }
 
     def begin(self, name: str, wall_s: float, outline: ModelOutline) -> int:
-        """A new anchor of `name`: returns its generation, above all before, those of an earlier
-        registry included: that is what the wall clock is for."""
+        """A new anchor of `name` has started. Returns its generation, which is above all before,
+        those of earlier registries included; for that the wall clock is used."""
         self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
-        if self._may_be(name):
+        if self._may_exist(name):
             self.outlines[name] = outline
-        self._changed()
+        self._grow_revision()
         return self.last_generation
 
     def announce(self, description: ModelDescription, tokenizer: bytes, now: float) -> None:
+        """Give an anchor a lease for its description. Announcing again replaces it."""
         if tokenizer:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = RegistryEntry(description, now + LEASE_S)
-        # The clock may have been set back since an earlier registry gave this one.
+        # An earlier registry gave this generation, and the clock may have been set back since.
         self.last_generation = max(self.last_generation, description.generation)
-        self._gather(now)
-        self._changed()
+        self._complete_gathering(now)
+        self._grow_revision()
 
     def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
-        """What replicas that run with these settings have measured, of the live version or of its
-        canary; () where there are none, or they did not."""
+        """The profile measured by replicas that run with these settings, of the live version or of
+        its canary; () if there is none."""
         models = self.view().models
         known = (models[each] for each in (name, canary_of(name)) if each in models)
         return next((found for each in known if (found := _profile(each, digest))), ())
 
     def serves(self, name: str) -> bool:
-        """Whether an anchor of any generation has announced it and has not gone."""
+        """Whether an anchor of any generation has announced it and its lease still runs."""
         return any(each == name for each, _ in self.entries)
 
     def loading_beside(self, name: str, digest: str) -> int:
-        """Replicas started with these settings that load, while another version is live; 0 where
-        none is, or this one."""
+        """Number of replicas with these settings that load while another version is live; 0 if no
+        version is live, or the live one has these settings."""
         live = self.view().models.get(name)
         if live is None or digest in live.group_digests().values():
             return 0
         told = [p for p in self.progress.values() if (p.model, p.digest) == (name, digest)]
         return sum(p.phase not in STARTED for p in told)
 
-    def _may_be(self, name: str) -> bool:
-        """Whether a model is declared, or may be: until Serve's list is known, whoever is there."""
+    def _may_exist(self, name: str) -> bool:
+        """Whether the model is declared; until Serve's list is known, any may be."""
         return name in self.declared or not self.listed
 
-    def _gather(self, now: float) -> bool:
-        """Whether views become complete now: Serve's list is known, and all have announced or had
-        the time to."""
+    def _complete_gathering(self, now: float) -> bool:
+        """Set `complete` once Serve's list is known and all have announced or had the time to.
+        Returns whether that happened in this call."""
         if self.complete or not self.listed:
             return False
         announced = {name for name, _ in self.entries}
@@ -192,7 +193,8 @@ class Registry:
         return self.complete
 
     def renew(self, name: str, generation: int, now: float) -> bool:
-        """False when the lease is unknown (expired, or the registry restarted): announce again."""
+        """Renew a lease. False if it is unknown (it ran out, or the registry restarted): the anchor
+        must announce again."""
         entry = self.entries.get((name, generation))
         if entry is None:
             return False
@@ -200,25 +202,27 @@ class Registry:
         return True
 
     def withdraw(self, name: str, generation: int) -> bool:
-        """Compare-and-delete: only this very generation goes."""
+        """Delete the lease of exactly this generation. Returns whether there was one."""
         if self.entries.pop((name, generation), None) is None:
             return False
         self._drop_blobs()
-        self._changed()
+        self._grow_revision()
         return True
 
     def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> bool:
-        """All that a pool replica serves; none: it goes. Whether gateways must hear of it."""
+        """Take in all that a pool replica serves; without members the replica is leaving. Returns
+        whether gateways must hear of it."""
         known = self.pool.pop(replica, None)
         if members:
             self.pool[replica] = PoolEntry(members, now + LEASE_S)
         changed = members != (known.members if known else ())
         if changed:
-            self._changed()
+            self._grow_revision()
         return changed
 
     def sweep(self, now: float) -> bool:
-        """Ends leases that ran out, and the time of gathering. True when something changed."""
+        """End leases that have run out, and the time of gathering. Returns whether anything
+        changed."""
         late = [key for key, entry in self.entries.items() if entry.until < now]
         for key in late:
             del self.entries[key]
@@ -228,25 +232,26 @@ class Registry:
         self.gateways = {
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
-        gathered = self._gather(now)
+        gathered = self._complete_gathering(now)
         if late:
             self._drop_blobs()
         changed = bool(late or silent or gathered)
         if changed:
-            self._changed()
+            self._grow_revision()
         return changed
 
     def controller_ended(self) -> None:
-        """Serve's, because it hung; gateways count it where they are scraped."""
+        """Serve's controller hung and was killed. Gateways export the count as a metric."""
         self.controller_ends += 1
-        self._changed()
+        self._grow_revision()
 
     def drain(self, draining: bool) -> None:
         self.draining = draining
-        self._changed()
+        self._grow_revision()
 
     def report(self, progress: ReplicaProgress) -> None:
-        self.progress.pop((progress.model, progress.replica), None)  # the last one told is last
+        """Take in a replica's progress. Beyond `_MOST_PROGRESS` the oldest report is dropped."""
+        self.progress.pop((progress.model, progress.replica), None)  # so that the newest is last
         self.progress[(progress.model, progress.replica)] = progress
         if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]
@@ -254,7 +259,8 @@ class Registry:
     def push(
         self, gateway: str, snapshot: dict[str, object], now: float
     ) -> dict[str, dict[str, object]]:
-        """What the other gateways have said last of each of `EXCHANGED`, by gateway."""
+        """Take in a gateway's snapshot. Returns the other gateways' latest for each name in
+        `EXCHANGED`, by gateway."""
         self.gateways[gateway] = (now, snapshot)
         others = {name: said for name, (_, said) in self.gateways.items() if name != gateway}
         return {
@@ -263,12 +269,12 @@ class Registry:
         }
 
     def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
-        """Of the canary that is declared; its number."""
+        """Begin a rollout of the model's declared canary. Returns the rollout's number."""
         return self.rollouts.begin(model, terms, wall_s, now)
 
     def look_at_rollouts(self, now: float) -> bool:
-        """Decides what is to be decided, once everybody has had the time to announce. Whether
-        gateways must hear of it."""
+        """Decide what is due in each rollout, once views are complete. Returns whether gateways
+        must hear of it."""
         if not self.rollouts.by_model or not self.complete:
             return False
         return self._decided(self.rollouts.look(now, self.view().models, self._observations()))
@@ -287,17 +293,18 @@ class Registry:
 
     def _decided(self, changed: bool) -> bool:
         if changed:
-            self._changed()
+            self._grow_revision()
         return changed
 
     def _observations(self) -> list[Observations]:
-        """What each gateway has said last."""
+        """The latest observations of each gateway."""
         return [each for _, said in self.gateways.values() for each in _rollouts_of(said)]
 
     def view(self) -> View:
+        """What gateways route by now."""
         live: dict[str, ModelDescription] = {}
         for (name, generation), entry in self.entries.items():
-            if self._may_be(name) and (name not in live or live[name].generation < generation):
+            if self._may_exist(name) and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
         return View(
             self.revision,
@@ -324,7 +331,7 @@ class Registry:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}
         self.blobs = {digest: blob for digest, blob in self.blobs.items() if digest in used}
 
-    def _changed(self) -> None:
+    def _grow_revision(self) -> None:
         self.revision += 1
 
 

@@ -1,10 +1,11 @@
 """The registry as a small named Ray actor that gateways long-poll.
 
-One for a cluster, created by whoever comes first, restarted by Ray when it dies: anchors announce
-again on their next renewal, so what is lost is at most one renewal's time. Which models there ought
-to be it asks Serve, once a second and whenever an anchor comes that it does not expect. Leases run
-on the monotonic clock; generations and revisions come from the wall clock, because they must grow
-across restarts of the actor. One that hangs is ended from outside, and restarted likewise.
+There is one a cluster. Whoever needs it first creates it, and Ray restarts it when it dies. Anchors
+announce again with their next renewal, so a restart loses at most one renewal period. The actor
+asks Serve which models ought to exist once a second, and when an anchor comes that it does not
+expect. Leases run on the monotonic clock. Generations and revisions start from the wall clock,
+because they must grow across restarts of the actor. An actor that hangs is killed from outside and
+restarted likewise.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ from deployments.contract.server_status import replica_targets, server_status
 NAME = "headrace-registry"
 NAMESPACE = "headrace"
 _ASKS_SERVE_S = 1.0
-_ACCOUNT_S = 2.0
+_ACCOUNT_S = 2.0  # to wait for the autoscaler's status
 clock = time.monotonic
 logger = logging.getLogger("headrace.registry")
 
 
 class RegistryActor:
+    """The shell around `Registry`: reads clocks, asks Serve, and wakes gateways that long-poll."""
+
     def __init__(self) -> None:
         self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
         self._changed = asyncio.Event()
         logs.configure_from_environment()
-        # Serve's modules are slow to import: only the actor needs them, not whoever makes it.
+        # Serve's modules are slow to import: only the actor needs them, not who creates it.
         from deployments.contract.controller_watch import ControllerKeeper
         from deployments.contract.serve_list import ServeList
 
@@ -58,7 +61,7 @@ class RegistryActor:
 
         work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
-        self._loop_watch = watch_process()  # only now: what is imported above holds the loop up
+        self._loop_watch = watch_process()  # last: the imports above block the loop
 
     async def _sweep(self) -> None:
         while True:
@@ -73,7 +76,7 @@ class RegistryActor:
             await asyncio.sleep(_ASKS_SERVE_S)
 
     async def refresh(self) -> bool:
-        """Asks Serve now; False where it does not answer: then what is known stays."""
+        """Ask Serve now. Returns False if it does not answer; then nothing changes."""
         try:
             models = await self._serve.models()
         except Exception as fault:
@@ -84,6 +87,7 @@ class RegistryActor:
         return True
 
     def _wake(self) -> None:
+        """Answer every gateway that waits in `watch`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -124,7 +128,7 @@ class RegistryActor:
         return gone
 
     async def hold(self, replica: str, members: tuple[PoolMember, ...]) -> None:
-        """All that this replica of the shared pool serves now."""
+        """As `Registry.hold`: all that this replica of the shared pool serves now."""
         if self._registry.hold(replica, members, clock()):
             self._wake()
 
@@ -136,11 +140,12 @@ class RegistryActor:
         return self._registry.blobs.get(digest, b"")
 
     async def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
-        """As the registry's, for a replica that starts beside others."""
+        """As `Registry.profile`, for a replica that starts beside others."""
         return self._registry.profile(name, digest)
 
     async def loading_beside(self, name: str, digest: str) -> int:
-        """As the registry's, for a replica that is ready before others of its version."""
+        """As `Registry.loading_beside`, for a replica that is ready before others of its
+        version."""
         return self._registry.loading_beside(name, digest)
 
     async def report(self, progress: ReplicaProgress) -> None:
@@ -150,31 +155,31 @@ class RegistryActor:
         return list(self._registry.progress.values())
 
     async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
-        """As the registry's."""
+        """As `Registry.push`."""
         return self._registry.push(gateway, snapshot, clock())
 
     async def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
         return self._registry.begin_rollout(model, terms, time.time(), clock())
 
     async def promote(self, model: str) -> bool:
-        return self._told(self._registry.promote(model, clock()))
+        return self._wake_if(self._registry.promote(model, clock()))
 
     async def finish_rollout(self, model: str) -> bool:
-        return self._told(self._registry.finish_rollout(model))
+        return self._wake_if(self._registry.finish_rollout(model))
 
     async def abort_rollout(self, model: str, why: str) -> bool:
-        return self._told(self._registry.abort_rollout(model, why))
+        return self._wake_if(self._registry.abort_rollout(model, why))
 
     async def rollouts(self) -> list[RolloutAccount]:
         return self._registry.rollout_accounts(clock())
 
-    def _told(self, changed: bool) -> bool:
+    def _wake_if(self, changed: bool) -> bool:
         if changed:
             self._wake()
         return changed
 
     async def status(self) -> dict[str, Any]:
-        """View, outlines, progress and the gateways' latest snapshots."""
+        """View, outlines, progress, and the gateways' latest snapshots."""
         return {
             "view": self._registry.view(),
             "outlines": dict(self._registry.outlines),
@@ -183,7 +188,7 @@ class RegistryActor:
         }
 
     async def server_status(self) -> dict[str, Any]:
-        """Models and gateways of a `StatusSnapshot`."""
+        """The models and gateways of a `StatusSnapshot`, its rollouts and its scaling."""
         try:
             targets = replica_targets(await self._serve.applications())
         except Exception as fault:
@@ -195,7 +200,7 @@ class RegistryActor:
 
 
 async def _scaling() -> dict[str, Any] | None:
-    """The autoscaler's account; None where it does not answer."""
+    """The autoscaler's status; None if it does not answer."""
     try:
         asked = actor_name.running().status.remote()
         account: dict[str, Any] = await asyncio.wait_for(asked, _ACCOUNT_S)
@@ -206,7 +211,7 @@ async def _scaling() -> dict[str, Any] | None:
 
 
 def registry() -> Any:
-    """The cluster's registry actor, created when there is none."""
+    """The cluster's registry actor, created if there is none."""
     return (
         ray.remote(RegistryActor)
         .options(

@@ -1,8 +1,8 @@
-"""Which replicas of a model run right now, as this process's router was last told.
+"""Which replicas of a model run right now, as far as Serve has told this process's router?
 
-One directory a deployment, shared by the pin router (its only writer) and the model's queue (its
-reader). The router's class is pickled with its module by value, so the directory must live in a
-module of its own, imported by name. It holds no load: leases are the dispatcher's.
+There is one directory a deployment. The pin router is its only writer, the model's queue reads it.
+Serve pickles the router's class with its module by value, so the directory must live in a module of
+its own that is imported by name. The directory holds no load: the dispatcher keeps the leases.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ class ReplicaGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """`metadata` is what the replica recorded when it became ready: its version, the digest of the
-    settings it was started with, the address where it listens (`channel`), and its group where
-    there are any."""
+    """A replica that Serve reports as running."""
 
     replica_id: str
+    # What the replica recorded when it became ready: its version, the digest of the settings that
+    # it was started with, the address where it listens (`channel`), and its group if it has one.
     metadata: tuple[tuple[str, str], ...] = ()
 
     def digest(self) -> str:
+        """The digest of the settings that it was started with."""
         return dict(self.metadata).get("digest", "")
 
     def group(self) -> str:
-        """ "": of a model without groups."""
+        """Its group; "" for a model without groups."""
         return dict(self.metadata).get("group", "")
 
 
@@ -36,7 +37,8 @@ Listener = Callable[[tuple[RunningReplica, ...]], None]
 
 
 class ReplicaDirectory:
-    """The running set; listeners hear every change, and the current set when they join."""
+    """The replicas that run. A listener is called with the whole set when it joins and at every
+    change."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, RunningReplica] = {}
@@ -48,25 +50,25 @@ class ReplicaDirectory:
 
     def update(self, replicas: list[RunningReplica]) -> None:
         self._replicas = {r.replica_id: r for r in replicas}
-        self._tell()
+        self._notify()
 
     def drop(self, replica_id: str) -> None:
         if self._replicas.pop(replica_id, None) is not None:
-            self._tell()
+            self._notify()
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Returns the function that stops listening."""
+        """Add a listener. Returns the function that removes it."""
         self._listeners.append(listener)
         listener(self.replicas)
         return lambda: self._listeners.remove(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener(self.replicas)
 
 
 class JoinedDirectories:
-    """The running set of several deployments, those of one model's groups. More may be added."""
+    """The replicas that run in several deployments: those of one model's groups."""
 
     def __init__(self) -> None:
         self._parts: list[ReplicaDirectory] = []
@@ -78,26 +80,27 @@ class JoinedDirectories:
         return tuple(replica for part in self._parts for replica in part.replicas)
 
     def add(self, directory: ReplicaDirectory) -> None:
-        """Nothing changes where it is there already."""
+        """Add a directory; does nothing if it is there already."""
         if any(part is directory for part in self._parts):
             return
         self._parts.append(directory)
-        self._stops.append(directory.listen(lambda replicas: self._tell()))
+        self._stops.append(directory.listen(lambda replicas: self._notify()))
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """As of a `ReplicaDirectory`; with the last listener the parts are left too."""
+        """As `ReplicaDirectory.listen`. When the last listener is removed, so are the
+        directories."""
         self._listeners.append(listener)
         listener(self.replicas)
-        return lambda: self._leave(listener)
+        return lambda: self._remove(listener)
 
-    def _leave(self, listener: Listener) -> None:
+    def _remove(self, listener: Listener) -> None:
         self._listeners.remove(listener)
         if not self._listeners:
             for stop in self._stops:
                 stop()
             self._parts, self._stops = [], []
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener(self.replicas)
 

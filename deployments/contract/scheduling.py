@@ -1,9 +1,9 @@
-"""From what users write of one model's scheduling to what its core is told.
+"""Translates a model's settings of scheduling into the settings of its scheduling core.
 
-The one translation, for the service and for simulations: settings become the core's own, which
-ride in the model's description; `description.dispatcher_settings` adds what the loaded model
-declares and what holds for all models of a gateway. Units change here (ms to s), words become the
-core's, nothing is decided.
+This is the only translation, used by the service and by simulations. The result is part of the
+model's description; `description.dispatcher_settings` adds what the loaded model declares and what
+holds for all models of a gateway. Units change here (ms to s) and names become the core's. Nothing
+is decided.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from routers.api.settings import (
 )
 
 _NEVER = float("inf")
-_REQUEST_ROWS = 2048  # of one request where settings say nothing of the queue
-_LEAST_SILENCE_MS = 250.0  # several times what a collection of garbage, or a neighbour, may take
-_LEAST_SILENCE_OF_STREAMS_MS = 2500.0  # twice what they may leave between two signs of life
+_REQUEST_ROWS = 2048  # bound on one request's rows where the settings set no `queue.max_rows`
+_LEAST_SILENCE_MS = 250.0  # several times a garbage collection's pause, or a busy neighbour's
+_LEAST_SILENCE_OF_STREAMS_MS = 2500.0  # twice the longest gap between two signs of life
 
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
-    """`fixed_shapes`: the backend is compiled for certain lengths, which then are the edges."""
+    """`fixed_shapes`: the backend is compiled for certain lengths, which are then the edges."""
     return Scheduling(
         core=_core(model, fixed_shapes),
         timeout_s=model.timeout_s,
@@ -110,7 +110,7 @@ def _generation(model: ModelSettings) -> GenerationParameters:
 def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
     lengths: LengthSettings = model.lengths
     adapt, most = lengths.adapt, lengths.most_buckets
-    # What streams is not padded: there is no waste that other edges would save.
+    # Streamed requests are not padded, so other edges would save nothing.
     follows = most is not None and not fixed_shapes and model.task != "generate"
     settings = BucketSettings(
         adaptive=follows,
@@ -141,7 +141,7 @@ def _admission(model: ModelSettings) -> AdmissionParameters:
 def _hedge(model: ModelSettings) -> HedgeParameters:
     hedge = model.hedge
     return HedgeParameters(
-        # A copy is a second run: what may run once only has none.
+        # A hedge is a second run of a request; a request that may not run again gets none.
         mode=hedge.mode if model.retry else "off",
         quantile=hedge.quantile,
         multiple=hedge.multiple,

@@ -1,9 +1,10 @@
-"""Which models Serve runs, as its controller lists its applications.
+"""Which models does Serve run, according to its controller's list of applications?
 
-Serve's controller outlives everything of ours and knows what was deployed by whomever: the command
-line, its REST interface, an operator. An application named for a model is one; one that is being
-deleted is none any more. Asks the controller directly, because `serve.status()` also collects every
-replica's details. Held in place by tests/integration/test_ray_contract.py.
+Serve's controller outlives every Headrace process and knows what anyone has deployed: the command
+line, Serve's REST interface, an operator. An application with a model's name is a model, unless it
+is being deleted. This asks the controller directly, because `serve.status()` collects every
+replica's details too. The private API of Serve that this uses is tested by
+tests/integration/test_ray_contract.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _DELETING = ApplicationStatus.Value("APPLICATION_STATUS_DELETING")
 
 
 class ServeList:
-    """Every method raises what Ray raises while there is no controller, or it does not answer."""
+    """Asks Serve's controller. Every method raises what Ray raises while there is no controller or
+    it does not answer."""
 
     def __init__(self) -> None:
         self._controller: Any = None
@@ -35,7 +37,7 @@ class ServeList:
         return model_names(await self._ask("list_serve_statuses"))
 
     async def applications(self) -> dict[str, Any]:
-        """Serve's own details by application, as its REST interface shows them."""
+        """Serve's details of each application, by name, as its REST interface returns them."""
         details: dict[str, Any] = await self._ask("get_serve_instance_details")
         found: dict[str, Any] = details["applications"]
         return found
@@ -46,12 +48,13 @@ class ServeList:
         try:
             return await asyncio.wait_for(getattr(self._controller, method).remote(), _ANSWER_S)
         except Exception:
-            self._controller = None  # a new Serve has another
+            self._controller = None  # a restarted Serve has another
             raise
 
 
 def model_names(statuses: list[bytes]) -> set[str]:
-    """`statuses`: serialised `StatusOverview` messages, one an application."""
+    """The models among these applications. `statuses`: serialised `StatusOverview` messages, one an
+    application."""
     overviews = [StatusOverview.FromString(each) for each in statuses]
     return {
         model_name(each.name)
@@ -61,7 +64,7 @@ def model_names(statuses: list[bytes]) -> set[str]:
 
 
 def _is_ours(overview: Any) -> bool:
-    """Somebody else's application may have such a name; a model's has an anchor, once it has
-    anything."""
+    """Whether the application is Headrace's: another application may have such a name, but a
+    model's has an anchor as soon as it has any deployment."""
     names = [each.name for each in overview.deployment_statuses.deployment_status_infos]
     return not names or ANCHOR_DEPLOYMENT in names

@@ -1,7 +1,8 @@
 """The state of a whole server, from what its gateways and replicas have published.
 
-Rows, leases and drift are sums over gateways, each of which has queues of its own; replicas are
-what a gateway sees. Pure: a dictionary of the registry's in, the snapshot of `status` out.
+Rows, leases and drift are sums over gateways, because each gateway has queues of its own. Replicas
+are counted as the gateway that reaches most of them sees them. Pure: takes the registry's
+dictionary, returns the snapshot that `status` shows.
 """
 
 from __future__ import annotations
@@ -17,56 +18,49 @@ from deployments.contract.rollout.terms import is_canary
 
 
 class ModelStatus(TypedDict):
-    """state: declared | starting | ready | asleep | failed; asleep: it answers, by waking.
-    optional: readiness does without it. The rest sums over all gateways; rows_by_bucket: waiting
-    rows by the upper edge of their length interval, tokens; engines: of a model that generates, by
-    replica, the sequences that run and wait in it and the share of its cache in use; ejected:
-    replicas that a gateway leaves out as slow; profile: where the model's costs come from; start_s:
-    seconds of each phase of its latest start."""
+    """One model. Numbers of rows and leases are sums over all gateways."""
 
     name: str
-    version: str
+    version: str  # "": not ready
     runtime: str
-    state: str
-    optional: bool
+    state: str  # declared | starting | ready | asleep (a request wakes it) | failed
+    optional: bool  # readiness does not wait for it
     replicas_ready: int
-    replicas: int
+    replicas: int  # that Serve is to run
     waiting_rows: int
     late_rows: int
-    oldest_wait_s: float
+    oldest_wait_s: float  # the longest at any gateway
     leases: int
-    backlog_s: float
+    backlog_s: float  # the largest at any gateway
     drift: int
-    rows_by_bucket: dict[str, int]
+    rows_by_bucket: dict[str, int]  # waiting rows by their bucket's edge, tokens
     rows_by_tenant: dict[str, int]
     tokens_per_s: float
+    # Of a model that generates, by replica: the sequences that run and that wait in its engine, and
+    # the share of its cache in use.
     engines: dict[str, list[float]]
-    ejected: list[str]
-    profile: str
-    start_s: dict[str, float]
+    ejected: list[str]  # replicas that a gateway leaves out as outliers
+    profile: str  # where the model's costs come from
+    start_s: dict[str, float]  # seconds of each phase of its latest start
 
 
 class StatusSnapshot(TypedDict):
-    """problem: what an operator should look at, such as a tenants file that is not in force.
-    frozen: whether the controllers of all models are, at every gateway. scaling: the autoscaler's
-    account (`Decider.status`), None where it does not answer. rollouts: those the registry knows;
-    canaries are no `models`. pid, uptime_s: of the host
-    process, where there is one."""
+    """The whole server. Canaries are not among `models`."""
 
     url: str
-    pid: NotRequired[int]
-    uptime_s: NotRequired[float]
+    pid: NotRequired[int]  # of the host process, if there is one
+    uptime_s: NotRequired[float]  # of the host process
     gateways: int
     models: Sequence[ModelStatus]
-    frozen: bool
-    problem: str | None
-    scaling: NotRequired[dict[str, Any] | None]
-    rollouts: NotRequired[Sequence[RolloutAccount]]
+    frozen: bool  # at every gateway, all that learns is frozen
+    problem: str | None  # for an operator, such as a tenants file that is not in force
+    scaling: NotRequired[dict[str, Any] | None]  # `Decider.status`; None: it does not answer
+    rollouts: NotRequired[Sequence[RolloutAccount]]  # those that the registry knows
 
 
 def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, Any]:
-    """`raw`: what `RegistryActor.status` answers. `targets`: how many replicas of each model Serve
-    is to run."""
+    """The `models`, `gateways`, `frozen` and `problem` of a `StatusSnapshot`. `raw`: what
+    `RegistryActor.status` returns; `targets`: by model, how many replicas Serve is to run."""
     gateways = list(raw["gateways"].values())
     problems = [str(g["problem"]) for g in gateways if g.get("problem")]
     names = sorted(name for name in raw["view"].declared if not is_canary(name))
@@ -79,8 +73,8 @@ def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, 
 
 
 def replica_targets(applications: Mapping[str, Any]) -> dict[str, int]:
-    """Of Serve's details by application (`ServeInstanceDetails`): replicas of each model that it is
-    to run."""
+    """How many replicas Serve is to run of each model, from its details by application
+    (`ServeInstanceDetails`)."""
     return {
         model_name(app): sum(
             deployment["target_num_replicas"]
@@ -130,7 +124,8 @@ def _start_s(name: str, progress: Sequence[ReplicaProgress]) -> dict[str, float]
 
 
 def _engines(seen: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """By replica; all gateways say the same of it, but for the moment."""
+    """By replica. All gateways report the same of a replica, apart from the moment of the
+    report."""
     return {replica: load for s in seen for replica, load in s.get("engines", {}).items()}
 
 

@@ -1,9 +1,11 @@
-"""Frames: what travels on the connection between a gateway and a replica.
+"""Frames: how messages are delimited on the connection between a gateway and a replica.
 
-A head of 13 bytes, little-endian (size of the body, kind, lease), then the body. A lease's id means
-something on its connection alone. The reader does no I/O: bytes in, whole frames out. A body is
-held only as far as it has come, and a head that announces too much is refused before any of it.
-What a body holds is said by `messages` and `handshake`; frames without one are all in their head.
+A frame is a head of 13 bytes, little-endian (size of the body, kind, lease id), then the body. A
+lease id has a meaning on its own connection only. `messages`, `stream_messages` and `handshake`
+define the bodies; frames without a body are all in their head.
+
+The reader does no I/O: bytes in, whole frames out. It holds no more of a body than has arrived, and
+refuses a head that announces a body over the limit before it reads any of that body.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from typing import NamedTuple
 HEAD = Struct("<IBQ")
 MOST_FRAME_BYTES = 1 << 30
 MOST_HANDSHAKE_BYTES = 4096
-STALLED_S, PROGRESS_BYTES = 10.0, 1 << 16
+STALLED_S, PROGRESS_BYTES = 10.0, 1 << 16  # a frame stalls below so many bytes in so many seconds
 Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """Who sends it, and what it says."""
+    """Kinds of frames: who sends one, and what it says."""
 
     HELLO = 1  # gateway: who it is, and whom it wants
     CHALLENGE = 2  # replica: its proof, and what the gateway has to prove
@@ -30,16 +32,16 @@ class Kind(IntEnum):
     REFUSED = 5  # replica: why it does not
     BATCH = 10  # gateway: run these rows; one REPLY or FAULT follows
     BEGIN = 11  # gateway: run this request; STARTED and STEPS follow
-    DROP = 12  # gateway: nobody waits for the batch; return it unless it has started
-    ABORT = 13  # gateway: nobody waits for the request; end it
+    DROP = 12  # gateway: no caller waits for the batch; return it unless it has started
+    ABORT = 13  # gateway: no caller waits for the request; end it
     WATCH = 14  # gateway: say when the batch starts
-    CREDIT = 15  # gateway: so many bytes of STEPS have been taken in, ever (in the head's lease)
+    CREDIT = 15  # gateway: bytes of STEPS taken in so far on this connection, as the lease id
     STARTED = 20  # replica: the lease runs
     REPLY = 21  # replica: the batch's answer
     FAULT = 22  # replica: its device failed the lease, and why
-    STEPS = 23  # replica: what all of this gateway's requests have had since the last one
+    STEPS = 23  # replica: what all of this gateway's requests have produced since the last STEPS
     GOAWAY = 24  # either: no new lease after this; the replica ends once it has seen the gateway's
-    UNSENT = 25  # replica: it is well, and has no answer that could be sent; why
+    UNSENT = 25  # replica: it is well, but its answer could not be sent, and why
 
 
 GATEWAY_KINDS = frozenset(
@@ -51,11 +53,12 @@ REPLICA_KINDS = frozenset(
 
 
 class FrameError(Exception):
-    """What came is no frame that may come here; nothing after it can be told apart."""
+    """A frame that may not come here. The stream cannot be parsed any further."""
 
 
 class Frame(NamedTuple):
-    """`body`: a view, which keeps what was read with it."""
+    """One whole frame. `body` is a view of the bytes that were read together, and keeps them all
+    in memory."""
 
     kind: Kind
     lease_id: int
@@ -63,7 +66,8 @@ class Frame(NamedTuple):
 
 
 def framed(kind: Kind, lease_id: int = 0, body: Sequence[Buffer] = ()) -> list[Buffer]:
-    """One frame, as the buffers to write in order. Raises FrameError for a body over the limit."""
+    """The buffers of one frame, to be written in order. Raises FrameError for a body over the
+    limit."""
     size = sum([len(part) for part in body])
     if size > MOST_FRAME_BYTES:
         raise FrameError(f"{size} bytes do not fit into one frame of {MOST_FRAME_BYTES}")
@@ -71,31 +75,31 @@ def framed(kind: Kind, lease_id: int = 0, body: Sequence[Buffer] = ()) -> list[B
 
 
 class FrameReader:
-    """Bytes into frames. `kinds`: what may come; `most_bytes`: of a body. Both may be changed
-    between frames, as a handshake does."""
+    """Parses bytes into frames. `kinds`: those that may come; `most_bytes`: limit of a body. Both
+    may be changed between frames, as happens after the handshake."""
 
     def __init__(self, kinds: frozenset[Kind], most_bytes: int = MOST_HANDSHAKE_BYTES) -> None:
         self.kinds = kinds
         self.most_bytes = most_bytes
-        self.frames = 0  # that were whole, ever
-        self._rest = bytearray()
-        self._wanted = HEAD.size  # until then the rest holds no whole frame
+        self.frames = 0  # whole frames so far
+        self._rest = bytearray()  # the beginning of a frame that has not all arrived
+        self._wanted = HEAD.size  # with fewer bytes the rest holds no whole frame
 
     @property
     def rest_bytes(self) -> int:
-        """Of a frame that is not all here."""
+        """Bytes held of a frame that has not all arrived."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole with what was read; to be taken to the last. Raises FrameError
-        where one may not come, after those before it."""
+        """The frames that are whole with `data`. The caller must take all of them. Raises
+        FrameError at a frame that may not come, after the frames before it."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
                 return
             whole: bytes | bytearray = self._rest
         else:
-            whole = data  # mostly a read begins and ends with a frame, and nothing is copied
+            whole = data  # mostly a read begins and ends with a frame, so nothing is copied
         view, at = memoryview(whole), 0
         while (end := self._end(view, at)) <= len(whole):
             _, kind, lease_id = HEAD.unpack_from(view, at)
@@ -106,7 +110,8 @@ class FrameReader:
         self._wanted = end - at
 
     def _end(self, view: memoryview, at: int) -> int:
-        """Where the frame that begins there ends, or its head where that is not all here."""
+        """Where the frame that begins at `at` ends; where its head ends, if the head has not all
+        arrived."""
         if len(view) - at < HEAD.size:
             return at + HEAD.size
         size, kind, _ = HEAD.unpack_from(view, at)
@@ -118,16 +123,16 @@ class FrameReader:
 
 
 class StallWatch:
-    """Whether a frame that has begun to come goes on coming, at no less than 64 KiB in STALLED_S.
-    To be asked every second or so."""
+    """Whether a frame that has begun to arrive has stalled: fewer than 64 KiB in STALLED_S. Ask
+    about once a second."""
 
     def __init__(self, reader: FrameReader) -> None:
         self._reader = reader
-        self._seen = (-1, 0)  # nothing was seen before
+        self._seen = (-1, 0)  # frames, and 64-KiB steps of the next one, at the last progress
         self._since = 0.0
 
     def stalled(self, now: float) -> bool:
-        """`now`: seconds on any one clock."""
+        """`now`: seconds on any clock, the same one each time."""
         rest = self._reader.rest_bytes
         seen = (self._reader.frames, rest // PROGRESS_BYTES)
         if not rest or seen != self._seen:

@@ -1,11 +1,13 @@
-"""How a gateway and a replica make sure of each other before anything else is sent.
+"""How a gateway and a replica authenticate each other before anything else is sent.
 
-The replica makes a key when it starts, and Ray Serve hands it to gateways that ask (the cluster's
-own calls are trusted, whoever reaches the port is not). The key never travels on the connection:
-each side sends a random challenge and proves with HMAC-SHA256 over both challenges and both names
-that it knows the key, so that nothing that was overheard is of use later. Gateways name the
-versions that they speak and the replica takes the highest it knows; they name the replica that they
-want, so that one that took over an address is not taken for its predecessor. Does no I/O.
+The replica makes a key when it starts. Ray Serve hands the key to gateways that ask: the cluster's
+own calls are trusted, whoever reaches the port is not. The key never travels on the connection.
+Each side sends a random challenge and proves with HMAC-SHA256 over both challenges and both names
+that it knows the key, so nothing that was overheard is of use later.
+
+The gateway names the protocol versions that it speaks, and the replica takes the highest that it
+knows. The gateway also names the replica that it wants, so that a replica that took over an address
+is not taken for its predecessor. Does no I/O.
 Source: FIPS 198-1 (HMAC); challenge and response as in RFC 2195, made mutual.
 """
 
@@ -18,17 +20,19 @@ from typing import TypeVar
 
 import msgspec
 
-VERSIONS = (3,)  # 2: requests to generate without whose turn it is and who pays
+VERSIONS = (3,)  # 2 had calls to generate without rank and charges
 KEY_BYTES = NONCE_BYTES = 32
 HANDSHAKE_LIMIT_S = 5.0
 M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Refused(Exception):
-    """The other side is not who it should be, or speaks another version; says why."""
+    """The other side is not who it should be, or speaks another version; the message says which."""
 
 
 class Hello(msgspec.Struct, frozen=True):
+    """Gateway to replica, first."""
+
     versions: tuple[int, ...]
     gateway: str
     replica: str
@@ -36,16 +40,22 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
+    """Replica to gateway: the version it takes, and its proof."""
+
     version: int
     nonce: bytes
     proof: bytes
 
 
 class Proof(msgspec.Struct, frozen=True):
+    """Gateway to replica."""
+
     proof: bytes
 
 
 class Reason(msgspec.Struct, frozen=True):
+    """Replica to gateway: why it refuses."""
+
     reason: str
 
 
@@ -67,8 +77,8 @@ class GatewayHandshake:
         return msgspec.msgpack.encode(self._hello)
 
     def prove(self, body: memoryview) -> bytes:
-        """The answer to the replica's challenge. Raises Refused where the replica does not know
-        the key, or takes a version that was not named."""
+        """The answer to the replica's challenge. Raises Refused if the replica does not know the
+        key, or takes a version that was not offered."""
         challenge = _read(body, Challenge)
         if challenge.version not in self._hello.versions:
             raise Refused(f"the replica takes version {challenge.version}, which was not offered")
@@ -80,7 +90,7 @@ class GatewayHandshake:
 
 
 class ReplicaHandshake:
-    """The replica's side of one connection. `gateway`: who it is, once it has said so."""
+    """The replica's side of one connection."""
 
     def __init__(self, key: bytes, replica: str, versions: Sequence[int] = VERSIONS) -> None:
         self._key = key
@@ -91,10 +101,11 @@ class ReplicaHandshake:
 
     @property
     def gateway(self) -> str:
+        """The gateway's name; "" before its hello."""
         return self._hello.gateway if self._hello is not None else ""
 
     def challenge(self, body: memoryview) -> bytes:
-        """The answer to a hello. Raises Refused."""
+        """The answer to a hello. Raises Refused if this replica cannot serve that gateway."""
         if self._hello is not None:
             raise Refused("a second hello")
         self._hello = hello = _read(body, Hello)
@@ -112,7 +123,7 @@ class ReplicaHandshake:
         return msgspec.msgpack.encode(Challenge(version, nonce, own))
 
     def check(self, body: memoryview) -> None:
-        """Raises Refused unless the gateway has proved that it knows the key."""
+        """Raises Refused if the gateway has not proved that it knows the key."""
         if not self._expected:
             raise Refused("a proof before a hello")
         if not hmac.compare_digest(self._expected, _read(body, Proof).proof):
@@ -120,11 +131,12 @@ class ReplicaHandshake:
 
 
 def reason_of(body: memoryview) -> str:
-    """Why the replica refused. Raises Refused for a body that says nothing."""
+    """Why the replica refused. Raises Refused for a body that cannot be read."""
     return _read(body, Reason).reason
 
 
 def refusal(reason: str) -> bytes:
+    """The body of a REFUSED frame."""
     return msgspec.msgpack.encode(Reason(reason))
 
 

@@ -1,12 +1,14 @@
-"""What frames between a gateway and a replica carry: batches and their answers; what is generated
-is in `stream_messages`.
+"""What frames between a gateway and a replica carry: batches and the answers to them.
 
-A message is a header (msgpack) and the raw buffers behind it, one a tensor, which are neither
-copied into the header nor out of it. A ragged batch is one contiguous buffer a tensor plus the
-rows' shapes; nothing is padded. `shapes` is None when every row is one-dimensional and as long as
-its length (the common case). What is read is checked before any of it is used: sizes, shapes and
-datatypes account for every byte, or MessageError says what does not.
-Times are budgets and durations in seconds, never clock readings.
+`stream_messages` has the messages of requests to generate.
+
+A message is a header (msgpack) followed by raw buffers, one a tensor. The buffers are copied
+neither into the header nor out of it. A ragged batch is one contiguous buffer a tensor plus the
+rows' shapes; nothing is padded. `shapes` is None when every row has one axis, as long as the row's
+length (the common case). A message is checked before any of it is used: sizes, shapes and datatypes
+must account for every byte, otherwise MessageError names what does not.
+
+Times are budgets and durations in seconds, never readings of a clock.
 Source: msgpack as msgspec reads it, strictly by type.
 """
 
@@ -28,78 +30,70 @@ from runtimes.types import Batch, Ragged
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 _SIZE = Struct("<I")
-_ALIGNED_BYTES = 8
-_MOST_PRIORITIES = 256  # a replica keeps a list of them
-_MOST_AXES, _LARGEST_EMPTY = 32, 1 << 30  # of a shape that numpy can make an array of
+_ALIGNED_BYTES = 8  # of the largest element
+_MOST_PRIORITIES = 256  # a replica keeps a list of that many
+_MOST_AXES, _LARGEST_EMPTY = 32, 1 << 30  # bounds of a shape that numpy can make an array of
 
 
 class MessageError(Exception):
-    """A message that does not add up; the frame around it was whole."""
+    """A message that is inconsistent, in a frame that was whole."""
 
 
 class Column(NamedTuple):
-    """One tensor of a batch: datatype, all rows' elements (bytes, or a list of bytes for BYTES).
-    What was read holds views where it says bytes."""
+    """One tensor of a batch, all rows' elements in order."""
 
     datatype: str
-    buffer: bytes | list[bytes]
-    shapes: Shapes | None
+    buffer: bytes | list[bytes]  # a list for BYTES; what was decoded holds views instead of bytes
+    shapes: Shapes | None  # one a row; None: one axis, as long as the row
 
 
 class BatchCall(NamedTuple):
-    """`budget_s`: how long anybody still waits for it. `lengths`: int32 [rows] as bytes.
-    `outputs`: wanted names, None for all. rank, predicted_s, charges, waiting: as in
-    `api.actions.Dispatch`; waiting None: as said before. `tells_start`: say when it starts."""
+    """A batch to run. Fields without a comment are as in `api.actions.Dispatch`."""
 
-    budget_s: float
-    lengths: bytes
+    budget_s: float  # for how long a caller still waits for it
+    lengths: bytes  # int32 [rows]
     inputs: dict[str, Column]
-    outputs: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None  # wanted names; None: all
     rank: tuple[int, int, float] = (0, 0, 0.0)
     predicted_s: float = 0.0
     charges: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] | None = ()
-    tells_start: bool = False
+    waiting: tuple[FlowWork, ...] | None = ()  # None: unchanged since the last message
+    tells_start: bool = False  # the replica must say when the batch starts
 
 
 class RowError(NamedTuple):
-    """`callers_fault`: the input is bad (400); `not_finite`: the answer is NaN or infinity (500);
-    else the runtime failed on this row alone (503)."""
+    """Why one row of a batch failed. With neither flag set, the runtime failed on this row alone
+    (503)."""
 
     row: int
-    callers_fault: bool
+    callers_fault: bool  # the input is bad (400)
     message: str
-    not_finite: bool = False
+    not_finite: bool = False  # the answer is NaN or infinity (500)
 
 
 class BatchReply(NamedTuple):
-    """`busy`: nothing was started. `outputs` hold the rows that did not fail, in order.
+    """The answer to a batch. Fields without a comment are as in `api.requests.Report`; their
+    seconds count from the answer."""
 
-    wait_s: from arrival at the replica to the device; service_s: on the device; stages: pad, copy
-    in, run, copy out, post-process seconds; duty: share of the last 10 to 20 s of wall time that
-    the device was busy. The rest as in `api.requests.Report`, seconds counted from the answer;
-    waiting None: as said before.
-    """
-
-    busy: bool
-    outputs: dict[str, Column]
+    busy: bool  # nothing was started
+    outputs: dict[str, Column]  # of the rows that did not fail, in order
     errors: tuple[RowError, ...]
-    wait_s: float
-    service_s: float
+    wait_s: float  # from arrival at the replica to the device
+    service_s: float  # on the device
     padded_tokens: int
-    stages: tuple[float, float, float, float, float]
+    stages: tuple[float, float, float, float, float]  # s: pad, copy in, run, copy out, post-process
     inflight: int
     held: int
     seen: int
     retry_in_s: float
-    duty: float
+    duty: float  # share of the last 10 to 20 s of wall time that the device was busy
     free_in_s: float = 0.0
     virtual_time: tuple[float, ...] = ()
     served: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] | None = ()
+    waiting: tuple[FlowWork, ...] | None = ()  # None: unchanged since the last message
 
     def transport_s(self, round_trip_s: float) -> float:
-        """What of the round trip passed on the way and not at the replica."""
+        """Seconds of the round trip that passed on the way rather than at the replica."""
         return max(round_trip_s - self.wait_s - self.service_s, 0.0)
 
 
@@ -107,7 +101,7 @@ class BatchReply(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """What a runtime says may be numpy's: numbers, bytes."""
+    """For msgspec: numpy's scalars, which a runtime may return, as Python's."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot be sent")
@@ -117,7 +111,8 @@ encoded = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 class _ColumnHead(NamedTuple):
-    """A column without its buffer, which has `size` bytes; of BYTES the `items` are all."""
+    """A column without its buffer. The buffer has `size` bytes; a column of BYTES has none, and
+    `items` holds its elements."""
 
     name: str
     datatype: str
@@ -127,13 +122,13 @@ class _ColumnHead(NamedTuple):
 
 
 class _CallHead(NamedTuple):
-    call: BatchCall  # with no rows and no inputs
+    call: BatchCall  # without lengths and inputs
     lengths_bytes: int
     inputs: list[_ColumnHead]
 
 
 class _ReplyHead(NamedTuple):
-    reply: BatchReply  # with no outputs
+    reply: BatchReply  # without outputs
     outputs: list[_ColumnHead]
 
 
@@ -142,14 +137,15 @@ _read_reply = msgspec.msgpack.Decoder(_ReplyHead).decode
 
 
 def encode_call(call: BatchCall) -> list[Buffer]:
-    heads, buffers = _apart(call.inputs)
+    """The buffers of a BATCH frame's body."""
+    heads, buffers = _to_heads(call.inputs)
     bare = call._replace(lengths=b"", inputs={})
     return [_header(_CallHead(bare, len(call.lengths), heads)), call.lengths, *buffers]
 
 
 def decode_call(body: memoryview) -> BatchCall:
-    """Raises MessageError."""
-    head, buffers = _apart_again(body, _read_call)
+    """The inverse of `encode_call`. Raises MessageError."""
+    head, buffers = _split(body, _read_call)
     size = head.lengths_bytes
     check_times(head.call.budget_s, head.call.predicted_s)
     check_turn(head.call.rank, head.call.charges, head.call.waiting)
@@ -158,24 +154,26 @@ def decode_call(body: memoryview) -> BatchCall:
     lengths = np.frombuffer(buffers[:size], dtype=np.int32)
     if int(lengths.min()) < 0:
         raise MessageError("a row of less than no elements")
-    inputs = _together(head.inputs, buffers[size:], len(lengths), int(lengths.sum()))
+    inputs = _from_heads(head.inputs, buffers[size:], len(lengths), int(lengths.sum()))
     lengths_view: Any = buffers[:size]
     return head.call._replace(lengths=lengths_view, inputs=inputs)
 
 
 def encode_reply(reply: BatchReply) -> list[Buffer]:
-    heads, buffers = _apart(reply.outputs)
+    """The buffers of a REPLY frame's body."""
+    heads, buffers = _to_heads(reply.outputs)
     return [_header(_ReplyHead(reply._replace(outputs={}), heads)), *buffers]
 
 
 def decode_reply(body: memoryview) -> BatchReply:
-    """Raises MessageError."""
-    head, buffers = _apart_again(body, _read_reply)
-    return head.reply._replace(outputs=_together(head.outputs, buffers))
+    """The inverse of `encode_reply`. Raises MessageError."""
+    head, buffers = _split(body, _read_reply)
+    return head.reply._replace(outputs=_from_heads(head.outputs, buffers))
 
 
 def _header(head: Any) -> bytes:
-    """With its size before it; padded, so that buffers begin where arrays of any type may."""
+    """The encoded header with its size before it, padded so that the buffers behind it are aligned
+    for any datatype."""
     header = encoded(head)
     return b"".join((_SIZE.pack(len(header)), header, bytes(_padding(len(header)))))
 
@@ -184,8 +182,8 @@ def _padding(header_bytes: int) -> int:
     return -(HEAD.size + _SIZE.size + header_bytes) % _ALIGNED_BYTES
 
 
-def _apart_again(body: memoryview, read: Callable[[Any], T]) -> tuple[T, memoryview]:
-    """The header, and the view of what is behind it."""
+def _split(body: memoryview, read: Callable[[Any], T]) -> tuple[T, memoryview]:
+    """The header, and a view of what follows it. Raises MessageError."""
     if len(body) < _SIZE.size:
         raise MessageError("a message without a header")
     (size,) = _SIZE.unpack_from(body)
@@ -197,6 +195,7 @@ def _apart_again(body: memoryview, read: Callable[[Any], T]) -> tuple[T, memoryv
 
 
 def read_header(data: memoryview, read: Callable[[Any], T]) -> T:
+    """Decode a header. Raises MessageError."""
     try:
         return read(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
@@ -208,7 +207,7 @@ def check_turn(
     charges: tuple[FlowWork, ...],
     waiting: tuple[FlowWork, ...] | None,
 ) -> None:
-    """Whose turn it is, and who pays. Raises MessageError."""
+    """Raises MessageError for a rank, charges or waiting work that cannot be."""
     _, priority, tag = rank
     if not 0 <= priority < _MOST_PRIORITIES:
         raise MessageError(f"a lease of priority {priority}")
@@ -216,13 +215,14 @@ def check_turn(
 
 
 def check_times(*seconds: float) -> None:
-    """Of the other gateways too: a replica keeps the highest tag, and a timer that is no number
-    holds up those behind it."""
+    """Raises MessageError for a time that is not finite. Such a time would harm other gateways
+    too: a replica keeps the highest tag, and a timer at NaN holds up the timers behind it."""
     if not all(map(isfinite, seconds)):
         raise MessageError("a time that is no number, or has no end")
 
 
-def _apart(columns: Mapping[str, Column]) -> tuple[list[_ColumnHead], list[Buffer]]:
+def _to_heads(columns: Mapping[str, Column]) -> tuple[list[_ColumnHead], list[Buffer]]:
+    """Columns into heads for the header and buffers to follow it."""
     heads: list[_ColumnHead] = []
     buffers: list[Buffer] = []
     for name, (datatype, buffer, shapes) in columns.items():
@@ -234,11 +234,11 @@ def _apart(columns: Mapping[str, Column]) -> tuple[list[_ColumnHead], list[Buffe
     return heads, buffers
 
 
-def _together(
+def _from_heads(
     heads: Sequence[_ColumnHead], buffers: memoryview, rows: int = 0, elements: int = 0
 ) -> dict[str, Column]:
-    """Columns with their buffers, all bytes accounted for. `rows`, `elements`: of a column that
-    tells no shapes of its own."""
+    """The inverse of `_to_heads`. Raises MessageError unless every byte is accounted for.
+    `rows` and `elements` are the batch's, for columns that have no shapes of their own."""
     columns: dict[str, Column] = {}
     at = 0
     for head in heads:
@@ -261,6 +261,8 @@ def _together(
 
 
 def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
+    """Number of elements that the column's shapes call for. Raises MessageError for shapes that no
+    array can have, or that are not one a row."""
     if head.shapes is None:
         if not rows:
             raise MessageError(f"{head.name}: rows without shapes")
@@ -269,7 +271,7 @@ def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
         raise MessageError(f"{head.name}: {len(head.shapes)} shapes for {rows} rows")
     count = 0
     for shape in head.shapes:
-        if len(shape) > _MOST_AXES:  # the product of thousands takes minutes
+        if len(shape) > _MOST_AXES:  # the product of thousands of axes takes minutes
             raise MessageError(f"{head.name}: a shape that no array has")
         size = prod(shape)
         if shape and min(shape) < 0:
@@ -284,15 +286,16 @@ def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
 
 
 def pack(datatype: str, rows: Sequence[np.ndarray[Any, Any]], shapes: Shapes | None) -> Column:
-    """`rows`: flat arrays, one a row."""
+    """A column from flat arrays, one a row."""
     if datatype == "BYTES":
         return Column(datatype, [item for row in rows for item in row.tolist()], shapes)
-    joins = datatype != "BF16"  # whose arrays have no buffer that Python knows
+    joins = datatype != "BF16"  # whose arrays do not support Python's buffer protocol
     parts: list[Any] = [r if joins and r.flags.c_contiguous else r.tobytes() for r in rows]
     return Column(datatype, b"".join(parts), shapes)
 
 
 def to_batch(call: BatchCall) -> Batch:
+    """The call as a batch for a runtime."""
     lengths = np.frombuffer(call.lengths, dtype=np.int32).astype(np.int64)
     default = tuple([(n,) for n in lengths.tolist()])
     inputs = {
@@ -303,6 +306,7 @@ def to_batch(call: BatchCall) -> Batch:
 
 
 def from_ragged(outputs: Mapping[str, Ragged]) -> dict[str, Column]:
+    """A runtime's outputs as columns."""
     return {name: Column(r.datatype, _buffer(r), r.shapes) for name, r in outputs.items()}
 
 
@@ -312,7 +316,7 @@ def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
     shapes = column.shapes or ()
     if len(set(shapes)) == 1:
         grid = flat.reshape((len(shapes), *shapes[0]))
-        # Of single elements a list would hold scalars, bare bytes even, and no arrays.
+        # A row of shape () must stay an array; `list` would yield scalars, or bare bytes.
         return list(grid) if shapes[0] else [grid[row, ...] for row in range(len(shapes))]
     rows, start = [], 0
     for shape in shapes:
@@ -328,7 +332,7 @@ def _array(column: Column) -> np.ndarray[Any, Any]:
         flat[:] = column.buffer
         return flat
     array = np.frombuffer(column.buffer, dtype=DTYPES[column.datatype])  # type: ignore[arg-type]
-    # Behind another frame of the same read a buffer may begin anywhere.
+    # A buffer that follows another frame in the same read may begin at any address.
     return array if array.flags.aligned else array.copy()
 
 

@@ -1,10 +1,10 @@
-"""The sockets below the channel: addresses, options that find a dead peer, TLS.
+"""The sockets below the data channel: addresses, options that find a dead peer, TLS.
 
-A peer that is gone without a word (its machine lost power, the network was cut) acknowledges
-nothing, neither keep-alives nor data that is sent again: who asks `is_dead` every second finds it
-within about 3 s. TCP's own limit is longer, because it also counts the time in which a living
-process takes nothing in, and one that has too much to do stands still for seconds. How long that
-may last is other checks' business.
+A peer that vanished (its machine lost power, the network was cut) acknowledges neither keep-alives
+nor retransmitted data. A caller that asks `is_dead` every second finds such a peer within about
+3 s. TCP's own limit (TCP_USER_TIMEOUT) is longer, because it also counts the time in which a living
+process does not read, and an overloaded process may not read for seconds. Other checks bound that
+time.
 Source: tcp(7), TCP_KEEPIDLE, TCP_USER_TIMEOUT and TCP_INFO; RFC 5482.
 """
 
@@ -21,8 +21,9 @@ from struct import Struct
 from deployments.contract.channel.frames import STALLED_S
 
 FOUND_DEAD_S = 2.0
-_TRIES = 2  # that were not answered; one may be on its way
-_INFO = Struct("=2xBB48xII")  # of Linux' tcp_info: retransmits, probes, ms since data, ms since ACK
+_TRIES = 2  # unanswered ones that mean death; a single one may still be on its way
+# Of Linux' tcp_info: retransmits, probes, ms since data came, ms since an ACK came.
+_INFO = Struct("=2xBB48xII")
 _OPTIONS = {
     "TCP_NODELAY": 1,
     "TCP_KEEPIDLE": 1,
@@ -34,16 +35,15 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelTls:
-    """PEM files on every node: this side's certificate and its key, and the authority that both
-    sides' certificates must be signed by."""
+    """PEM files, present on every node."""
 
-    certificate: str
-    key: str
-    authority: str
+    certificate: str  # this side's
+    key: str  # of that certificate
+    authority: str  # must have signed both sides' certificates
 
 
 def find_dead_peers(transport: asyncio.BaseTransport) -> None:
-    """Options that this system lacks are left out."""
+    """Set the options that find dead peers, as far as this system has them."""
     sock = _tcp(transport)
     if sock is None:
         return
@@ -56,14 +56,14 @@ def find_dead_peers(transport: asyncio.BaseTransport) -> None:
 
 
 def is_dead(transport: asyncio.BaseTransport) -> bool:
-    """Whether its peer has not answered for FOUND_DEAD_S; False where the system does not say."""
+    """Whether the peer has not answered for FOUND_DEAD_S; False on systems that do not tell."""
     sock = _tcp(transport)
     if sock is None or sys.platform != "linux":
         return False
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
-        return False  # it is closed
+        return False  # the socket is closed
     again, probes, data_ms, ack_ms = _INFO.unpack(info)
     silent = bool(min(data_ms, ack_ms) > FOUND_DEAD_S * 1000)
     return silent and max(again, probes) >= _TRIES
@@ -77,8 +77,8 @@ def _tcp(transport: asyncio.BaseTransport) -> socket.socket | None:
 
 
 def server_tls(tls: ChannelTls | None) -> ssl.SSLContext | None:
-    """For the replica: gateways must show a certificate of the same authority. Raises ValueError
-    for files that cannot be used."""
+    """The replica's context: gateways must show a certificate of the same authority. Raises
+    ValueError for files that cannot be used."""
     if tls is None:
         return None
     context = _context(ssl.Purpose.CLIENT_AUTH, tls)
@@ -87,8 +87,9 @@ def server_tls(tls: ChannelTls | None) -> ssl.SSLContext | None:
 
 
 def client_tls(tls: ChannelTls | None) -> ssl.SSLContext | None:
-    """For the gateway. Replicas are known by their key and have no name of their own, so their
-    certificate's name is not looked at. Raises ValueError for files that cannot be used."""
+    """The gateway's context. Replicas are identified by their key and have no host name of their
+    own, so the name in their certificate is not checked. Raises ValueError for files that cannot be
+    used."""
     return None if tls is None else _context(ssl.Purpose.SERVER_AUTH, tls)
 
 
@@ -107,11 +108,11 @@ def _context(purpose: ssl.Purpose, tls: ChannelTls) -> ssl.SSLContext:
 
 
 def address_of(host: str, port: int) -> str:
-    """As URLs write it: an IPv6 address stands in brackets."""
+    """The form "host:port" of URLs, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Raises ValueError for what `address_of` did not write."""
+    """The inverse of `address_of`. Raises ValueError for anything else."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,8 +1,8 @@
-"""What frames carry of requests to generate: what is asked, what has come of it, how it ended.
+"""What frames carry of requests to generate: the request, what it has produced, how it ended.
 
-One message of a replica holds what all requests of one gateway have brought since the one before.
-Headers alone, as `messages` writes and checks them; an answer's bytes are in the header. Times are
-budgets and durations in seconds, never clock readings.
+One message of a replica holds what all requests of one gateway have produced since the message
+before. A message is a header only, written and checked as in `messages`; the bytes of answers are
+in the header. Times are budgets and durations in seconds, never readings of a clock.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ class StreamEnd(Enum):
 
     DONE = "done"  # answered, or refused by the engine: the piece has the answer and its status
     ABORTED = "aborted"  # the gateway asked for it
-    BUSY = "busy"  # not begun: no room, or the replica is to go
+    BUSY = "busy"  # not begun: there was no room, or the replica drains
     FAILED = "failed"  # the engine failed on it; it may run again elsewhere if nothing was sent
 
 
 class GenerateCall(NamedTuple):
-    """`endpoint`, `body`, `salt`: as in `runtimes.types.Ask`. `budget_s`: how long anybody waits
-    for it. rank, charges, waiting: as of `BatchCall`. input_s, output_s: what a token that has to
-    be read, and one that is written, is worth at its gateway; both 0: nobody knows."""
+    """A request to generate. `endpoint`, `body` and `salt` are as in `runtimes.types.Ask`; `rank`,
+    `charges` and `waiting` as in `BatchCall`."""
 
     endpoint: str
     body: bytes
-    budget_s: float
+    budget_s: float  # for how long a caller still waits for it
     priority: int = 0
     salt: str = ""
     rank: tuple[int, int, float] = (0, 0, 0.0)
     charges: tuple[FlowWork, ...] = ()
     waiting: tuple[FlowWork, ...] | None = ()
+    # What the gateway takes a token to cost, in seconds: one that is read, one that is written.
+    # Both 0: not known.
     input_s: float = 0.0
     output_s: float = 0.0
 
 
 class Piece(NamedTuple):
-    """What one request has brought since the last message; fields as in `runtimes.types.Chunk`.
-    service_s: since it began here; `end` None: more is to come."""
+    """What one request has produced since the last message. Fields without a comment are as in
+    `runtimes.types.Chunk`."""
 
     lease_id: int
     data: bytes
@@ -54,23 +55,23 @@ class Piece(NamedTuple):
     cached_tokens: int
     output_tokens: int
     held_tokens: int
-    service_s: float
+    service_s: float  # since the request began at this replica
     status: int = 200
-    end: StreamEnd | None = None
+    end: StreamEnd | None = None  # None: more is to come
 
 
 class StepMessage(NamedTuple):
-    """`held`, `seen`: as in `api.requests.Report`; `inflight`: requests of all gateways here;
-    `load`: the engine's own account. `shares`: told when one of the pieces is a last one, and now
-    and then besides. `read`, `written`: tokens that requests of all gateways were given here, ever:
-    of prompts but what was cached, and of outputs. An empty message says that the replica lives."""
+    """What a gateway's requests have produced. Without pieces it still says that the replica
+    lives. `held` and `seen` are as in `api.requests.Report`."""
 
     pieces: tuple[Piece, ...]
     held: int
     seen: int
-    inflight: int
-    load: EngineLoad
-    shares: Shares | None = None
+    inflight: int  # requests of all gateways at this replica
+    load: EngineLoad  # as the engine itself reports it
+    shares: Shares | None = None  # sent when a piece is a request's last, and now and then besides
+    # Tokens that requests of all gateways were given here so far: read of prompts (without those
+    # that were cached), and written.
     read: int = 0
     written: int = 0
 
@@ -80,11 +81,12 @@ _read_steps = msgspec.msgpack.Decoder(StepMessage).decode
 
 
 def encode_generate(call: GenerateCall) -> list[Buffer]:
+    """The body of a BEGIN frame."""
     return [encoded(call)]
 
 
 def decode_generate(body: memoryview) -> GenerateCall:
-    """Raises MessageError."""
+    """The inverse of `encode_generate`. Raises MessageError."""
     call = read_header(body, _read_generate)
     check_times(call.budget_s, call.input_s, call.output_s)
     check_turn(call.rank, call.charges, call.waiting)
@@ -92,9 +94,10 @@ def decode_generate(body: memoryview) -> GenerateCall:
 
 
 def encode_steps(message: StepMessage) -> list[Buffer]:
+    """The body of a STEPS frame."""
     return [encoded(message)]
 
 
 def decode_steps(body: memoryview) -> StepMessage:
-    """Raises MessageError."""
+    """The inverse of `encode_steps`. Raises MessageError."""
     return read_header(body, _read_steps)

@@ -1,1 +1,1 @@
-"""From a text or an image to the model's own input: the same code wherever a model is fed."""
+"""Turns texts and images into a model's input, with one code for all that feed models."""

@@ -1,11 +1,12 @@
-"""An image as a row of the model's input: decoded, resized, normalised, laid out as settings say.
+"""Turns an image into a row of the model's input: decodes, resizes, normalises and lays it out.
 
-Used by gateways, and by whatever else feeds a model images, so that they cannot differ. Not for an
-event loop, however small the file: decoding takes about 10 ms a megapixel. JPEG and PNG, of 8 bits
-a channel, upright as their EXIF says, in RGB or grey. Whatever else would have to be guessed is
-refused in a sentence: transparency (upon which background?), CMYK (by which profile?), 16 bits
-(scaled how?), animation (which picture?). The header is judged before anything is decoded, so that
-a few bytes that claim a billion pixels cost nothing.
+Gateways and everything else that feeds a model images use this code, so that they cannot differ.
+Decoding takes about 10 ms a megapixel, so never call this on an event loop, however small the file.
+
+Taken are JPEG and PNG with 8 bits a channel, RGB or grey, turned upright as their EXIF says.
+Anything that would need a guess is refused with a sentence: transparency (upon which background?),
+CMYK (by which profile?), 16 bits (scaled how?), animation (which picture?). The header is checked
+before anything is decoded, so a few bytes that claim a billion pixels cost nothing.
 Source: Pillow's notes on image modes and decompression bombs; EXIF 2.32, tag 274.
 """
 
@@ -22,10 +23,10 @@ from deployments.contract.errors import BadRequest
 from deployments.contract.preprocess.resize import Operation, resized
 from runtimes.datatypes import DTYPES
 
-_MOST_SCANS = 100
-_SCAN = b"\xff\xda"
-_PNG_DEPTH_BYTE = 24
-_TRANSPARENT = {"LA", "PA", "RGBA", "La", "RGBa"}
+_MOST_SCANS = 100  # of a progressive JPEG
+_SCAN = b"\xff\xda"  # JPEG's marker before a scan
+_PNG_DEPTH_BYTE = 24  # offset of the bits a channel in a PNG file
+_TRANSPARENT = {"LA", "PA", "RGBA", "La", "RGBa"}  # modes of Pillow, as are those below
 _TAKEN = {"1", "L", "P", "RGB"} | _TRANSPARENT
 Array = np.ndarray[Any, Any]
 Encoded = bytes | Array  # a JPEG or PNG file, or uint8 [height, width, 1 or 3] levels, RGB
@@ -33,9 +34,9 @@ _MOST_LEVEL = np.float32(255.0)
 
 
 def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
-    """The image, mode L (`grey`) or RGB, decoded. Takes milliseconds a megapixel: for a thread.
+    """The decoded image, in mode L (`grey`) or RGB. Takes milliseconds a megapixel: use a thread.
 
-    `label`: how a refusal calls it. Raises BadRequest.
+    `label`: what error messages call the image. Raises BadRequest.
     """
     try:
         picture = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
@@ -49,14 +50,14 @@ def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
         raise BadRequest(f"{label} has more than {max_pixels} pixels (image.max_pixels)") from None
     except UnidentifiedImageError:
         raise BadRequest(f"{label} is not a JPEG or PNG image") from None
-    except Exception as fault:  # parsers of broken files raise whatever they stumble over
-        raise BadRequest(f"{label} cannot be decoded: {_said(fault)}") from None
+    except Exception as fault:  # parsers raise anything on broken files
+        raise BadRequest(f"{label} cannot be decoded: {_first_line(fault)}") from None
 
 
 def from_levels(
     levels: np.ndarray[Any, Any], label: str, max_pixels: int, grey: bool
 ) -> Image.Image:
-    """The image of uint8 [height, width, 1 or 3] levels, RGB."""
+    """The image from uint8 [height, width, 1 or 3] levels, RGB. Raises BadRequest."""
     if levels.ndim != 3 or levels.shape[2] not in (1, 3):
         raise BadRequest(
             f"{label} has shape {list(levels.shape)}; decoded images are [height, width, 1 or 3]"
@@ -67,7 +68,8 @@ def from_levels(
 
 
 def coloured(picture: Image.Image, label: str, grey: bool) -> Image.Image:
-    """RGB becomes grey by ITU-R 601-2 luma as Pillow has it; grey becomes RGB of equal channels."""
+    """The image as grey or RGB. RGB becomes grey by ITU-R 601-2 luma as Pillow computes it; grey
+    becomes RGB of equal channels. Raises BadRequest for transparent pixels."""
     _check_opaque(picture, label)
     if picture.mode == "P":
         picture = picture.convert("RGB")
@@ -85,7 +87,7 @@ def _check_header(picture: Image.Image, data: bytes, label: str, max_pixels: int
         if data[_PNG_DEPTH_BYTE] == 16:
             raise BadRequest(f"{label} has 16 bits a channel; convert it to 8")
     elif data.count(_SCAN) > _MOST_SCANS:
-        # Each scan of a progressive JPEG passes over all pixels again.
+        # A decoder goes over all pixels again for each scan of a progressive JPEG.
         raise BadRequest(f"{label} has more than {_MOST_SCANS} scans; save it again")
     if picture.mode not in _TAKEN:
         raise BadRequest(
@@ -109,13 +111,14 @@ def _check_opaque(picture: Image.Image, label: str) -> None:
         raise BadRequest(f"{label} has transparent pixels; flatten it onto a background first")
 
 
-def _said(fault: Exception) -> str:
+def _first_line(fault: Exception) -> str:
     text = str(fault).split("\n", 1)[0]
     return text[:120] if text else type(fault).__name__
 
 
 def prepared(how: ImageInput, image: Encoded, label: str) -> Array:
-    """[channels, height, width] or [height, width, channels] by the layout. Raises `BadRequest`."""
+    """The row, [channels, height, width] or [height, width, channels] by the layout. `label`: what
+    error messages call the image. Raises `BadRequest`."""
     grey = how.colour == "grey"
     if isinstance(image, bytes):
         picture = opened(image, label, how.max_pixels, grey)
@@ -133,18 +136,18 @@ def prepared(how: ImageInput, image: Encoded, label: str) -> Array:
                 f"{whole[0]} when its shorter side is {how.shorter_side}; this model takes "
                 f"{how.max_pixels} pixels at most (max_pixels)"
             )
-        levels = _middle(resized(picture, operation, *whole), height, width)
-    return _laid_out(how, levels)
+        levels = _centre_crop(resized(picture, operation, *whole), height, width)
+    return _as_row(how, levels)
 
 
 def row_bytes(how: ImageInput) -> int:
-    """What the largest row takes in memory."""
+    """Bytes of the largest row."""
     height, width = how.sizes[-1]
     return height * width * how.channels * DTYPES[how.datatype].itemsize
 
 
 def _size(how: ImageInput, height: int, width: int) -> tuple[int, int]:
-    """The smallest that holds the image, else the last."""
+    """The smallest of the model's sizes that holds the image; else the largest."""
     for size in how.sizes:
         if height <= size[0] and width <= size[1]:
             return size
@@ -152,20 +155,22 @@ def _size(how: ImageInput, height: int, width: int) -> tuple[int, int]:
 
 
 def _kept_shape(shorter: int, height: int, width: int) -> tuple[int, int]:
-    """As torchvision's Resize rounds: the longer side down."""
+    """(height, width) with the given shorter side and the image's aspect ratio. The longer side is
+    rounded down, as torchvision's Resize does."""
     if height <= width:
         return shorter, int(shorter * width / height)
     return int(shorter * height / width), shorter
 
 
-def _middle(levels: Array, height: int, width: int) -> Array:
-    """As torchvision's CenterCrop rounds."""
+def _centre_crop(levels: Array, height: int, width: int) -> Array:
+    """The centre of the image, rounded as torchvision's CenterCrop does."""
     top, left = round((levels.shape[0] - height) / 2), round((levels.shape[1] - width) / 2)
     return levels[top : top + height, left : left + width]
 
 
-def _laid_out(how: ImageInput, levels: Array) -> Array:
-    """Normalised in float32 in torchvision's order: a share of 255, less the mean, by the std."""
+def _as_row(how: ImageInput, levels: Array) -> Array:
+    """The row in the model's layout and datatype. Normalised in float32 in torchvision's order: as
+    a share of 255, less the mean, divided by the standard deviation."""
     if how.colour == "BGR":
         levels = levels[..., ::-1]
     if how.datatype == "UINT8":

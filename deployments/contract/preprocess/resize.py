@@ -1,13 +1,16 @@
 """Resizes an image by exactly the operation that a model names.
 
-With antialiasing it is Pillow's resampling, whose kernel widens with the reduction: on whole levels
-as image files have them (rounded after each of the two passes, as torchvision does with images), or
-on float32 levels, which torch's `interpolate(antialias=True)` equals. Without antialiasing the
-kernel keeps its size and skips pixels, as torch's `interpolate(antialias=False)` does: source
-positions by half pixels, borders repeated, a cubic of a = -0.75 (Pillow's has -0.5).
+With antialiasing this is Pillow's resampling, whose kernel widens as the image shrinks. It works
+either on whole levels as image files have them, rounded after each of the two passes (as
+torchvision does with images), or on float32 levels, which equals torch's
+`interpolate(antialias=True)`.
 
-It optimises that nobody else waits: Pillow lets go of the interpreter's lock while it works, and a
-large image is copied into numpy in strips of a megabyte.
+Without antialiasing the kernel keeps its size and skips pixels, as torch's
+`interpolate(antialias=False)` does: source positions by half pixels, borders repeated, a cubic
+kernel with a = -0.75 (Pillow's has -0.5).
+
+It is written so that other threads do not wait: Pillow releases the interpreter's lock while it
+works, and a large image is copied into numpy in strips of a megabyte.
 Source: Pillow's `Resample.c`; PyTorch's `UpSampleKernel.cpp`; Keys (1981) for the cubic.
 """
 
@@ -27,23 +30,24 @@ _MOST_LEVEL = 255.0
 
 
 class Operation(NamedTuple):
-    """`kind`: bilinear or bicubic; `rounded`: the result is whole levels of 0 to 255."""
+    """One of the ways to resize an image."""
 
-    kind: str
+    kind: str  # bilinear or bicubic
     antialias: bool
-    rounded: bool
+    rounded: bool  # the result is whole levels from 0 to 255
 
 
 class _Taps(NamedTuple):
-    """Of each place in the result: the places it is made of and their weights, [size, taps]."""
+    """For each position in the result along one axis, the source positions that it is computed from
+    and their weights, [size, taps]."""
 
     places: Array
     weights: Array
 
 
 def resized(picture: Image.Image, operation: Operation, height: int, width: int) -> Array:
-    """float32 [height, width, channels] of levels; those that are not rounded may lie beyond 0 and
-    255 (a cubic overshoots). `picture`: mode L or RGB."""
+    """The resized image as float32 [height, width, channels] levels. If they are not rounded they
+    may lie outside 0 to 255, because a cubic kernel overshoots. `picture`: mode L or RGB."""
     if not operation.antialias:
         levels = _sampled(picture, operation.kind, height, width)
         if operation.rounded:
@@ -52,12 +56,13 @@ def resized(picture: Image.Image, operation: Operation, height: int, width: int)
     size, kernel = (width, height), _FILTERS[operation.kind]
     if operation.rounded:
         return _levels(picture.resize(size, kernel)).astype(np.float32)
-    # A channel at a time: float32 copies of a whole large image would take four times its memory.
+    # One channel at a time: float32 copies of a whole large image would take four times its memory.
     bands = (picture.getchannel(band).convert("F") for band in range(len(picture.getbands())))
     return np.stack([np.asarray(band.resize(size, kernel)) for band in bands], axis=-1)
 
 
 def _sampled(picture: Image.Image, kind: str, height: int, width: int) -> Array:
+    """Resized without antialiasing. Only the source rows that are needed are read."""
     across, down = _taps(kind, picture.width, width), _taps(kind, picture.height, height)
     needed, where = np.unique(down.places, return_inverse=True)
     rows = np.concatenate([_weighted(strip, across) for strip in _strips(picture, needed)])
@@ -69,7 +74,7 @@ def _sampled(picture: Image.Image, kind: str, height: int, width: int) -> Array:
 
 
 def _weighted(levels: Array, across: _Taps) -> Array:
-    """float32 [rows, width of the result, channels] of uint8 rows."""
+    """uint8 rows resized along their width, as float32 [rows, width of the result, channels]."""
     taps = range(across.places.shape[1])
     return _sum(levels[:, across.places[:, tap]] * across.weights[:, tap, None] for tap in taps)
 
@@ -82,7 +87,8 @@ def _sum(parts: Any) -> Array:
 
 
 def _strips(picture: Image.Image, rows: Array) -> Any:
-    """The wanted rows (ascending), uint8 [some, width, channels], a strip of the image at once."""
+    """The wanted rows (ascending), as uint8 [some, width, channels], one strip of the image at a
+    time."""
     high = max(1, _STRIP_BYTES // (picture.width * len(picture.getbands())))
     for top in range(0, picture.height, high):
         wanted = rows[(rows >= top) & (rows < top + high)]
@@ -97,7 +103,8 @@ def _levels(picture: Image.Image) -> Array:
 
 
 def _taps(kind: str, size: int, wanted: int) -> _Taps:
-    """Weights and positions in float32, as torch has them for float32 images."""
+    """The taps along one axis, `size` long before and `wanted` after. Positions and weights are
+    float32, as torch's are for float32 images."""
     at = np.arange(wanted, dtype=np.float32)
     if size != wanted:
         at = (at + np.float32(0.5)) * np.float32(size / wanted) - np.float32(0.5)
@@ -115,7 +122,7 @@ def _taps(kind: str, size: int, wanted: int) -> _Taps:
 
 
 def _cubic(past: Array) -> list[Array]:
-    """Weights of the four places around one that lies `past` beyond the second of them."""
+    """Weights of the four positions around a point that lies `past` beyond the second of them."""
     return [_far(past + 1), _near(past), _near(1 - past), _far(2 - past)]
 
 

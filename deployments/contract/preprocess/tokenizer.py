@@ -1,12 +1,15 @@
-"""Texts to token ids, and the refusal of a text that is too long for its model.
+"""Turns texts into token ids, and refuses a text that is too long for its model.
 
-The tokeniser file's own truncation and padding are turned off: lengths are real lengths and nothing
-is cut unless the model's settings say so. `encode` runs on a preprocessing thread and lets go of
-the interpreter's lock while it works (`encode_batch_fast`; `encode` of the same library holds it).
-It starts no threads of its own: on two processors the library's pool made each text a third dearer.
-Texts tokenised before are kept in a cache, keyed by the whole text; equal texts of two tenants give
-equal tokens. Where a tokeniser looks at each word alone (WordPiece over whitespace), a prefix that
-has too many tokens already decides a very long text. `gateway/preprocess` cuts work into turns.
+The truncation and padding of the tokeniser file are turned off: lengths are real lengths, and a
+text is cut only if the model's settings say so. `encode` runs on a preprocessing thread and
+releases the interpreter's lock while it works (`encode_batch_fast` does; `encode` of the same
+library holds the lock). It starts no threads of its own: on two processors the library's thread
+pool made each text a third more expensive.
+
+Tokenised texts are kept in a cache, keyed by the whole text; equal texts of two tenants give equal
+tokens. Where a tokeniser looks at each word alone (WordPiece over whitespace), a very long text can
+be refused or cut by a prefix of it that has too many tokens already. `gateway/preprocess` cuts the
+work into turns.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ from deployments.contract.errors import BadRequest, TooManyTokens
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 IdArray = np.ndarray[Any, np.dtype[np.int64]]
 _ENTRY_BYTES = 200  # dictionary slot, array header and links, measured with tracemalloc
-_LARGEST_SHARE = 16  # a text may take a sixteenth of the cache
+_LARGEST_SHARE = 16  # one text may take a sixteenth of the cache at most
 _PREFIX_CHARS_PER_TOKEN = 16  # English has 4 to 5; prefixes of this many nearly always decide
 _MOST_CHARS_PER_TOKEN = 64
-_MOST_CHARS = 1 << 20  # tokenised in 0.1 to 0.8 s, so that no turn takes longer
+_MOST_CHARS = 1 << 20  # take 0.1 to 0.8 s to tokenise, which bounds a turn
 
 
 def splits_at_spaces(tokenizer_json: bytes) -> bool:
-    """True if tokens(prefix) begins tokens(text) for every prefix that ends before a space."""
+    """Whether tokens(prefix) begins tokens(text) for every prefix that ends before a space."""
     parts: dict[str, Any] = json.loads(tokenizer_json)
     return (
         _type(parts, "model") == "WordPiece"
@@ -53,13 +56,16 @@ def _type(parts: dict[str, Any], name: str) -> str | None:
 
 
 def prefix(text: str, chars: int) -> str | None:
-    """The longest prefix of at most `chars` characters before a space; None when there is none."""
+    """The longest prefix of at most `chars` characters that ends before a space; None if there is
+    none."""
     end = text.rfind(" ", 0, chars + 1)
     return text[:end] if end > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
+    """Counters of a `TextCache`. `bytes` includes keys and overhead."""
+
     entries: int
     bytes: int
     limit_bytes: int
@@ -68,7 +74,8 @@ class CacheStatistics:
 
 
 class TextCache:
-    """Thread-safe: threads fill it while the event loop looks texts up."""
+    """Token ids of recent texts, least recently used out first. Thread-safe: threads fill it while
+    the event loop looks texts up."""
 
     def __init__(self, limit_bytes: int):
         self._limit_bytes = limit_bytes
@@ -106,11 +113,11 @@ class TextCache:
 
 
 class TextTokenizer:
-    """One model's tokeniser. Thread-safe; arrays it returns are shared and read-only.
+    """One model's tokeniser. Thread-safe. Arrays that it returns are shared and read-only.
 
     `max_length` counts special tokens. `truncate`: cut longer texts (special tokens stay) instead
-    of refusing them. `cache_bytes` bounds the cache of texts seen before; 0 keeps none.
-    A text of more than `max_chars` characters is refused unseen.
+    of refusing them. `cache_bytes` bounds the cache of tokenised texts; 0 keeps none. A text of
+    more than `max_chars` characters is refused without being tokenised.
     """
 
     def __init__(
@@ -138,13 +145,13 @@ class TextTokenizer:
             )
 
     def cached(self, texts: Sequence[str]) -> list[IdArray | None]:
-        """What is known already, without tokenising; for the event loop."""
+        """The ids of each text that is in the cache, else None. Fast enough for the event loop."""
         return [self._cache.get(text) for text in texts]
 
     def encode(self, texts: Sequence[str]) -> list[IdArray]:
-        """int64 ids of each text, special tokens included; tokenises what is not known already.
+        """int64 ids of each text, special tokens included. Tokenises those not in the cache.
 
-        Raises `BadRequest` naming the first text that is too long, empty of tokens or no Unicode.
+        Raises `BadRequest` for the first text that is too long, has no tokens, or is not Unicode.
         """
         known = self.cached(texts)
         missing = [(index, texts[index]) for index, ids in enumerate(known) if ids is None]
@@ -152,7 +159,8 @@ class TextTokenizer:
         return [ids if ids is not None else next(fresh) for ids in known]
 
     def tokenize(self, texts: Sequence[tuple[int, str]]) -> list[IdArray]:
-        """As `encode`, of (index in the request, text), without looking anything up."""
+        """As `encode`, but for pairs (index in the request, text), and without looking in the
+        cache."""
         long_ones = self._prefix_chars
         for index, text in texts:
             self._check_text(index, text)
@@ -191,7 +199,7 @@ class TextTokenizer:
         return [_array(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def _long(self, index: int, text: str) -> IdArray:
-        """A long text's ids: of a prefix if that decides, else of the whole."""
+        """A long text's ids: those of a prefix if the prefix decides, else of the whole text."""
         start = prefix(text, self._prefix_chars) if self._prefix_decides else None
         if start is not None:
             (ids,) = self._ids([start])
@@ -202,6 +210,7 @@ class TextTokenizer:
         return self._ids([text])[0]
 
     def _keep(self, index: int, text: str, ids: IdArray) -> IdArray:
+        """Check the ids and put them into the cache."""
         if len(ids) > self.max_length:
             raise self._too_long(index, str(len(ids)))
         if not len(ids):

@@ -1,1 +1,1 @@
-"""How a new version of a model takes the live one's place, step by step."""
+"""How a new version of a model replaces the live one, step by step."""

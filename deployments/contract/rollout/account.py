@@ -1,4 +1,4 @@
-"""A rollout as `headrace rollout status` shows it: plain values for people and programs."""
+"""A rollout as `headrace rollout status` shows it: plain values, for people and programs."""
 
 from __future__ import annotations
 
@@ -11,47 +11,44 @@ from deployments.contract.rollout.rollout import Rollout
 
 
 class VersionAccount(TypedDict):
-    """median_ms: of all answers, "up to"; None of none."""
+    """One version in a rollout."""
 
     version: str
     answered: int
     failed: int
-    median_ms: float | None
+    median_ms: float | None  # of all answers, rounded up to a histogram step; None: no answers
 
 
 class RolloutAccount(TypedDict):
-    """phase: `Rollout.phase`; share: of the requests that the canary gets now, 0..1. step of steps,
-    counted from 1; in it for held_s of at least hold_s. why: of an abort, or what is waited for.
-    copies: what the canary did with copied requests; agreed of compared rows."""
+    """One rollout."""
 
     model: str
     number: int
-    phase: str
-    share: float
-    step: int
+    phase: str  # `Rollout.phase`
+    share: float  # of the requests that the canary gets now, 0..1
+    step: int  # counted from 1
     steps: int
-    held_s: float
-    hold_s: float
-    why: str
+    held_s: float  # since this step began
+    hold_s: float  # the least that a step lasts
+    why: str  # why it was aborted, or what it waits for
     live: VersionAccount
     canary: VersionAccount
-    copies: VersionAccount
-    compared: int
-    agreed: int
+    copies: VersionAccount  # what the canary did with copied requests
+    compared: int  # copied requests that both versions answered
+    agreed: int  # of those, how many agree
 
 
 class RolloutRecord(RolloutAccount):
-    """What the host keeps and shows of it. id: the number of its canary; over: whether it has
-    ended."""
+    """A rollout as the host process keeps and shows it."""
 
-    id: int
-    over: bool
+    id: int  # the number of its canary
+    over: bool  # it has ended
 
 
 def account(
     rollout: Rollout, now: float, live: ModelDescription | None, canary: ModelDescription | None
 ) -> RolloutAccount:
-    """`now`: on the registry's clock; `live`, `canary`: as announced."""
+    """`now`: on the registry's clock; `live`, `canary`: the two versions as announced, or None."""
     seen, route, terms = rollout.seen, rollout.route, rollout.terms
     return RolloutAccount(
         model=rollout.model,

@@ -1,8 +1,8 @@
-"""What a new version's batches cost beside the live one's, before it gets any request.
+"""Do a new version's batches cost too much to give it any request?
 
-Both have measured batches of the same rows and lengths while they warmed up, each version through
-the same code. Compared by length, because a version may be as fast on average and twice as slow
-for the longest.
+Both versions have measured batches of the same rows and lengths in their warm-up, with the same
+code. They are compared by length, because a version may be as fast on average and twice as slow for
+the longest rows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.terms import RolloutTerms
 
-_NOISE_S = 0.002
+_NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions
 Profile = tuple[tuple[int, int, float], ...]
 
 
 def too_costly(live: ModelDescription, new: ModelDescription, terms: RolloutTerms) -> str:
-    """Why the new version may not be given requests, "" for nothing; nothing either where a
-    version has measured nothing, or they have no batch in common."""
+    """Why the new version may get no requests; "" if it may. It may, too, if either version has
+    measured nothing, or they have measured no batch in common."""
     return next(_complaints(live, new, terms), "")
 
 
@@ -42,7 +42,7 @@ def _complaints(
 
 
 def _profile(d: ModelDescription) -> Profile:
-    """Of its first group, where it has several."""
+    """The profile of the model, or of its first group if it has groups."""
     return d.groups[0].profile if d.groups else d.profile
 
 
@@ -51,8 +51,8 @@ def _one_row(profile: Profile) -> dict[tuple[int, int], float]:
 
 
 def _by_length(live: Profile, new: Profile) -> Mapping[int, tuple[float, float]]:
-    """Seconds of the new and the live version at each length: of the batch where their ratio is
-    its median over the numbers of rows that both have measured."""
+    """For each length, the seconds of the new and the live version for one batch: the batch whose
+    ratio is the median over the numbers of rows that both have measured."""
     known = {(rows, length): cost_s for rows, length, cost_s in live}
     pairs: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for rows, length, cost_s in new:

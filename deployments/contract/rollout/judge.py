@@ -1,8 +1,8 @@
-"""Whether what was seen of a canary says that it must not go on, and why; in words for people.
+"""Has enough been seen of a canary to say that its rollout must be aborted, and why?
 
-Every bound is asked with confidence: a single failure among few, or a slow answer among few,
-convicts nobody, and the more has been seen, the smaller a difference counts. Shares by Wilson's
-interval (Wilson 1927), latencies by the ranks of `latencies`.
+Every bound is tested with confidence. One failure or one slow answer among few aborts nothing, and
+the more has been seen, the smaller a difference counts. Shares are bounded by Wilson's interval
+(Wilson 1927), latencies by the ranks of `latencies`. Reasons are sentences for people.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from deployments.contract.rollout.observations import (
 )
 from deployments.contract.rollout.terms import RolloutTerms
 
-_Z = 2.0
-_LEAST_FAILURES = 5
+_Z = 2.0  # standard deviations: about 95 %, two-sided
+_LEAST_FAILURES = 5  # fewer abort nothing
 _QUANTILES = (0.5, 0.9)
-_NOISE_S = 0.002  # a difference that is no version's
-_TOKEN_NOISE_S = 0.0005  # the same, from one token to the next
+_NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions
+_TOKEN_NOISE_S = 0.0005  # the same, for the time from one token to the next
 
 
 def complaint(seen: Observations, terms: RolloutTerms, share: float = 1.0) -> str:
-    """The first thing that is wrong, "" for nothing. `share`: of the requests that the canary
-    gets."""
+    """The first thing that is wrong with the canary, or "". `share`: of the requests that the
+    canary gets, 0..1."""
     return next(_complaints(seen, terms, share), "")
 
 
@@ -38,7 +38,7 @@ def _complaints(seen: Observations, terms: RolloutTerms, share: float) -> Iterat
     yield from _slowness("requests", seen.canary, seen.live, terms)
     tokens = seen.canary.token_s, seen.live.token_s
     yield from _slower("times from one token to the next", *tokens, terms, _TOKEN_NOISE_S)
-    if not share:  # else they wait behind the canary's own
+    if not share:  # otherwise copied requests wait behind the canary's own
         yield from _slowness("copied requests", seen.copies, seen.live, terms)
 
 
@@ -66,7 +66,7 @@ def _disagreement(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
 def _slowness(
     what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
-    """By length, and of all lengths: both versions get the same mixture of them."""
+    """Compared by length, and over all lengths: both versions get the same mixture of lengths."""
     yield from _slower(what, whole(canary.latencies), whole(live.latencies), terms)
     for length in sorted(canary.latencies.keys() & live.latencies.keys()):
         own, usual = canary.latencies[length], live.latencies[length]
@@ -88,16 +88,18 @@ def _slower(
 
 
 def _lower(hits: int, total: int) -> float:
-    """What the share is above, nearly certainly."""
+    """A bound that the true share is almost certainly above."""
     return _wilson(hits, total, -_Z)
 
 
 def _upper(hits: int, total: int) -> float:
-    """What the share is below; 0 of nothing, since nothing excuses a failure then."""
+    """A bound that the true share is almost certainly below; 0 without hits, so that a live version
+    that has not failed excuses no failure."""
     return _wilson(hits, total, _Z) if hits else 0.0
 
 
 def _wilson(hits: int, total: int, z: float) -> float:
+    """The end of Wilson's score interval at `z` standard deviations."""
     share, z2 = hits / total, z * z
     centre = share + z2 / (2 * total)
     spread = z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))

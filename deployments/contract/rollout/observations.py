@@ -1,7 +1,7 @@
-"""What gateways have seen of two versions side by side, in one step of a rollout.
+"""What gateways have observed of two versions side by side in one step of a rollout.
 
-Each gateway counts for itself and says the whole of its counts again and again; the registry adds
-up what all have said last. Plain data and sums.
+Each gateway counts for itself and reports all its counts each time. The registry adds up the latest
+report of each gateway. Plain data and sums.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class VersionObservations:
-    """`failed`: requests that it could not answer, and the other version, or nobody, had to.
-    latencies: of those answered, by the length of the longest row (its power of two), requests in
-    each step of `latencies`; of a generation, until its first token. token_s: of generations, the
-    same of the mean time from one output token to the next, whatever the length."""
+    """One version."""
 
     answered: int = 0
-    failed: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    failed: int = 0  # requests that it could not answer; the other version had to, or none did
+    reasons: Counter[str] = field(default_factory=Counter)  # of the failures
+    # Latencies of answered requests: by the length of the longest row (rounded up to a power of
+    # two), the number of requests in each step of `latencies`. Of a generation, the latency is
+    # that until its first token.
     latencies: dict[int, Counter[int]] = field(default_factory=dict)
+    # The same of generations' mean time from one output token to the next, whatever the length.
     token_s: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -39,18 +40,16 @@ class VersionObservations:
 
 @dataclass(slots=True)
 class Observations:
-    """Of one step (`rollout`, `step`) at one gateway, or summed. `compared`: copied requests that
-    both versions answered, `agreed`: of those, enough of whose rows agree. `reached`: replicas of
-    the canary that a gateway reaches."""
+    """One step (`rollout`, `step`) at one gateway, or summed over gateways."""
 
     rollout: int
     step: int
     live: VersionObservations = field(default_factory=VersionObservations)
     canary: VersionObservations = field(default_factory=VersionObservations)
-    copies: VersionObservations = field(default_factory=VersionObservations)
-    compared: int = 0
-    agreed: int = 0
-    reached: int = 0
+    copies: VersionObservations = field(default_factory=VersionObservations)  # run by the canary
+    compared: int = 0  # copied requests that both versions answered
+    agreed: int = 0  # of those, the requests of which enough rows agree
+    reached: int = 0  # replicas of the canary that a gateway reaches
 
     def add(self, other: Observations) -> None:
         for name in ("live", "canary", "copies"):
@@ -61,7 +60,7 @@ class Observations:
 
 
 def summed(rollout: int, step: int, said: Iterable[Observations]) -> Observations:
-    """Of those that are about this step of this rollout."""
+    """The sum of those reports that are about this step of this rollout."""
     total = Observations(rollout, step)
     for each in said:
         if (each.rollout, each.step) == (rollout, step):
@@ -70,7 +69,7 @@ def summed(rollout: int, step: int, said: Iterable[Observations]) -> Observation
 
 
 def length_bin(length: int) -> int:
-    """The power of two that holds a row of this length."""
+    """The length rounded up to a power of two."""
     return 1 << max(0, length - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""All rollouts of a cluster, one a model at most. Pure state, given the time."""
+"""All rollouts of a cluster, at most one a model. Pure state, given the time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from deployments.contract.rollout.terms import RolloutTerms
 
 @dataclass(slots=True)
 class Rollouts:
-    """Numbers grow with every rollout, across restarts too: that is what the wall clock is for.
-    Methods that decide say whether gateways must hear of it."""
+    """Each rollout has a number that is above all earlier ones, across restarts too; for that the
+    wall clock is used. Methods that decide return whether gateways must hear of it."""
 
     by_model: dict[str, Rollout] = field(default_factory=dict)
     last: int = 0
 
     def declare(self, names: Collection[str]) -> None:
-        """The whole list of what ought to exist: a rollout ends with its canary."""
+        """Set the whole list of models that ought to exist. A rollout ends with its canary."""
         self.by_model = {n: r for n, r in self.by_model.items() if r.canary in names}
 
     def begin(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
-        """Its number; one that is under way goes on."""
+        """Begin a rollout and return its number; a rollout that is under way goes on."""
         known = self.by_model.get(model)
         if known is not None and not known.ended:
             return known.number
@@ -36,7 +36,8 @@ class Rollouts:
     def look(
         self, now: float, models: Mapping[str, ModelDescription], said: Sequence[Observations]
     ) -> bool:
-        """`models`: as announced, canaries among them; `said`: by each gateway, last."""
+        """Decide what is due in each rollout. `models`: as announced, canaries included; `said`:
+        the latest observations of each gateway."""
         changed = [
             rollout.look(now, models.get(name), models.get(rollout.canary), said)
             for name, rollout in self.by_model.items()
@@ -44,15 +45,15 @@ class Rollouts:
         return any(changed)
 
     def promote(self, model: str, now: float) -> bool:
-        """False where no rollout of the model is undecided."""
+        """False if the model has no undecided rollout."""
         return model in self.by_model and self.by_model[model].promote(now)
 
     def finish(self, model: str) -> bool:
-        """False where none is being promoted."""
+        """False if the model is not being promoted."""
         return model in self.by_model and self.by_model[model].finish()
 
     def abort(self, model: str, why: str) -> bool:
-        """False where none is under way."""
+        """False if no rollout of the model is under way."""
         return model in self.by_model and self.by_model[model].abort(why)
 
     def routes(self) -> dict[str, RolloutRoute]:

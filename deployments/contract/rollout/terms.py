@@ -1,55 +1,53 @@
-"""What a new version of a model is held to before it takes the place of the live one.
+"""What must hold of a new version of a model before it replaces the live one?
 
-Written in the settings (`rollout`), carried to the registry, which decides. Plain data.
+The terms are written in the settings (`rollout`) and carried to the registry, which decides. Plain
+data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MARK = "@canary"
+_MARK = "@canary"  # suffix of a canary's name
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementTerms:
-    """When a row of the canary's agrees with the live version's, by each output: `cosine`, of
-    numbers, at least; `max_abs`, the largest difference of any number, at most; `top1`, the same
-    largest number. None: not asked. `least`: share of a request's rows that must agree, and of the
-    requests, 0..1."""
+    """When a row of the canary's answer agrees with the live version's, output by output. None or
+    False: not asked."""
 
-    cosine: float | None = None
-    max_abs: float | None = None
-    top1: bool = False
-    least: float = 0.99
+    cosine: float | None = None  # least cosine similarity of numbers
+    max_abs: float | None = None  # largest absolute difference of any number
+    top1: bool = False  # the largest number is at the same place
+    least: float = 0.99  # share of a request's rows that must agree, and of the requests, 0..1
 
     @property
     def asked(self) -> bool:
+        """Whether agreement is asked for at all."""
         return self.cosine is not None or self.max_abs is not None or self.top1
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTerms:
-    """`shares`: of the requests, 0..1, ascending, that the canary gets step by step; 0 first where
-    copies of requests (`shadow`, a share of them, 0..1) come before any of its own. hold_s,
-    least_requests: how long a step lasts, and how many requests of its own (at share 0: copies)
-    the canary has answered by then, at least. The rest is what ends a rollout: failures beyond the
-    live version's share by `max_errors` (0..1), latency beyond `max_latency_ratio` times the live
-    version's, measured costs beyond `max_cost_ratio` times, too few rows that agree, and no
-    replica for `away_s`."""
+    """When a rollout takes its next step, and what aborts it."""
 
+    # The share of requests that the canary gets in each step, 0..1, ascending. A first step of 0
+    # sends the canary copies of requests (`shadow`) before any request of its own.
     shares: tuple[float, ...] = (0.05, 0.25, 0.5)
-    hold_s: float = 60.0
-    least_requests: int = 100
-    shadow: float = 0.0
-    max_errors: float = 0.01
-    max_latency_ratio: float = 1.5
-    max_cost_ratio: float = 1.5
-    agreement: AgreementTerms = AgreementTerms()
-    away_s: float = 15.0
+    hold_s: float = 60.0  # the least that a step lasts
+    least_requests: int = 100  # that the canary must answer in a step; at share 0, copies
+    shadow: float = 0.0  # share of requests that are copied to the canary, 0..1
+
+    # A rollout is aborted beyond these bounds.
+    max_errors: float = 0.01  # share of failures above the live version's, 0..1
+    max_latency_ratio: float = 1.5  # to the live version's latency
+    max_cost_ratio: float = 1.5  # to the live version's measured costs
+    agreement: AgreementTerms = AgreementTerms()  # else too few rows agree
+    away_s: float = 15.0  # without any replica of the canary
 
 
 def canary_of(model: str) -> str:
-    """The name under which a model's canary is served: no name that a user may give."""
+    """The name under which a model's canary is served. No user may give a model such a name."""
     return model + _MARK
 
 
@@ -58,5 +56,5 @@ def is_canary(name: str) -> bool:
 
 
 def model_of(name: str) -> str:
-    """The inverse of `canary_of`; a name that is no canary's as it is."""
+    """The inverse of `canary_of`; any other name is returned unchanged."""
     return name.removesuffix(_MARK)

@@ -1,4 +1,4 @@
-"""Where the autoscaler is found, for those that speak to it and need none of what it is made of."""
+"""Finds the autoscaler's actor, without importing what the autoscaler is made of."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ NAMESPACE = "headrace"
 
 
 def running() -> Any:
-    """The autoscaler actor's handle. Raises ValueError where there is none: the registry makes it,
-    and makes it again."""
+    """The autoscaler actor's handle. Raises ValueError while there is none: the registry creates
+    it, and creates it again."""
     return ray.get_actor(NAME, namespace=NAMESPACE)

@@ -1,11 +1,11 @@
-"""The autoscaler as a named Ray actor: one for a cluster, made and watched by the registry.
+"""The autoscaler as a named Ray actor: one a cluster, created and watched by the registry.
 
-Decides once a second, and at once when a gateway reports what cannot wait; what is decided Serve's
-controller fetches (`target_reader`), gateways hear with the answer to their report, and pool
-replicas while they wait for an order. Settings come from the cluster's store, where its state is
-kept too: every 10 s, and when somebody sets a number by hand. All blocking calls are made in
-threads. Ended when it hangs, restarted by Ray for ever; while it is away, everything stays as it
-is.
+It decides once a second, and at once when a gateway reports urgent demand. Serve's controller
+fetches the decisions (`target_reader`), gateways get them as the answer to their report, and pool
+replicas while they wait for an order. Settings come from the cluster's store. The actor's own state
+is saved there every 10 s, and when an operator pins a number of replicas. Blocking calls run in
+threads. An actor that hangs is killed, and Ray restarts it for ever; while it is away, all targets
+stay as they are.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from deployments.contract.scaling.messages import (
 )
 
 DECIDES_S = 1.0
-_LEAST_PAUSE_S = 0.1
+_LEAST_PAUSE_S = 0.1  # between two decisions
 _SAVES_S = 10.0
-_LOOKS_S = 2.0
-_COUNTS_S = 5.0
+_LOOKS_S = 2.0  # between two looks at Serve's details
+_COUNTS_S = 5.0  # between two counts of the cluster's resources
 clock = time.monotonic
 logger = logging.getLogger("headrace.autoscaler")
 
 
 class AutoscalerActor:
+    """The shell around `Decider`: reads clocks, asks Serve and the store, wakes those that wait."""
+
     async def __init__(self) -> None:  # type: ignore[misc]
         logs.configure_from_environment()
         self._loop_watch = watch_process()
@@ -66,27 +68,28 @@ class AutoscalerActor:
     # ---- what others call -------------------------------------------------------------------
 
     async def report(self, report: GatewayReport) -> dict[str, ModelOutlook]:
-        """A gateway's demand; how things stand."""
+        """Take in a gateway's demand. Returns the outlook of each model."""
         if self._decider.report(report, clock()):
             self._pressed.set()
         return self._decider.outlooks()
 
     async def exchange(self, observed: dict[str, Observed]) -> dict[str, int]:
-        """What Serve runs, by "application/deployment"; what it should run."""
+        """Take in what Serve runs, by "application/deployment". Returns the targets, likewise."""
         return self._decider.exchange(observed, clock())
 
     async def started(self, start: StartReading) -> None:
-        """A replica's start, from the beginning of its process."""
+        """Take in a replica's start, timed from the beginning of its process."""
         self._decider.started(start, clock())
 
     async def described(self, model: str, known: bool) -> None:
-        """Whether anybody knows what the model takes; until then a replica has to run."""
+        """Take in whether a description of the model is known. Until one is, a replica has to
+        run."""
         self._decider.described(model, known)
         self._pressed.set()
 
     async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:
-        """What a pool replica holds; its order, as soon as it is another than `revision`, or after
-        `timeout_s`."""
+        """Take in what a pool replica holds. Returns its order as soon as the order's revision
+        differs from `revision`, or after `timeout_s`."""
         end = clock() + timeout_s
         order = self._decider.pool_report(report, clock())
         while order.revision == revision and (left_s := end - clock()) > 0:
@@ -97,8 +100,8 @@ class AutoscalerActor:
         return order
 
     async def pin(self, model: str, group: str, replicas: int | None) -> str:
-        """So many replicas, until None makes it automatic again; what is wrong with it, "" where
-        nothing is."""
+        """Fix the group's number of replicas; None makes it automatic again. Returns what is wrong
+        with the number, or ""."""
         complaint = self._decider.pin(model, group, replicas, clock())
         if not complaint:
             self._pressed.set()
@@ -109,7 +112,7 @@ class AutoscalerActor:
         return self._decider.status() | {"decided_s_ago": clock() - self._decided_at}
 
     async def ping(self) -> None:
-        """For whoever watches it: its loop turns."""
+        """Answers if the loop turns; for the registry, which watches this actor."""
 
     # ---- what it does by itself -------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class AutoscalerActor:
         await asyncio.sleep(_LEAST_PAUSE_S)
 
     async def _reread(self) -> None:
-        """The published settings, where they are others than before."""
+        """Take up the published settings if they have changed."""
         text = await asyncio.to_thread(store.get, store.DOCUMENT)
         if text is None or text == self._text:
             return
@@ -138,7 +141,7 @@ class AutoscalerActor:
             logger.error("the published settings are of another version: %s", wrong)
 
     async def _look(self) -> None:
-        """At Serve's details, while they say more than its numbers."""
+        """Ask for Serve's details while they say more than Serve's numbers of replicas do."""
         now = clock()
         if not (self._decider.seen.unsettled(now) or self._decider.gateways.silent(now)):
             return
@@ -147,20 +150,20 @@ class AutoscalerActor:
         self._decider.detail(await self._serve.applications(), clock())
 
     async def _count(self) -> None:
-        """What the cluster has."""
+        """Count the cluster's resources."""
         most, available = await asyncio.to_thread(lambda: (most_resources(), available_resources()))
         self._decider.resources(most, available)
 
     async def _save(self) -> None:
-        """Where no settings could be read, what is stored knows more than this does."""
-        async with self._saving:  # what is newer is stored later
+        """Save the state, unless no settings could be read: then the stored state knows more."""
+        async with self._saving:  # so that newer state is stored later
             if not self._decider.document.settings.models:
                 return
             state = {"at": time.time(), "core": self._decider.save(clock())}
             await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
 
     async def _recall(self) -> None:
-        """What an earlier one knew. Begins nothing before the store has answered: what is not read
+        """Load what an earlier actor saved. Waits until the store answers: state that is not read
         now would be overwritten."""
         text = await self._stored_state()
         if text is None:
@@ -182,7 +185,7 @@ class AutoscalerActor:
 
 
 async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
-    """For ever; what goes wrong is said and tried again."""
+    """Repeat the work for ever. A failure is logged and tried again."""
     while True:
         try:
             await work()
@@ -193,14 +196,14 @@ async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
 
 
 def _serve_list() -> Any:
-    """Serve's modules are slow to import."""
+    """Made late, because Serve's modules are slow to import."""
     from deployments.contract.serve_list import ServeList
 
     return ServeList()
 
 
 def autoscaler() -> Any:
-    """The cluster's autoscaler actor, created when there is none."""
+    """The cluster's autoscaler actor, created if there is none."""
     return (
         ray.remote(AutoscalerActor)
         .options(

@@ -1,7 +1,8 @@
-"""What the cluster has, and what of it is free. Each call blocks for a round trip.
+"""The cluster's resources, and those of them that are free. Each call blocks for a round trip.
 
-Where a cluster autoscaler has told Ray how far it may go, that is what there may come to be;
-otherwise what the nodes have now. Held in place by tests/integration/test_ray_contract.py.
+If a cluster autoscaler has told Ray its upper bounds, those count as the cluster's resources;
+otherwise what the nodes have now. The private API of Ray that this uses is tested by
+tests/integration/test_ray_contract.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ray._private.state import state
 
 
 def most_resources() -> dict[str, float]:
-    """By name, as Ray counts them."""
+    """The most that the cluster has or may come to have, by Ray's name of the resource."""
     may_become = state.get_max_resources_from_cluster_config()
     found: Any = ray.cluster_resources
     has = found() if may_become is None else may_become
@@ -21,5 +22,6 @@ def most_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
+    """What is free now, by Ray's name of the resource."""
     found: Any = ray.available_resources
     return {name: float(amount) for name, amount in found().items()}

@@ -1,10 +1,10 @@
-"""Serve's autoscaling policy for each of our applications: copies the autoscaler's numbers.
+"""Serve's autoscaling policy for each Headrace application: copies the autoscaler's targets.
 
-Serve calls it in its controller, ten times a second, for all deployments of one application. A
-policy that raises ends that tick for every application, so nothing here may raise, wait or log; a
-deployment that it leaves out keeps its target, which is also what holds while nobody decides, and
-what keeps a handle that is used from starting a replica of a model that sleeps. Serve pickles the
-class with its module by value: what it remembers is in `target_reader`, imported by name.
+Serve calls a policy in its controller, ten times a second, for all deployments of one application.
+A policy that raises ends that tick for every application, so this one never raises, waits or logs.
+A deployment that it leaves out keeps its target. That holds, too, while no autoscaler decides, and
+it keeps the use of a handle from starting a replica of a model that sleeps. Serve pickles the class
+with its module by value, so its state is in `target_reader`, which is imported by name.
 Source: reading of ray 2.60 `serve/_private/autoscaling_state.py`, `serve/autoscaling_policy.py`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class CopyTargets:
-    """Without arguments: a policy whose arguments change restarts its application."""
+    """Takes no arguments: Serve restarts an application when its policy's arguments change."""
 
     def __call__(self, contexts: dict[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
         try:

@@ -1,8 +1,8 @@
-"""The autoscaler without its cluster: messages in, targets and outlooks out, given the time.
+"""The autoscaler without its cluster: takes in messages, returns targets and outlooks.
 
-Translates between what processes say (`messages`, Serve's details) and the core's readings, and
-keeps what the core does not: who said what, and when. The actor around it is the shell that asks
-and stores.
+Translates between what processes report (`messages`, Serve's details) and the readings of the core
+(`autoscaling`), and keeps what the core does not: who reported what, and when. Given the time, does
+no I/O; `autoscaler_actor` is the shell that asks and stores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ logger = logging.getLogger("headrace.autoscaler")
 
 
 class Decider:
-    """`first_revision`: of an order to a pool replica; above all that an earlier one gave."""
+    """Owns the autoscaling core. `first_revision`: of orders to pool replicas; must be above all
+    that an earlier `Decider` gave."""
 
     def __init__(self, now: float, first_revision: int) -> None:
         self.document = ScalingDocument()
@@ -49,7 +50,7 @@ class Decider:
         self._orders = StartOrders()
         self._groups: dict[str, tuple[GroupReading, ...]] = {}
         self._outlooks: dict[str, ModelOutlook] = {}
-        self._spoilt: set[str] = set()  # whose demand some gateway told in numbers that are none
+        self._spoilt: set[str] = set()  # models of which a gateway reported impossible demand
 
     # ---- what it is told --------------------------------------------------------------------
 
@@ -58,13 +59,14 @@ class Decider:
         self._core.reconfigure(document.settings, now)
 
     def report(self, report: GatewayReport, now: float) -> bool:
-        """Whether to decide at once. What is no amount of work is left out, of that model alone."""
+        """Take in a gateway's report. Returns whether to decide at once. Demand that is no amount
+        of work is left out, for that model only."""
         self.gateways.hear(report, now)
         terms = self.document.settings.models
         loads = {name: load for name, load in report.models.items() if name in terms}
         for name, load in loads.items():
             self._hear(report.gateway, name, load.demand, now)
-        return any(_presses(load, terms[name]) for name, load in loads.items())
+        return any(_is_urgent(load, terms[name]) for name, load in loads.items())
 
     def _hear(self, gateway: str, model: str, demand: DemandReading, now: float) -> None:
         try:
@@ -77,13 +79,13 @@ class Decider:
             self._spoilt.discard(model)
 
     def exchange(self, observed: Mapping[str, Observed], now: float) -> dict[str, int]:
-        """What Serve runs, by "application/deployment"; targets, likewise."""
+        """Take in what Serve runs, by "application/deployment". Returns the targets, likewise."""
         self.seen.observe(observed, now)
         self._orders.observe(observed, now)
         return self.targets()
 
     def detail(self, applications: Mapping[str, Any], now: float) -> None:
-        """Serve's details by application."""
+        """Take in Serve's details by application."""
         self.seen.detail(applications, now)
         for gateway in self.gateways.keep(running_ids(applications, GATEWAY_APP), now):
             self._core.gateway_gone(gateway)
@@ -97,12 +99,13 @@ class Decider:
         self._core.described(model, known)
 
     def resources(self, most: Mapping[str, float] | None, available: Mapping[str, float]) -> None:
-        """most: what the cluster has or may come to have, None: not known."""
+        """`most`: what the cluster has or may come to have; None: not known. `available`: what is
+        free."""
         self._core.cluster(most)
         self.available = available
 
     def pin(self, model: str, group: str, replicas: int | None, now: float) -> str:
-        """What is wrong with it, "" where nothing is."""
+        """Fix a group's number of replicas. Returns what is wrong with the number, or ""."""
         complaint = pin_complaint(self.document.settings, model, group, replicas)
         if not complaint:
             self._core.pin(model, group, replicas, now)
@@ -115,7 +118,7 @@ class Decider:
     # ---- what it says -----------------------------------------------------------------------
 
     def step(self, now: float) -> list[str]:
-        """Decides; what changed, a sentence each."""
+        """Decide. Returns what has changed, one sentence each."""
         for replica in self.pool.sweep(now):
             self._core.pool_gone(replica)
         self._core.frozen(self.gateways.frozen(now))
@@ -141,12 +144,13 @@ class Decider:
         return group_readings(terms, loads, self.seen, self.available, now)
 
     def order_pool(self) -> bool:
-        """Gives pool replicas their orders; whether any is another one than before."""
+        """Give pool replicas their orders. Returns whether any order has changed."""
         models = {each.name: each for each in self.document.pool_models}
         return self.pool.decide(self.decisions.pool.residents, models)
 
     def targets(self) -> dict[str, int]:
-        """By "application/deployment"; what is decided but only observed is not in it."""
+        """Targets by "application/deployment", without models whose decisions are only
+        observed."""
         targets = self._least() | {
             directory_key(name, group.name): group.target
             for name, decision in self.decisions.models.items()
@@ -158,8 +162,8 @@ class Decider:
         return targets
 
     def _least(self) -> dict[str, int]:
-        """Of groups that Serve lets have fewer replicas than their settings do: an optional
-        model's, which it starts with none."""
+        """The least numbers of replicas, for groups that Serve runs with fewer. Serve starts an
+        optional model with none."""
         least = {
             directory_key(name, group.name): group.min
             for name, terms in self.document.settings.models.items()
@@ -175,7 +179,7 @@ class Decider:
         return self._outlooks
 
     def status(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values, for `headrace status`."""
         models = {
             name: as_plain(decision, self._groups.get(name, ()))
             | {
@@ -202,15 +206,16 @@ class Decider:
         return self._core.save(now)
 
     def load(self, state: dict[str, Any], now: float, age_s: float) -> None:
-        """Saved `age_s` ago by the wall clock, which may have been set back since: then just now.
-        Raises KeyError, TypeError or ValueError for what is no state; nothing is kept of it."""
+        """Load what was saved `age_s` ago by the wall clock. If that clock was set back since, the
+        state counts as saved just now. Raises KeyError, TypeError or ValueError for anything that
+        is not a saved state, and then changes nothing."""
         core = Autoscaler(self.document.settings, now)
         core.load(state, now, max(0.0, age_s))
         self._core = core
 
 
 def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: int | None) -> str:
-    """What is wrong with a number that was set by hand."""
+    """What is wrong with a number of replicas that an operator wants to fix; "" if nothing is."""
     terms = settings.models.get(model)
     if terms is None:
         return f"there is no model {model}; must be one of {', '.join(settings.models) or 'none'}"
@@ -231,7 +236,7 @@ def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: i
     return ""
 
 
-def _presses(load: ModelLoad, terms: ModelTerms) -> bool:
-    """Whether what waits can't wait for the next turn."""
+def _is_urgent(load: ModelLoad, terms: ModelTerms) -> bool:
+    """Whether the demand is too urgent to wait for the next regular decision."""
     demand = load.demand
     return demand.urgent or demand.backlog_s > terms.slo_s

@@ -1,8 +1,8 @@
-"""What Serve runs of each deployment: how many, since when one waits for a place, what drains.
+"""What does Serve run of each deployment: how many replicas, which wait for a node, which drain?
 
-Serve's controller says numbers four times a second; its details, which cost it more, are asked for
-only while something starts or goes (`unsettled`). Replicas that are told to go hold their device
-until they are gone, so they are counted.
+Serve's controller reports numbers four times a second. Its details cost it more, so they are asked
+for only while something starts or stops (`unsettled`). A replica that was told to stop holds its
+device until it is gone, so it is counted.
 """
 
 from __future__ import annotations
@@ -13,41 +13,40 @@ from typing import Any
 
 from deployments.contract.scaling.messages import Observed
 
-_LOOKS_ON_S = 5.0  # after the last change: a replica that goes shows in the details a moment later
+_LOOKS_ON_S = 5.0  # after the last change: a stopping replica shows in the details a moment later
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Of one deployment: replicas that start and that drain; unplaced: those that have no node yet,
-    by id since when."""
+    """One deployment's replicas that are starting or stopping."""
 
     starting: int = 0
     draining: int = 0
-    unplaced: Mapping[str, float] = field(default_factory=dict)
+    unplaced: Mapping[str, float] = field(default_factory=dict)  # id: since when it has no node
 
     def unplaced_s(self, now: float) -> float:
-        """Of the one that has waited longest; 0.0: none waits."""
+        """For how long the oldest of them has waited for a node; 0.0 if none waits."""
         return now - min(self.unplaced.values()) if self.unplaced else 0.0
 
 
 @dataclass(slots=True)
 class DeploymentsSeen:
-    """By "application/deployment"."""
+    """What was last reported, by "application/deployment"."""
 
     observed: dict[str, Observed] = field(default_factory=dict)
     pending: dict[str, Pending] = field(default_factory=dict)
-    at: float = float("-inf")
+    at: float = float("-inf")  # when `observed` was reported
     _changed_at: float = float("-inf")
 
     def observe(self, observed: Mapping[str, Observed], now: float) -> None:
-        """All deployments there are, as Serve's controller says."""
+        """Take in the numbers of all deployments that there are."""
         if observed != self.observed:
             self._changed_at = now
         self.observed, self.at = dict(observed), now
         self.pending = {key: each for key, each in self.pending.items() if key in observed}
 
     def unsettled(self, now: float) -> bool:
-        """Whether Serve's details would say more than its numbers do."""
+        """Whether Serve's details would say more than its numbers."""
         return (
             now - self._changed_at < _LOOKS_ON_S
             or any(each.running != each.target for each in self.observed.values())
@@ -55,7 +54,7 @@ class DeploymentsSeen:
         )
 
     def detail(self, applications: Mapping[str, Any], now: float) -> None:
-        """Serve's details by application (`ServeInstanceDetails`)."""
+        """Take in Serve's details by application (`ServeInstanceDetails`)."""
         found: dict[str, Pending] = {}
         for key, replicas in _replicas(applications):
             before = self.pending.get(key, Pending()).unplaced
@@ -76,7 +75,7 @@ def _replicas(applications: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def running_ids(applications: Mapping[str, Any], app: str) -> set[str]:
-    """Of all replicas of an application that run."""
+    """The ids of an application's running replicas."""
     found = applications.get(app, {}).get("deployments", {})
     return {
         replica["replica_id"]

@@ -1,8 +1,9 @@
 """What a settings file says of scaling, as one document that the autoscaler reads.
 
-Published into the cluster's key-value store by whoever puts the applications, so that no argument
-of an application holds a policy, and a change of one restarts nothing. JSON; both ends are of one
-version, as everything that crosses processes of a cluster here.
+Whoever deploys the applications publishes the document into the cluster's key-value store. So no
+argument of an application holds a scaling policy, and a change of policy restarts nothing. The
+document is JSON. Both ends run the same version of Headrace, as for everything here that crosses
+processes of a cluster.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from deployments.contract.scaling.messages import PoolModel
 
 @dataclass(frozen=True, slots=True)
 class ScalingDocument:
-    """pool_models: those that a replica of the pool may hold, as they are to be started there."""
+    """Scaling settings of all models, and of the pool."""
 
     settings: ScalingSettings = field(default_factory=ScalingSettings)
-    pool_models: tuple[PoolModel, ...] = ()
+    pool_models: tuple[PoolModel, ...] = ()  # that a pool replica may hold, with their arguments
 
     def text(self) -> str:
-        """Equal documents have equal texts."""
+        """The document as JSON. Equal documents have equal texts."""
         return msgspec.json.encode(self, order="sorted").decode()
 
 

@@ -1,8 +1,8 @@
-"""What runs of a model, as the autoscaler's core reads it: Serve's numbers and gateways' loads.
+"""What runs of a model, as the autoscaling core reads it: from Serve's numbers and gateways' loads.
 
-Gateways know which replicas can be sent work and what one does; Serve knows what was asked for,
-what starts and what drains. Before any gateway has said anything of a group, what Serve runs counts
-as hot and the core's defaults stand for what a replica does.
+Gateways know which replicas can be sent work, and how much one does. Serve knows how many replicas
+were asked for, start and drain. Before any gateway has reported a group, the replicas that Serve
+runs count as hot, and the core's defaults stand for what a replica does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def group_readings(
     available: Mapping[str, float],
     now: float,
 ) -> tuple[GroupReading, ...]:
-    """Of the groups that Serve runs. `available`: what no replica holds of the cluster, by
-    resource."""
+    """A reading for each group that Serve runs. `available`: resources of the cluster that no
+    replica holds, by name."""
     return tuple(
         _reading(group, loads.get(group.name), seen, directory_key(terms.name, group.name),
                  missing(group.needs, available), now)
@@ -61,7 +61,7 @@ def _reading(
 
 
 def missing(needs: Needs, available: Mapping[str, float]) -> str:
-    """What the cluster has too little of for one more replica, in words."""
+    """The resources that one more replica would lack, in words."""
     short = [
         f"{amount:g} {name} (free: {available.get(name, 0.0):g})"
         for name, amount in needs.resources

@@ -1,8 +1,8 @@
 """What the autoscaler is told and what it answers, as plain values that cross processes.
 
-Gateways report demand and hear how things stand with each model; Serve's controller says what runs
-and hears targets; pool replicas say what they hold and hear what to hold. Times are seconds; what
-crosses is an age or what is left, never a moment on one process's clock.
+Gateways report demand and get each model's outlook. Serve's controller reports what runs and gets
+targets. Pool replicas report what they hold and get orders. Times are seconds, either an age or
+what is left; a moment on one process's clock never crosses to another.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from autoscaling.types import DemandReading
 
 @dataclass(frozen=True, slots=True)
 class GroupLoad:
-    """What a gateway knows of one group of a model: replicas that it can reach, and what one does;
-    see `autoscaling.types.GroupReading`."""
+    """What a gateway knows of one group of a model. Fields without a comment are as in
+    `autoscaling.types.GroupReading`."""
 
-    hot: int
+    hot: int  # replicas that the gateway can reach
     speed: float
     batch_s: float
     batch_p99_s: float
@@ -28,36 +28,34 @@ class GroupLoad:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """One model at one gateway; `groups` by name, "" of a model without, `pool` included."""
+    """One model at one gateway."""
 
     demand: DemandReading
+    # By group; "" for a model without groups. Pool replicas are the group `pool`.
     groups: Mapping[str, GroupLoad] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """All models at one gateway. `gateway`: its name, another one when it begins anew. frozen: the
-    operator's switch, as it was last taken up."""
+    """All models at one gateway."""
 
-    gateway: str
+    gateway: str  # its name, which changes when it restarts
     models: Mapping[str, ModelLoad]
-    frozen: bool = False
+    frozen: bool = False  # the operator's switch, as the gateway last read it
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutlook:
-    """What gateways are told of a model. asleep_ok: it may have no replicas, and a request wakes it
-    then. wanted, targets, starting: replicas of all groups. ready_in_s: until a replica that starts
-    now, or has begun to, is expected to serve, p90; `wakes`: nothing runs and a request would start
-    something. reason: `autoscaling.types.Reason`; the rest as in `ModelDecision`, for metrics."""
+    """What gateways are told of a model. Fields without a comment are as in `ModelDecision`, for
+    metrics."""
 
-    asleep_ok: bool = False
-    wakes: bool = False
-    ready_in_s: float = 0.0
-    targets: Mapping[str, int] = field(default_factory=dict)
-    wanted: Mapping[str, int] = field(default_factory=dict)
-    starting: int = 0
-    reason: str = ""
+    asleep_ok: bool = False  # it may have no replicas; then a request wakes it
+    wakes: bool = False  # nothing runs, and a request would start a replica
+    ready_in_s: float = 0.0  # p90, until a replica that starts now or has begun to will serve
+    targets: Mapping[str, int] = field(default_factory=dict)  # replicas, by group
+    wanted: Mapping[str, int] = field(default_factory=dict)  # replicas, by group
+    starting: int = 0  # replicas of all groups
+    reason: str = ""  # `autoscaling.types.Reason`
     offered_s: float = 0.0
     planned_s: float = 0.0
     forecast_s: float = 0.0
@@ -66,7 +64,7 @@ class ModelOutlook:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A deployment as Serve's controller has it."""
+    """A deployment's numbers of replicas, as Serve's controller has them."""
 
     running: int
     target: int
@@ -74,41 +72,40 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model in a pool replica, as the replica says: `serves`, else it is being loaded or goes.
-    age_s: since it began to serve."""
+    """A model in a pool replica, as the replica reports it."""
 
     model: str
     key: str
-    serves: bool
+    serves: bool  # else it is being loaded or unloaded
     size_bytes: int
     load_s: float
-    age_s: float
+    age_s: float  # since it began to serve
     busy: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """`failed`: models that it could not load, and why, while it was last told to hold them."""
+    """What a pool replica holds."""
 
     replica: str
     residents: tuple[Resident, ...] = ()
     free_bytes: int = 0
+    # Models of its present order that it could not load, and why.
     failed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PoolModel:
-    """A model that a pool replica is to hold: `args` as of its own replicas (`serve_config`), `key`
-    their settings' digest."""
+    """A model that a pool replica is to hold."""
 
     name: str
-    key: str
-    args: Mapping[str, Any]
+    key: str  # digest of its settings
+    args: Mapping[str, Any]  # as of the model's own replicas, see `serve_config`
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOrder:
-    """Everything that the pool replica should hold; `revision` changes with it."""
+    """Every model that a pool replica should hold."""
 
-    revision: int
+    revision: int  # changes whenever `models` does
     models: tuple[PoolModel, ...] = ()

@@ -17,8 +17,8 @@ def outlook(
     groups: Iterable[GroupReading],
     begun_s: float = 0.0,
 ) -> ModelOutlook:
-    """`groups`: what runs, as the decision knew it. `begun_s`: since the replica was ordered that
-    is to come next."""
+    """What gateways are told of a model. `groups`: the readings that the decision was made from;
+    `begun_s`: seconds since the next replica to come was ordered."""
     runs = list(groups)
     starting = sum(each.starting for each in runs)
     asleep_ok = terms.asleep_ok and not decision.observed and not _is_held_at_none(decision)
@@ -38,13 +38,13 @@ def outlook(
 
 
 def _is_held_at_none(decision: ModelDecision) -> bool:
-    """Nobody lets it wake: what waits for a replica waits in vain."""
+    """Whether the operator or a freeze keeps it at no replicas, so that no request can wake it."""
     held = decision.reason in (Reason.FROZEN, Reason.MANUAL)
     return held and bool(decision.groups) and not any(each.target for each in decision.groups)
 
 
 def changes(before: Decisions, after: Decisions) -> list[str]:
-    """A sentence for each model whose targets or reason are others than before."""
+    """A sentence for each model whose targets or reason have changed."""
     said = []
     for name, decision in after.models.items():
         old = before.models.get(name)
@@ -71,7 +71,7 @@ def _numbers(decision: ModelDecision) -> str:
 
 
 def as_plain(decision: ModelDecision, groups: Iterable[GroupReading]) -> dict[str, Any]:
-    """For `status`: plain values, each group with what runs of it."""
+    """The decision as plain values for `status`, each group with what runs of it."""
     runs = {each.name: each for each in groups}
     plain = asdict(decision)
     plain["reason"] = decision.reason.value

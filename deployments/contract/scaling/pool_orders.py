@@ -1,8 +1,8 @@
-"""What each pool replica holds, and what it was told to hold.
+"""What does each pool replica hold, and what was it ordered to hold?
 
-A replica reports and waits for its order; an order has a number that grows whenever it says
-something else. A replica that has not reported for `SILENT_S` is gone. Numbers begin above all that
-an earlier autoscaler gave, so that a replica never takes a new order for one it knows.
+A replica reports and waits for its order. An order's revision grows whenever the order changes.
+Revisions begin above all that an earlier autoscaler gave, so that a replica never takes a new order
+for one it knows. A replica that has not reported for `SILENT_S` is gone.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ SILENT_S = 10.0
 
 @dataclass(slots=True)
 class PoolOrders:
-    """`revision`: of the latest order, to any replica."""
+    """The reports and orders of all pool replicas. `revision`: of the latest order, to any of
+    them."""
 
     revision: int
     _reports: dict[str, tuple[float, PoolReport]] = field(default_factory=dict)
     _orders: dict[str, PoolOrder] = field(default_factory=dict)
 
     def hear(self, report: PoolReport, now: float) -> PoolReading:
+        """Take in a report. Returns it as a reading for the autoscaling core."""
         self._reports[report.replica] = (now, report)
         residents = tuple(_reading(each, now) for each in report.residents)
         return PoolReading(report.replica, residents, report.free_bytes)
 
     def order(self, replica: str) -> PoolOrder:
-        """Before anything was decided for it: to go on with what it holds, of number 0."""
+        """The replica's order. Before anything was decided for it, an order of revision 0: to go on
+        with what it holds."""
         return self._orders.get(replica, PoolOrder(0))
 
     def sweep(self, now: float) -> set[str]:
-        """Forgets the replicas that are gone; their names."""
+        """Forget the replicas that are gone, and return their names."""
         gone = {name for name, (at, _) in self._reports.items() if now - at > SILENT_S}
         for name in gone:
             del self._reports[name]
@@ -44,8 +47,8 @@ class PoolOrders:
     def decide(
         self, residents: Mapping[str, tuple[str, ...]], models: Mapping[str, PoolModel]
     ) -> bool:
-        """Whether any order changes. `residents`: by replica, the models to hold; `models`: those
-        that there are, by name."""
+        """Order each replica to hold its models. Returns whether any order has changed.
+        `residents`: the models that each replica is to hold; `models`: all that there are."""
         changed = False
         for replica in residents.keys() & self._reports.keys():
             wanted = tuple(models[name] for name in residents[replica] if name in models)

@@ -1,10 +1,13 @@
-"""How long a replica took from the order until it served: the order is Serve's, the phases its own.
+"""How long did a replica take from its order until it served? Serve's order, the replica's phases.
 
-A replica knows its phases from the start of its process on, and of a process that waited for it no
-good beginning; when it was ordered shows in when Serve's target rose. Orders and starts are matched
-first to first, by model and group. A start that nobody was seen to order (one that replaces a dead
-replica, or brings a new version) says nothing of how soon more can be had; nor does one whose
-replica runs and has not told of it: its order is dropped, or the next start would be taken for it.
+A replica knows its phases only from the start of its process on; a process that had waited for it
+gives no useful beginning. When it was ordered shows in the moment when Serve's target rose. Orders
+and starts are matched first to first, by model and group.
+
+Two kinds of starts are left out, because they do not tell how soon more replicas can be had. One is
+a start that nobody was seen to order: it replaces a dead replica, or brings a new version. The
+other is a start of which the replica has not told although it runs: its order is dropped, or the
+next start would be matched with it.
 """
 
 from __future__ import annotations
@@ -19,21 +22,21 @@ from deployments.contract.scaling.messages import Observed
 
 PLACING = "placing"
 PROCESS = "process"
-_LONGEST_S = 3600.0
-_TELLS_S = 5.0  # a replica tells of its start before Serve says that it runs
+_LONGEST_S = 3600.0  # an older order is dropped
+_TELLS_S = 5.0  # within which a replica has told of its start when Serve says that it runs
 
 
 class StartOrders:
-    """By deployment, the moments when Serve's target rose and no replica has come yet."""
+    """By deployment, the moments when Serve's target rose, for replicas that are not there yet."""
 
     def __init__(self) -> None:
         self._observed: dict[str, Observed] = {}
         self._orders: dict[str, deque[float]] = {}
-        self._untold: dict[str, float] = {}
+        self._untold: dict[str, float] = {}  # since when a deployment has more orders than starts
         self._began = False
 
     def observe(self, observed: Mapping[str, Observed], now: float) -> None:
-        """All deployments there are, as Serve's controller says."""
+        """Take in the numbers of all deployments that there are."""
         for key, each in observed.items():
             orders = self._orders.setdefault(key, deque())
             rise = self._rise(key, each)
@@ -47,7 +50,7 @@ class StartOrders:
         self._orders = {key: self._orders[key] for key in observed}
 
     def _drop_untold(self, observed: Mapping[str, Observed], now: float) -> None:
-        """`_untold`: since when more is ordered of a deployment than starts of it."""
+        """Drop orders of replicas that run and have not told of their start for `_TELLS_S`."""
         more = {
             key: len(self._orders[key]) - max(0, each.target - each.running)
             for key, each in observed.items()
@@ -59,19 +62,20 @@ class StartOrders:
             del self._untold[key]
 
     def begun_s(self, model: str, groups: Iterable[str], now: float) -> float:
-        """How long ago the replica was ordered that is to come next; 0.0: none is."""
+        """How many seconds ago the next replica to come was ordered; 0.0 if none is ordered."""
         waiting = [self._orders.get(directory_key(model, group)) for group in groups]
         return max([now - orders[0] for orders in waiting if orders], default=0.0)
 
     def _rise(self, key: str, each: Observed) -> int:
+        """By how many replicas the deployment's target rose."""
         if key in self._observed:
             return each.target - self._observed[key].target
-        # One that has come since: what it starts with was ordered just now.
+        # A deployment that is new since: the replicas that it starts with were ordered just now.
         return each.target - each.running if self._began else 0
 
     def whole(self, start: StartReading, now: float) -> StartReading | None:
-        """`start` as the replica told it when it was ready, from its process on; as it was from the
-        order on. None where nobody was seen to order it."""
+        """The start timed from its order on. `start` is as the replica told it when it was ready,
+        timed from its process on. None if nobody was seen to order it."""
         orders = self._orders.get(directory_key(start.model, start.group))
         if not orders:
             return None

@@ -1,15 +1,14 @@
-"""What the autoscaler reads and keeps in the cluster's own key-value store, as text.
+"""The autoscaler's texts in the cluster's key-value store: the settings document and its own state.
 
-The published document, and what must outlive the autoscaler's process. Blocks for a round trip,
-see `cluster_store`.
+Each call blocks for a round trip, see `cluster_store`.
 """
 
 from __future__ import annotations
 
 from deployments.contract import cluster_store
 
-DOCUMENT = "scaling"
-STATE = "scaling-state"
+DOCUMENT = "scaling"  # the published `ScalingDocument`
+STATE = "scaling-state"  # what must outlive the autoscaler's process
 
 
 def put(name: str, text: str) -> None:
@@ -17,6 +16,6 @@ def put(name: str, text: str) -> None:
 
 
 def get(name: str) -> str | None:
-    """None where nothing was put."""
+    """The text stored under this name; None if there is none."""
     found = cluster_store.get(name)
     return None if found is None else found.decode()

@@ -1,8 +1,8 @@
-"""What the autoscaler wants of each deployment, as Serve's controller was last told.
+"""What does the autoscaler want of each deployment, as Serve's controller was last told?
 
-One thread of the controller's process exchanges what runs for targets, four times a second; the
-controller's own loop reads the last answer and never waits for it. An answer older than `STALE_S`
-counts for nothing. The thread ends with the process; what goes wrong in it is tried again.
+A thread in the controller's process sends what runs and gets targets, four times a second. The
+controller's own loop reads the last answer and never waits for one. An answer older than `STALE_S`
+is not used. The thread ends with the process, and tries again after any fault.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from deployments.contract.scaling.messages import Observed
 STALE_S = 5.0
 EVERY_S = 0.25
 _ANSWER_S = 2.0
-_MOST = 1_000_000
+_MOST = 1_000_000  # replicas; a larger target is not believed
 Exchange = Callable[[Mapping[str, Observed]], Mapping[str, int]]
 
 
 class TargetReader:
-    """`exchange` may block, and raise; `clock` is monotonic."""
+    """Keeps the last targets. `exchange` may block and raise; `clock` is monotonic."""
 
     def __init__(self, exchange: Exchange, clock: Callable[[], float] = time.monotonic) -> None:
         self._exchange = exchange
@@ -33,8 +33,8 @@ class TargetReader:
         self._started = False
 
     def copied(self, contexts: Mapping[Any, Any]) -> dict[Any, int]:
-        """Of one application's deployments, Serve's contexts by id: the targets that are to change.
-        Called in the controller's loop alone."""
+        """The targets that must change among one application's deployments. `contexts`: Serve's, by
+        deployment id. Call it on the controller's loop only."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name="headrace-targets", daemon=True).start()
@@ -51,9 +51,9 @@ class TargetReader:
         return changed
 
     def exchange(self) -> None:
-        """Once. Raises what `exchange` raises."""
+        """Exchange once. Raises what `exchange` raises."""
         since = self._clock() - STALE_S
-        known = tuple(self._observed.items())  # at once: the other thread adds to it
+        known = tuple(self._observed.items())  # in one step: the other thread adds to it
         observed = {key: seen for key, (at, seen) in known if at > since}
         for key, _ in known:
             if key not in observed:
@@ -71,12 +71,13 @@ class TargetReader:
 
 
 def _is_number_of_replicas(target: Any) -> TypeGuard[int]:
-    """NaN, infinite or no number at all would end the controller's tick."""
+    """Whether the target can be believed: NaN, infinity or no number at all would end the
+    controller's tick."""
     return type(target) is int and 0 <= target < _MOST
 
 
 class _Autoscaler:
-    """The actor, found anew after every failure."""
+    """The autoscaler's actor, looked up again after every failure."""
 
     def __init__(self) -> None:
         self._actor: Any = None
@@ -100,5 +101,5 @@ class _Autoscaler:
 
 @cache
 def reader() -> TargetReader:
-    """This process's."""
+    """This process's only `TargetReader`."""
     return TargetReader(_Autoscaler())

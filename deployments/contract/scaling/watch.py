@@ -1,8 +1,8 @@
-"""Makes the autoscaler, and ends it when it hangs, so that Ray starts it anew.
+"""Creates the autoscaler, and kills it when it hangs so that Ray restarts it.
 
-It is asked once a second; two answers in a row that do not come within 2 s mean that it hangs. One
-that has not answered yet, or is being started anew, gets `STARTS_S`: its imports take seconds on a
-busy machine. It is never waited for by anything but this.
+It is asked once a second. Two answers in a row that take more than 2 s mean that it hangs. An actor
+that has not answered yet, or is restarting, gets `STARTS_S`, because its imports take seconds on a
+busy machine. Nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from typing import Any
 ASKS_S = 1.0
 ANSWER_S = 2.0
 STARTS_S = 60.0
-_MISSED = 2
+_MISSED = 2  # answers in a row
 logger = logging.getLogger("headrace.registry")
 
 
 @dataclass(slots=True)
 class Watch:
-    """`since`: when it was last heard of, or made. answered: at least once since then."""
+    """What is known of the autoscaler's answers."""
 
-    since: float
-    answered: bool = False
-    missed: int = 0
+    since: float  # when it last answered, was created, or went away
+    answered: bool = False  # at least once since its last start
+    missed: int = 0  # answers in a row
 
     def heard(self, now: float) -> None:
+        """It has answered."""
         self.since, self.answered, self.missed = now, True, 0
 
     def away(self, now: float) -> None:
-        """Ray says that it is not there: it is being started anew."""
+        """Ray says that it is not there: it is restarting."""
         if self.answered:
             self.since, self.answered, self.missed = now, False, 0
 
     def silent(self, now: float) -> bool:
-        """It did not answer in time: whether it is to be ended."""
+        """It did not answer in time. Returns whether it must be killed."""
         self.missed += 1
         hangs = self.answered and self.missed >= _MISSED
         if not hangs and (self.answered or now - self.since < STARTS_S):
@@ -48,8 +49,8 @@ class Watch:
 
 
 async def keep_alive(make: Callable[[], Any], clock: Callable[[], float] = time.monotonic) -> None:
-    """For ever, whatever goes wrong. `make`: the actor's handle, made where there is none; blocks,
-    and may raise."""
+    """Watch for ever, whatever goes wrong. `make` returns the actor's handle and creates the actor
+    if there is none; it blocks and may raise."""
     actor, watch = None, Watch(clock())
     while True:
         try:
@@ -64,7 +65,7 @@ async def keep_alive(make: Callable[[], Any], clock: Callable[[], float] = time.
 
 
 async def _answers(actor: Any, watch: Watch, clock: Callable[[], float]) -> bool:
-    """Asks once; False where the actor is away, as Ray says. One that hangs is ended."""
+    """Ask once, and kill an actor that hangs. Returns False if Ray says that it is away."""
     import ray
 
     try:
