@@ -1,9 +1,9 @@
-"""The requests that wait at a replica for their turn, found in O(log n).
+"""The requests that wait at a replica, with the one whose turn is next found in O(log n).
 
-Whose turn it is, is `routers.staging.whose_turn`'s rule: the lowest rank; of those that its flow
-leads at the same standing, the one whose gateway has waited longest for a start. So there is one
-order over all of them, and one for each flow and gateway. Those that have left are skipped where
-they surface, and cleared away once they outnumber those that wait.
+The rule is `routers.staging.whose_turn`: the lowest rank; among requests that the same flow leads
+at the same standing, the one whose gateway has waited longest for a start. So there is one heap of
+all requests, and one heap for each flow and gateway. Requests that have left are skipped when they
+reach a heap's top, and cleared away once they outnumber those that wait.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Generic, TypeVar
 
 from routers.staging import Ranked
 
-_SLACK = 64
+_SLACK = 64  # stale entries allowed before the heaps are rebuilt
 
 R = TypeVar("R", bound=Ranked)
-_Lead = tuple[int, int, int, str]
-_Entry = tuple[tuple[int, int, float], int, R]
+_Lead = tuple[int, int, int, str]  # standing (late or not, priority), and flow
+_Entry = tuple[tuple[int, int, float], int, R]  # rank, number of arrival, request
 
 
 class WaitingTurns(Generic[R]):
-    """Two are the same if they are one object."""
+    """The waiting requests, compared by identity."""
 
     def __init__(self) -> None:
-        self._numbers: dict[R, int] = {}  # those that wait, by when they came
+        self._numbers: dict[R, int] = {}  # requests that wait, with their number of arrival
         self._came = 0
         self._clear()
 
@@ -39,15 +39,15 @@ class WaitingTurns(Generic[R]):
         self._came += 1
         self._numbers[turn] = self._came
         self._push(turn)
-        self._tidy()
+        self._clear_stale()
 
     def remove(self, turn: R) -> None:
         del self._numbers[turn]
-        self._tidy()
+        self._clear_stale()
 
     def whose_turn(self, turns: Mapping[str, int]) -> R:
-        """It goes on waiting until it is removed. `turns`: number of the last start that was its,
-        by gateway. Not to be called while nobody waits."""
+        """The request whose turn is next; it stays until it is removed. `turns`: by gateway, the
+        number of its last start. Do not call it while no request waits."""
         lowest = self._first(self._order)
         assert lowest is not None
         lead = _lead(lowest[2])
@@ -65,14 +65,15 @@ class WaitingTurns(Generic[R]):
         if lead is not None:
             heappush(self._by_lead.setdefault(lead, {}).setdefault(turn.gateway, []), entry)
 
-    def _tidy(self) -> None:
-        """Seldom: after as many have come as wait."""
+    def _clear_stale(self) -> None:
+        """Rebuild the heaps, if as many requests have come since as wait."""
         if self._pushed > 2 * len(self._numbers) + _SLACK:
             self._clear()
             for left in self._numbers:
                 self._push(left)
 
     def _first(self, heap: list[_Entry[R]]) -> _Entry[R] | None:
+        """The heap's first request that still waits."""
         while heap and self._numbers.get(heap[0][2]) != heap[0][1]:
             heappop(heap)
         return heap[0] if heap else None
@@ -84,7 +85,7 @@ class WaitingTurns(Generic[R]):
 
 
 def _lead(turn: Ranked) -> _Lead | None:
-    """Standing and flow of who leads it; None: a copy, which says nothing of its flows."""
+    """The standing and the flow that leads the request; None for a copy, which leads no flow."""
     if not turn.charges:
         return None
     return *turn.rank[:2], *turn.charges[0][:2]

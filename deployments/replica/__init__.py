@@ -1,1 +1,1 @@
-"""One model on one replica: the process, its device's worker, and what they say of the model."""
+"""One model on one replica: its process, its device's worker, and what it says of the model."""

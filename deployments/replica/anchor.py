@@ -1,15 +1,21 @@
-"""The root of a model's application: publishes the model while its replicas are hot.
+"""The root of a model's Serve application: publishes the model while its replicas are hot.
 
-A model as root would be an ingress (an HTTP server of its own, no custom router), so the root is
-this idle actor. Its constructor begins a generation, waits for a replica that has its own settings,
-of whichever group, and announces what that replica says of itself: so Serve stops the old anchor
-only when the new version is hot, and the application runs when the model does. An optional model's
-application runs at once, unless a version of it serves that would end with that. Of a model that
-sleeps it announces what was stored when a replica last ran, and asks nobody. Then it renews the
-lease, announces what groups come up besides, and withdraws all when it goes. The autoscaler hears
-whether anything is known of the model: where not, a replica must run first. It is never on a
-request's way. One that hangs is ended, for Serve to replace it: without its renewals a gateway that
-starts would not find the model.
+Serve makes the root of an application an ingress, with an HTTP server of its own and no custom
+router. So the root is this idle actor, and the model's deployments are below it. The anchor is
+never on the way of a request.
+
+Its constructor begins a generation, waits for a replica that has this version's settings, of any
+group, and announces that replica's description. So Serve stops the old anchor only when the new
+version is hot, and the application counts as running when the model does. Exceptions:
+- The application of an optional model runs at once, unless a version is being served that would end
+  with the old anchor.
+- Of a model that sleeps the anchor announces the description that was stored when a replica last
+  ran, and asks no replica.
+
+Then it renews its lease, announces groups that come up later, and withdraws everything when it is
+deleted. It tells the autoscaler whether a description of the model is known; until one is, a
+replica must run. An anchor that hangs ends its process, and Serve replaces it: without renewals, a
+gateway that starts would not find the model.
 """
 
 from __future__ import annotations
@@ -32,14 +38,14 @@ from deployments.contract.scaling import actor_name
 from deployments.replica.described_groups import DescribedGroups
 from deployments.replica.group_replicas import GroupReplicas
 
-_SAYS_S, _ANSWER_S = 5.0, 2.0
-_REGISTRY_S = 4 * ANSWER_S  # it may ask Serve first, and takes a tokeniser
+_SAYS_S, _ANSWER_S = 5.0, 2.0  # between two messages to the autoscaler; to wait for an answer
+_REGISTRY_S = 4 * ANSWER_S  # the registry may ask Serve first, and receives a tokeniser
 logger = logging.getLogger("headrace.anchor")
 
 
 class ModelAnchor:
-    """`args`: the application's, see `serve_config`; `replicas`: handles of the deployments below,
-    one for each group."""
+    """`args`: the application's, see `serve_config`; `replicas`: handles of the deployments below
+    it, one a group."""
 
     async def __init__(self, args: dict[str, Any], *replicas: Any) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
@@ -66,17 +72,18 @@ class ModelAnchor:
         ):
             await self._described.changed.wait()
             await self._until_answered(self._announce)
-        self._tasks.append(loop.create_task(self._keep()))
+        self._tasks.append(loop.create_task(self._keep_announced()))
 
     async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Asked again where the registry hangs: it may be replaced, or go on."""
+        """The registry's answer. Asks again when it hangs: it may be replaced, or go on."""
         while True:
             try:
                 return await asyncio.wait_for(ask(), _REGISTRY_S)
             except TimeoutError:
                 logger.warning("the registry does not answer", extra={"model": self._name})
 
-    async def _keep(self) -> None:
+    async def _keep_announced(self) -> None:
+        """Renew the lease for ever, and announce whenever a group changes or the lease is lost."""
         if not self._described.known:
             await self._described.changed.wait()
         while True:
@@ -94,7 +101,7 @@ class ModelAnchor:
         return bool(await asyncio.wait_for(asked, ANSWER_S))
 
     async def _has_changed(self, within_s: float) -> bool:
-        """Whether another group has been described by then."""
+        """Whether a group is described anew within that time."""
         try:
             await asyncio.wait_for(self._described.changed.wait(), within_s)
         except TimeoutError:
@@ -108,8 +115,8 @@ class ModelAnchor:
         await self._registry.announce.remote(description, tokenizer)
 
     async def _tell_autoscaler(self) -> None:
-        """Whether anything is known of the model; again and again, since it may start anew."""
-        await self._described.recalled.wait()  # what is not known yet would start a replica
+        """Tell the autoscaler whether a description is known, again and again: it may restart."""
+        await self._described.recalled.wait()  # an early "not known" would start a replica
         while True:
             known = self._described.known
             try:
@@ -126,7 +133,7 @@ class ModelAnchor:
             task.cancel()
         self._described.stop()
         gone = self._registry.withdraw.remote(self._name, self._generation)
-        with contextlib.suppress(TimeoutError):  # then its lease runs out
+        with contextlib.suppress(TimeoutError):  # then the lease runs out
             await asyncio.wait_for(gone, _ANSWER_S)
 
 

@@ -1,9 +1,11 @@
-"""The environment that backends' compilers and engines read, and which only the shell may set.
+"""The environment variables that backends' compilers and engines read.
 
-torch's compiler keeps what it made in a folder that it knows by its own variable alone, read when
-it first compiles. vLLM takes how many threads it runs, where it keeps things and, on a CPU, its
-default size of cache from variables alone; that size would go before the model's own, so a model
-that has one has the variable removed. What else somebody has set in the server's environment stays.
+Backends may not set the environment themselves; only the shell (`deployments`) may.
+
+torch's compiler takes its cache folder from a variable only, and reads it when it first compiles.
+vLLM takes its number of threads, its folders and, on a CPU, the default size of its cache from
+variables only. That size would override a model's own, so for a model that sets one the variable is
+removed. Anything else that is set in the server's environment stays as it is.
 Source: vLLM's `envs.py` and `platforms/cpu.py`.
 """
 
@@ -22,21 +24,22 @@ _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_COLOR": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU: see `runtimes.vllm.serving`
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it would bind two replicas to the same processors
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else two replicas bind to the same processors
 }
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 _CPU_CACHE_GIB = "1"
 
 
 def set_compiler_cache(cache_dir: Path) -> None:
-    """Before any model of this process is loaded."""
+    """Call it before any model of this process is loaded."""
     os.environ.setdefault(_TORCH, str(cache_dir / "torch-compiled"))
 
 
 def set_engine_variables(
     settings: RuntimeSettings, environ: MutableMapping[str, str] | None = None
 ) -> None:
-    """Before the engine's library is imported in this process; nothing for engines without one."""
+    """Call it before the engine's library is imported in this process. Does nothing for engines
+    other than vLLM."""
     if settings.runtime != "vllm":
         return
     target = os.environ if environ is None else environ

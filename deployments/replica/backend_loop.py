@@ -1,13 +1,13 @@
 """Measures the tokens a second that a backend computes when nothing is in its way.
 
 `python -m deployments.replica.backend_loop SETTINGS MODEL… --lengths FILE` loads a model exactly
-as a replica would (same settings, threads, staged artifact), packs the rows of FILE (one length a
-line, tokens) perfectly sorted into batches of `max_size` and `max_tokens`, and runs them in a loop.
-That is the ceiling for everything that serves the same rows one by one. Several models take turns,
-`--rounds` times, so that what slows the machine meets them all. Where a backend can, the next batch
-is put on the device while one computes, as a replica does. Then single rows run, one length after
-the other, for what a lone request waits. Prints a line of JSON for each model and round; no HTTP,
-no Ray.
+as a replica would (same settings, threads, staged artifact). It sorts the rows of FILE (one length
+a line, tokens) by length, packs them into batches of `max_size` and `max_tokens`, and runs those in
+a loop. The result is the ceiling for everything that serves the same rows one by one. Several
+models take turns, `--rounds` times, so that whatever slows the machine affects all of them. If a
+backend can, it puts the next batch on the device while one computes, as in a replica. Then single
+rows run, one length after the other, to show what a lone request waits. Prints a line of JSON for
+each model and round. Uses no HTTP and no Ray.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ from runtimes import catalog
 from runtimes.types import Batch, Limits, Prefetching, Ragged, Result, Runtime, RuntimeSettings
 from runtimes.warmup import batch as zeros_batch
 
-ORDINARY_TOKENS = (1000, 29_999)  # words of BERT's vocabulary; other models wrap to what they have
-LONE_ROWS = 16  # lengths of single rows, evenly spread over those of the file
+ORDINARY_TOKENS = (1000, 29_999)  # ids of words in BERT's vocabulary; other models wrap theirs
+LONE_ROWS = 16  # number of single rows, with lengths evenly spread over those of the file
 LONE_SHARE = 0.25  # of the time that the sorted batches get
 Run = Callable[[Batch], Result]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """`tokens` are real ones, `padded_tokens` what the device saw, over `passes` of all rows;
-    `batch_s`: of each batch, `row_s`: of each row that ran alone."""
+    """What one model did in one round."""
 
     seconds: float
-    passes: int
+    passes: int  # over all rows
     batches: int
     rows: int
-    tokens: int
-    padded_tokens: int
-    batch_s: tuple[float, ...] = ()
-    row_s: tuple[float, ...] = ()
+    tokens: int  # real ones
+    padded_tokens: int  # that the device computed
+    batch_s: tuple[float, ...] = ()  # of each batch
+    row_s: tuple[float, ...] = ()  # of each row that ran alone
 
     def record(self) -> dict[str, float]:
         return {
@@ -77,8 +76,8 @@ def _quantiles(of: str, seconds: Sequence[float]) -> dict[str, float]:
 def sorted_groups(
     lengths: Sequence[int], max_size: int, max_tokens: int
 ) -> Iterator[tuple[int, ...]]:
-    """Rows by descending length, cut where `max_size` rows or `max_tokens` padded tokens are full;
-    a row longer than `max_tokens` stands alone."""
+    """Groups of rows by descending length, each cut where the next row would exceed `max_size` rows
+    or `max_tokens` padded tokens. A row longer than `max_tokens` stands alone."""
     group: list[int] = []
     for length in sorted(lengths, reverse=True):
         if group and (len(group) == max_size or (len(group) + 1) * group[0] > max_tokens):
@@ -90,7 +89,7 @@ def sorted_groups(
 
 
 def batch_of(limits: Limits, lengths: Sequence[int], seed: int) -> Batch:
-    """Rows of these lengths; the length input holds ordinary token ids, the rest zeros."""
+    """Rows of these lengths. The length input holds ordinary token ids, other inputs zeros."""
     if limits.length_input is None:
         return zeros_batch(limits, len(lengths), 1)
     rng = np.random.default_rng(seed)
@@ -106,7 +105,7 @@ def batch_of(limits: Limits, lengths: Sequence[int], seed: int) -> Batch:
 
 
 def plain_batch(limits: Limits, lengths: Sequence[int]) -> Batch:
-    """Rows of these lengths; zeros, which every model can take."""
+    """Rows of these lengths, all zeros, which every model can take."""
     if len(set(lengths)) == 1:
         return zeros_batch(limits, len(lengths), lengths[0])
     rows = [zeros_batch(limits, 1, length).inputs for length in lengths]
@@ -124,8 +123,8 @@ def plain_batch(limits: Limits, lengths: Sequence[int]) -> Batch:
 def run_sorted(
     runtime: Runtime, batches: Sequence[Batch], seconds: float, putting: ThreadPoolExecutor
 ) -> LoopResult:
-    """Whole passes over all batches, at least one, until `seconds` have gone by. `putting`: the
-    thread that puts the next batch while one runs."""
+    """Run whole passes over all batches, at least one, until `seconds` have passed. `putting`: the
+    thread that puts the next batch on the device while one runs."""
     start = time.perf_counter()
     passes, run = 0, partial(_run_beside, runtime, putting)
     padded, batch_s = list[int](), list[float]()
@@ -163,7 +162,8 @@ def _on_processors(runtime: Runtime) -> bool:
 
 
 def run_alone(run: Run, rows: Sequence[Batch], seconds: float) -> tuple[float, ...]:
-    """Seconds of each run: whole passes over `rows`, at least one, until `seconds` have gone by."""
+    """Seconds of each run. Runs whole passes over `rows`, at least one, until `seconds` have
+    passed."""
     start, taken = time.perf_counter(), list[float]()
     while not taken or time.perf_counter() - start < seconds:
         for row in rows:
@@ -176,8 +176,8 @@ def run_alone(run: Run, rows: Sequence[Batch], seconds: float) -> tuple[float, .
 def loop(
     models: Sequence[RuntimeSettings], lengths: Sequence[int], seconds: float, rounds: int = 1
 ) -> Iterator[tuple[str, LoopResult]]:
-    """Loads and warms all, runs one pass of each uncounted, then counts in turn: name and result,
-    `rounds` times each."""
+    """Load and warm all models, run one uncounted pass of each, then measure them in turn. Yields
+    name and result, `rounds` times for each model."""
     with ExitStack() as opened:
         putting = opened.enter_context(ThreadPoolExecutor(1, "putting"))
         ready = [(settings, _ready(settings, lengths, opened, putting)) for settings in models]

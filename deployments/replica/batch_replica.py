@@ -1,7 +1,7 @@
 """The Ray Serve deployment of a model that takes batches: wires a runtime to the replica core.
 
-A batch that hangs ends the process, and so does a runtime that says that it will not recover: to
-gateways either is a lost replica, whose rows they run again.
+A batch that hangs ends the process, and so does a runtime that says that it will not recover. For
+gateways both are a lost replica, and they run its rows again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from runtimes import catalog
 from runtimes.profiling import Profile
 from runtimes.types import Runtime
 
-_ANSWER_S = 2.0
+_ANSWER_S = 2.0  # to wait for the registry
 logger = logging.getLogger("headrace.replica")
 
 
 class BatchReplica(ModelReplica):
+    """See `ModelReplica`."""
+
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         await self._start_up(args)
@@ -57,7 +59,8 @@ class BatchReplica(ModelReplica):
         return describe.describe(self._name, self._settings, digest, self._runtime, costs)
 
     async def _measured_by_others(self, digest: str) -> Profile:
-        """() where nobody answers."""
+        """The profile that replicas with these settings have measured; () if there is none, or the
+        registry does not answer."""
         if self._settings.profile == "start":
             return ()
         asked = registry().profile.remote(self._name, digest)
@@ -87,7 +90,7 @@ class BatchReplica(ModelReplica):
         await self._worker.health()
 
     async def __del__(self) -> None:
-        """A constructor that failed leaves some of these unmade."""
+        """Attributes may be missing, because a constructor that failed did not set them."""
         await self._drain()
         for name in ("_watch", "_memory_watch"):
             watch = getattr(self, name, None)
@@ -95,7 +98,7 @@ class BatchReplica(ModelReplica):
                 watch.cancel()
         worker = getattr(self, "_worker", None)
         if worker is not None:
-            # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.
+            # Not on the loop: `close` waits for a running batch, whose answer the loop delivers.
             await self._loop.run_in_executor(None, worker.close)
         await self._let_go()
         runtime = getattr(self, "_runtime", None)

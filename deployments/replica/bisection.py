@@ -1,8 +1,8 @@
-"""Finds the rows that a runtime fails on, and answers the others of their batch.
+"""Finds the rows of a batch that a runtime fails on, and answers the other rows.
 
 A batch that raises is halved, whatever it raises, until the bad rows stand alone: O(k log n) extra
-runs for k bad rows. Only a device that says it is unhealthy ends the whole batch. A row whose
-answer is not finite has failed too, unless the model may give such answers.
+runs for k bad rows. Only a device that says that it is unhealthy fails the whole batch. A row whose
+answer is not finite counts as failed too, unless the model may give such answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("headrace.replica")
 
 
 class BatchResult(NamedTuple):
-    """`outputs`: of the rows that worked, in order."""
+    """`outputs`: of the rows that did not fail, in order."""
 
     outputs: dict[str, Column]
     errors: tuple[RowError, ...]
@@ -37,7 +37,7 @@ NOTHING_RUN = BatchResult({}, (), StageTimes(), 0)
 
 @dataclass(slots=True)
 class _Bisection:
-    """`parts`: of the rows that worked, in order."""
+    """The state of one batch's bisection. `parts`: results of the parts that worked, in order."""
 
     runtime: Runtime
     allow_non_finite: bool
@@ -46,7 +46,7 @@ class _Bisection:
     errors: list[RowError] = field(default_factory=list)
 
     def run(self, batch: Batch, first: int) -> None:
-        """`first`: of its rows, in the whole batch."""
+        """Run a part of the batch. `first`: the index of the part's first row in the batch."""
         self.on_run()
         try:
             self._keep(self.runtime.run(batch), first)
@@ -62,6 +62,7 @@ class _Bisection:
         self.run(take(batch, middle, batch.rows), first + middle)
 
     def _keep(self, part: Result, first: int) -> None:
+        """Keep a result, and count its rows that are not finite as failed."""
         bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
         self.errors += [RowError(first + row, False, _NOT_FINITE, True) for row in bad]
         self.parts.append(without(part, bad) if bad else part)
@@ -74,8 +75,8 @@ def run_bisected(
     allow_non_finite: bool = False,
     on_run: Callable[[], None] = lambda: None,
 ) -> BatchResult:
-    """Raises only what the runtime raises when its device is unhealthy. `on_run` is called before
-    each run of the batch or a part of it."""
+    """Run the batch. Raises `Unhealthy` only, from a runtime whose device is unhealthy. `on_run` is
+    called before each run of the batch or of a part of it."""
     done = _Bisection(runtime, allow_non_finite, on_run)
     done.run(batch, 0)
     padded_tokens = sum(part.padded_tokens for part in done.parts)

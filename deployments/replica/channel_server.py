@@ -1,10 +1,12 @@
-"""Where a replica listens: gateways' connections, from the handshake to the last answer.
+"""A replica's end of the data channel: gateways' connections, from handshake to last answer.
 
-A connection becomes a link once its gateway has proved that it knows the replica's key; a second
-one of the same gateway takes the place of the first. Before that it may send next to nothing, not
-for long, and only so many do at once. What a link carries is the core's business: batches or
-requests to generate. Drains by the leases' own account, because Serve counts none of them: every
-gateway is told, each says that nothing more is on its way, what is here is finished.
+A connection becomes a *link* once its gateway has proved that it knows the replica's key. A second
+link of the same gateway replaces the first. Until the proof a connection is a *stranger*: it may
+send next to nothing, not for long, and only `MOST_STRANGERS` may be open. What a link carries
+(batches, or requests to generate) is up to the `LeaseCore`.
+
+Serve counts none of the leases, so the server itself drains: it tells every gateway, each gateway
+answers that it has no more leases on the way, and the leases that are here are finished.
 """
 
 from __future__ import annotations
@@ -41,44 +43,45 @@ from deployments.contract.channel.messages import MessageError
 from deployments.contract.channel.sockets import FOUND_DEAD_S, address_of, find_dead_peers, is_dead
 
 MOST_STRANGERS = 64
-WINDOW_BYTES = 4 << 20  # of a stream's messages that the gateway has not taken in yet
-_GOODBYE_S = 2.0
+WINDOW_BYTES = 4 << 20  # of a stream's messages that may be sent and not taken in yet
+_GOODBYE_S = 2.0  # that a gateway gets to answer, or to read what was written to it
 _CHECK_EVERY_S = 1.0
-_SAY_EVERY_S = 1.0
+_LOG_EVERY_S = 1.0  # between two log lines about refused connections
 logger = logging.getLogger("headrace.channel")
 
 
 class GatewayLink(Protocol):
-    """A gateway that is connected."""
+    """A connected gateway."""
 
     @property
     def gateway(self) -> str: ...
 
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
-        """Nothing happens once the connection is gone."""
+        """Send a frame. Does nothing once the connection is gone."""
 
     async def room(self) -> None:
-        """Returns when the gateway has taken in enough of what it was sent to be sent more."""
+        """Return when the gateway has taken in enough to be sent more."""
 
 
 class LeaseCore(Protocol):
-    """What runs leases; all is called on the loop."""
+    """What runs the leases. All methods are called on the loop."""
 
     def joined(self, link: GatewayLink) -> None: ...
     def left(self, link: GatewayLink) -> None: ...
 
     def received(self, link: GatewayLink, frame: Frame) -> None:
-        """Raises MessageError for what does not add up; the connection goes on."""
+        """Take in a frame. Raises MessageError for an invalid message; the connection goes on."""
 
     def leave(self) -> None:
-        """Takes in nothing new from now on."""
+        """Take in no new leases from now on."""
 
     async def until_idle(self) -> None:
-        """Returns when every lease here has been answered."""
+        """Return when every lease here has been answered."""
 
 
 class ChannelServer:
-    """`key`: what a gateway must know. `address`: host and port, once it listens."""
+    """Owns all connections. `key`: what a gateway must know; `address`: host and port, once it
+    listens."""
 
     def __init__(
         self, core: LeaseCore, replica_id: str, *, tls: ssl.SSLContext | None = None
@@ -89,15 +92,16 @@ class ChannelServer:
         self.address = ""
         self._strangers: dict[GatewayConnection, None] = {}  # the oldest first
         self._links: dict[str, GatewayConnection] = {}
-        self._connections: set[GatewayConnection] = set()
+        self._connections: set[GatewayConnection] = set()  # strangers and links
         self._draining = False
-        self._unsaid, self._said_at = 0, -inf
+        # Refused connections that were not logged, and when a line was last written.
+        self._unlogged, self._logged_at = 0, -inf
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, ports: Sequence[int] = (0,)) -> None:
-        """On the first of these ports that is free. Raises OSError where none is."""
+        """Listen on the first of these ports that is free. Raises OSError if none is."""
         loop = asyncio.get_running_loop()
         tls_limit_s, tls_end_s = (HANDSHAKE_LIMIT_S, _GOODBYE_S) if self._tls else (None, None)
         for port in ports:
@@ -120,7 +124,7 @@ class ChannelServer:
         self._check_later()
 
     async def drain(self) -> None:
-        """Finishes what is here; Serve bounds how long."""
+        """Finish the leases that are here. Serve bounds how long that may take."""
         if self._server is not None:
             self._server.close()
         self._draining = True
@@ -133,7 +137,7 @@ class ChannelServer:
         await self.core.until_idle()
 
     async def close(self) -> None:
-        """Ends every connection, once what was written to it has been taken."""
+        """End every connection, once it has taken what was written to it."""
         if self._server is not None:
             self._server.close()
         if self._timer is not None:
@@ -148,7 +152,7 @@ class ChannelServer:
 
     @property
     def strangers(self) -> int:
-        """Connections that have not proved who they are."""
+        """Number of connections that have not proved who they are."""
         return len(self._strangers)
 
     def _check_later(self) -> None:
@@ -163,8 +167,8 @@ class ChannelServer:
     # ---- what connections say -----------------------------------------------------------------
 
     def made(self, connection: GatewayConnection) -> None:
-        """Of too many that have not said who they are the oldest goes: a real gateway takes
-        milliseconds, and idle connections keep nobody out."""
+        """A connection is open. If there are too many strangers, the oldest is refused: a real
+        gateway proves itself within milliseconds, so idle connections keep no gateway out."""
         self._connections.add(connection)
         self._strangers[connection] = None
         if len(self._strangers) > MOST_STRANGERS:
@@ -173,6 +177,7 @@ class ChannelServer:
             oldest.refuse("too many connections that have not said who they are")
 
     def lost(self, connection: GatewayConnection, reason: str) -> None:
+        """A connection has ended."""
         self._connections.discard(connection)
         self._strangers.pop(connection, None)
         if self._links.get(connection.gateway) is connection:
@@ -182,16 +187,18 @@ class ChannelServer:
             self.core.left(connection)
 
     def refused(self, gateway: str, reason: str) -> None:
-        """Whoever reaches the port may be refused any number of times: a line a second says so."""
-        self._unsaid += 1
+        """A connection was refused. Logged once a second at most: whoever reaches the port may be
+        refused any number of times."""
+        self._unlogged += 1
         now = time.monotonic()
-        if now - self._said_at >= _SAY_EVERY_S:
-            more = f" (and {self._unsaid - 1} others since the last line)" * (self._unsaid > 1)
+        if now - self._logged_at >= _LOG_EVERY_S:
+            more = f" (and {self._unlogged - 1} others since the last line)" * (self._unlogged > 1)
             logger.warning("a connection was refused: %s%s", reason, more,
                            extra={"gateway": gateway})  # fmt: skip
-            self._unsaid, self._said_at = 0, now
+            self._unlogged, self._logged_at = 0, now
 
     def joined(self, connection: GatewayConnection) -> None:
+        """A gateway has proved itself: the connection becomes its link."""
         self._strangers.pop(connection, None)
         older = self._links.get(connection.gateway)
         self._links[connection.gateway] = connection
@@ -203,8 +210,8 @@ class ChannelServer:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """A `GatewayLink`, once it is welcome. `goodbye` resolves when the gateway has said that it
-    sends no new lease, or is gone."""
+    """One connection; a `GatewayLink` once it is `welcome`. `goodbye` resolves when the gateway has
+    said that it sends no new lease, or is gone."""
 
     def __init__(self, server: ChannelServer) -> None:
         loop = asyncio.get_running_loop()
@@ -216,10 +223,10 @@ class GatewayConnection(asyncio.Protocol):
         self.welcome = False
         self.closed: asyncio.Future[None] = loop.create_future()
         self.goodbye: asyncio.Future[None] = loop.create_future()
-        self._reason = ""
-        self._patience: asyncio.TimerHandle | None = None
-        self._sent_bytes = self._taken_bytes = 0
-        self._paused = False
+        self._reason = ""  # why this side ended the connection
+        self._handshake_timer: asyncio.TimerHandle | None = None  # bounds the handshake
+        self._sent_bytes = self._taken_bytes = 0  # of STEPS, sent and acknowledged by CREDIT
+        self._paused = False  # the transport's buffer is full
         self._has_room = asyncio.Event()
 
     @property
@@ -235,7 +242,7 @@ class GatewayConnection(asyncio.Protocol):
             parts = framed(kind, lease_id, body)
         except FrameError as fault:
             logger.error("an answer was not sent: %s", fault)
-            if kind is Kind.STEPS:  # the ends of requests may have been in it
+            if kind is Kind.STEPS:  # it may have held the ends of requests
                 self.abort(str(fault))
                 return
             parts = framed(Kind.UNSENT, lease_id, [str(fault).encode("utf-8", "replace")])
@@ -251,7 +258,7 @@ class GatewayConnection(asyncio.Protocol):
             await self._has_room.wait()
 
     def close(self) -> None:
-        """What was written still goes out."""
+        """Close after what was written has gone out."""
         if self._transport is not None:
             self._transport.close()
 
@@ -267,11 +274,11 @@ class GatewayConnection(asyncio.Protocol):
         find_dead_peers(transport)
         self._server.made(self)
         loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(HANDSHAKE_LIMIT_S, self._too_slow)
+        self._handshake_timer = loop.call_later(HANDSHAKE_LIMIT_S, self._handshake_timed_out)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
-            return  # TLS reads on while it says goodbye
+            return  # TLS goes on reading while it shuts down
         try:
             for frame in self._reader.feed(data):
                 self._take(frame)
@@ -292,7 +299,7 @@ class GatewayConnection(asyncio.Protocol):
         self._has_room.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_handshake_timer()
         for ended in (self.closed, self.goodbye):
             if not ended.done():
                 ended.set_result(None)
@@ -312,7 +319,7 @@ class GatewayConnection(asyncio.Protocol):
             self._pass_on(frame)
 
     def _pass_on(self, frame: Frame) -> None:
-        """A fault costs its own lease, and nothing else."""
+        """Give a frame to the core. A fault fails that frame's lease only."""
         try:
             self._server.core.received(self, frame)
         except Exception as fault:
@@ -323,6 +330,7 @@ class GatewayConnection(asyncio.Protocol):
                 self.send(Kind.UNSENT, frame.lease_id, [str(fault).encode("utf-8", "replace")])
 
     def _greet(self, frame: Frame) -> None:
+        """Take a step of the handshake. Raises Refused."""
         if frame.kind is Kind.HELLO:
             answer = self._handshake.challenge(frame.body)
             self._reader.kinds = frozenset({Kind.PROOF})
@@ -330,27 +338,27 @@ class GatewayConnection(asyncio.Protocol):
             return
         self._handshake.check(frame.body)
         self.welcome = True
-        self._stop_waiting()
+        self._stop_handshake_timer()
         self._reader.kinds, self._reader.most_bytes = GATEWAY_KINDS, MOST_FRAME_BYTES
         self.send(Kind.WELCOME, 0)
         self._server.joined(self)
 
     def refuse(self, reason: str) -> None:
-        """Says why, to the gateway and in the log."""
+        """Refuse the connection, and say why to the gateway and in the log."""
         self._server.refused(self.gateway, reason)
         self._reason = reason
         self.send(Kind.REFUSED, 0, [refusal(reason)])
         self.close()
 
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+    def _stop_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
 
-    def _too_slow(self) -> None:
+    def _handshake_timed_out(self) -> None:
         self.refuse(f"no handshake within {HANDSHAKE_LIMIT_S:g} s")
 
     def check(self, now: float) -> None:
-        """Called every second."""
+        """Called every second: end the link if it is dead or its frame has stalled."""
         if not self.welcome or self._transport is None:
             return
         if self._stall.stalled(now):

@@ -1,7 +1,7 @@
-"""From a model's settings and its loaded runtime to runtime settings and its description.
+"""From a model's settings and its loaded runtime to runtime settings and the model's description.
 
-The shell's translation between the settings tree, `runtimes.types` and `ModelDescription`. What a
-row's length is, the loaded runtime says: the settings have gone into it.
+Translates between the settings tree, `runtimes.types` and `ModelDescription`. What a row's length
+is comes from the loaded runtime, which was given the settings.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def runtime_settings(
     progress: Callable[[str, float], None],
     reserved_cpus: float | None = None,
 ) -> RuntimeSettings:
-    """`reserved_cpus`: as of `processors.threads`. Fetches what lies elsewhere. Raises SourceError
-    when the artifact cannot be had, LoadError when it was made for other inputs than it would get
-    here."""
+    """The runtime's settings. Fetches files that lie elsewhere. `reserved_cpus`: as in
+    `processors.threads`. Raises SourceError when the artifact cannot be had, LoadError when it was
+    made for other inputs than it would get here."""
     path = None if model.source is None else local_file(model.source, cache_dir, progress)
     preprocessing_support.check(model, path)
     model = with_image_lengths(model)
     threads = processors.threads(model.replicas, reserved_cpus)
     options = processors.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
-        name=model_of(name),  # an engine's answers name it, a canary's as its model
+        name=model_of(name),  # an engine's answers name the model; a canary answers as its model
         runtime=model.runtime,
         source=path,
         cache_dir=cache_dir,
@@ -89,8 +89,9 @@ def describe(
     runtime: Runtime,
     costs: KnownCosts = UNKNOWN,
 ) -> tuple[ModelDescription, bytes]:
-    """The description (generation 0: the anchor sets it) and the tokeniser's bytes, b"" without."""
-    limits, path = runtime.limits(), _path(model)
+    """The description, with generation 0 because the anchor sets it, and the tokeniser's bytes,
+    b"" without one."""
+    limits, path = runtime.limits(), _source_path(model)
     own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
@@ -132,9 +133,9 @@ def describe(
 def describe_stream(
     name: str, model: ModelSettings, digest: str, runtime: StreamRuntime, profile: Profile = ()
 ) -> tuple[ModelDescription, bytes]:
-    """As `describe`, of a model that generates: it has no tensors, its lengths are of prompts."""
+    """As `describe`, for a model that generates. It has no tensors; its lengths are prompts'."""
     limits = runtime.limits()
-    tokenizer = tokenizer_bytes(_path(model))
+    tokenizer = tokenizer_bytes(_source_path(model))
     description = ModelDescription(
         name=name,
         version=version(model),
@@ -170,13 +171,13 @@ def describe_stream(
 
 
 def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:
-    """The settings' up to the engine's context, which is the last one."""
+    """The settings' edges below the engine's context, and the context as the last edge."""
     edges = [edge for edge in bucket_edges(model.lengths) if edge < context_tokens]
     return (*edges, context_tokens)
 
 
 def tokenizer_bytes(source: Path | None) -> bytes:
-    """`tokenizer.json` in the model's folder, or beside its file."""
+    """The bytes of `tokenizer.json` in the model's folder, or beside its file; b"" without one."""
     if source is None:
         return b""
     folder = source if source.is_dir() else source.parent
@@ -184,26 +185,27 @@ def tokenizer_bytes(source: Path | None) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _path(model: ModelSettings) -> Path | None:
+def _source_path(model: ModelSettings) -> Path | None:
     return None if model.source is None else source_path(model.source)
 
 
 def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
-    """What the settings say, or a digest of what shapes its answers; with `cache_dir`, files that
-    have not changed are not read for it again. Raises SourceError."""
+    """The version in the settings, else a digest of everything that shapes the model's answers.
+    With `cache_dir`, files that have not changed are not read again. Raises SourceError."""
     return model.version or _version(model, cache_dir)
 
 
 def _version(model: ModelSettings, cache_dir: Path | None) -> str:
-    path = _path(model)
+    path = _source_path(model)
     stored = classes_file(path) if model.task == "classify" else b""
-    # Labels and temperature shape answers as weights do.
+    # Labels and temperature shape answers just as weights do.
     artifact = _artifact(model, path, cache_dir) + _hex(stored) * bool(stored)
     return version_digest(_calibrated_by_content(model), artifact)
 
 
 def _calibrated_by_content(model: ModelSettings) -> ModelSettings:
-    """Where the rows of a calibration lie differs from node to node; what they are does not."""
+    """The settings with the calibration rows' digest in place of their path, which differs from
+    node to node."""
     named = model.options.get("calibration")
     if not isinstance(named, str):
         return model
@@ -217,7 +219,7 @@ def _calibrated_by_content(model: ModelSettings) -> ModelSettings:
 def _artifact(model: ModelSettings, path: Path | None, cache_dir: Path | None) -> str:
     if path is None:
         return ""
-    if model.runtime == "synthetic":  # its folder holds a tokeniser, and need be no model's
+    if model.runtime == "synthetic":  # its folder may hold a tokeniser only, and no model
         return _hex(tokenizer_bytes(path))
     return artifacts.inspect(path, cache_dir).digest
 
@@ -227,7 +229,7 @@ def _hex(blob: bytes) -> str:
 
 
 def _scheduling(model: ModelSettings, limits: Limits, costs: KnownCosts) -> Scheduling:
-    """A batch target is one more bound on rows; the SLO's share bounds batches as before."""
+    """The settings' scheduling, with the profile's batch target as one more bound on rows."""
     found = scheduling(model, fixed_shapes=bool(limits.fixed_edges))
     if costs.target_rows is None:
         return found
@@ -236,7 +238,7 @@ def _scheduling(model: ModelSettings, limits: Limits, costs: KnownCosts) -> Sche
 
 
 def _edges(model: ModelSettings, limits: Limits, costs: KnownCosts) -> tuple[int, ...]:
-    """A backend compiled for certain lengths pins the edges."""
+    """The buckets' edges. A backend that is compiled for certain lengths fixes them."""
     if limits.fixed_edges:
         return limits.fixed_edges
     has_lengths = limits.length_input or limits.row_shapes

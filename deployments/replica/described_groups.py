@@ -1,10 +1,10 @@
-"""What the replicas of a model's groups say of it, as they come up, made one description.
+"""Combines what replicas of a model's groups say of the model, as they come up, into a description.
 
-One replica of each group is asked that has this version's settings: during a change replicas of
-both versions run. What it says is stored by these settings: later, while no replica runs, that is
-what is known. The model is described once one group is; a group that comes up later, or never,
-holds up nothing. A model without groups has one that has no name. A group whose answers could not
-stand for the others' is left out, and the log says why.
+Of each group, one replica that has this version's settings is asked; during a change, replicas of
+both versions run. Its description is stored under those settings, and stands for the model later
+while no replica runs. The model counts as described once one group is; a group that comes up later,
+or never, delays nothing. A model without groups has one group, with the name "". A group that takes
+or gives something else than the others is left out, and the log says why.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from deployments.contract.description_store import StoredDescription
 from deployments.contract.groups import combined
 from deployments.settings.load import settings_digest
 
-_PAUSE_S = 2.0
+_PAUSE_S = 2.0  # before another try
 logger = logging.getLogger("headrace.anchor")
 
 
 class Asked(Protocol):
-    """A group's replicas; see `GroupReplicas`."""
+    """One group's replicas, see `GroupReplicas`."""
 
     async def describe(self, digest: str) -> tuple[ModelDescription, bytes]: ...
     async def version(self, digest: str, views: list[dict[str, Any]]) -> str: ...
@@ -34,7 +34,7 @@ class Asked(Protocol):
 
 
 class Store(Protocol):
-    """`description_store`: blocks."""
+    """As the module `description_store`; both functions block."""
 
     def put(self, model: str, group: str, stored: StoredDescription) -> None: ...
     def get(self, model: str, group: str, settings: str) -> StoredDescription | None: ...
@@ -42,11 +42,11 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """`written`: the settings that its `replicas` are started with."""
+    """One group of the model."""
 
     name: str
-    written: dict[str, Any]
-    after_s: float
+    written: dict[str, Any]  # the settings that its replicas are started with
+    after_s: float  # see `GroupDescription`
     replicas: Asked
 
     @property
@@ -55,9 +55,12 @@ class _Group:
 
 
 class DescribedGroups:
-    """`args`: the application's, see `serve_config`; `replicas`: of its groups, in the order of
-    `args["groups"]`, or of a model without. `changed`: one has been described; `recalled`: what was
-    stored has been looked for."""
+    """The model's description so far.
+
+    `args`: the application's, see `serve_config`. `replicas`: of each group in the order of
+    `args["groups"]`, or one entry for a model without groups. `changed` is set when a group has
+    been described; `recalled` once stored descriptions have been looked for.
+    """
 
     def __init__(self, args: dict[str, Any], replicas: Sequence[Asked], store: Store) -> None:
         self._model: str = args["name"]
@@ -68,17 +71,17 @@ class DescribedGroups:
             for group, asked in zip(groups, replicas, strict=True)
         ]
         self._store = store
-        self._parts: dict[str, ModelDescription] = {}
+        self._parts: dict[str, ModelDescription] = {}  # by group
         self._tokenizer = b""
-        self._version = ""
-        self._refused: dict[str, str] = {}
+        self._version = ""  # of all groups together
+        self._refused: dict[str, str] = {}  # group: why it is left out
         self._tasks: list[asyncio.Task[None]] = []
         self.changed = asyncio.Event()
-        self._first = asyncio.Event()
+        self._any_described = asyncio.Event()  # set once any group has been described
         self.recalled = asyncio.Event()
 
     def start(self) -> None:
-        """Asks all of them; `changed` is set each time a group has been described."""
+        """Ask all groups. `changed` is set each time a group has been described."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._until_described(group)) for group in self._groups]
         self._tasks.append(loop.create_task(self._recall()))
@@ -90,10 +93,10 @@ class DescribedGroups:
             group.replicas.stop()
 
     async def wait_known(self, within_s: float) -> None:
-        """Returns once it is known, or after so long."""
+        """Return once the model is described, or after `within_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await self._first.wait()
+                await self._any_described.wait()
 
     @property
     def known(self) -> bool:
@@ -101,8 +104,8 @@ class DescribedGroups:
         return bool(self._parts)
 
     def current(self) -> tuple[ModelDescription, bytes]:
-        """The model as far as its groups have been described, at least one, and the bytes of its
-        tokeniser; generation 0."""
+        """The model from the groups described so far, which must be at least one, and the
+        tokeniser's bytes. Generation is 0."""
         if not self._groups[0].name:
             return self._parts[""], self._tokenizer
         after_s = {group.name: group.after_s for group in self._groups}
@@ -134,7 +137,8 @@ class DescribedGroups:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _recall(self) -> None:
-        """What replicas of these settings said before, of groups where none has spoken since."""
+        """Use the stored descriptions under these settings, for groups that no replica has
+        described yet."""
         settings = self._all_settings()
         for group in self._groups:
             stored = await self._stored(group, settings)
@@ -166,4 +170,4 @@ class DescribedGroups:
         if self._parts.get(group.name) != said.description:
             self._parts[group.name] = said.description
             self.changed.set()
-            self._first.set()
+            self._any_described.set()

@@ -1,15 +1,16 @@
-"""One device: the queue of batches in front of it, and the thread that runs them one after another.
+"""One device: the queue of batches before it, and the thread that runs them one after another.
 
-The event loop puts jobs in, the device's thread takes them out, and `routers.staging` decides,
-under one lock: what runs next is chosen by the thread that has just become free, without a turn of
-the loop between two batches. A runtime is used by one thread at a time, so its health is asked on
-that thread, between batches. A run that lasts much longer than the gateway has predicted, or longer
-than `hang_limit_s`, calls `on_hang`: nothing in Python can end it, so the replica's process ends
-instead; so it does where the runtime says that it will not recover (`on_death`). Where the runtime
-can put a batch on its device while another computes, a second thread has it do so for each batch
-that waits. Where several runtimes share a device, their workers take turns, a batch each
-(`DeviceTurn`).
-A job is written by one thread at a time. Times are `time.perf_counter` seconds of this process.
+The event loop puts jobs in, and the device's thread takes them out. `routers.staging` decides which
+batch runs next, under one lock, on whichever thread has just become free: between two batches there
+is no turn of the loop. A runtime is used by one thread at a time, so its health is asked on the
+device's thread, between batches.
+
+Nothing in Python can end a run. So a run that lasts much longer than the gateway predicted, or
+longer than `hang_limit_s`, calls `on_hang`, and a runtime that says that it will not recover calls
+`on_death`; both end the replica's process. If the runtime can put a batch on its device while
+another computes, a second thread has it do so for each batch that waits. Where several runtimes
+share a device, their workers take turns, one batch each (`DeviceTurn`). One thread at a time writes
+to a job. Times are `time.perf_counter` seconds of this process.
 """
 
 from __future__ import annotations
@@ -31,33 +32,30 @@ from routers.staging import Staged, Staging, Turn
 from runtimes.errors import Unhealthy
 from runtimes.types import Batch, Prefetching, Runtime
 
-Key = tuple[str, int]
-News = list[tuple[Callable[[Any], None], Any]]  # what to call on the loop, and with what
+Key = tuple[str, int]  # gateway, lease id
+News = list[tuple[Callable[[Any], None], Any]]  # what to call on the loop, and with what argument
 _DUTY_WINDOW_S = 10.0
-_HEALTH_S = 1.0  # what a health check waits for the batch that runs
-_TRUSTED_ANSWERS = 20  # before which predictions say little, and kernels may be compiled yet
-_HANG_FLOOR_S = 10.0  # what a run may take besides its share of the prediction
+_HEALTH_S = 1.0  # that a health check waits for the running batch
+_TRUSTED_ANSWERS = 20  # before so many, predictions are poor and kernels may still be compiled
+_HANG_FLOOR_S = 10.0  # that a run may take besides a multiple of its prediction
 _TOO_LATE = "the request's time limit passed before it ran"
 
 
 @dataclass(slots=True)
 class Job:
-    """`on_done` is called on the loop, once, when it has run or was returned; `on_start` when it
-    starts, if anybody wants to know. `budget_s`: how long after its arrival anybody waits.
-    `returned`: it was not started and will not be. `fault`: what the runtime raised when that was
-    not the fault of single rows."""
+    """One batch of one gateway."""
 
     staged: Staged
     batch: Batch
-    on_done: Callable[[Job], None]
+    on_done: Callable[[Job], None]  # called on the loop, once, when it has run or was returned
     arrived: float
-    budget_s: float = float("inf")
-    on_start: Callable[[Job], None] | None = None
-    returned: bool = False
+    budget_s: float = float("inf")  # after its arrival; then no caller waits any longer
+    on_start: Callable[[Job], None] | None = None  # called on the loop when it starts
+    returned: bool = False  # was not started and will not be
     started: float = 0.0
     finished: float = 0.0
     result: BatchResult = NOTHING_RUN
-    fault: Exception | None = None
+    fault: Exception | None = None  # raised by the runtime, when not for single rows
 
     @property
     def key(self) -> Key:
@@ -65,7 +63,7 @@ class Job:
 
     @property
     def wait_s(self) -> float:
-        """From arrival to the device; 0 for one that was returned."""
+        """Seconds from its arrival to the device; 0 if it was returned."""
         return 0.0 if self.returned else self.started - self.arrived
 
     @property
@@ -75,7 +73,7 @@ class Job:
 
 @dataclass(slots=True)
 class Probe:
-    """A question for the runtime's health; `done` resolves to its fault, None when it is well."""
+    """A question for the runtime's health. `done` resolves to the fault, or to None."""
 
     done: asyncio.Future[Exception | None]
 
@@ -85,9 +83,9 @@ class Probe:
 
 
 class DeviceQueue:
-    """Make it on the loop; `take` and `finish` are for the device's thread, the rest for the loop.
-    `slots`: batches that each gateway may have here, the running one included. `on_staged`: told,
-    on the loop, of each job that waits behind the running one."""
+    """The batches before the device. Make it on the loop. `take` and `finish` are for the device's
+    thread, everything else for the loop. `slots`: batches that each gateway may have here, the
+    running one included. `on_staged` is called on the loop with each job that has to wait."""
 
     def __init__(self, slots: int, on_staged: Callable[[Job], None] = lambda job: None) -> None:
         self._on_staged = on_staged
@@ -100,8 +98,8 @@ class DeviceQueue:
     # ---- the loop's side ----------------------------------------------------------------------
 
     def put(self, job: Job, waiting: tuple[FlowWork, ...] | None = None) -> None:
-        """Takes the job in, or returns it, or another of its gateway's in its place. `waiting`:
-        what waits at that gateway; None: as it said before."""
+        """Take in the job; or return it, or another of the same gateway in its place. `waiting`:
+        what waits at that gateway; None: unchanged."""
         with self._lock:
             self._jobs[job.key] = job
             news = self._carried_out(self._staging.arrive(job.staged, waiting, job.arrived))
@@ -111,7 +109,7 @@ class DeviceQueue:
             self._on_staged(job)
 
     def drop(self, key: Key) -> bool:
-        """Returns a job that has not started; whether there was such."""
+        """Return a job that has not started. Returns whether there was such a job."""
         with self._lock:
             dropped = self._staging.drop(*key)
             news = self._returned(key) if dropped else []
@@ -123,7 +121,8 @@ class DeviceQueue:
             return key in self._jobs
 
     def watch(self, key: Key, on_start: Callable[[Job], None]) -> None:
-        """Calls that when the job starts, at once where it has; not if it never does."""
+        """Call `on_start` when the job starts, or at once if it runs; never if it does not
+        start."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None:
@@ -138,7 +137,7 @@ class DeviceQueue:
         self._ready.put(probe)
 
     def report(self, gateway: str, service_s: float = 0.0, padded_tokens: int = 0) -> Report:
-        """What an answer to this gateway says of the replica; it has put something in before."""
+        """What an answer to this gateway says of the replica; it must have put in a job before."""
         with self._lock:
             now = time.perf_counter()
             return self._staging.report(gateway, now, service_s, padded_tokens)
@@ -149,13 +148,13 @@ class DeviceQueue:
             return self._staging.inflight
 
     def close(self) -> None:
-        """What is queued is still run."""
+        """Close the queue. What is queued still runs."""
         self._ready.put(None)
 
     # ---- the device's side --------------------------------------------------------------------
 
     def take(self) -> Job | Probe | None:
-        """The next thing to do; blocks. None once the queue is closed and empty."""
+        """The next job or probe; blocks. None once the queue is closed and empty."""
         item = self._ready.get()
         if item is None and self._staging.running is not None:
             self._ready.put(None)
@@ -163,7 +162,7 @@ class DeviceQueue:
         return item
 
     def finish(self, job: Job) -> None:
-        """The job has left the device: chooses the next and tells the loop of all that follows."""
+        """The job has left the device: choose the next one, and notify the loop."""
         with self._lock:
             del self._jobs[job.key]
             turn = self._staging.finish(job.service_s, time.perf_counter())
@@ -171,8 +170,8 @@ class DeviceQueue:
         self.tell(news)
 
     def tell(self, news: News) -> None:
-        """Calls them on the loop."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        """Make these calls on the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
             self._loop.call_soon_threadsafe(_tell, news)
 
     # ---- under the lock -----------------------------------------------------------------------
@@ -200,12 +199,12 @@ def _tell(news: News) -> None:
 
 
 class DeviceTurn:
-    """Whose batch runs next on a device that several workers share: first come, first served. A
-    context manager for their threads."""
+    """Gives a device that several workers share to one worker's batch at a time, first come, first
+    served. A context manager for the workers' threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._given = self._over = 0
+        self._given = self._over = 0  # numbers of the last place taken and of the present turn
 
     def __enter__(self) -> None:
         with self._changed:
@@ -222,14 +221,14 @@ class DeviceTurn:
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """most_s: what a run may take in any case; factor: how many times what was predicted for it,
-    and `_HANG_FLOOR_S` besides, 0: predictions say nothing."""
+    """When does a run count as hung?"""
 
-    most_s: float
+    most_s: float  # that any run may take
+    # A run may take this many times its prediction, plus `_HANG_FLOOR_S`. 0: ignore predictions.
     factor: float = 0.0
 
     def of(self, predicted_s: float) -> float:
-        """Seconds that a run may take; `predicted_s` 0: nobody knows."""
+        """Seconds that a run may take. `predicted_s` 0: no prediction."""
         if self.factor <= 0.0 or predicted_s <= 0.0:
             return self.most_s
         return min(self.most_s, _HANG_FLOOR_S + self.factor * predicted_s)
@@ -240,10 +239,11 @@ def hang_limits(model: ModelSettings) -> HangLimits:
 
 
 class DeviceWorker:
-    """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process. `limits`:
-    when a run counts as hung. `turn`: of a device that other workers use too. `allow_non_finite`:
-    NaN and infinity are answers. `on_death` is told why, on the device's thread, when the runtime
-    says that it will not recover, before gateways hear of anything that failed by it."""
+    """Runs the batches of its `queue` on a runtime, in a thread of its own. `limits`: when a run
+    counts as hung. `turn`: of a device that other workers share. `allow_non_finite`: NaN and
+    infinity are answers. `on_death` is called with the reason when the runtime says that it will
+    not recover. That happens on the device's thread, before gateways hear of anything that failed
+    because of it."""
 
     def __init__(
         self,
@@ -261,25 +261,26 @@ class DeviceWorker:
         self._prefetch = _prefetch_of(runtime)
         self._limits = limits
         self._on_hang = on_hang
-        self.on_death: Callable[[str], None] = _nobody
+        self.on_death: Callable[[str], None] = _ignore
         self._closing = False
         self._turn = turn or contextlib.nullcontext()
         self._allow_non_finite = allow_non_finite
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
-        self._run_began = 0.0
+        self._run_began = 0.0  # of the batch, or of the part of it that runs alone
         self._answers = 0
         self._asked: Probe | None = None
         self._busy_s = 0.0
-        self._marks = ((time.perf_counter(), 0.0),) * 2
+        self._marks = ((time.perf_counter(), 0.0),) * 2  # (when, busy seconds until then)
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
         if self._prefetch is not None:
             threading.Thread(target=self._put_staged, name="staging", daemon=True).start()
 
     async def health(self) -> None:
-        """Raises what the runtime's `health` raises. Waits for the batch that runs, but not long:
-        whether that hangs is for `check_hang` to say, and the next health check hears the answer.
+        """Raises what the runtime's `health` raises. Waits for the running batch, but no longer
+        than `_HEALTH_S`: `check_hang` finds one that hangs, and the next health check gets the
+        answer.
         """
         probe = self._asked
         if probe is None:
@@ -294,15 +295,15 @@ class DeviceWorker:
 
     @property
     def running(self) -> Job | None:
-        """What is on the device."""
+        """The job on the device."""
         return self._running
 
     def running_for_s(self) -> float:
-        """The run that goes on: of the batch, or of the part of it that is tried apart."""
+        """Seconds of the present run: of the batch, or of the part of it that bisection runs."""
         return time.perf_counter() - self._run_began if self._running is not None else 0.0
 
     def duty(self) -> float:
-        """Busy share of the last 10 to 20 s of wall time (less after a start), 0..1."""
+        """The busy share of the last 10 to 20 s of wall time (less after a start), 0..1."""
         now = time.perf_counter()
         if now - self._marks[1][0] >= _DUTY_WINDOW_S:
             self._marks = self._marks[1], (now, self._busy_s)
@@ -310,7 +311,7 @@ class DeviceWorker:
         return min((self._busy_s - before_s) / max(now - since, 1e-9), 1.0)
 
     def check_hang(self) -> None:
-        """Called by a timer; a run past its limit ends the process through `on_hang`."""
+        """Called by a timer: a run past its limit calls `on_hang`."""
         job = self._running
         if job is None:
             return
@@ -329,7 +330,7 @@ class DeviceWorker:
             self._staged.put(job)
 
     def _put_staged(self) -> None:
-        """What has started or gone meanwhile is left alone."""
+        """Put waiting batches on the device, except those that have started or gone meanwhile."""
         assert self._prefetch is not None
         while (job := self._staged.get()) is not None:
             if not job.started and not job.returned:
@@ -356,10 +357,10 @@ class DeviceWorker:
         try:
             job.result = run_bisected(
                 self._runtime, job.batch, allow_non_finite=self._allow_non_finite,
-                on_run=self._begins,
+                on_run=self._mark_run,
             )  # fmt: skip
         except Unhealthy as fault:
-            self._died(fault)
+            self._report_death(fault)
             job.fault = fault
         except Exception as fault:
             job.fault = fault
@@ -368,31 +369,31 @@ class DeviceWorker:
         self._answers += 1
         self._busy_s += job.finished - job.started
 
-    def _begins(self) -> None:
+    def _mark_run(self) -> None:
         self._run_began = time.perf_counter()
 
     def _probe(self) -> Exception | None:
         try:
             self._runtime.health()
         except Unhealthy as fault:
-            self._died(fault)
+            self._report_death(fault)
             return fault
         except Exception as fault:
             return fault
         return None
 
-    def _died(self, fault: Unhealthy) -> None:
-        """One that closes has let its runtime go, and ends as it was about to."""
+    def _report_death(self, fault: Unhealthy) -> None:
+        """Call `on_death`; not while closing, when the runtime is let go and the process ends."""
         if not self._closing:
             self.on_death(f"{fault}, and {self.queue.inflight} batches with it")
 
 
-def _nobody(why: str) -> None:
+def _ignore(why: str) -> None:
     pass
 
 
 def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:
-    """None where nothing is gained: the processors would copy while they compute."""
+    """None without one, or on a CPU, where it gains nothing: the same processors would copy."""
     if isinstance(runtime, Prefetching) and runtime.limits().device != "cpu":
         return runtime.prefetch
     return None

@@ -1,8 +1,8 @@
-"""The image input and the classes of a loaded model, as its description tells them to gateways.
+"""The image input and the classes of a loaded model, for its description.
 
-Joins the settings with what the model declares and what lies in its folder: which tensor takes the
-image, which one holds the classes, what they are called, by which temperature their scores are
-calibrated. A model that does not fit is a `LoadError` in the words of the settings, at the start.
+Joins the settings with what the model declares and what its folder holds: which tensor takes the
+image, which one holds the classes, the labels, and the temperature that calibrates the scores. A
+model that does not fit its settings raises `LoadError` at the start, in the words of the settings.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def row_shapes(image: ImageSettings | None) -> RowShapes | None:
+    """The shape of a row for each of the settings' image sizes, by its length in patches."""
     if image is None:
         return None
     shapes = []
@@ -46,7 +47,7 @@ def row_shapes(image: ImageSettings | None) -> RowShapes | None:
 
 
 def with_image_lengths(model: ModelSettings) -> ModelSettings:
-    """The settings with the lengths that its image sizes are; others as they are."""
+    """The settings with lengths that follow from the image sizes; unchanged without images."""
     shapes = row_shapes(model.image)
     if shapes is None:
         return model
@@ -55,7 +56,8 @@ def with_image_lengths(model: ModelSettings) -> ModelSettings:
 
 
 def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | None:
-    """Raises `LoadError` where the model's tensor cannot hold what the settings make."""
+    """How images become rows. Raises `LoadError` if the model's tensor cannot hold what the
+    settings make."""
     if image is None or limits.row_shapes is None:
         return None
     spec = next(each for each in limits.inputs if each.name == limits.row_shapes.input)
@@ -87,7 +89,8 @@ def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | Non
 
 
 def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> Classes:
-    """Settings before the folder before defaults. Raises `LoadError`."""
+    """How outputs become labels. The settings go before the model's folder, that before defaults.
+    Raises `LoadError`."""
     stored = _stored(source)
     spec = _output(settings.output_name or stored.output_name, limits)
     labels = settings.labels or stored.labels or _hugging_face_labels(source)
@@ -110,7 +113,7 @@ def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> 
 
 
 def classes_file(source: Path | None) -> bytes:
-    """What is stored with the model of its classes; empty where nothing is."""
+    """The bytes of the model's `classify.json`; empty if there is none."""
     file = _beside(source, CLASSES_FILE)
     return file.read_bytes() if file is not None else b""
 
@@ -125,10 +128,10 @@ def _stored(source: Path | None) -> _Stored:
         return _Stored()
     try:
         stored = msgspec.json.decode(raw, type=_Stored)
-        # By the same rules as the settings, whose sentences say what would be right.
+        # Checked by the settings' own rules, because their messages say what would be right.
         given = msgspec.structs.asdict(stored)
         ClassifySettings.model_validate({k: v for k, v in given.items() if v is not None})
-    except ValueError as error:  # both libraries' errors are
+    except ValueError as error:  # the base of both libraries' errors
         raise LoadError(f"{_beside(source, CLASSES_FILE)}: {error}") from error
     return stored
 

@@ -1,8 +1,8 @@
-"""What batches cost, as a starting replica knows it: from a stored profile, or timed by itself.
+"""What batches cost, as a starting replica knows it: from a stored profile, or measured by itself.
 
-A profile that `headrace profile` stored for exactly this model on this processor saves the timing
-at the start, and brings the edges and the batch target that were found with it. What the settings
-say themselves (listed edges, `batch.fixed_size`) it never changes.
+A profile that `headrace profile` stored for exactly this model on this processor saves measuring at
+the start. It also brings the edges and the batch target that were found with it. It never changes
+what the settings state themselves (listed edges, `batch.fixed_size`).
 """
 
 from __future__ import annotations
@@ -19,30 +19,27 @@ from runtimes.types import Runtime, RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """`points`: (rows, width, seconds) that gateways start from; `source`: where they come from,
-    for the log, `status` and the model's description. `edges`: to start from, None: as the settings
-    say; `target_rows`: bound on a batch's rows beside the settings' own, None: none."""
+    """What a replica knows of its costs."""
 
-    points: Profile = ()
-    source: str = "none; learnt from callers' batches"
-    edges: tuple[int, ...] | None = None
-    target_rows: int | None = None
+    points: Profile = ()  # (rows, width, seconds) that gateways start from
+    source: str = "none; learnt from callers' batches"  # of the points, for people
+    edges: tuple[int, ...] | None = None  # to start from; None: the settings'
+    target_rows: int | None = None  # one more bound on a batch's rows; None: no bound
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a replica starts with: its backend's settings, and the stored profile if there is one.
-    `why_not`: why a stored one is not used. `measured`: by replicas of the same settings that run
-    already."""
+    """What a replica starts with."""
 
     settings: RuntimeSettings
     stored: StoredProfile | None = None
-    why_not: str = ""
-    measured: Profile = ()
+    why_not: str = ""  # a stored profile is not used
+    measured: Profile = ()  # by replicas with the same settings that run already
 
 
 def start_of(settings: RuntimeSettings, model: ModelSettings, cache_dir: Path) -> Start:
-    """Raises `LoadError` and `RefusedArtifact`, as loading would."""
+    """The runtime's settings, and the stored profile if there is one. Raises `LoadError` and
+    `RefusedArtifact`, as loading would."""
     if model.profile == "start":
         return Start(settings)
     lookup: Lookup = look_up(identity_of(settings), cache_dir)
@@ -56,8 +53,8 @@ def start_of(settings: RuntimeSettings, model: ModelSettings, cache_dir: Path) -
 def known_costs(
     start: Start, model: ModelSettings, runtime: Runtime, log: Callable[[str], None]
 ) -> KnownCosts:
-    """Of a warm runtime; measures for `profile_s` where nothing is stored and nobody else has:
-    gateways keep the first profile of a version. `log` is told which."""
+    """The costs of a warm runtime. Measures for `profile_s` if nothing is stored and no other
+    replica has measured: gateways keep the first profile of a version. `log` gets their source."""
     if start.why_not:
         log(f"no stored profile is used: {start.why_not}")
     if start.stored is not None:
@@ -76,7 +73,7 @@ def _of_stored(stored: StoredProfile, model: ModelSettings) -> KnownCosts:
     target = stored.target_rows if model.batch.fixed_size is None else None
     most = max((rows for rows, _, _ in stored.points), default=0)
     if target is not None and most <= target < model.batch.max_size:
-        target = None  # no knee: more rows than were allowed then may pay
+        target = None  # the profile saw no knee, and larger batches are allowed now
     edges, source = _edges(stored, model), f"stored, {stored.measured_at}"
     if stored.edges and edges is None and model.lengths.buckets == "auto":
         source += f"; its edges end at {stored.edges[-1]}, not at lengths.max, and are not used"

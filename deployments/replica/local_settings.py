@@ -1,4 +1,4 @@
-"""A model's settings as its replica was sent them, made those of this node."""
+"""Turns the settings that a replica was sent into settings for this node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from deployments.settings.sources import sources_folder
 
 
 def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:
-    """What the user wrote, with its paths as this node has them and how many replicas share it."""
+    """The settings as the user wrote them, with paths as on this node. `replicas`: the number that
+    share the model's resources."""
     models = {"model": copy.deepcopy(written)}
     folder = sources_folder()
     if folder is not None:

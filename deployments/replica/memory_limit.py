@@ -1,9 +1,9 @@
-"""Ends a replica that takes more memory than it may, and says which batch it was at.
+"""Ends a replica that takes more memory than it may, and says which batch was running.
 
-A limit of the kernel's ends the process without a word, or some other one. Looked at ten times a
-second, while batches run: what the process has resident, and by how much it has grown since the
-batch that runs began. That batch's rows are lost with the replica, run again alone, and a row that
-does it twice is convicted, as any that ends replicas. What grows faster the kernel finds.
+The kernel's own limit kills a process without a message, or kills another process. This one checks
+ten times a second: the process's resident memory, and its growth since the running batch began. The
+rows of that batch are lost with the replica and run again alone. A row that does this twice is
+convicted, like any row that ends replicas. What grows faster is left to the kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 
 class MemoryLimit:
-    """`limit_bytes`: resident, of the whole process."""
+    """`limit_bytes`: resident memory of the whole process."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -29,7 +29,7 @@ class MemoryLimit:
         self._last_bytes = 0
 
     def breach(self, resident_bytes: int, job: Job | None) -> str:
-        """What is wrong, "" where nothing is; `job`: that runs."""
+        """What is wrong, or "". `job`: the running one."""
         if job is not self._job:
             self._job, self._before_bytes = job, self._last_bytes or resident_bytes
         self._last_bytes = resident_bytes
@@ -49,7 +49,7 @@ class MemoryLimit:
 async def watch_memory(
     worker: DeviceWorker, limit_mib: int, on_breach: Callable[[str], None]
 ) -> None:
-    """Runs beside the core until cancelled."""
+    """Check for ever, until cancelled. `on_breach` gets the reason."""
     limit, process = MemoryLimit(limit_mib * _MIB), psutil.Process()
     while True:
         await asyncio.sleep(EVERY_S)

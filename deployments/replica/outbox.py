@@ -1,7 +1,7 @@
-"""What one gateway's requests have brought since the last message to it, merged a request.
+"""What one gateway's requests have produced since the last message to it, merged by request.
 
-A request's data are joined and its newest counts kept, so that what a slow gateway leaves unread
-grows by its bytes alone.
+A request's data are joined and only its newest counts kept. So what a slow gateway leaves unread
+grows by its answers' bytes only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from deployments.contract.channel.stream_messages import Piece, StreamEnd
 from runtimes.types import Chunk
 
-MOST_MESSAGE_BYTES = 1 << 20  # the last piece may go past it
+MOST_MESSAGE_BYTES = 1 << 20  # a message's last piece may exceed it
 _NOTHING = Chunk(b"", 0, 0, 0, 0)
 
 
@@ -25,6 +25,8 @@ class _Gathered:
 
 
 class Outbox:
+    """The pieces for one gateway's next message."""
+
     def __init__(self) -> None:
         self._gathered: dict[int, _Gathered] = {}
         self._wake = asyncio.Event()
@@ -35,10 +37,11 @@ class Outbox:
 
     @property
     def ends(self) -> int:
-        """Requests whose end has not been taken."""
+        """Number of requests whose end has not been taken yet."""
         return sum(entry.end is not None for entry in self._gathered.values())
 
     def put(self, lease_id: int, chunk: Chunk, service_s: float) -> None:
+        """Add what a request has produced."""
         entry = self._entry(lease_id)
         entry.last = chunk
         entry.service_s = service_s
@@ -46,7 +49,8 @@ class Outbox:
             entry.data.append(chunk.data)
 
     def end(self, lease_id: int, end: StreamEnd, last: Chunk | None, service_s: float) -> None:
-        """`last`: the newest chunk, whose counts stay true; None where there was none."""
+        """A request has ended. `last`: its newest chunk, whose counts still hold; None if there was
+        none."""
         entry = self._entry(lease_id)
         entry.last = last or _NOTHING
         entry.service_s = service_s
@@ -56,7 +60,7 @@ class Outbox:
         self._wake.set()
 
     async def wait(self, limit_s: float) -> None:
-        """Returns when there is something to take, or after `limit_s`."""
+        """Return when there is something to take, or after `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._wake.wait()
@@ -64,8 +68,8 @@ class Outbox:
             pass
 
     def take(self) -> tuple[Piece, ...]:
-        """In the order in which requests had something first; what no message has room for is left
-        for the next."""
+        """Take the pieces, in the order in which their requests first had something. What does not
+        fit into one message is left for the next."""
         self._wake.clear()
         gathered, self._gathered = self._gathered, {}
         pieces: list[Piece] = []

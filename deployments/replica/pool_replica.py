@@ -1,8 +1,8 @@
-"""The Ray Serve deployment of the shared pool: a process that can become any of its models.
+"""The Ray Serve deployment of the shared pool: a process that can become any of the pool's models.
 
-Its constructor imports the backends' libraries, which is most of what a start takes before a model
-is loaded; then it runs, holding nothing (*warm*), and holds what the autoscaler tells it to. A
-batch that hangs ends the process, as elsewhere, and so does one that hangs as a whole.
+Its constructor imports the backends' libraries, which is most of a start apart from loading a
+model. Then the replica runs and holds nothing (*warm*), until the autoscaler orders it to hold
+models. A batch that hangs ends the process, as in other replicas, and so does a process that hangs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PoolReplica:
         ]
 
     async def channel_key(self, member: str) -> bytes:
-        """What a gateway must know to connect; for callers inside the cluster alone."""
+        """What a gateway must know to connect. Only for callers inside the cluster."""
         return self._residents.key_of(member)
 
     async def check_health(self) -> None:
@@ -73,7 +73,7 @@ class PoolReplica:
         await self._residents.check()
 
     async def __del__(self) -> None:
-        """A constructor that failed leaves some of these unmade."""
+        """Attributes may be missing, because a constructor that failed did not set them."""
         for task in getattr(self, "_tasks", ()):
             task.cancel()
         if hasattr(self, "_announcements"):

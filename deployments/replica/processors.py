@@ -1,13 +1,14 @@
-"""How many threads a replica computes with, and whether it may keep to processors of its own.
+"""How many threads does a replica compute with, and may it bind processors?
 
-On a Ray node that counts no more CPUs than it has, what Ray reserves for a replica (`num_cpus`) is
-really its own, and is what it computes with. A Ray that `headrace serve` started counts more, so
-that nothing waits for a place: there, and outside of Ray, it is the replica's share of the CPUs
-that this container may use.
+If a Ray node counts no more CPUs than it has, the CPUs that Ray reserves for a replica (`num_cpus`)
+are really its own, and it computes with that many threads. A Ray that `headrace serve` started
+counts more CPUs, so that no replica waits for a place. There, and outside of Ray, a replica
+computes with its share of the CPUs that this container may use.
 
-Processors are bound (`pin`) only where nobody else is put on them: not in a container that is given
-time instead of processors, and not where Ray reserved less than is computed with. There the model
-runs unbound, which costs some speed and no answer, so it is said and is no error.
+Processors are bound (`pin`) only if nothing else runs on them. That excludes a container that is
+given time instead of processors, and a replica for which Ray reserved fewer CPUs than it computes
+with. There the model runs unbound. That costs some speed but changes no answer, so it is logged and
+not an error.
 Sources: Ray's `RuntimeContext.get_assigned_resources`; Kubernetes' CPU management policies.
 """
 
@@ -26,7 +27,7 @@ logger = logging.getLogger("headrace.replica")
 
 
 def reserved_cpus() -> float | None:
-    """CPUs that Ray keeps free for this actor; None where Ray counts some that are not there."""
+    """CPUs that Ray reserves for this actor; None if Ray counts CPUs that do not exist."""
     import ray
 
     context: Any = ray.get_runtime_context()
@@ -39,7 +40,7 @@ def reserved_cpus() -> float | None:
 
 
 def threads(replicas: ReplicaSettings, reserved: float | None) -> int:
-    """`reserved`: CPUs, as of `reserved_cpus`. At least 1."""
+    """Number of threads, at least 1. `reserved`: CPUs, as `reserved_cpus` returns them."""
     if replicas.threads:
         return replicas.threads
     if reserved is None:
@@ -50,8 +51,8 @@ def threads(replicas: ReplicaSettings, reserved: float | None) -> int:
 def unpinned_where_shared(
     name: str, options: Mapping[str, Any], threads: int, reserved: float | None
 ) -> Mapping[str, Any]:
-    """The options, without the `pin` that the model `name` asks for where it would bind processors
-    that others run on; the log says why."""
+    """The model's options; without its `pin` if that would bind processors that others run on. The
+    log then says why."""
     if options.get("pin", "off") == "off":
         return options
     why = shared_because(threads, reserved)
@@ -64,7 +65,7 @@ def unpinned_where_shared(
 def shared_because(
     threads: int, reserved: float | None, environ: Mapping[str, str] | None = None
 ) -> str | None:
-    """Why processors are not this replica's to bind, None where they are."""
+    """Why this replica may not bind its processors; None if it may."""
     given = os.environ if environ is None else environ
     may_run_on, allowed = _affinity(), allowed_cpus()
     if allowed < may_run_on:

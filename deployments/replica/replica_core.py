@@ -1,8 +1,8 @@
-"""A model replica without Ray: takes batches in, and says with every answer how things stand here.
+"""A replica that runs batches, without Ray: takes batches in and answers them.
 
-A batch that was not started, whoever's choice that was, gets a busy answer. `held` and `seen` let
-each gateway compare its leases with the truth. What a gateway that is gone had staged is returned,
-what runs for it runs to its end.
+Every answer says what the replica holds. `held` and `seen` let each gateway compare its leases with
+those that the replica has. A batch that was not started, for whatever reason, gets a busy answer.
+When a gateway is gone, its staged batches are returned, and its running one runs to its end.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ logger = logging.getLogger("headrace.replica")
 
 
 class ReplicaCore:
-    """A `LeaseCore`."""
+    """A `LeaseCore` for batches."""
 
     def __init__(self, worker: DeviceWorker) -> None:
         self._worker = worker
         self._queue = worker.queue
-        self._held: dict[GatewayLink, set[int]] = {}
-        self._last_reported: dict[GatewayLink, tuple[FlowWork, ...]] = {}
+        self._held: dict[GatewayLink, set[int]] = {}  # leases that are not answered yet
+        self._last_reported: dict[GatewayLink, tuple[FlowWork, ...]] = {}  # `waiting`, as sent
         self._leaving = False
         self._ended = asyncio.Event()
 
@@ -104,7 +104,7 @@ class ReplicaCore:
             link.send(kind, lease_id, body)
 
     def _answer(self, link: GatewayLink, job: Job) -> tuple[Kind, Sequence[Buffer]]:
-        """What a runtime made that no message can hold costs this batch alone."""
+        """The answer's frame. An output that no message can hold fails this batch only."""
         if job.fault is not None:
             return Kind.FAULT, [str(job.fault).encode("utf-8", "replace")]
         try:
@@ -119,8 +119,9 @@ class ReplicaCore:
         return self._queue.report(job.staged.gateway, job.service_s, job.result.padded_tokens)
 
     def _unanswered(self, link: GatewayLink, report: Report) -> int:
-        """Accepted leases whose answers this gateway has not had. What has left the device while an
-        earlier answer was on its way is among them: to the gateway it is still out."""
+        """Number of accepted leases whose answers this gateway has not had. A lease that left the
+        device while an earlier answer was on its way counts: the gateway still takes it for
+        open."""
         return sum(lease_id <= report.seen for lease_id in self._held[link])
 
     def _reply(self, link: GatewayLink, job: Job) -> BatchReply:
@@ -142,11 +143,11 @@ class ReplicaCore:
             free_in_s=report.free_in_s,
             virtual_time=report.virtual_time,
             served=report.served,
-            waiting=self._news(link, report),
+            waiting=self._waiting_if_changed(link, report),
         )
 
-    def _news(self, link: GatewayLink, report: Report) -> tuple[FlowWork, ...] | None:
-        """What waits elsewhere, None when this connection was told so before."""
+    def _waiting_if_changed(self, link: GatewayLink, report: Report) -> tuple[FlowWork, ...] | None:
+        """What waits at other gateways; None if this connection was told the same before."""
         if self._last_reported.get(link) is report.waiting:
             return None
         self._last_reported[link] = report.waiting
@@ -154,7 +155,7 @@ class ReplicaCore:
 
 
 async def watch_hangs(worker: DeviceWorker, every_s: float) -> None:
-    """Runs beside the core until cancelled."""
+    """Check for hangs for ever, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         worker.check_hang()

@@ -1,9 +1,9 @@
-"""Replicas of a new version become ready together.
+"""Makes the replicas of a new version become ready together.
 
-Serve ends a replica of the live version for each new one that is ready, and gateways go over to the
-new version when it has as many: so with those that start at once ready at once, all of a model's
-capacity works at any moment of a change. One that is ready waits for those that load; those that
-have no place yet say nothing, and nobody waits for them.
+Serve ends a replica of the live version for each new one that is ready, and gateways change to the
+new version when it has as many. If replicas that start together become ready together, all of a
+model's capacity works at every moment of a change. So a replica that is ready waits for those that
+are loading. Nobody waits for replicas that have no node yet: they report nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from deployments.contract.registry_actor import registry
 
 LONGEST_WAIT_S = 60.0
-_LOOKS_S, _ANSWER_S = 0.2, 2.0
+_LOOKS_S, _ANSWER_S = 0.2, 2.0  # between two questions; to wait for an answer
 logger = logging.getLogger("headrace.replica")
 
 
 async def together(model: str, digest: str, longest_s: float) -> None:
-    """Returns when no other replica with these settings loads, or no other version is live; after
-    `longest_s`, or where the registry says nothing, in any case."""
+    """Return when no other replica with these settings is loading, or no other version is live.
+    Returns anyway after `longest_s`, or if the registry does not answer."""
     end = time.monotonic() + longest_s
     try:
         actor: Any = registry()

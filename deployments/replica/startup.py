@@ -1,10 +1,11 @@
-"""How a model's replica starts and goes, whatever it runs, and what the registry hears of it.
+"""How a model's replica starts and ends, whatever it runs, and what it reports to the registry.
 
-A constructor loads, warms and profiles before it returns, so a replica that runs is hot; which
-phase it is in, how far, and why it failed, the registry hears. Serve gives an application up whose
-replicas failed three times; those of an optional model end late, so that whoever waits for all
-applications has long gone on. A replica whose device or engine hangs, or will not recover, ends its
-process (`os._exit`) and what that has started: Serve replaces it, and gateways retry what it had.
+The constructor loads, warms and profiles before it returns, so a running replica is hot. The
+registry hears the phase, its progress, and why a start failed. Serve gives up an application whose
+replicas have failed three times. Replicas of an optional model therefore end late when they fail,
+so that whoever waits for all applications has long gone on. A replica whose device or engine hangs,
+or will not recover, ends its process (`os._exit`) and the processes that it started: Serve replaces
+it, and gateways retry its work.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from deployments.settings.load import settings_digest
 from deployments.settings.made import cache_dir
 
 _OPTIONAL_ENDS_S = 600.0
-_COLD_S = 1.0  # what fetching and converting take at least; looking what is there takes less
+_COLD_S = 1.0  # fetching and converting take longer; looking for what is there takes less
 logger = logging.getLogger("headrace.replica")
 
 
 class ModelReplica:
-    """What batch and stream replicas have in common. A constructor calls `_start_up` and, last,
-    `_listen`; a subclass says in `_load` how its runtime becomes hot."""
+    """What batch and stream replicas have in common. A constructor calls `_start_up` first and
+    `_listen` last; a subclass makes its runtime hot in `_load`."""
 
     async def _start_up(self, args: dict[str, Any]) -> None:
-        """`args`: {"name", "settings" and "channel" as the user wrote them, "group" of a model that
-        has any}."""
+        """Load the model. `args`: {"name", "settings" and "channel" as the user wrote them, and
+        "group" if the model has groups}."""
         keep_replica_calls_local()
         logs.configure_from_environment()
         context = serve.get_replica_context()
@@ -79,7 +80,7 @@ class ModelReplica:
             raise
 
     async def _end_late(self) -> None:
-        """Then Serve starts another, which tries again."""
+        """Wait before the process ends; then Serve starts another, which tries again."""
         logger.error(
             "an optional model cannot start; nothing waits for it, and it is tried again in %g s",
             _OPTIONAL_ENDS_S,
@@ -88,11 +89,11 @@ class ModelReplica:
         await asyncio.sleep(_OPTIONAL_ENDS_S)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
-        """The description of the loaded and warm model, and its tokeniser's bytes."""
+        """Load and warm the model. Returns its description and its tokeniser's bytes."""
         raise NotImplementedError
 
     async def _listen(self, core: LeaseCore, args: dict[str, Any]) -> None:
-        """Lets gateways in, which is the last thing before the replica is ready."""
+        """Let gateways connect. It is the last step before the replica is ready."""
         channel = ChannelSettings.model_validate(args["channel"])
         replica_id = serve.get_replica_context().replica_id.unique_id
         self._server = ChannelServer(core, replica_id, tls=server_tls(channel_tls(channel)))
@@ -106,12 +107,14 @@ class ModelReplica:
         await together(self._name, self._digest, longest_s)
 
     async def _drain(self) -> None:
-        """A constructor that failed has let nobody in."""
+        """Finish all leases. Does nothing if the constructor failed before it let gateways
+        connect."""
         server = getattr(self, "_server", None)
         if server is not None:
             await server.drain()
 
     async def _let_go(self) -> None:
+        """Close the connections, and stop watching the loop."""
         watch = getattr(self, "_loop_watch", None)
         if watch is not None:
             watch.close()
@@ -122,11 +125,11 @@ class ModelReplica:
     def _end_process(self, reason: str) -> None:
         logger.error("%s; the replica ends", reason, extra={"model": self._name})
         for child in multiprocessing.active_children():
-            child.kill()  # an engine would go on, and hold its device's memory
+            child.kill()  # else an engine would go on, and hold its device's memory
         os._exit(HUNG_EXIT_CODE)
 
     def record_replica_metadata(self) -> dict[str, str]:
-        """What gateways hear of a running replica. Serve calls it once the constructor is done."""
+        """What gateways are told of a running replica. Serve calls it after the constructor."""
         description, address = self._description, self._server.address
         group = {"group": self._group} if self._group else {}
         return {
@@ -135,20 +138,20 @@ class ModelReplica:
         }  # fmt: skip
 
     async def channel_key(self) -> bytes:
-        """What a gateway must know to connect; for callers inside the cluster alone."""
+        """What a gateway must know to connect. Only for callers inside the cluster."""
         return self._server.key
 
     async def describe(self) -> tuple[ModelDescription, bytes]:
-        """The model's description and its tokeniser's bytes (empty without one)."""
+        """The model's description, and its tokeniser's bytes (empty without one)."""
         return self._description, self._tokenizer
 
     async def version(self, views: list[dict[str, Any]]) -> str:
-        """Of the whole model, given the settings that each of its groups is started with."""
+        """The version of the whole model, given the settings of each of its groups."""
         return await asyncio.to_thread(_version_of, views)
 
 
 def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]) -> None:
-    """How long a start took; an autoscaler that is away does without."""
+    """Tell the autoscaler how long the phases of a start took, if there is an autoscaler."""
     staged = dict(spent).get("staging", 0.0) < _COLD_S
     seconds = sum(seconds for _, seconds in spent)
     start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)

@@ -1,8 +1,8 @@
-"""How far a starting replica has come, and how long each phase of its start took.
+"""How far has a starting replica come, and how long did each phase of its start take?
 
-The registry hears it at once, phase by phase; a phase that is told again after another one adds to
-its own time. Times are seconds of this process's monotonic clock; what went before the first phase
-is the age of the process, so long as Ray made the process for this replica.
+The registry is told at once, phase by phase. A phase that is told again after another one adds to
+its own time. Times are seconds of this process's monotonic clock. The time before the first phase
+is the process's age, provided that Ray made the process for this replica.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import psutil
 from deployments.contract.registry import ReplicaProgress
 from runtimes.errors import RuntimeFault
 
-PROCESS = "process"
-_MADE_FOR_IT_S = 60.0
+PROCESS = "process"  # the phase before all others
+_MADE_FOR_IT_S = 60.0  # an older process was idle before, and made for something else
 logger = logging.getLogger("headrace.replica")
 
 
 class StartupProgress:
-    """`model`: its name; `replica`: this replica's id; `report` sends a `ReplicaProgress`.
-    `before_s`: what had passed before this was made, 0: nothing that belongs to the start;
-    `digest`: of the settings that it was started with."""
+    """Reports one start. `model`: its name; `replica`: this replica's id; `report` sends a
+    `ReplicaProgress`; `before_s`: seconds of the start before this object was made, 0 if none
+    belong to it; `digest`: of the settings that the replica was started with."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StartupProgress:
         self._phase, self._since = "", clock()
 
     def tell(self, phase: str, fraction: float, detail: str = "") -> Any:
-        """Sent at once; await what it returns only where it must have arrived."""
+        """Report the phase at once. Await the result only where the report must have arrived."""
         if phase != self._phase:
             self._turn_to(phase)
         passed = tuple(name for name in self._spent if name != PROCESS)
@@ -63,12 +63,12 @@ class StartupProgress:
         )
 
     def spent(self) -> tuple[tuple[str, float], ...]:
-        """Seconds of each phase that is over, in order."""
+        """Seconds of each phase that has ended, in order."""
         return tuple(self._spent.items())
 
     async def failed(self, fault: Exception) -> None:
-        """What a backend says of a model is said by the caller; anything else shows where it
-        arose. Returns when the registry has it: the process may end after that."""
+        """Report the failure; returns when the registry has it, because the process may end after
+        that. Faults that are no backend's own are logged with their traceback."""
         if not isinstance(fault, RuntimeFault):
             logger.exception("the model cannot start", extra={"model": self._model})
         await self.tell("failed", 0.0, reason_of(fault))
@@ -81,16 +81,16 @@ class StartupProgress:
 
 
 def reason_of(fault: Exception) -> str:
-    """A backend's own sentence as it is; of anything else also what it is."""
+    """A backend's own message unchanged; any other exception's with its type."""
     return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"
 
 
 def took(spent: tuple[tuple[str, float], ...]) -> str:
-    """For people."""
+    """The phases as a sentence, for people."""
     return ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in spent)
 
 
 def process_age_s() -> float:
-    """Since this process was made; 0 of one that is so old that Ray had it idle before."""
+    """Seconds since this process was made; 0 if it is so old that Ray had it idle before."""
     age_s = time.time() - psutil.Process().create_time()
     return age_s if 0.0 < age_s < _MADE_FOR_IT_S else 0.0

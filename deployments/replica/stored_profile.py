@@ -1,8 +1,9 @@
-"""The profile that `headrace profile` stored for exactly this model, where it may be used here.
+"""Finds the profile that `headrace profile` stored for exactly this model, if it may be used here.
 
-One JSON file a profile in the cache folder, written whole or not at all. It counts only where all
-that the numbers depend on is the same: artifact, backend and its version, precision, task, threads,
-options, processor. Another one of the same artifact is not used, and what differs is said.
+Each profile is one JSON file in the cache folder, written whole or not at all. It is used only if
+everything that its numbers depend on is the same: artifact, backend and its version, precision,
+task, threads, options, processor, GPUs. Of another profile of the same artifact, the differences
+are reported.
 """
 
 from __future__ import annotations
@@ -27,22 +28,20 @@ Profile = tuple[tuple[int, int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """All that a profile's numbers depend on. `artifact`: a digest, "" of a model without one;
-    `version`: of the backend's package; `options`: as JSON, keys in order; `gpus`:
-    those of the machine, "" of one without."""
+    """All that a profile's numbers depend on."""
 
-    artifact: str
+    artifact: str  # digest; "" for a model without one
     runtime: str
-    version: str
+    version: str  # of the backend's package
     precision: str
     task: str
     threads: int
-    options: str
+    options: str  # as JSON, keys in order
     processor: str
-    gpus: str
+    gpus: str  # the machine's models; "" without any
 
     def differs(self, other: Identity) -> tuple[str, ...]:
-        """What is not the same, by name, as sentences' parts."""
+        """The fields that differ, as parts of a sentence. `other`: the stored one's."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return tuple(f"{name} {stored!r}, not {current!r}" for name, current, stored in pairs
                      if current != stored)  # fmt: skip
@@ -50,32 +49,29 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class StoredProfile:
-    """`measured_at`: UTC, ISO 8601. `points`: (rows, width, seconds), from which gateways fit their
-    costs; `coefficients`: that fit (launch, row, token, square, seconds each), for people.
-    `target_rows`: rows beyond which throughput gains nothing, None where `max_size` still gains.
-    `edges`: for the lengths that were given, () where none were; the last is `lengths.max`.
-    `error`: median and 99th percentile of the fit's relative error, None where nobody looked."""
+    """What `headrace profile` has found."""
 
     identity: Identity
-    measured_at: str
-    points: Profile
+    measured_at: str  # UTC, ISO 8601
+    points: Profile  # (rows, width, seconds), from which gateways fit their costs
+    # That fit, for people: launch, row, token and square, seconds each.
     coefficients: tuple[float, float, float, float]
-    target_rows: int | None = None
-    edges: tuple[int, ...] = ()
-    error: tuple[float, float] | None = None
+    target_rows: int | None = None  # more rows gain no throughput; None: `max_size` still gains
+    edges: tuple[int, ...] = ()  # for the lengths given, the last is `lengths.max`; (): none given
+    error: tuple[float, float] | None = None  # median and p99 of the fit's relative error
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """`profile`: None where none may be used; `problem`: why not, "" where none is stored of this
-    artifact at all."""
+    """The result of a search."""
 
-    profile: StoredProfile | None = None
-    problem: str = ""
+    profile: StoredProfile | None = None  # None: none may be used
+    problem: str = ""  # why not; "": none is stored of this artifact at all
 
 
 def identity_of(settings: RuntimeSettings) -> Identity:
-    """Raises `LoadError` and `RefusedArtifact`, as loading would."""
+    """The identity of a profile of these settings. Raises `LoadError` and `RefusedArtifact`, as
+    loading would."""
     artifact = ""
     if settings.source is not None and settings.runtime != "synthetic":
         artifact = source.inspect(settings.source, settings.cache_dir).digest
@@ -93,7 +89,7 @@ def identity_of(settings: RuntimeSettings) -> Identity:
 
 
 def save(profile: StoredProfile, cache_dir: Path) -> Path:
-    """Where it now is. Raises OSError; then nothing has changed."""
+    """Store the profile and return its path. Raises OSError; then nothing has changed."""
     path = _path(profile.identity, cache_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT, **asdict(profile)}, indent=1) + "\n"
@@ -112,7 +108,7 @@ def save(profile: StoredProfile, cache_dir: Path) -> Path:
 
 
 def look_up(wanted: Identity, cache_dir: Path) -> Lookup:
-    """The profile of exactly this identity; else what is wrong with the nearest one."""
+    """The profile of exactly this identity; otherwise how the most similar one differs."""
     path = _path(wanted, cache_dir)
     if path.is_file():
         try:
@@ -141,7 +137,7 @@ def _others(folder: Path) -> Iterator[Identity]:
 
 
 def _read(path: Path) -> StoredProfile:
-    """Raises OSError, ValueError, KeyError or TypeError where the file is not of this format."""
+    """Raises OSError, ValueError, KeyError or TypeError for a file of another format."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if data["format"] != FORMAT:
         raise ValueError(f"its format is {data['format']}, this version reads {FORMAT}")
@@ -163,7 +159,7 @@ def _read(path: Path) -> StoredProfile:
 
 
 def _gpus() -> str:
-    """The models of NVIDIA's, as its driver lists them; none where this process may see none."""
+    """The names of NVIDIA GPUs, as their driver lists them; "" if this process may see none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
         return ""
     lines = [

@@ -1,10 +1,10 @@
-"""A replica that generates, without Ray: runs requests one by one, tells each gateway what came.
+"""A replica that generates, without Ray: runs requests, and tells each gateway what they produce.
 
-Every request that began ends with a piece that says how, once the engine has freed what it held,
-unless the engine dies: then the process ends, so that gateways see a lost replica and no failed
-requests. A gateway's connection that ends aborts all that runs for it. What is told goes out as
-soon as the loop has handed on an engine step's outputs, and merged where the gateway takes it in
-slowly: no gateway holds up the engine.
+Every request that began ends with a piece that says how it ended, once the engine has freed what
+the request held. The exception is an engine that dies: then the process ends, so that gateways see
+a lost replica rather than failed requests. When a gateway's connection ends, all its requests are
+aborted. Output is sent as soon as the loop has passed on an engine step's outputs, and is merged
+for a gateway that reads slowly: no gateway holds up the engine.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
-_SETTLED_S, _LOOKS = 0.1, 10  # an engine's account shows what ended a step later
-MOST_CHUNK_BYTES = 64 << 20  # a message carries them all, and a frame has a limit
+_SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
+MOST_CHUNK_BYTES = 64 << 20  # a message carries whole chunks, and a frame has a limit
 logger = logging.getLogger("headrace.replica")
 
 
 @dataclass(slots=True)
 class _Run:
-    """A request that has come. `turn`: its place among those of all gateways; `begins`: set when
-    that has come. `end`: how it would have ended, were its task cancelled now."""
+    """A request that has come."""
 
     lease_id: int
     call: GenerateCall
-    turn: StagedStream
-    begins: asyncio.Event
+    turn: StagedStream  # its place among the requests of all gateways
+    begins: asyncio.Event  # set when its turn has come
     began: float = 0.0
     task: asyncio.Task[None] | None = None
     last: Chunk | None = None
-    end: StreamEnd = StreamEnd.ABORTED
+    end: StreamEnd = StreamEnd.ABORTED  # how it would end if its task were cancelled now
 
     def cancel(self) -> None:
-        """Once: a second time would disturb the engine while it lets go."""
+        """Cancel its task, once: a second time would disturb the engine while it lets go."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     def service_s(self) -> float:
-        """Since the engine got it."""
+        """Seconds since the engine got it."""
         return time.perf_counter() - self.began if self.begins.is_set() else 0.0
 
     def worth_s(self) -> float | None:
-        """As `routers.stream_staging.worth_s`."""
+        """What it was given, in seconds at its gateway's price for tokens; None without a price:
+        see `routers.stream_staging.worth_s`."""
         last, given = self.last, NO_TOKENS
         if last is not None:
             given = Tokens(last.input_tokens, last.cached_tokens, last.output_tokens)
@@ -72,7 +72,7 @@ class _Run:
 
 
 class _Stream:
-    """One gateway's: its outbox, its requests by lease. `pump`: the task that empties it."""
+    """One gateway's outbox and its requests by lease. `pump`: the task that empties the outbox."""
 
     def __init__(self, link: GatewayLink) -> None:
         self.link = link
@@ -87,16 +87,19 @@ class _Stream:
             run.cancel()
 
     def close(self) -> None:
-        """What is in the outbox is still told."""
+        """Close after what is in the outbox has been sent."""
         self.open = False
         self.outbox.wake()
 
 
 class StreamCore:
-    """A `LeaseCore`. `room`: requests of one gateway that it takes; further ones are answered busy.
-    `at_once`: of all gateways', as many as the engine is given; 0: `room`. `on_death` ends the
-    process, given why; it is called as soon as the engine is known to be dead, before gateways hear
-    of anything that failed because of it."""
+    """A `LeaseCore` for requests to generate.
+
+    `room`: requests of one gateway that it takes; more are answered busy. `at_once`: requests of
+    all gateways that the engine is given at once; 0: `room`. `on_death` ends the process, given the
+    reason. It is called as soon as the engine is known to be dead, before gateways hear of anything
+    that failed because of it.
+    """
 
     def __init__(
         self,
@@ -122,17 +125,17 @@ class StreamCore:
 
     @property
     def inflight(self) -> int:
-        """Requests that run, those included that are being aborted."""
+        """Number of requests here, including those that are being aborted."""
         return self._inflight
 
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
     def joined(self, link: GatewayLink) -> None:
         stream = self._streams[link] = _Stream(link)
-        stream.pump = self._loop.create_task(self._messages(stream))
+        stream.pump = self._loop.create_task(self._send_messages(stream))
 
     def left(self, link: GatewayLink) -> None:
-        """Aborts the gateway's requests."""
+        """Abort the gateway's requests."""
         stream = self._streams.pop(link, None)
         if stream is not None:
             stream.abort()
@@ -145,7 +148,7 @@ class StreamCore:
         elif frame.kind is Kind.ABORT:
             run = stream.running.get(frame.lease_id)
             if run is not None:
-                run.cancel()  # its last piece follows when the engine has let go of it
+                run.cancel()  # its last piece follows when the engine has freed what it held
         else:
             raise MessageError(f"{frame.kind.name} to a replica that generates")
 
@@ -155,7 +158,7 @@ class StreamCore:
     async def until_idle(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self._until_told()
+        await self._until_sent()
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -169,10 +172,10 @@ class StreamCore:
             turn = StagedStream(stream.link.gateway, call.rank, call.charges)
             self._start(stream, _Run(lease_id, call, turn, asyncio.Event()))
 
-    async def _messages(self, stream: _Stream) -> None:
-        """Whatever comes, else a sign of life a second, and soon after requests ended; until the
-        stream is closed and all has been told."""
-        looks, steps = 0, 0  # how often to look soon for a step after that in which some ended
+    async def _send_messages(self, stream: _Stream) -> None:
+        """Send messages until the stream is closed and all has been sent: whenever there is output,
+        else once a second as a sign of life, and sooner after requests have ended."""
+        looks, steps = 0, 0  # early messages still to send until the engine's load shows the end
         while stream.open or stream.outbox.filled:
             await stream.link.room()
             message = await self._message(stream)
@@ -186,30 +189,32 @@ class StreamCore:
                 await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
 
     async def health(self) -> EngineLoad:
-        """Raises `Unhealthy` where the engine will not recover, if `on_death` returns."""
+        """The engine's load. Raises `Unhealthy` if the engine will not recover and `on_death`
+        returns."""
         try:
             self._load = await self._runtime.health()
         except Unhealthy as fault:
-            self._died(fault)
+            self._report_death(fault)
             raise
         return self._load
 
-    def _died(self, fault: Unhealthy) -> None:
-        """One that closes, or leaves with nothing under way, loses nobody anything: it ends as it
-        was about to."""
+    def _report_death(self, fault: Unhealthy) -> None:
+        """Call `on_death`; not while closing, nor when leaving with nothing under way: then no
+        request is lost, and the process ends anyway."""
         if not self._closed and (self._inflight or not self._leaving):
             self._on_death(f"{fault}, and {self._inflight} requests with it")
 
     async def close(self) -> None:
-        """Aborts all that runs, waits until the engine has let go of it and that has been told."""
+        """Abort everything; return when the engine has freed it and gateways have been told."""
         self._closed = True
         for stream in self._streams.values():
             stream.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._until_told()
+        await self._until_sent()
 
-    async def _until_told(self) -> None:
-        """A gateway that takes nothing in does not hold the replica for ever."""
+    async def _until_sent(self) -> None:
+        """Wait until outboxes are empty. A gateway that does not read is not waited for
+        for ever."""
         for stream in self._streams.values():
             stream.close()
         pumps = [stream.pump for stream in self._streams.values() if stream.pump is not None]
@@ -222,7 +227,7 @@ class StreamCore:
         try:
             load = await self.health()
         except Unhealthy:
-            load = self._load  # the replica is ending anyway: what came is handed on
+            load = self._load  # the replica is ending anyway: what has come is still sent
         except Exception:
             logger.exception("the engine's own account cannot be had")
             load = self._load
@@ -242,13 +247,13 @@ class StreamCore:
         stream.running[run.lease_id] = run
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step never runs a line of its own.
+        # A task that is cancelled before its first step never runs its own `finally`.
         task.add_done_callback(lambda _: self._finish(stream, run))
         self._by_turn[run.turn] = stream, run
-        self._begins(self._turns.arrive(run.turn, run.call.waiting, time.perf_counter()))
+        self._give_to_engine(self._turns.arrive(run.turn, run.call.waiting, time.perf_counter()))
 
-    def _begins(self, turn: StagedStream | None) -> None:
-        """The engine gets this one now."""
+    def _give_to_engine(self, turn: StagedStream | None) -> None:
+        """Give this request to the engine now."""
         if turn is not None:
             stream, run = self._by_turn[turn]
             run.began = time.perf_counter()
@@ -269,10 +274,10 @@ class StreamCore:
                         stream.outbox.put(run.lease_id, chunk, run.service_s())
             run.end = StreamEnd.DONE
         except TimeoutError:
-            pass  # aborted: nobody waits for it any longer
+            pass  # aborted: no caller waits for it any longer
         except Unhealthy as fault:
             run.end = StreamEnd.FAILED
-            self._died(fault)
+            self._report_death(fault)
         except RuntimeFault as fault:
             run.end = StreamEnd.FAILED
             logger.error("the engine failed on a request", extra={"reason": str(fault)})
@@ -283,6 +288,7 @@ class StreamCore:
             self._finish(stream, run)
 
     def _count(self, run: _Run, chunk: Chunk) -> None:
+        """Count its tokens. A chunk's counts are totals, so the last chunk's are taken off."""
         before, run.last = run.last, chunk
         self._read += max(0, chunk.input_tokens - chunk.cached_tokens)
         self._written += chunk.output_tokens
@@ -294,16 +300,16 @@ class StreamCore:
         return f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
 
     def _finish(self, stream: _Stream, run: _Run) -> None:
-        """Idempotent."""
+        """Remove the request, and let the next one begin. Idempotent."""
         if stream.running.pop(run.lease_id, None) is not None:
             self._inflight -= 1
             del self._by_turn[run.turn]
-            self._begins(self._turns.end(run.turn, run.worth_s()))
+            self._give_to_engine(self._turns.end(run.turn, run.worth_s()))
             stream.outbox.end(run.lease_id, run.end, run.last, run.service_s())
 
 
 def _too_large(chunk: Chunk) -> Chunk:
-    """In the place of an answer that would break the stream it comes on, for all on it."""
+    """An error in place of an answer that would break the stream for all requests on it."""
     error = {
         "message": f"the answer has {len(chunk.data)} bytes, {MOST_CHUNK_BYTES} is the limit: ask "
         "for fewer log-probabilities or fewer prompts at once, or stream it",
@@ -317,15 +323,15 @@ def _too_large(chunk: Chunk) -> Chunk:
 async def watch_stalls(
     core: StreamCore, limit_s: float, on_stall: Callable[[], None], every_s: float
 ) -> None:
-    """Runs beside the core until cancelled: calls `on_stall` when requests run and the engine has
-    made no step for `limit_s`."""
+    """Check for ever, until cancelled. Calls `on_stall` when requests run and the engine has made
+    no step for `limit_s`."""
     steps, since = -1, time.perf_counter()
     while True:
         await asyncio.sleep(every_s)
         try:
             load = await core.health()
         except Unhealthy:
-            continue  # the core has seen to it
+            continue  # the core has called `on_death`
         now = time.perf_counter()
         if load.steps != steps or not core.inflight:
             steps, since = load.steps, now

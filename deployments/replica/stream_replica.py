@@ -1,9 +1,9 @@
 """The Ray Serve deployment of a model that generates: wires a stream runtime to the stream core.
 
-What runs inside is an engine that batches by itself, and what comes of its requests goes out with
-each of its steps. An engine that makes no step while requests run ends the process, and so does one
-that has died in a process of its own: to gateways either is a lost replica, whose prompts they
-count; what had not begun to answer they run again.
+The runtime is an engine that batches by itself; its output is sent after each of its steps. An
+engine that makes no step while requests run ends the process, and so does an engine that has died
+in a process of its own. For gateways both are a lost replica: they count the loss against its
+prompts, and run again those that had not begun to answer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from runtimes.types import StreamRuntime
 
 
 class StreamReplica(ModelReplica):
+    """See `ModelReplica`."""
+
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         await self._start_up(args)
         at_once = self._runtime.limits().max_sequences
@@ -56,7 +58,7 @@ class StreamReplica(ModelReplica):
         await self._core.health()
 
     async def __del__(self) -> None:
-        """A constructor that failed leaves some of these unmade."""
+        """Attributes may be missing, because a constructor that failed did not set them."""
         await self._drain()
         watch = getattr(self, "_watch", None)
         if watch is not None:

@@ -1,1 +1,1 @@
-"""A model's files on the node that needs them: fetched once, verified, unpacked, found again."""
+"""A model's files on the node that needs them: fetched once, verified, unpacked, kept."""

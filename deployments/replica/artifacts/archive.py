@@ -1,9 +1,10 @@
-"""Unpacks a .tar, .tar.gz, .tgz or .zip into a folder that none of its entries can leave.
+"""Unpacks a .tar, .tar.gz, .tgz or .zip into a folder that no entry can leave.
 
-Files and folders only: an entry that is a link or a device, or whose name leads out, refuses the
-archive as a whole, as does one that is there twice. What comes out is bounded by the room on the
-disk and counted as it is written, whatever the archive says of its sizes. Owners, modes and times
-are not taken over. Source: the advice of `tarfile` (PEP 706) and `zipfile` on untrusted archives.
+Only files and folders are taken. An archive is refused as a whole if an entry is a link or a
+device, has a name that leads out of the folder, or is there twice. The unpacked size is bounded by
+the room on the disk, and counted as it is written, whatever sizes the archive states. Owners, modes
+and times are not kept.
+Source: the advice of `tarfile` (PEP 706) and `zipfile` on untrusted archives.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from deployments.settings.remote_source import ARCHIVES, SourceError, leads_out
 
 MOST_ENTRIES = 100_000
 _PIECE_BYTES = 1 << 20
+# What the two libraries raise on damaged archives.
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError,
             RuntimeError, ValueError, UnicodeError)  # fmt: skip
-# A place before the file's beginning, a name that no disk takes.
+# Errors of a disk that an archive causes: a seek before the file's beginning, an impossible name.
 _NOT_THE_DISKS = (errno.EINVAL, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`content`: None of a folder. `refused`: what it is, where it may not be."""
+    """One entry. `content`: None for a folder; `refused`: what it is, if it may not be there."""
 
     name: str
     content: IO[bytes] | None
@@ -48,7 +50,7 @@ def stem(name: str) -> str:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Into `folder`, which is made. Raises SourceError, and OSError of the disk."""
+    """Unpack into `folder`, which is created. Raises SourceError, and the disk's OSError."""
     folder.mkdir()
     room = free_bytes(folder)
     try:
@@ -69,7 +71,7 @@ def unpack(file: Path, folder: Path) -> None:
 
 
 def _place(archive: str, entry: _Entry, folder: Path, room: int) -> int:
-    """The bytes that it took."""
+    """Write the entry; returns the bytes that it took."""
     if leads_out(entry.name) or "\0" in entry.name:
         raise SourceError(f"{archive} has an entry {entry.name!r}, which leads out of it")
     if not entry.name:
@@ -100,8 +102,8 @@ def _copy(archive: str, content: IO[bytes], out: IO[bytes], room: int) -> int:
 
 def _of_tar(file: Path, opened: ExitStack) -> Iterator[_Entry]:
     try:
-        archive = tarfile.open(file, "r|*")  # noqa: SIM115 - streamed: compressed, it has no places
-    except TypeError as error:  # what it raises of a gzip header that is cut off
+        archive = tarfile.open(file, "r|*")  # noqa: SIM115 - a stream: cannot seek if compressed
+    except TypeError as error:  # raised for a gzip header that is cut off
         raise tarfile.ReadError("its header is cut off") from error
     opened.enter_context(archive)
     for member in archive:
@@ -117,7 +119,7 @@ def _of_zip(file: Path, opened: ExitStack) -> Iterator[_Entry]:
     archive = opened.enter_context(zipfile.ZipFile(file))
     for info in archive.infolist():
         mode = info.external_attr >> 16
-        if info.filename.endswith("/"):  # `is_dir` raises of an entry without a name
+        if info.filename.endswith("/"):  # `is_dir` raises for an entry without a name
             yield _Entry(info.filename, None)
         elif mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             yield _Entry(info.filename, None, "a link or a device")

@@ -1,8 +1,8 @@
 """The SHA-256 by which settings name a file or a folder.
 
-Of a file, of its bytes. Of a folder, of a line `HEX  NAME` for each file below it, in the order of
-the names' bytes: what `sha256sum` prints, digested once more. Source: Go's `dirhash.Hash1`, which
-is the same but for its base64.
+For a file, the SHA-256 of its bytes. For a folder, that of a text with a line `HEX  NAME` for each
+file below it, in the order of the names' bytes: what `sha256sum` prints, hashed once more.
+Source: Go's `dirhash.Hash1`, which differs only in its base64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def sha256_of(path: Path) -> str:
-    """64 hexadecimal digits. Reads all of it."""
+    """64 hexadecimal digits. Reads the whole file or folder."""
     if path.is_file():
         return _of_file(path)
     total = hashlib.sha256()
@@ -25,7 +25,7 @@ def sha256_of(path: Path) -> str:
 
 
 def mismatch(path: Path, expected: str) -> str | None:
-    """What is wrong with it, None where nothing is or nothing is expected."""
+    """How the digest differs from `expected`; None if it does not, or nothing is expected."""
     if not expected:
         return None
     found = sha256_of(path)

@@ -1,7 +1,7 @@
-"""One remote file brought to the disk, going on where an earlier try or process ended.
+"""Brings one remote file to the disk, continuing where an earlier try or process stopped.
 
-A try that brings anything begins the count of futile ones anew: a slow line that is cut every
-minute still gets there. Nothing is verified here.
+The count of futile tries starts again after any try that brought bytes, so a slow connection that
+is cut every minute still finishes. Nothing is verified here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from deployments.replica.artifacts.readers import Interrupted, Opened, Reader
 from deployments.replica.artifacts.room import check_room
 from deployments.settings.remote_source import SourceError
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # after tries that brought nothing, one after the other
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # after tries in a row that brought nothing
 _LONGEST_PAUSE_S = 60.0
-_LOOK_BYTES = 64 << 20  # between two looks at the disk, where nobody says how large the file is
+_LOOK_BYTES = 64 << 20  # between two looks at the disk's room, for a file of unknown size
 T = TypeVar("T")
 Sleep = Callable[[float], None]
 Tell = Callable[[int, int | None], None]
@@ -26,20 +26,21 @@ Tell = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """`name`: below the folder that it is fetched to; `shown`: for messages; `size`: bytes, None
-    where it shows when it is opened."""
+    """One file to fetch."""
 
-    name: str
-    shown: str
+    name: str  # below the folder that it is fetched to
+    shown: str  # in messages
     reader: Reader
-    size: int | None = None
+    size: int | None = None  # bytes; None: known only when it is opened
 
 
 def download(file: RemoteFile, part: Path, tell: Tell, sleep: Sleep) -> bool:
-    """Until `part` is as long as the remote file; whether bytes of an earlier try are in it.
+    """Read until `part` is as long as the remote file. Returns whether `part` has bytes of an
+    earlier try.
 
-    `tell`: called with the bytes that are there and the whole size, None where nobody says. Raises
-    SourceError, and OSError of the disk."""
+    `tell` is called with the bytes that are there and the whole size (None: unknown). Raises
+    SourceError, and the disk's OSError.
+    """
     part.parent.mkdir(parents=True, exist_ok=True)
     part.touch()
     if file.size and size_of(part) == file.size:
@@ -49,8 +50,8 @@ def download(file: RemoteFile, part: Path, tell: Tell, sleep: Sleep) -> bool:
 
 
 def trying(call: Callable[[], T], came: Callable[[], int], shown: str, sleep: Sleep) -> T:
-    """What `call` returns, tried again when it is interrupted, until as many tries as there are
-    pauses brought nothing. `came`: bytes that are there. Raises SourceError."""
+    """The result of `call`, which is tried again when it is interrupted, until more tries in a row
+    than there are pauses brought nothing. `came`: bytes that are there. Raises SourceError."""
     futile = 0
     while True:
         before = came()
@@ -68,7 +69,7 @@ def trying(call: Callable[[], T], came: Callable[[], int], shown: str, sleep: Sl
 
 
 def size_of(path: Path) -> int:
-    """0 where there is nothing."""
+    """Bytes of the file; 0 if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -76,7 +77,7 @@ def size_of(path: Path) -> int:
 
 
 def _read(file: RemoteFile, part: Path, tell: Tell) -> int:
-    """Which byte it went on from."""
+    """Read what is missing. Returns the byte from which it was read."""
     with file.reader.open_at(size_of(part)) as opened, part.open("r+b") as out:
         out.truncate(opened.start)
         out.seek(opened.start)
@@ -84,7 +85,7 @@ def _read(file: RemoteFile, part: Path, tell: Tell) -> int:
             check_room(file.shown, part.parent, opened.size - opened.start)
         _write(file, opened, out, tell)
         out.flush()
-        os.fsync(out.fileno())  # now, while a process that is killed loses nothing by it
+        os.fsync(out.fileno())  # now, because a process killed here loses nothing
     have = size_of(part)
     if opened.size is not None and have != opened.size:
         raise Interrupted(f"it ended after {have:,} of {opened.size:,} bytes")

@@ -1,11 +1,11 @@
-"""One remote source brought to this node's disk: resumed after a cut, bounded, verified.
+"""Brings one remote source to this node's disk: resumed after a cut, bounded, verified.
 
-What came stays below `downloads/` in the cache folder until it is whole, so that a process that was
-killed, or a start that ran out of time, costs nothing but time. A partial file may be of a version
-that is gone: a digest that is wrong after resuming is not believed, all is fetched once more. What
-is wrong then is thrown away.
+A source that is not whole stays below `downloads/` in the cache folder, so that a killed process,
+or a start that ran out of time, costs only time. A partial file may be of a version that no longer
+exists. So a wrong digest after resuming is not believed, and everything is fetched once more. If
+the digest is wrong again, everything is deleted.
 
-Called under the lock of the entry that it is fetched for: one process a source and node.
+Call it under the lock of the cache entry that it fetches for: one process a source and node.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from runtimes.staging import KEPT_UNUSED_S
 
 MOST_FILES = 10_000
 FOLDER = "downloads"
-_TOLD = 0.01  # progress is told in steps of this
+_TOLD = 0.01  # the steps in which progress is told
 
 
 class Fetch:
-    """`progress`: told the share that is there, 0..1."""
+    """One source to fetch. `progress` is called with the share that is there, 0..1."""
 
     def __init__(
         self,
@@ -50,19 +50,19 @@ class Fetch:
 
     @contextlib.contextmanager
     def verified(self) -> Iterator[Path]:
-        """The whole file or folder, for the caller to move or read; what it leaves is removed.
-        Raises SourceError."""
+        """The whole file or folder, for the caller to move or read; removed afterwards. Raises
+        SourceError."""
         self._progress(0.0)
         try:
             self._partial.mkdir(parents=True, exist_ok=True)
             _remove_forgotten(self._partial)
-            yield self._believed()
+            yield self._with_right_digest()
             shutil.rmtree(self._partial, ignore_errors=True)
         except OSError as error:
             raise disk_fault(str(self._remote), self._partial, error) from error
         self._progress(1.0)
 
-    def _believed(self) -> Path:
+    def _with_right_digest(self) -> Path:
         fetched = self._partial / self._remote.name
         resumed = True
         while resumed:
@@ -77,7 +77,7 @@ class Fetch:
         )
 
     def _complete(self) -> bool:
-        """Fetches what is not there yet; whether anything was there."""
+        """Fetch what is missing. Returns whether anything was there."""
         files = self._files()
         sizes = [file.size for file in files]
         whole = None if None in sizes else sum(size or 0 for size in sizes)
@@ -102,7 +102,7 @@ class Fetch:
         return tell
 
     def _files(self) -> list[RemoteFile]:
-        """Raises SourceError."""
+        """The remote files. Raises SourceError."""
         remote = self._remote
         if remote.scheme in HTTP:
             return [RemoteFile(remote.name, str(remote), HttpReader(remote.url))]
@@ -136,7 +136,7 @@ class Fetch:
         return RemoteFile(f"{self._remote.name}/{name}", shown, reader, size)
 
     def _remove_others(self, parts: list[Path]) -> None:
-        """Of a folder that had other files when an earlier try listed it."""
+        """Delete files that an earlier try fetched and the source does not list any more."""
         known = set(parts)
         for path in list(self._partial.rglob("*")):
             if path.is_file() and path not in known:
@@ -144,7 +144,7 @@ class Fetch:
 
 
 def _remove_forgotten(fresh: Path) -> None:
-    """What nobody went on with for as long as unused entries are kept."""
+    """Delete downloads that were not continued for as long as unused cache entries are kept."""
     fresh.touch()
     now = fresh.stat().st_mtime
     for partial in fresh.parent.iterdir():

@@ -1,9 +1,9 @@
-"""Which of a model's settings name files, and where those lie on this node.
+"""Which of a model's settings name files, and where are those files on this node?
 
-What lies elsewhere is fetched, verified and kept in the node's cache folder, once for all replicas
-of the node however many start at once (`runtimes.staging`: a file lock, which a dead process frees,
-and a rename). Paths, packages and what is made are only looked for. A digest that stands at a
-`file://` is compared at every start: each node has a file of its own there.
+Remote files are fetched, verified and kept in the node's cache folder, once for all replicas of the
+node however many start at once (`runtimes.staging`: a file lock, which the kernel frees when a
+process dies, and a rename). Paths, packages and generated files are only looked for. The digest of
+a `file://` source is compared at every start, because each node has a file of its own there.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from deployments.settings.remote_source import RemoteSource, SourceError
 from runtimes import staging
 
 PHASE = "staging"
-LAYOUT = "1"  # of a staged entry; raised when the same source is laid out otherwise
+LAYOUT = "1"  # of a cache entry; raised when the same source is laid out differently
 Progress = Callable[[str, float], None]
 
 
 def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> ModelSettings:
-    """The model with local paths in the place of its remote sources. Options are left as they are:
-    they are part of its version. Raises SourceError."""
+    """The model with local paths in place of its remote sources. Its options stay as they are,
+    because they are part of its version. Raises SourceError."""
     accept = {
         name: str(local_file(named, cache_dir, progress))
         for name in PATHS
@@ -45,7 +45,7 @@ def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> Mo
 def local_options(
     options: Mapping[str, Any], cache_dir: Path, progress: Progress
 ) -> Mapping[str, Any]:
-    """What the backend is told: as `local_model`, of the rows that it is calibrated with."""
+    """The options that the backend gets: as `local_model`, for the calibration rows."""
     named = options.get("calibration")
     if not isinstance(named, str) or not remote_source.is_url(named):
         return options
@@ -53,8 +53,8 @@ def local_options(
 
 
 def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:
-    """The file or folder on this node; blocks while it is fetched, here or by another process.
-    `progress`: told of the phase "staging". Raises SourceError."""
+    """The file or folder on this node. Blocks while this or another process fetches it. `progress`:
+    called with the phase "staging". Raises SourceError."""
     if remote_source.is_remote(source):
         return _fetched(remote_source.parse(source), cache_dir, progress)
     path = sources.resolve(source)
@@ -82,7 +82,8 @@ def _fetched(remote: RemoteSource, cache_dir: Path, progress: Progress) -> Path:
 
 
 def _inside(remote: RemoteSource, place: Path) -> Path:
-    """Archives often hold one folder alone, which then is what was meant."""
+    """The named path inside the source. An archive that holds only one folder stands for that
+    folder."""
     entries = sorted(place.iterdir()) if place.is_dir() else []
     top = entries[0] if remote.is_archive and len(entries) == 1 else place
     if not remote.inside:

@@ -1,8 +1,8 @@
-"""How the bytes of one remote file are read from any place on: HTTP by `Range`, object stores by
-seeking.
+"""Reads the bytes of one remote file from any offset: HTTP by `Range`, object stores by seeking.
 
-What may go better the next time (a cut connection, a busy server) is `Interrupted`, what will not
-(not there, not allowed) is SourceError: other libraries' errors are mapped here and nowhere else.
+A fault that another try may avoid (a cut connection, a busy server) becomes `Interrupted`; one that
+it will not (not there, not allowed) becomes SourceError. Other libraries' errors are mapped here
+and nowhere else.
 Sources: RFC 9110 §14 (ranges), §10.2.3 (Retry-After); fsspec's `AbstractFileSystem`.
 """
 
@@ -20,15 +20,15 @@ import httpx
 
 from deployments.settings.remote_source import SourceError, shown
 
-SILENCE_S = 30.0
+SILENCE_S = 30.0  # without any bytes, until a read is interrupted
 _PIECE_BYTES = 4 << 20
-_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
-_AGAIN = (408, 425, 429)
+_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")  # of Content-Range
+_AGAIN = (408, 425, 429)  # statuses after which another try may succeed, besides 5xx
 
 
 class Interrupted(Exception):
-    """The reading ended early; what came is good, and another try may bring the rest. `pause_s`:
-    what the server asks for, None where it says nothing."""
+    """The reading ended early. The bytes so far are good, and another try may bring the rest.
+    `pause_s`: the pause that the server asks for; None if it names none."""
 
     def __init__(self, reason: str, pause_s: float | None = None) -> None:
         super().__init__(reason)
@@ -37,11 +37,10 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`start`: which byte the first piece begins with, never after the one asked for. `size`: of
-    the whole file, None where nobody says."""
+    """A remote file that is being read."""
 
-    start: int
-    size: int | None
+    start: int  # offset of the first piece, never after the one asked for
+    size: int | None  # of the whole file; None: unknown
     pieces: Iterator[bytes]
 
 
@@ -49,12 +48,12 @@ class Reader(Protocol):
     """One remote file."""
 
     def open_at(self, at: int) -> AbstractContextManager[Opened]:
-        """From byte `at` on. Raises Interrupted and SourceError, also while pieces are read."""
+        """Read from offset `at` on. Raises Interrupted and SourceError, also between pieces."""
         ...
 
 
 class HttpReader:
-    """`url`: http or https. A user's name and password come from the node's netrc file."""
+    """A file at an http or https URL. User name and password come from the node's netrc file."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -85,7 +84,7 @@ class HttpReader:
         total = int(size) if size != "*" else None
         if status == 206 and found and found.group(1) and int(found.group(1)) <= at:
             return Opened(int(found.group(1)), total, answer.iter_raw())
-        if status == 416 and at:  # nothing lies there: it is whole, or has become shorter
+        if status == 416 and at:  # nothing is there: the file is whole, or has become shorter
             return Opened(at if total == at else 0, total, iter(()))
         raise self._fault(answer)
 
@@ -100,7 +99,7 @@ class HttpReader:
 
 
 class StoreReader:
-    """`path`: in the object store `file_system`, one of fsspec's; `url`: for messages."""
+    """A file at `path` in the object store `file_system`, one of fsspec's. `url`: for messages."""
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
         self._file_system = file_system
@@ -116,7 +115,7 @@ class StoreReader:
         try:
             yield Opened(start, size, self._pieces(file, start, size))
         finally:
-            with contextlib.suppress(Exception):  # it was read, or it failed: both are told
+            with contextlib.suppress(Exception):  # the file was read, or its fault is reported
                 file.close()
 
     def _pieces(self, file: Any, start: int, size: int) -> Iterator[bytes]:
@@ -133,7 +132,7 @@ class StoreReader:
 
 @contextlib.contextmanager
 def store_faults(url: str) -> Iterator[None]:
-    """Each store's library has errors of its own beside Python's."""
+    """Map a store's faults. Each store's library has errors of its own beside Python's."""
     try:
         yield
     except FileNotFoundError as error:
@@ -149,7 +148,7 @@ def store_faults(url: str) -> Iterator[None]:
 
 
 def _netrc() -> httpx.Auth | None:
-    """Of the file that curl and git read too; None without one."""
+    """The credentials in the file that curl and git read too; None without one."""
     try:
         return httpx.NetRCAuth() if (Path.home() / ".netrc").is_file() else None
     except (OSError, RuntimeError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Whether something more fits on the disk, and what to say when it does not."""
+"""Does something more fit on the disk, and what is said if it does not?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HOW = "free some, or move the cache folder with XDG_CACHE_HOME"
 
 
 def free_bytes(folder: Path) -> int:
-    """What may be written into the folder, 0 where nothing may."""
+    """Bytes that may be written into the folder; 0 if none may."""
     return max(0, shutil.disk_usage(folder).free - SPARE_BYTES)
 
 
 def check_room(what: str, folder: Path, more_bytes: int) -> None:
-    """Raises SourceError where so much more does not fit."""
+    """Raises SourceError if so many more bytes do not fit."""
     room = free_bytes(folder)
     if more_bytes > room:
         raise SourceError(
@@ -29,7 +29,7 @@ def check_room(what: str, folder: Path, more_bytes: int) -> None:
 
 
 def disk_fault(what: str, folder: Path, error: OSError) -> SourceError:
-    """What the disk said while something was written to it."""
+    """The error for a fault of the disk while something was written to it."""
     if error.errno in _FULL:
         return SourceError(f"{what}: the disk of {folder} is full; {_HOW}")
     at, why = error.filename or folder, error.strerror or error

@@ -1,1 +1,1 @@
-"""Replicas of the shared pool: one process that serves several models, as it is told."""
+"""Replicas of the shared pool: one process serves several models, as the autoscaler orders."""

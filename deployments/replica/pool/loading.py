@@ -1,12 +1,13 @@
-"""How models come to a process that is up already: staged, opened, compared, run, served.
+"""How does a process that runs already take in a model: staged, loaded, compared, warmed, served?
 
-As a replica of the model's own starts, but for two things. It is warmed briefly: one row of each
-length for `WARM_S`, since it is wanted at once, and shapes that come later are made when they come.
-And nothing is timed: gateways know the model's costs from its own replicas. A model's bytes are the
-process's growth while it was loaded or the size of its files, whichever is more: other models'
-work may make the first too large, memory that was free already too small. Getting its files or a
-load that takes longer than the model's `start_timeout_s` ends the process: nothing in Python ends a
-thread.
+It starts a model as the model's own replica does, with two differences. The warm-up is brief, one
+row of each length for `WARM_S`, because the model is wanted at once; other shapes are compiled when
+they come. And nothing is measured: gateways know the model's costs from its own replicas.
+
+A model's size is the process's growth while it was loaded, or the size of its files, whichever is
+more. Other models' work may make the first too large, and memory that was free already may make it
+too small. Nothing in Python ends a thread, so fetching or loading that takes longer than the
+model's `start_timeout_s` ends the process.
 """
 
 from __future__ import annotations
@@ -45,20 +46,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """Blocks: for a thread. `reserved_cpus`: as of `processors.threads`."""
+    """Loads models. Its methods block: call them in a thread. `reserved_cpus`: as in
+    `processors.threads`."""
 
     cache_dir: Path
     reserved_cpus: float | None
 
     def settings_of(self, model: PoolModel, progress: Progress) -> ModelSettings:
-        """Its files are on this node then. Raises SourceError, and LoadError for what generates."""
+        """The model's settings, after its files were brought to this node. Raises SourceError, and
+        LoadError for a model that generates."""
         settings = settings_here(model.args["settings"], 1)
         if settings.task == catalog.GENERATE:
             raise LoadError(f"model {model.name} generates text; the pool runs batches alone")
         return local_model(settings, self.cache_dir, progress)
 
     def load(self, model: PoolModel, settings: ModelSettings, progress: Progress) -> LoadedModel:
-        """Raises what loading, warming or the comparison raise; nothing is left then."""
+        """Load the model. Raises what loading, warming or the comparison raise; then nothing is
+        left of it."""
         began, before = time.perf_counter(), _resident_bytes()
         start = start_of(
             describe.runtime_settings(
@@ -82,8 +86,8 @@ class ModelLoader:
 
 
 class PoolLoading:
-    """As `residents.Loading`. `report` sends a `ReplicaProgress`; `may_stall` is entered while
-    a model is loaded, as of `LoopWatch`."""
+    """Implements `residents.Loading`. `report` sends a `ReplicaProgress`; `may_stall` is entered
+    while a model is loaded, see `LoopWatch`."""
 
     def __init__(
         self,
@@ -119,7 +123,8 @@ class PoolLoading:
             return await self._in_time(model, load)
 
     async def _in_time(self, model: PoolModel, work: Callable[[], T]) -> T:
-        """In a thread. Raises what it raises; what takes too long ends the process."""
+        """Do the work in a thread. Raises what it raises; work that takes too long ends the
+        process."""
         limit_s = model.args.get("start_timeout_s", ReplicaSettings().start_timeout_s)
         limit = asyncio.timeout(limit_s)
         try:
@@ -139,7 +144,7 @@ class PoolLoading:
         return resident
 
     def _begun(self, model: PoolModel) -> StartupProgress:
-        """Of a load that has not come to its end."""
+        """The progress of the model's load that is under way, or of a new one."""
         known = self._progress.get(model.name)
         if known is None:
             replica = f"{self._place.replica}.{model.name}"
@@ -148,7 +153,7 @@ class PoolLoading:
 
 
 def artifact_bytes(settings: ModelSettings, cache_dir: Path) -> int:
-    """Of the model's files on this node: what its weights take at least; 0 without."""
+    """Bytes of the model's files on this node, the least that its weights take; 0 without files."""
     if settings.source is None or settings.runtime == "synthetic":
         return 0
     found = source.inspect(resolve(settings.source), cache_dir)

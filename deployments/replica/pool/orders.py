@@ -1,10 +1,10 @@
-"""What a pool replica hears from the autoscaler, and what it tells the registry.
+"""What does a pool replica hear from the autoscaler, and what does it tell the registry?
 
-Two loops beside the work. The autoscaler hears each second what is held and says what should be,
-at once when that changes; while it is away, or has decided nothing yet (an order of number 0), what
-is held stays. The registry hears what serves each
-second and whenever that changes: it is a lease, so gateways forget a pool replica that says nothing
-any more.
+Two loops run beside the work. One reports each second to the autoscaler what the replica holds, and
+gets its order, at once when the order changes. While the autoscaler is away, or has decided nothing
+yet (an order of revision 0), the replica goes on with what it holds. The other tells the registry
+which models are served, each second and whenever that changes. That is a lease: gateways forget a
+pool replica that has stopped telling.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ logger = logging.getLogger("headrace.pool")
 
 
 class PoolOrders:
-    """`autoscaler()` gives the actor, or raises while there is none."""
+    """Follows the autoscaler's orders. `autoscaler()` returns the actor, or raises if there is
+    none."""
 
     def __init__(self, residents: Residents, autoscaler: Callable[[], Any]) -> None:
         self._residents = residents
@@ -34,7 +35,7 @@ class PoolOrders:
         self._away = False
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Report and follow orders until cancelled."""
         while True:
             try:
                 await self._ask()
@@ -54,7 +55,7 @@ class PoolOrders:
 
 
 class Announcements:
-    """`changed` is to be set whenever other models serve than before."""
+    """Tells the registry what is served. Set `changed` whenever that changes."""
 
     def __init__(self, replica: str, residents: Residents, registry: Any) -> None:
         self._replica = replica
@@ -63,7 +64,7 @@ class Announcements:
         self.changed = asyncio.Event()
 
     async def keep(self) -> None:
-        """Until cancelled."""
+        """Tell the registry until cancelled."""
         while True:
             self.changed.clear()
             try:
@@ -81,5 +82,5 @@ class Announcements:
 
     async def withdraw(self) -> None:
         gone = self._registry.hold.remote(self._replica, ())
-        with contextlib.suppress(TimeoutError):  # then its lease runs out
+        with contextlib.suppress(TimeoutError):  # then the lease runs out
             await asyncio.wait_for(gone, ANSWER_S)

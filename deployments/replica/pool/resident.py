@@ -1,7 +1,7 @@
-"""A loaded model that a pool replica serves: a core, a worker and a channel of its own.
+"""A loaded model that a pool replica serves, with a core, a worker and a channel of its own.
 
-To gateways it is a replica like others. It leaves as those do: what is staged goes back, what runs
-runs to its end; the runtime stays open, for whoever made it.
+To gateways it is a replica like any other, and it leaves like one: staged batches are returned, the
+running one runs to its end. Its runtime stays open, for the owner to keep or close.
 """
 
 from __future__ import annotations
@@ -21,37 +21,35 @@ from deployments.settings.channel import ChannelSettings, channel_ports, channel
 from deployments.settings.model import ModelSettings
 from runtimes.types import Runtime
 
-_MARGIN_S = 5.0  # for a drain, beyond what may run
+_MARGIN_S = 5.0  # that a drain gets beyond the longest runs
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`key`: digest of the settings that it was loaded with; `settings`: those, of this node.
-    `load_s`: what loading took."""
+    """A model in this process's memory."""
 
     name: str
-    key: str
-    settings: ModelSettings
+    key: str  # digest of the settings that it was loaded with
+    settings: ModelSettings  # those settings, as on this node
     runtime: Runtime
     version: str
     size_bytes: int
-    load_s: float
+    load_s: float  # that loading took
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the residents of a pool replica share. `replica`: its id in Serve; `host`: where it
-    listens; `after_s`: as of `PoolMember`; `on_hang` ends the process."""
+    """What the residents of one pool replica share."""
 
-    replica: str
-    host: str
-    after_s: float
+    replica: str  # id in Serve
+    host: str  # where they listen
+    after_s: float  # see `PoolMember`
     turn: DeviceTurn
-    on_hang: Callable[[], None]
+    on_hang: Callable[[], None]  # ends the process
 
 
 class Resident(Protocol):
-    """`age_s`: since it began to serve."""
+    """A served model. `age_s`: seconds since it began to serve."""
 
     @property
     def member(self) -> PoolMember: ...
@@ -66,7 +64,7 @@ class Resident(Protocol):
 
 
 class ServedResident:
-    """Made by `serve`."""
+    """A `Resident` with its channel. Make it with `serve`."""
 
     def __init__(self, loaded: LoadedModel, place: Place) -> None:
         replicas = loaded.settings.replicas
@@ -90,7 +88,7 @@ class ServedResident:
     async def serve(
         cls, loaded: LoadedModel, member: str, channel: ChannelSettings, place: Place
     ) -> ServedResident:
-        """Raises OSError where no port is free; the runtime is open still."""
+        """Serve the model. Raises OSError if no port is free; the runtime stays open then."""
         resident = cls(loaded, place)
         server = ChannelServer(resident._core, member, tls=server_tls(channel_tls(channel)))
         try:
@@ -125,7 +123,7 @@ class ServedResident:
         await self._worker.health()
 
     async def leave(self) -> None:
-        """Returns when nothing of it runs or is connected any more."""
+        """Drain. Returns when nothing of it runs or is connected any more."""
         replicas = self._loaded.settings.replicas
         limit_s = replicas.hang_limit_s * replicas.slots + _MARGIN_S
         try:
@@ -137,5 +135,5 @@ class ServedResident:
 
     async def _end(self) -> None:
         self._watch.cancel()
-        # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.
+        # Not on the loop: `close` waits for a running batch, whose answer the loop delivers.
         await asyncio.get_running_loop().run_in_executor(None, self._worker.close)

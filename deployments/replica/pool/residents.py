@@ -1,10 +1,10 @@
-"""Which models a pool replica holds: makes true what it is told, one load after another.
+"""Which models does a pool replica hold? Carries out its order, one load after another.
 
-A model that it is not to hold any more leaves as soon as its work is done; its runtime stays loaded
-(*warm*: weights in memory, no channel) until a load needs the room, the longest unused first. What
-cannot be loaded leaves the others as they are, is reported with its reason and tried again after
-`RETRY_S`. A load that takes longer than the model's `start_timeout_s` ends the process, as nothing
-in Python ends a thread.
+A model that is not ordered any more leaves as soon as its work is done. Its runtime stays loaded
+(*warm*: weights in memory, no channel) until a load needs the room; the longest unused goes first.
+A model that cannot be loaded does not affect the others; it is reported with the reason, and tried
+again after `RETRY_S`. Nothing in Python ends a thread, so a load that takes longer than the model's
+`start_timeout_s` ends the process.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ logger = logging.getLogger("headrace.pool")
 
 
 class Loading(Protocol):
-    """How models come here, on whatever thread; see `PoolLoading`."""
+    """How models are brought into this process; see `PoolLoading`."""
 
     def least_bytes(self, model: PoolModel) -> Awaitable[int]:
-        """What it takes at least. Raises what getting its files raises."""
+        """The least bytes that it takes. Raises what getting its files raises."""
 
     def load(self, model: PoolModel) -> Awaitable[LoadedModel]:
-        """Raises what loading raises, nothing is left then."""
+        """Load it. Raises what loading raises; then nothing is left of it."""
 
     def serve(self, model: PoolModel, loaded: LoadedModel) -> Awaitable[Resident]:
-        """Raises OSError where it cannot listen."""
+        """Let gateways use it. Raises OSError if it cannot listen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,8 @@ def _key(model: PoolModel | LoadedModel) -> Key:
 
 
 class Residents:
-    """`memory_bytes`: for all that is loaded. `on_change` is told when other models serve."""
+    """Owns all models in this process. `memory_bytes`: bound on all that is loaded. `on_change` is
+    called when the set of served models changes."""
 
     def __init__(
         self,
@@ -78,18 +79,18 @@ class Residents:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._wanted: dict[str, PoolModel] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Held] = {}  # served
         self._leaving: dict[_Held, asyncio.Task[None]] = {}
-        self._coming: PoolModel | None = None
-        self._kept: OrderedDict[Key, LoadedModel] = OrderedDict()  # the longest unused first
+        self._coming: PoolModel | None = None  # being loaded
+        self._kept: OrderedDict[Key, LoadedModel] = OrderedDict()  # warm, longest unused first
         self._failed: dict[str, _Failed] = {}
         self._sizes: dict[Key, int] = {}
-        self._news = asyncio.Event()
+        self._news = asyncio.Event()  # set when there may be something to do
 
     # ---- what is asked ------------------------------------------------------------------------
 
     def hold(self, models: Sequence[PoolModel]) -> None:
-        """All that it is to hold from now on; in this order, where not all at once."""
+        """Set all models to hold from now on. If not all fit, the first ones in this order."""
         self._wanted = {model.name: model for model in models}
         self._failed = {
             name: failed
@@ -108,18 +109,18 @@ class Residents:
 
     @property
     def free_bytes(self) -> int:
-        """For further models: what is kept without being served goes for them."""
+        """Room for further models. Warm models that are not served would make way."""
         return max(0, self._memory_bytes - self._served_bytes())
 
     def key_of(self, member: str) -> bytes:
-        """What a gateway must know to connect. Raises LookupError of what is not here any more."""
+        """What a gateway must know to connect. Raises LookupError if the member is gone."""
         for held in self._held.values():
             if held.resident.member.member == member:
                 return held.resident.key()
         raise LookupError(f"this pool replica does not serve {member} any more")
 
     async def check(self) -> None:
-        """A runtime that is not well leaves, and is loaded anew later."""
+        """Ask every runtime's health. One that is not well leaves, and is loaded anew later."""
         asked = list(self._held.items())
         found = await asyncio.gather(
             *(held.resident.health() for _, held in asked), return_exceptions=True
@@ -130,7 +131,7 @@ class Residents:
                 self._let_go(name, keep=False)
 
     async def run(self) -> None:
-        """Makes it true until cancelled."""
+        """Carry out the order until cancelled."""
         while True:
             self._news.clear()
             for name in [n for n, held in self._held.items() if not self._is_wanted(held.model)]:
@@ -148,7 +149,7 @@ class Residents:
                     self._coming = None
 
     async def close(self) -> None:
-        """Drains all; frees all. `run` has been cancelled."""
+        """Drain and free everything. Call it after `run` was cancelled."""
         for name in list(self._held):
             self._let_go(name)
         if self._leaving:
@@ -194,7 +195,7 @@ class Residents:
         return await self._loading.least_bytes(model) if known is None else known
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
-        """Raises LoadError where there is none even without what is not served."""
+        """Free warm models until the model fits. Raises LoadError if it cannot fit."""
         while self._used_bytes() + size_bytes > self._memory_bytes:
             if self._kept:
                 await self._free_oldest()

@@ -1,15 +1,15 @@
-"""How far two runs of the same samples agree, output by output and length by length.
+"""How far do two runs of the same samples agree, output by output and length by length?
 
-Errors are gathered for each output in each length bucket, so that damage at the long end, where few
-rows are, is not averaged away by the many short ones; every stated tolerance holds in every bucket.
-A bound that is not stated is not asked for; with none stated, the largest absolute and the largest
-relative error may be 1e-3. What cannot be measured at all is no agreement.
+Errors are gathered for each output in each length bucket, and every stated tolerance must hold in
+every bucket. So an error at the long end, where there are few rows, is not averaged away by the
+many short ones. A bound that is not stated is not checked; if none is stated, the largest absolute
+and the largest relative error may be 1e-3. A measure that cannot be taken at all is a breach.
 
-Absolute errors are in the output's own unit. Relative ones are to the element itself or, where that
-is smaller, to the row's root mean square: a value that happens to lie near zero is no reason to
-call a good row bad. What is not a number, or infinite, on one side only is infinitely wrong.
+Absolute errors are in the output's own unit. Relative errors are relative to the element itself, or
+to the row's root mean square if that is larger, so that a value near zero does not condemn a good
+row. A value that is NaN or infinite on one side only has an infinite error.
 
-Pure: arrays in, a verdict out. Who ran them, and on what, is not known here.
+Pure: arrays in, a verdict out. Nothing here knows who ran them, and on what.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 DEFAULT_ERROR = 1e-3
-AT_LEAST = frozenset({"cosine", "top1"})  # the others are allowed at most
+AT_LEAST = frozenset({"cosine", "top1"})  # bounds from below; all others are from above
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Largest and mean error allowed, absolute and relative; least cosine of a row; least share of
-    equal choices, 0..1. None: not asked for."""
+    """Bounds, None where nothing is asked."""
 
-    max_abs: float | None = None
+    max_abs: float | None = None  # largest absolute error
     mean_abs: float | None = None
-    max_rel: float | None = None
+    max_rel: float | None = None  # largest relative error
     mean_rel: float | None = None
-    cosine: float | None = None
-    top1: float | None = None
+    cosine: float | None = None  # least, of any row
+    top1: float | None = None  # least share of equal choices, 0..1
 
     def stated(self) -> dict[str, float]:
-        """Measure to bound; the default where none is stated."""
+        """Bounds by measure; the defaults if none is stated."""
         given = {name: bound for name, bound in asdict(self).items() if bound is not None}
         return given or {"max_abs": DEFAULT_ERROR, "max_rel": DEFAULT_ERROR}
 
@@ -49,7 +48,7 @@ MEASURES = tuple(each.name for each in fields(Tolerances))
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Lengths of a bucket, both ends included; `longest` 0: rows have no length."""
+    """The lengths in a bucket, both ends included. `longest` 0: rows have no length."""
 
     shortest: int
     longest: int
@@ -60,8 +59,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One output in one bucket. cosine, top1: None where the output has none. `worst`: measure to
-    the sample (its number, its length) where it was worst. `odd`: elements finite on one side."""
+    """One output in one bucket."""
 
     output: str
     interval: Interval
@@ -70,10 +68,11 @@ class Measured:
     mean_abs: float
     max_rel: float
     mean_rel: float
-    cosine: float | None
-    top1: float | None
-    odd: int = 0
+    cosine: float | None  # least of any row; None: the output has none
+    top1: float | None  # None: the output has no choices
+    odd: int = 0  # elements that are finite on one side only
     note: str = ""
+    # By measure, the sample (its number, its length) where it was worst.
     worst: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def of(self, measure: str) -> float | None:
@@ -83,7 +82,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A tolerance that does not hold; `measured` None: it cannot be measured."""
+    """A tolerance that does not hold. `measured` None: it cannot be measured."""
 
     output: str
     interval: Interval
@@ -108,7 +107,7 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`measured`: by output, then bucket, shortest first. `samples`: how many rows were run."""
+    """`measured`: by output, then by bucket, shortest first. `samples`: how many were run."""
 
     measured: tuple[Measured, ...]
     breaches: tuple[Breach, ...]
@@ -121,20 +120,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """`cosine`: of the flattened rows, None where they are no vectors of real numbers. `asked`: how
-    many choices between classes (along the last axis) the row holds, `hits`: those alike.
-    `odd`: elements that are finite on one side only. `note`: what cannot be said in numbers."""
+    """How far one row of one output differs."""
 
     elements: int
     max_abs: float
     sum_abs: float
     max_rel: float
     sum_rel: float
-    cosine: float | None = None
-    asked: int = 0
-    hits: int = 0
-    odd: int = 0
-    note: str = ""
+    cosine: float | None = None  # of the flattened rows; None: no vectors of real numbers
+    asked: int = 0  # choices between classes (along the last axis) in the row
+    hits: int = 0  # choices that are equal
+    odd: int = 0  # elements that are finite on one side only
+    note: str = ""  # what numbers cannot say
 
 
 @dataclass(slots=True)
@@ -171,7 +168,7 @@ class _Sum:
 
 
 class Gathered:
-    """Takes rows as they come; `verdict` judges what it has got."""
+    """Takes in rows as they come; `verdict` judges them."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, Interval], _Sum] = {}
@@ -185,7 +182,7 @@ class Gathered:
         reference: Array,
         candidate: Array,
     ) -> None:
-        """One row of one output; `sample`: its number and its length."""
+        """Take in one row of one output. `sample`: its number and its length."""
         self._samples.add(sample[0])
         found = self._sums.setdefault((output, interval), _Sum())
         found.add(row_difference(reference, candidate), sample)
@@ -243,7 +240,7 @@ def _unmeasured(measured: tuple[Measured, ...], bounds: Mapping[str, float]) -> 
 
 
 def row_difference(reference: Array, candidate: Array) -> RowDifference:
-    """Both in the output's shape without the batch axis; texts are alike or not."""
+    """Both rows in the output's shape without the batch axis. Texts are equal or not."""
     if reference.shape != candidate.shape:
         note = f"has the shape {list(candidate.shape)} for {list(reference.shape)}"
         return RowDifference(1, inf, inf, inf, inf, 0.0, asked=1, note=note)
@@ -278,7 +275,7 @@ def _of(errors: Array, relative: Array) -> RowDifference:
 
 
 def _is_real(array: Array) -> bool:
-    # bfloat16 is no kind of numpy's own.
+    # bfloat16 is not one of numpy's own types.
     return array.dtype.kind in "fV" or "float" in array.dtype.name
 
 
@@ -301,13 +298,13 @@ def _relative(errors: Array, left: Array) -> Array:
 
 
 def _cosine(left: Array, right: Array) -> float:
-    """1 for two rows of zeros, 0 where only one is, or where a number is not finite."""
+    """1 for two rows of zeros; 0 if only one is, or if a number is not finite."""
     left, right = left.reshape(-1), right.reshape(-1)
     if np.array_equal(left, right, equal_nan=True):
         return 1.0
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return 0.0
-    # Scaled first: squares of what is near the largest float would overflow.
+    # Scaled first: squares of numbers near the largest float would overflow.
     left = left / (np.abs(left).max() or 1.0)
     right = right / (np.abs(right).max() or 1.0)
     norms = float(np.linalg.norm(left) * np.linalg.norm(right))
@@ -315,7 +312,8 @@ def _cosine(left: Array, right: Array) -> float:
 
 
 def _choices(left: Array, right: Array) -> tuple[int, int]:
-    """A choice that is as good in the reference's eyes counts as the same."""
+    """Numbers of choices, and of equal ones. The candidate's choice counts as equal if it is as
+    good by the reference's values."""
     if left.ndim == 0 or left.shape[-1] < 2:
         return 0, 0
     left, right = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])

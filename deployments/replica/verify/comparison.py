@@ -1,9 +1,9 @@
-"""Runs the same samples through reference and candidate and gathers how they differ.
+"""Runs the same samples through reference and candidate, and gathers how they differ.
 
 Both get the same batches, formed by length bucket and as large as the model would get them, so that
-padding and batching are looked at too. Batches go through both before the next is formed: outputs
-of 200 long rows need not fit into memory. Outputs are matched by name; where no name is common and
-each side has one output, those two.
+padding and batching are tested too. Each batch goes through both before the next is formed, because
+the outputs of 200 long rows need not fit into memory. Outputs are matched by name; if each side has
+only one output, those two are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class NotAccepted(LoadError):
-    """The model does not agree with its reference as its settings ask for; says where."""
+    """The model does not agree with its reference as its settings ask; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class ComparisonPlan:
 def compare(
     reference: Runtime, candidate: Runtime, plan: ComparisonPlan, progress: Callable[[float], None]
 ) -> Verdict:
-    """Both loaded. `progress`: share of the samples that have run. Raises `CannotVerify` where one
-    side does not take them, `NotAccepted` where the candidate fails on them, or has an answer that
-    is not finite and may not."""
+    """Compare two loaded runtimes. `progress` gets the share of the samples that have run. Raises
+    `CannotVerify` if one side does not take the samples, `NotAccepted` if the candidate fails on
+    them, or gives an answer that is not finite although it may not."""
     limits, gathered = candidate.limits(), Gathered()
     pairs = matched(reference.limits(), limits)
     done = 0
@@ -80,8 +80,8 @@ def _refuse_non_finite(actual: Result, places: Sequence[int]) -> None:
 
 
 def matched(reference: Limits, candidate: Limits) -> list[tuple[str, str]]:
-    """(reference's, candidate's) names of the outputs that are compared, in the candidate's order.
-    Raises `CannotVerify` where an output of the candidate has no counterpart."""
+    """The names of the outputs to compare, as (reference's, candidate's), in the candidate's order.
+    Raises `CannotVerify` if an output of the candidate has no counterpart."""
     reference_names = [spec.name for spec in reference.outputs]
     candidate_names = [spec.name for spec in candidate.outputs]
     if len(reference_names) == len(candidate_names) == 1:

@@ -1,9 +1,9 @@
-"""Does a loaded model answer with numbers at all?
+"""Does a loaded model answer with finite numbers at all?
 
-A few rows of the shortest and the longest bucket are drawn, as for a comparison. A model none of
-whose answers to them is finite is broken (weights that are NaN, a precision that overflows) and
-does not start. One that fails on drawn rows, or answers some of them, is not judged: they may be no
-input that it is meant for. Nothing is compared with anything.
+A few rows of the shortest and the longest bucket are drawn, as for a comparison. If none of the
+answers to them is finite the model is broken (weights that are NaN, a precision that overflows) and
+does not start. A model that fails on drawn rows, or answers some of them, is not judged, because
+drawn rows may be no input that it is meant for. Nothing is compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EACH = 2  # rows of a bucket: its shortest and its longest
 
 
 def refuse_non_finite(settings: RuntimeSettings, runtime: Runtime) -> None:
-    """Raises `NotAccepted`."""
+    """Raises `NotAccepted` if no drawn row gets a finite answer."""
     limits = runtime.limits()
     among = intervals(limits, settings.edges)
     among = tuple(dict.fromkeys((among[0], among[-1])))

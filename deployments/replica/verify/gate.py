@@ -1,9 +1,9 @@
-"""The gate of a starting replica: it serves if its model agrees with its reference.
+"""The gate of a starting replica: may its model serve, because it agrees with its reference?
 
-A verdict is kept in the cache folder under everything that it depends on, and found there by the
-model's other replicas, by the next start, and by a start that is tried again after a refusal: one
-replica of a host compares, the others wait for it. A refused model does not start, so whatever
-served before it goes on.
+A verdict is kept in the cache folder under everything that it depends on. The model's other
+replicas, its next start, and a start that is tried again after a refusal find it there: one replica
+of a host compares, the others wait for it. A refused model does not start, so that the version that
+served before goes on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from runtimes.cuda.driver import gpus
 from runtimes.digest import digest_of
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
-LAYOUT = "2"  # of a stored verdict; raised when the same comparison may end otherwise
+LAYOUT = "2"  # of a stored verdict; raised when the same comparison may end differently
 FILE = "verdict.json"
 
 
 def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> None:
-    """`runtime` is loaded from `settings`. Raises `NotAccepted` with the first tolerance that does
-    not hold or where answers are not finite, `CannotVerify` where there is nothing to compare with,
-    and what loading raises."""
+    """Return if the model may serve. `runtime` is loaded from `settings`. Raises `NotAccepted` with
+    the first tolerance that does not hold, or if answers are not finite; `CannotVerify` if there is
+    nothing to compare with; and what loading raises."""
     if not (model.allow_non_finite or settings.source is None):
         refuse_non_finite(settings, runtime)
     if not model.accept.required:
@@ -62,7 +62,7 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
 def parts(
     settings: RuntimeSettings, options: VerificationOptions, limits: Limits, model: ModelSettings
 ) -> list[str]:
-    """All that a verdict depends on, on this host."""
+    """All that a verdict depends on, on this host: the cache's key."""
     reference = reference_for(settings, options.against, options.artifact)
     files = [file for file in (options.file,) if file is not None]
     return [
@@ -84,7 +84,7 @@ def parts(
 
 
 def _side(settings: RuntimeSettings) -> list[str]:
-    """One side's artifact, tokeniser, backend and what shapes its answers."""
+    """One side's artifact, tokeniser, backend and whatever else shapes its answers."""
     assert settings.source is not None
     artifact = source.inspect(settings.source, settings.cache_dir).digest
     tuning = json.dumps(dict(settings.options), sort_keys=True, default=str)
@@ -96,7 +96,7 @@ def _side(settings: RuntimeSettings) -> list[str]:
 
 
 def _ranges(settings: RuntimeSettings) -> str:
-    """The content of what the model is calibrated with."""
+    """A digest of the calibration rows; "" without any."""
     named = settings.options.get("calibration")
     if named is None:
         return ""
@@ -113,7 +113,7 @@ def _contents(files: Sequence[Path]) -> list[Path]:
 
 
 def _named_images(files: Sequence[Path]) -> list[Path]:
-    """The image files that lines of a JSONL name."""
+    """The image files that the lines of JSONL files name."""
     found: set[Path] = set()
     for file in _contents(files):
         if file.suffix == ".jsonl":
@@ -126,7 +126,7 @@ def _images_of(line: str, folder: Path) -> set[Path]:
     try:
         row = json.loads(line)
     except ValueError:
-        return set()  # reading the samples says what is wrong with it
+        return set()  # reading the samples reports the line
     named = row.get("image") if isinstance(row, dict) else None
     return {folder / named} if isinstance(named, str) and (folder / named).is_file() else set()
 

@@ -1,9 +1,9 @@
-"""What a model is compared with, where nobody says.
+"""What is a model compared with, if the settings do not say?
 
-The most trusted way to run the same artifact that is not the one to be judged: torch in fp32 for a
-folder, ONNX Runtime in fp32 for an ONNX file. `RUNTIME` or `RUNTIME:PRECISION` names another.
-Pooling that the settings ask of a graph backend rules torch out, which has the folder's own.
-Another artifact may be named: of a graph that was quantised, the one it was made from.
+With the most trusted other way to run the same artifact: torch in fp32 for a folder, ONNX Runtime
+in fp32 for an ONNX file. `RUNTIME` or `RUNTIME:PRECISION` names another way. If the settings ask a
+graph backend for pooling, torch is ruled out, because it does the folder's own pooling. Another
+artifact may be named: for a quantised graph, the one that it was made from.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ GRAPH_RUNTIMES = ("onnxruntime", "openvino")
 def reference_for(
     candidate: RuntimeSettings, against: str | None = None, artifact: Path | None = None
 ) -> RuntimeSettings:
-    """Settings of the reference: the candidate's own but for runtime, precision and options.
+    """The reference's settings: the candidate's, except for runtime, precision and options.
 
-    `against`: "RUNTIME" or "RUNTIME:PRECISION", fp32 unless said; None chooses. `artifact`: what it
-    runs, None for the candidate's. Raises `CannotVerify`, and `LoadError` for an unfit artifact.
+    `against`: "RUNTIME" or "RUNTIME:PRECISION", by default in fp32; None: chosen here. `artifact`:
+    what the reference runs; None: the candidate's artifact. Raises `CannotVerify`, and `LoadError`
+    for an unfit artifact.
     """
     place = artifact or candidate.source
     if place is None:
@@ -53,7 +54,7 @@ def reference_for(
 
 
 def runtime_label(settings: RuntimeSettings) -> str:
-    """`openvino bf16`, as reports have it."""
+    """As reports write it: `openvino bf16`."""
     return f"{settings.runtime} {settings.precision}"
 
 
@@ -80,7 +81,7 @@ def _fit(candidate: RuntimeSettings, kind: SourceKind) -> Iterator[str]:
 
 
 def _options(candidate: RuntimeSettings, runtime: str) -> dict[str, object]:
-    """What shapes the answer goes along, what tunes the backend does not."""
+    """The candidate's options that shape answers, without those that tune its backend."""
     if runtime not in GRAPH_RUNTIMES:
         return {}
     return {name: candidate.options[name] for name in GRAPH_OPTIONS if name in candidate.options}

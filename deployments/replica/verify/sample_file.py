@@ -1,10 +1,10 @@
-"""The rows that the user gives to be compared.
+"""Reads the rows that a user gives for a comparison.
 
-Three kinds: JSON lines, each `{"text": …}` or `{"image": file}` (made into tensors as the service
-would), `{"ids": […]}` or `{"inputs": {name: nested lists}}`; `.npz` with an array of rows for each
-input; the folder that `headrace record` writes, whose `.npz` is ragged (`runtimes.ragged_file`).
-Rows are checked against what the model declares, so that a mistake is the file's line and not a
-failed run. Nothing is unpickled.
+Three kinds of files: JSON lines, each `{"text": …}` or `{"image": file}` (made into tensors as the
+service would), `{"ids": […]}` or `{"inputs": {name: nested lists}}`; `.npz` with an array of rows
+for each input; the folder that `headrace record` writes, whose `.npz` is ragged
+(`runtimes.ragged_file`). Rows are checked against what the model declares, so that a mistake is
+reported with the file's line instead of as a failed run. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How texts and images become rows: tokenizer.json's bytes, empty for a model without texts;
-    the settings' image section, None for a model without images."""
+    """How texts and images become rows."""
 
-    tokenizer: bytes = b""
-    image: ImageSettings | None = None
+    tokenizer: bytes = b""  # tokenizer.json; empty: the model takes no texts
+    image: ImageSettings | None = None  # the settings' section; None: the model takes no images
 
 
 class SampleFile:
+    """Reads files for one model. `limits`: what the model declares."""
+
     def __init__(self, limits: Limits, reading: Reading) -> None:
         self._limits = limits
         self._tokenizer = reading.tokenizer
@@ -52,7 +53,7 @@ class SampleFile:
         self._texts: TextTokenizer | None = None
 
     def read(self, path: Path) -> list[Sample]:
-        """Every row of the file. Raises `CannotVerify` with its line or row."""
+        """Every row of the file. Raises `CannotVerify` with the line or row at fault."""
         file = path / ragged_file.FILE if path.is_dir() else path
         if not file.is_file():
             raise CannotVerify(f"{file}: no such file; must be .jsonl, .npz or a recorded folder")
@@ -189,7 +190,7 @@ class SampleFile:
         return Sample(row, length, drawn=False)
 
     def _shaped(self, where: str, array: Array) -> int:
-        """The length of a row whose shape decides it."""
+        """The length of a row whose shape decides its length."""
         assert self._limits.row_shapes is not None
         known = {shape: length for length, shape in self._limits.row_shapes.shapes}
         if array.shape not in known:

@@ -1,11 +1,11 @@
-"""The rows that both sides are shown: some of every length, the longest among them.
+"""The rows that both sides of a comparison run: some of every length, the longest among them.
 
-A sample is one row of every input that must be given. Drawn ones are spread evenly over the length
-buckets, each with its shortest and its longest row, ids evenly over the model's table: a fault that
-shows at one length alone, or for one token alone, has a chance to be met. Values of other inputs
-are drawn too, from a normal distribution or, of whole numbers, from few.
+A sample is one row of every input that must be given. Drawn samples are spread evenly over the
+length buckets, with the shortest and the longest row of each, and ids evenly over the model's
+table. So a fault that shows at one length only, or for one token only, may be met. Values of other
+inputs are drawn too: floating-point ones from a normal distribution, whole numbers from a few.
 
-Everything follows from the seed. Samples from a file are read by `sample_file`.
+Everything follows from the seed. `sample_file` reads samples from a file.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from runtimes import warmup
 from runtimes.datatypes import DTYPES
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
 
-LEAST = 200
-_BYTES = 256
-_UNKNOWN_IDS = 2  # of a whole number that indexes nothing known: a mask, a kind of token
+LEAST = 200  # samples of a verdict
+_BYTES = 256  # values of an 8-bit number
+_UNKNOWN_IDS = 2  # values drawn for a whole number that indexes nothing known: a mask, a token type
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`inputs`: one array an input, without the batch axis. `length`: tokens, 1 for rows without.
-    `drawn`: made here, not the user's."""
+    """One row."""
 
-    inputs: Mapping[str, Array]
-    length: int
-    drawn: bool = True
+    inputs: Mapping[str, Array]  # one array an input, without the batch axis
+    length: int  # tokens; 1 for rows without lengths
+    drawn: bool = True  # made here, rather than given by the user
 
 
 def intervals(limits: Limits, edges: Sequence[int]) -> tuple[Interval, ...]:
-    """The length buckets, shortest first; one without lengths for rows that have none, one for each
-    length where rows have shapes of their own."""
+    """The length buckets, shortest first. Rows without lengths have one bucket; rows whose shape
+    decides their length have one for each length."""
     if limits.row_shapes is not None:
         return tuple(Interval(length, length) for length in limits.row_shapes.lengths)
     if limits.length_input is None:
@@ -62,7 +61,7 @@ def interval_of(length: int, among: Sequence[Interval]) -> Interval:
 def drawn(
     limits: Limits, among: Sequence[Interval], count: int, rng: np.random.Generator
 ) -> list[Sample]:
-    """`count` samples or more: two a bucket at least, what does not divide goes to the longest."""
+    """At least `count` samples: at least two a bucket; what does not divide goes to the longest."""
     each, more = divmod(count, len(among))
     samples = []
     for interval in among:
@@ -86,7 +85,7 @@ def completed(
 def batches(
     samples: Sequence[Sample], among: Sequence[Interval], max_size: int, max_tokens: int
 ) -> Iterator[tuple[Interval, list[int]]]:
-    """Places in `samples`, a bucket after the other, as many to a batch as the model would get."""
+    """Indices into `samples`, bucket by bucket, in batches as large as the model would get."""
     by_bucket: dict[Interval, list[int]] = {interval: [] for interval in among}
     for place, sample in enumerate(samples):
         by_bucket[interval_of(sample.length, among)].append(place)
@@ -126,7 +125,7 @@ def _row(limits: Limits, length: int, rng: np.random.Generator) -> dict[str, Arr
 
 def _values(spec: TensorSpec, limits: Limits, length: int, rng: np.random.Generator) -> Array:
     axis = limits.length_axis if limits.length_input else 0
-    # As warm-up has it: a dynamic axis that is not the length has size 1.
+    # As in the warm-up: a dynamic axis that is not the length has size 1.
     shape = tuple(
         size if size >= 0 else (length if at == axis else 1)
         for at, size in enumerate(spec.shape[1:], start=1)

@@ -1,8 +1,8 @@
 """The whole check of one model: choose a reference, take samples, run both, judge.
 
-Used alike by `headrace verify` and by a starting replica (`gate`), so that what was accepted on a
-desk is what is accepted in the cluster. The candidate may be running already; the reference is
-loaded here and closed again. Nothing is printed or stored.
+`headrace verify` and a starting replica (`gate`) both use it, so that what was accepted on a desk
+is accepted in the cluster. The candidate may be running already; the reference is loaded here and
+closed again. Nothing is printed or stored.
 """
 
 from __future__ import annotations
@@ -30,34 +30,31 @@ from runtimes.types import Limits, Runtime, RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class VerificationOptions:
-    """against, artifact: as in `reference_for`. file: the user's samples, None to draw. count: how
-    many to draw, 200 at least; a file must have as many. seed: of all that is drawn. finite: an
-    answer that is not finite is refused, whatever the reference's is."""
+    """What is compared, with what, and within which bounds."""
 
-    against: str | None = None
-    artifact: Path | None = None
-    file: Path | None = None
-    count: int = LEAST
-    seed: int = 0
+    against: str | None = None  # as in `reference_for`
+    artifact: Path | None = None  # as in `reference_for`
+    file: Path | None = None  # the user's samples; None: drawn ones
+    count: int = LEAST  # samples to draw, at least 200; a file must have as many
+    seed: int = 0  # of all that is drawn
     tolerances: Tolerances = field(default_factory=Tolerances)
-    finite: bool = False
+    finite: bool = False  # refuse an answer that is not finite, whatever the reference's is
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """`candidate`, `reference`: "RUNTIME PRECISION". `given`: samples from the user's file."""
+    """The result of one check."""
 
     model: str
-    candidate: str
-    reference: str
+    candidate: str  # "RUNTIME PRECISION"
+    reference: str  # "RUNTIME PRECISION"
     verdict: Verdict
     tolerances: Tolerances
-    given: int
+    given: int  # samples from the user's file
 
 
 def of_settings(accept: AcceptSettings) -> VerificationOptions:
-    """What a model's `accept` section asks for. Raises SourceError for a named file that is not
-    here."""
+    """What a model's `accept` section asks for. Raises SourceError if a named file is not here."""
     return VerificationOptions(
         against=accept.against,
         artifact=_path(accept.artifact),
@@ -68,8 +65,8 @@ def of_settings(accept: AcceptSettings) -> VerificationOptions:
 
 
 def of_command_line(accept: AcceptSettings, given: Mapping[str, Any]) -> VerificationOptions:
-    """`given`: the options by name, None where left out. Bounds that are given replace all of the
-    section's, so that what was not asked for there does not come from elsewhere."""
+    """The section's options with those of the command line (by name, None where left out) in their
+    place. If any bound is given there, all of the section's bounds are dropped."""
     base = of_settings(accept)
     bounds = {name: given[name] for name in MEASURES}
     stated = any(bound is not None for bound in bounds.values())
@@ -94,8 +91,9 @@ def verify(
     reading: Reading,
     progress: Callable[[float], None] = lambda share: None,
 ) -> VerificationReport:
-    """`candidate` is loaded from `settings`. `reading`: what samples of a file become.
-    `progress`: share done. Raises `CannotVerify`, and what loading the reference raises."""
+    """Compare the candidate, which is loaded from `settings`, with its reference. `reading`: how
+    samples of a file become rows; `progress` gets the share done. Raises `CannotVerify`, and what
+    loading the reference raises."""
     quiet = replace(settings, progress=lambda phase, fraction: None)
     wanted = reference_for(quiet, options.against, options.artifact)
     reference = catalog.create(wanted)
@@ -125,7 +123,7 @@ def verify(
 def samples_of(
     settings: RuntimeSettings, candidate: Runtime, options: VerificationOptions, reading: Reading
 ) -> tuple[Limits, list[Sample]]:
-    """What `verify` runs, in its order, with limits that hold for both sides."""
+    """The samples that `verify` runs, in its order, and limits that hold for both sides."""
     wanted = reference_for(settings, options.against, options.artifact)
     reference = catalog.create(wanted)
     reference.load()
@@ -139,7 +137,8 @@ def samples_of(
 def samples_for(
     options: VerificationOptions, limits: Limits, among: Sequence[Interval], reading: Reading
 ) -> list[Sample]:
-    """The file's, with drawn ones where it leaves a length bucket empty; or drawn ones alone."""
+    """The file's samples, and drawn ones for length buckets that the file leaves empty; without a
+    file, drawn ones only."""
     rng = np.random.default_rng(options.seed)
     if options.file is None:
         return drawn(limits, among, options.count, rng)
@@ -152,7 +151,8 @@ def samples_for(
 
 
 def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
-    """The candidate's limits; ids stay within both sides' tables, batches within both sides'."""
+    """The candidate's limits, with ids within both sides' tables and batches within both sides'
+    bounds."""
     bounds = dict(candidate.id_bounds)
     for name, bound in reference.id_bounds.items():
         bounds[name] = min(bound, bounds.get(name, bound))
@@ -161,7 +161,7 @@ def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
 
 
 def as_json(report: VerificationReport) -> str:
-    """Numbers that are not finite are written as texts: JSON has none."""
+    """The report as JSON. Numbers that are not finite are written as texts, since JSON has none."""
     verdict = report.verdict
     return json.dumps(
         {

@@ -194,7 +194,7 @@ async def test_many_refusals_are_a_line_a_second(
         peer = await Peer.connect(stand.server)
         peer.write(b"GET / HTTP/1.1\r\n\r\n")
         await peer.refused()
-    stand.server._said_at -= channel_server._SAY_EVERY_S
+    stand.server._logged_at -= channel_server._LOG_EVERY_S
     stand.server.refused("gw", "the last one")
     lines = [r.getMessage() for r in caplog.records if "was refused" in r.getMessage()]
     assert len(lines) <= 3  # the machine may take more than a second for the twenty

@@ -137,7 +137,7 @@ async def test_what_comes_after_a_refusal_is_not_heard(stand: Stand, tls: ssl.SS
     peer.send(Kind.HELLO, 0, [handshake.hello()])
     proof = handshake.prove(memoryview(await peer.take(Kind.CHALLENGE)))
     (connection,) = stand.server._connections
-    connection._too_slow()
+    connection._handshake_timed_out()
     connection.data_received(b"".join(framed(Kind.PROOF, 0, [proof])))
     assert not connection.welcome
     assert "no handshake within" in await peer.refused()
