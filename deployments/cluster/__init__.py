@@ -1,1 +1,1 @@
-"""The processes around the gateways and replicas: started, found, addressed, changed, stopped."""
+"""The processes around gateways and replicas: started, found, addressed, changed, stopped."""

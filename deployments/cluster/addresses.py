@@ -1,9 +1,10 @@
-"""Who listens where, on one machine and on many nodes.
+"""Which addresses do HAProxy and the gateways listen on, on one machine and on many nodes?
 
-Serve has one address for two things: HAProxy's frontend, and every gateway's own HTTP server, which
-HAProxy reaches on its node's loopback address or, from another node, on that node's address. So the
-frontend's is set by the program in HAProxy's place (HEADRACE_HAPROXY_HOST), and Serve's is only the
-gateways': loopback where all are on one machine, every interface where they are not.
+Serve has one setting of address for two listeners: HAProxy's frontend, and every gateway's own HTTP
+server. HAProxy reaches a gateway on its own node by the loopback address, a gateway on another node
+by that node's address. So the frontend's address is set by the program in HAProxy's place
+(HEADRACE_HAPROXY_HOST), and Serve's setting counts for the gateways only: loopback where all are on
+one machine, every interface otherwise.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ EVERY_INTERFACE = "0.0.0.0"
 
 
 def in_cluster(gateway: GatewaySettings) -> GatewaySettings:
-    """The settings as many nodes take them: reached from everywhere, unless the file says where."""
+    """The settings for a cluster of many nodes: reachable from everywhere, unless the file sets a
+    host."""
     if "host" in gateway.model_fields_set:
         return gateway
     return gateway.model_copy(update={"host": EVERY_INTERFACE})
 
 
 def serve_host(gateway: GatewaySettings, *, one_machine: bool) -> str:
-    """`http_options.host` of a Serve config. `one_machine`: this cluster has no other."""
+    """`http_options.host` of a Serve config. `one_machine`: the cluster has this machine only."""
     if resolved_ingress(gateway.ingress) != "haproxy":
         return gateway.host
     if one_machine:

@@ -1,8 +1,8 @@
-"""Builders of Ray Serve applications, called inside the cluster with the arguments of
-`serve_config`: the gateway, the tenants, one model, the pool.
+"""Builders of the Ray Serve applications: the gateway, the tenants, one model, the pool.
 
-What stands here of a deployment never changes while it runs; what may, overrides it
-(`serve_config`).
+Serve calls them inside the cluster, with the arguments that `serve_config` writes. Options of a
+deployment that are set here never change while it runs. Options that may change are set by
+`serve_config`, which overrides those here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from deployments.contract.app_names import (
 )
 from deployments.settings.model import ModelSettings
 
-_CALLS = 10_000  # never to be reached: gateways ask replicas for their key through Serve, no more
+_CALLS = 10_000  # never reached: through Serve, gateways only ask replicas for their key
 
 
 def gateway(args: dict[str, Any]) -> Any:
@@ -43,14 +43,14 @@ def gateway(args: dict[str, Any]) -> Any:
 
 
 def tenants(args: dict[str, Any]) -> Any:
-    """`args`: as of a `TenantsPublisher`."""
+    """`args`: see `TenantsPublisher`."""
     from deployments.cluster.tenants_publisher import TenantsPublisher
 
     deployment: Any = serve.deployment(
         TenantsPublisher,
         name="tenants",
         ray_actor_options={"num_cpus": 0},
-        max_surge_percent=100,  # else the old one first drains, for 30 s on a cluster
+        max_surge_percent=100,  # else the old one drains first, for 30 s on a cluster
         graceful_shutdown_timeout_s=1,
         graceful_shutdown_wait_loop_s=0.1,
     )
@@ -58,8 +58,8 @@ def tenants(args: dict[str, Any]) -> Any:
 
 
 def model(args: dict[str, Any]) -> Any:
-    """A model's application: an anchor as root, its replicas below it, a deployment for each group
-    of them. `args`: {"name", "settings", "channel"}, and "groups" where it has any."""
+    """A model's application: an anchor as its root, and below it a deployment of replicas for each
+    group. `args`: {"name", "settings", "channel"}, and "groups" if the model has groups."""
     from deployments.replica.anchor import ModelAnchor
 
     anchor: Any = serve.deployment(
@@ -76,8 +76,8 @@ def model(args: dict[str, Any]) -> Any:
 
 
 def pool(args: dict[str, Any]) -> Any:
-    """The replicas that can become any model of the pool, below an anchor. `args`: see
-    `PoolReplica`."""
+    """The pool's application: replicas that can become any model of the pool, below an anchor.
+    `args`: see `PoolReplica`."""
     from deployments.replica.pool.anchor import PoolAnchor
     from deployments.replica.pool_replica import PoolReplica
 

@@ -1,10 +1,10 @@
-"""A model's canary as a model of its own, and the terms of its rollout, from the model's settings.
+"""From a model's settings: its canary as a model of its own, and the terms of its rollout.
 
-The canary is served under a name that no user may give (`canary_of`), with replicas beside the live
-version's, as many as its largest share asks for: a fixed number, or between bounds where the live
-version's are decided by the autoscaler. Nothing of what belongs to the model's name is its own: no
-place in the pool, no rollout, and somebody waits for it; it never sleeps. All else is as it will
-be, so that what its replicas measure is known by their digest.
+The canary is served under a name that no user may give (`canary_of`). Its replicas run beside the
+live version's, as many as its largest share needs: a fixed number, or between bounds if the
+autoscaler decides the live version's number. What belongs to the model's name is not the canary's:
+it has no place in the pool, has no rollout, is not optional and never sleeps. All other settings
+are as they will be, so that what its replicas measure is known by their digest later.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.rollout import AgreementSettings, RolloutSettings
 
-_COUNTS = ("count", "min", "max", "spare", "survive", "groups")
+_COUNTS = ("count", "min", "max", "spare", "survive", "groups")  # the canary has its own numbers
 
 
 def canary_settings(model: ModelSettings) -> ModelSettings:
-    """Of a model with a `rollout`; of several groups of replicas it runs the first."""
+    """The canary's settings, for a model with a `rollout`. If the model has groups, the canary runs
+    the first."""
     assert model.rollout is not None
     one = next(iter(model.views().values()), model)
     written = one.model_dump(mode="json", exclude_unset=True)
@@ -40,7 +41,7 @@ def _numbers(rollout: RolloutSettings, live: ReplicaSettings) -> dict[str, int]:
 
 
 def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
-    """Copies, where there are any, come first."""
+    """The rollout's terms. A step of copies, if the settings ask for one, comes first."""
     shares = tuple(percent / 100 for percent in rollout.steps_percent)
     return RolloutTerms(
         shares=(0.0, *shares) if rollout.shadow_percent else shares,

@@ -1,7 +1,7 @@
-"""An audit line for every change that the host is asked for: who asked, for what, what came of it.
+"""Writes an audit line for every change that the host is asked for: who, what, and the result.
 
-Digests are of the settings that are in force before and after it. A request for a change that is
-refused gets its line too.
+Digests are of the settings in force before and after the change. A change that is refused gets a
+line too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _DIGITS = 12
 def audited_handlers(
     handlers: dict[str, Handler], settings: Callable[[], Settings]
 ) -> dict[str, Handler]:
-    """The same, those that change something with their line. `settings`: those in force."""
+    """The handlers; those that change something also write a line. `settings` returns those in
+    force."""
     return {
         do: _audited(_OBJECTS[do], handler, settings) if do in _OBJECTS else handler
         for do, handler in handlers.items()

@@ -1,6 +1,6 @@
-"""A Ray cluster's dashboard over REST: the way in for who is in no process of it.
+"""A Ray cluster's dashboard over HTTP: access for processes outside the cluster.
 
-Address and token are found as Ray's own command line finds them. Nothing here imports Ray.
+Address and token are found where Ray's own command line finds them. Nothing here imports Ray.
 Source: Ray 2.60 `_private/authentication`, `dashboard/http_server_head.py`.
 """
 
@@ -19,15 +19,15 @@ _TOKEN = "RAY_AUTH_TOKEN"
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _DEFAULT_TOKEN_PATH = Path(".ray", "auth_token")
 _ANSWER_S = 30.0
-_SHOWN = 2000
+_SHOWN = 2000  # characters of an error's body
 
 
 class ClusterError(Exception):
-    """The cluster does not do what was asked; the message says what to do."""
+    """The cluster did not do what was asked. The message says what to do."""
 
 
 def address_of(given: str | None, environ: Mapping[str, str] | None = None) -> str:
-    """The dashboard's address: the one given, $RAY_API_SERVER_ADDRESS, or this machine's."""
+    """The dashboard's address: `given`, else $RAY_API_SERVER_ADDRESS, else this machine's."""
     found = given or (os.environ if environ is None else environ).get(ADDRESS) or _DEFAULT_ADDRESS
     if not found.startswith(("http://", "https://")):
         raise ClusterError(
@@ -38,8 +38,8 @@ def address_of(given: str | None, environ: Mapping[str, str] | None = None) -> s
 
 
 def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None) -> str | None:
-    """$RAY_AUTH_TOKEN, or what the file of $RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token holds; None
-    without. Raises ClusterError where a file that is named cannot be read."""
+    """$RAY_AUTH_TOKEN, else the content of the file at $RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token;
+    None without any. Raises ClusterError if the named file cannot be read."""
     environ = os.environ if environ is None else environ
     if token := environ.get(_TOKEN, "").strip():
         return token
@@ -56,7 +56,8 @@ def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None)
 
 
 class Dashboard:
-    """Every method raises ClusterError. Blocks, for `answer_s` at most."""
+    """A client of one dashboard. Every method raises ClusterError. Methods block, at most for
+    `answer_s`."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Dashboard:
         )
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """The answer, where it is a good one."""
+        """The answer, if its status is below 400; otherwise raises."""
         answer = self.answer(method, path, **more)
         if answer.status_code in (401, 403):
             raise ClusterError(
@@ -85,7 +86,7 @@ class Dashboard:
         return answer
 
     def answer(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Whatever it is."""
+        """The answer, whatever its status."""
         try:
             return self._client.request(method, path, **more)
         except httpx.HTTPError as error:

@@ -1,7 +1,7 @@
 """What a server runs: each model's live version, and the canaries beside them.
 
-A canary is the next version of a model, under a name of its own, until it takes the live one's
-place or goes. Plain data and its changes; nothing is started or asked here.
+A canary is the next version of a model. It runs under a name of its own until it replaces the live
+version or is removed. Plain data and changes of it; nothing is started or asked here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Stage = Literal["judged", "promoting", "leaving"]
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """`settings`: of the model, as the new version has them. stage: judged by the registry;
-    promoting: its settings are put in the live version's place; leaving: it gets no requests more,
-    and goes when those it has are answered. number: grows with every canary of the server.
-    rollout: the registry's number, None until it has one. since_s: in this stage; while judged,
-    since the registry was told of it."""
+    """The next version of one model.
+
+    Stages: judged by the registry; promoting, while its settings replace the live version's;
+    leaving, when it gets no more requests, and is removed once those that it has are answered.
+    """
 
     model: str
-    settings: ModelSettings
-    number: int
-    since_s: float
+    settings: ModelSettings  # of the model, in the new version
+    number: int  # grows with every canary of the server
+    since_s: float  # begin of the stage; while judged, when the registry was told
     stage: Stage = "judged"
-    rollout: int | None = None
+    rollout: int | None = None  # the registry's number; None until it has given one
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Canary:
 
     @property
     def terms(self) -> RolloutTerms:
-        """What it is held to."""
+        """The terms that it is judged by."""
         assert self.settings.rollout is not None
         return rollout_terms(self.settings.rollout)
 
@@ -50,14 +50,14 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """`settings`: of the live versions. canaries: by model."""
+    """What a server runs."""
 
-    settings: Settings
-    canaries: Mapping[str, Canary] = field(default_factory=dict)
+    settings: Settings  # of the live versions
+    canaries: Mapping[str, Canary] = field(default_factory=dict)  # by model
 
     def listed(self) -> Settings:
-        """All that Serve is to run, canaries as models of their own; a version that is promoted
-        stands in the live one's place already."""
+        """All that Serve is to run, with canaries as models of their own. A version that is being
+        promoted has replaced the live one here already."""
         models = dict(self.settings.models)
         for canary in self.canaries.values():
             if canary.stage == "promoting":
@@ -66,6 +66,7 @@ class Deployed:
         return self.settings.model_copy(update={"models": models})
 
     def having(self, canary: Canary) -> Deployed:
+        """With this canary in place of the model's present one."""
         return replace(self, canaries={**self.canaries, canary.model: canary})
 
     def lacking(self, model: str) -> Deployed:
@@ -73,11 +74,12 @@ class Deployed:
         return replace(self, canaries={n: c for n, c in self.canaries.items() if n != model})
 
     def promoted(self, canary: Canary, now: float) -> Deployed:
-        """The canary's version is the live one."""
+        """With the canary's version as the live one, and the canary leaving."""
         models = {**self.settings.models, canary.model: canary.settings}
         settings = self.settings.model_copy(update={"models": models})
         return replace(self, settings=settings).having(leaving(canary, now))
 
 
 def leaving(canary: Canary, now: float) -> Canary:
+    """The canary in its last stage."""
     return replace(canary, stage="leaving", since_s=now)

@@ -1,9 +1,9 @@
-"""What putting a list of Serve applications would do to those that run: which start, end, restart,
-change in place, and because of which values.
+"""What would a list of Serve applications do to those that run: start, end, restart or change them?
 
-Serve builds an application anew, and replaces its processes, when its import path, its runtime
-environment or its arguments differ; a replica's resources replace that deployment's processes.
-Every other option of a deployment changes while it runs. Pure: two lists in, differences out.
+Serve rebuilds an application, and replaces its processes, if its import path, its runtime
+environment or its arguments differ. Another reservation of resources replaces the processes of that
+deployment. All other options of a deployment change while it runs. Pure: two lists in, differences
+out, with the values that cause them.
 Source: reading of ray 2.60 `serve/_private/deploy_utils.py`, `version.py`.
 """
 
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["added", "removed", "restarted", "updated"]
-_BUILDS = ("import_path", "runtime_env", "autoscaling_policy", "args")
-_REPLACES = (
+_BUILDS = ("import_path", "runtime_env", "autoscaling_policy", "args")  # of an application
+_REPLACES = (  # of a deployment
     "ray_actor_options", "placement_group_bundles", "placement_group_strategy",
     "max_replicas_per_node",
 )  # fmt: skip
 _ABSENT = "unset"
-_SHOWN = 60
-_QUERY = re.compile(r"(?<=\S)\?[^#\s]*")  # of a URL: it may be a signature
+_SHOWN = 60  # characters of a value
+_QUERY = re.compile(r"(?<=\S)\?[^#\s]*")  # of a URL; not shown, because it may be a signature
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of one application. `reasons`: "path: old -> new", of what restarts it before the rest; none
-    where it is added or removed."""
+    """What would happen to one application. `reasons`: "path: old -> new", with those that restart
+    it first; none for an application that is added or removed."""
 
     application: str
     kind: Kind
@@ -44,8 +44,8 @@ def by_name(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def differences(running: Applications, wanted: Applications) -> list[Difference]:
-    """Applications by name, as Serve's config has them. In the order of `wanted`, the removed
-    last; those that stay as they are are left out."""
+    """Applications by name, as Serve's config has them. Differences come in the order of `wanted`,
+    removed applications last. Unchanged applications are left out."""
     found = [
         _compared(name, running[name], app) if name in running else Difference(name, "added")
         for name, app in wanted.items()
@@ -63,7 +63,7 @@ def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff
 
 
 def _of_deployments(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What replaces processes, and what changes while they run."""
+    """The changes that replace processes, and those that apply while they run."""
     before, after = _deployments(old), _deployments(new)
     restarts: list[str] = []
     updates: list[str] = []
@@ -80,7 +80,7 @@ def _deployments(app: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Of two values that JSON can carry; an empty mapping and none at all are the same."""
+    """The changes between two JSON values. An empty mapping counts as none."""
     if isinstance(old, Mapping) or isinstance(new, Mapping):
         was = old if isinstance(old, Mapping) else {}
         will = new if isinstance(new, Mapping) else {}

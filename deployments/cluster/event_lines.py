@@ -1,8 +1,7 @@
-"""What a process says to the one that started it: JSON lines that nobody waits for.
+"""Events from a process to the one that started it, as JSON lines that are never waited for.
 
-The reader may be a terminal that was stopped, a pipe that nobody empties, or gone. Lines are
-written by a thread of their own, past Python's buffers, whose locks a blocked writer would hold at
-exit.
+The reader may be a stopped terminal, a pipe that nobody empties, or gone. A thread of its own
+writes the lines, without Python's buffers: a blocked writer would hold their locks at exit.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import queue
 import threading
 from typing import Any
 
-MOST_LINES = 10_000  # that wait; later ones are lost
+MOST_LINES = 10_000  # that wait to be written; further ones are lost
 
 
 class EventLines:
-    """`descriptor`: of an open file, which stays open."""
+    """Writes to `descriptor`, an open file, which stays open."""
 
     def __init__(self, descriptor: int, most: int = MOST_LINES) -> None:
         self._descriptor = descriptor
@@ -27,12 +26,13 @@ class EventLines:
         self._writer.start()
 
     def say(self, event: str, **fields: Any) -> None:
-        """Returns at once, from any thread."""
+        """Queue an event. Returns at once; any thread may call it."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(json.dumps({"event": event, **fields}).encode() + b"\n")
 
     def close(self, limit_s: float = 1.0) -> None:
-        """When all is written, or after the limit: who does not read does not keep us."""
+        """Return when all is written, or after the limit: a reader that does not read delays no
+        exit."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._writer.join(limit_s)

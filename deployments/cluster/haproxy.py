@@ -1,8 +1,9 @@
-"""Where the program is that Serve starts as HAProxy, and whether it suits the installed Ray.
+"""Finds the program that Serve starts as HAProxy, and checks that it suits the installed Ray.
 
-RAY_SERVE_HAPROXY_BINARY_PATH names one executable file, without arguments; Serve looks only whether
-it is there and may be run. An installed Headrace has one, `headrace-haproxy`; a checkout that is
-not installed gets two lines of shell that run the same module with this interpreter.
+RAY_SERVE_HAPROXY_BINARY_PATH names one executable file, without arguments. Serve only checks that
+it exists and may be run. An installed Headrace has such a program, `headrace-haproxy`. A checkout
+that is not installed gets a shell script of two lines that runs the same module with this
+interpreter.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _CHECK_S = 20
 
 
 def program(folder: Path, scripts: Path | None = None) -> Path:
-    """The executable beside this interpreter (in `scripts`), or one made in `folder`.
+    """The executable beside this interpreter (in `scripts`), else one that is made in `folder`.
 
-    Raises FileNotFoundError where there is no HAProxy behind it.
+    Raises FileNotFoundError if there is no HAProxy for it to run.
     """
     try:
         haproxy_wrapper.program(Options.of(os.environ), os.environ)
@@ -51,7 +52,8 @@ def program(folder: Path, scripts: Path | None = None) -> Path:
 
 
 def problem(path: str, folder: Path) -> str | None:
-    """Why the program at `path` cannot serve what the installed Ray writes; None when it can.
+    """Why the program at `path` cannot serve the configuration that the installed Ray writes; None
+    if it can.
 
     Has Serve write its configuration into `folder`, and the program correct and check it.
     """
@@ -73,7 +75,7 @@ def problem(path: str, folder: Path) -> str | None:
 
 
 def _written_by_serve(folder: Path) -> Path:
-    """What Serve would start HAProxy with: a gateway, the fallback, all it may bind."""
+    """Serve's configuration of HAProxy with a gateway, the fallback, and every port it may bind."""
     from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
     from ray.serve.config import HTTPOptions
 

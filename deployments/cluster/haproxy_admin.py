@@ -1,5 +1,6 @@
-"""HAProxy's admin socket: one command, one answer. Standard library alone, like `haproxy_wrapper`.
+"""HAProxy's admin socket: sends one command and reads the answer.
 
+Uses the standard library only, like `haproxy_wrapper`.
 Source: HAProxy 2.8's management guide, "Unix Socket commands": it closes after the answer.
 """
 
@@ -9,7 +10,7 @@ import socket
 
 
 def command(admin_socket: str, words: str, limit_s: float) -> str:
-    """The answer. Raises OSError."""
+    """The answer to a command. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.settimeout(limit_s)
         conn.connect(admin_socket)

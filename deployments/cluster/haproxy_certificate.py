@@ -1,10 +1,10 @@
-"""The certificate that HAProxy shows: checked before it is served, renewed while it serves.
+"""The certificate that HAProxy shows: checked before it is served, renewed while HAProxy runs.
 
-HAProxy wants certificate and key in one file, so one is made beside its configuration, its owner's
-alone. Whoever watches HAProxy looks at the settings' files each second and, when they have changed
-and fit together, hands them over at the admin socket: connections go on with what they began with,
-new ones get the new. Files that do not fit are said on standard error, and the last good ones stay.
-Standard library alone, like `haproxy_wrapper`.
+HAProxy wants certificate and key in one file. That file is made beside its configuration, readable
+by its owner only. The process that watches HAProxy looks at the settings' files each second. When
+they have changed and fit together, it hands them over at the admin socket: existing connections
+keep the old certificate, new ones get the new. If the files do not fit, that is printed on standard
+error, and the last good ones stay. Uses the standard library only, like `haproxy_wrapper`.
 Source: HAProxy 2.8's management guide, `set ssl cert`, `commit ssl cert`, `set ssl ca-file`.
 """
 
@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 from deployments.cluster.haproxy_admin import command
 
-_LIMIT_S = 5.0
-Stamp = tuple[tuple[int, int, int], ...]
+_LIMIT_S = 5.0  # for an answer at the admin socket
+Stamp = tuple[tuple[int, int, int], ...]  # modified, inode, size
 
 
 class CertificateFiles(NamedTuple):
-    """PEM files; `client_ca`: "" where callers need no certificate; `combined`: the one made."""
+    """Paths of PEM files."""
 
     certificate: str
     key: str
-    client_ca: str
-    combined: str = ""
+    client_ca: str  # "": callers need no certificate
+    combined: str = ""  # certificate and key in one, made here
 
     def problem(self) -> str | None:
-        """Why they cannot be served; None when they can."""
+        """Why the files cannot be served; None if they can."""
         import ssl
 
         for path in filter(None, (self.certificate, self.key, self.client_ca)):
@@ -55,7 +55,7 @@ class CertificateFiles(NamedTuple):
         return None
 
     def combine(self) -> None:
-        """Raises OSError."""
+        """Write `combined`. Raises OSError."""
         made = f"{self.combined}.{os.getpid()}"
         with suppress(FileNotFoundError):
             os.remove(made)
@@ -64,7 +64,7 @@ class CertificateFiles(NamedTuple):
         os.replace(made, self.combined)
 
     def stamp(self) -> Stamp:
-        """Of their content, as far as the file system tells; Kubernetes swaps links."""
+        """Changes when the files do, as far as the file system tells; Kubernetes swaps links."""
         found = []
         for path in filter(None, (self.certificate, self.key, self.client_ca)):
             with suppress(OSError):
@@ -74,22 +74,22 @@ class CertificateFiles(NamedTuple):
 
 
 class Renewal:
-    """Of the certificate of a HAProxy that runs. `files` None: it has none."""
+    """Renews the certificate of a running HAProxy. `files` None: it has no certificate."""
 
     def __init__(self, files: CertificateFiles | None) -> None:
         self._files = files
         self._seen = files.stamp() if files else ()
 
     def look(self, admin_socket: str) -> None:
-        """Hands new files over. Raises nothing: what HAProxy or we have against files is said once,
-        until they change again; where HAProxy does not answer, the next look tries again."""
+        """Hand new files over, if there are any. Raises nothing. A fault of the files is printed
+        once, until they change again. If HAProxy does not answer, the next look tries again."""
         if self._files is None or (stamp := self._files.stamp()) == self._seen:
             return
         why = self._files.problem()
         if why is None:
             try:
                 self._files.combine()
-                why = _handed_over(self._files, admin_socket)
+                why = _hand_over(self._files, admin_socket)
             except OSError as error:
                 why, stamp = f"{error}; trying again", self._seen
         self._seen = stamp
@@ -97,8 +97,8 @@ class Renewal:
             print(f"headrace-haproxy: the certificate is not renewed: {why}", file=sys.stderr)
 
 
-def _handed_over(files: CertificateFiles, admin_socket: str) -> str | None:
-    """What HAProxy has against it. Raises OSError."""
+def _hand_over(files: CertificateFiles, admin_socket: str) -> str | None:
+    """Hand the files over. Returns HAProxy's complaint, or None. Raises OSError."""
     said = _ask(admin_socket, "ssl cert", files.combined, _pem(files.combined))
     if said is None and files.client_ca:
         said = _ask(admin_socket, "ssl ca-file", files.client_ca, _pem(files.client_ca))
@@ -112,7 +112,7 @@ def _ask(admin_socket: str, what: str, path: str, pem: str) -> str | None:
 
 
 def _pem(path: str) -> str:
-    """Without empty lines, at which the admin socket would stop reading."""
+    """The file without empty lines, at which the admin socket would stop reading."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return "".join(f"{line.strip()}\n" for line in file if line.strip())
 

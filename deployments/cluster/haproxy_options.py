@@ -1,7 +1,7 @@
-"""What the program in HAProxy's place is told, in its environment (HEADRACE_HAPROXY_…).
+"""The options of the program in HAProxy's place, from environment variables HEADRACE_HAPROXY_….
 
-Listed in docs/cluster.md. Standard library alone, like `haproxy_wrapper`, which reads it at every
-change of the gateways.
+docs/cluster.md lists them. Uses the standard library only, like `haproxy_wrapper`, which reads the
+options at every change of the gateways.
 """
 
 from __future__ import annotations
@@ -11,53 +11,44 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PREFIX = "HEADRACE_HAPROXY_"
-MOST_USED = 2  # times its own bound a gateway takes, of all tenants together (`SharedBound`)
-_BEING_REFUSED = 64  # by a gateway that has so many, and pages that it does not count
+MOST_USED = 2  # a gateway takes so many times its bound, of all tenants together (`SharedBound`)
+_BEING_REFUSED = 64  # requests that a full gateway is refusing, and pages that it does not count
 _ADDRESS = r"[0-9A-Za-z.:_%-]+"
 
 
 class Refused(Exception):
-    """HAProxy must not be started like this; the message says why and what would be right."""
+    """HAProxy must not be started with these options. The message says why, and what is right."""
 
 
 class Options(NamedTuple):
-    """`host`: where requests are accepted, "" for what Serve says; `admin_host`: where HAProxy's
-    statistics and metrics are; `headers_s`: in which a request's headers must arrive; `body_s`: in
-    which a body does that fits HAProxy's buffer; `max_body_bytes`: longer ones are the gateway's to
-    refuse; `max_requests`: a gateway's own bound, which tenants share; `max_connections`: at most;
-    `source_connections`: of one address at most, 0 for no bound of its own; `trusted_proxies`:
-    networks whose word is taken for where a request came from; `certificate`, `key`, `client_ca`:
-    PEM files, "" for none; `operators_only`: only the operator's pages need a client's certificate
-    of that authority; `program`: HAProxy itself, "" for
-    Ray's or the PATH's; `replay`: what a gateway had when it died goes to another one;
-    `compression`: of answers, for who asks."""
+    """What HAProxy is to do."""
 
-    host: str = ""
-    admin_host: str = "127.0.0.1"
-    headers_s: int = 10
-    body_s: int = 30
-    max_body_bytes: int = 64 * 1024 * 1024
-    max_requests: int = 2000
+    host: str = ""  # where requests are accepted; "": as Serve says
+    admin_host: str = "127.0.0.1"  # where HAProxy's statistics and metrics are
+    headers_s: int = 10  # in which a request's headers must arrive
+    body_s: int = 30  # in which a body must arrive that fits HAProxy's buffer
+    max_body_bytes: int = 64 * 1024 * 1024  # the gateway refuses longer bodies
+    max_requests: int = 2000  # a gateway's own bound, which tenants share
     max_connections: int = 65_536
-    source_connections: int = 0
-    trusted_proxies: tuple[str, ...] = ()
-    certificate: str = ""
-    key: str = ""
-    client_ca: str = ""
-    operators_only: bool = False
-    program: str = ""
-    replay: bool = True
-    compression: bool = False
+    source_connections: int = 0  # of one address; 0: no bound of its own
+    trusted_proxies: tuple[str, ...] = ()  # networks that are believed about a request's source
+    certificate: str = ""  # PEM file; "": none
+    key: str = ""  # PEM file; "": none
+    client_ca: str = ""  # PEM file; "": none
+    operators_only: bool = False  # only operator pages need a client's certificate of `client_ca`
+    program: str = ""  # HAProxy itself; "": Ray's, or that on the PATH
+    replay: bool = True  # a request at a gateway that died is sent to another gateway
+    compression: bool = False  # of answers, for clients that accept it
 
     @property
     def places(self) -> int:
-        """Requests that HAProxy lets be under way at one gateway: all that the gateway may take, so
-        that it says who is refused, and not who comes first to HAProxy."""
+        """Requests that HAProxy lets be under way at one gateway. They are all that the gateway may
+        take, so that the gateway decides who is refused, and not the order of arrival."""
         return MOST_USED * self.max_requests + _BEING_REFUSED
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Options:
-        """Raises Refused."""
+        """The options that the environment sets. Raises Refused for an invalid one."""
         default = cls()
         return cls(
             host=_address(environ, "HOST", default.host),

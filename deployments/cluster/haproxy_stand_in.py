@@ -1,18 +1,20 @@
-"""A stand-in that answers at a node's port from when HAProxy is killed until Serve has another one.
+"""Answers at a node's port after HAProxy was killed, until Serve has started another HAProxy.
 
-Serve looks at HAProxy's admin socket only now and then and starts another one after half a minute;
-meanwhile nobody would listen. So what starts HAProxy leaves a watcher behind. Once HAProxy answers
-at its admin socket, this waits for its end, and brings it about where that socket has fallen
-silent: HAProxy has one thread, so that one which hangs answers nobody, for 45 s until Serve acts.
-Unless a newer HAProxy has taken over, it then starts one with the same configuration, but for an
-admin socket of its own: Serve shall not take it for the one it lost, which it could not reload. The
-next HAProxy that Serve starts takes the port over without a gap, and begins with the gateways of
-the stand-in where Serve has not been told of any yet.
+Serve checks HAProxy's admin socket only now and then, and starts another HAProxy after half a
+minute; meanwhile nobody would listen. So the program that starts HAProxy leaves a *watcher* process
+behind. Once HAProxy answers at its admin socket, the watcher waits for HAProxy's end. It also kills
+a HAProxy whose admin socket has fallen silent: HAProxy has one thread, so one that hangs answers
+nobody, and Serve would act only after 45 s.
 
-A server that is stopped in order kills HAProxy too, which looks the same from here; so a stand-in
-ends with Ray's node process, and after `LONGEST_S` in any case. So does HAProxy itself, which would
-else outlive a node that did not end in order, and hold its port. Standard library alone, like
-`haproxy_wrapper`, whose process this begins in.
+Unless a newer HAProxy has taken over, the watcher then starts a *stand-in*: a HAProxy with the same
+configuration but an admin socket of its own. Otherwise Serve would take the stand-in for the lost
+one, which it could not reload. The next HAProxy that Serve starts takes the port over without a
+gap. It begins with the stand-in's gateways if Serve has not been told of any yet.
+
+An orderly stop of a server kills HAProxy too, which looks the same to a watcher. So a stand-in ends
+with Ray's node process, and after `LONGEST_S` in any case. HAProxy itself is ended with the node
+process too; otherwise it would outlive a node that was killed, and hold its port. Uses the standard
+library only, like `haproxy_wrapper`, in whose process this begins.
 """
 
 from __future__ import annotations
@@ -35,20 +37,21 @@ from deployments.cluster.haproxy_admin import command
 LONGEST_S = 180.0
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 _LOOKS_S = 0.1
-_ANSWER_S = 1.0  # at the admin socket, of one that serves: milliseconds at full load
-_HUNG_LOOKS = 3  # in a row that nobody answered there
-_NODE_S = 1.0  # until it is noticed that the node process is gone
-_TAKEN_OVER_S = 60.0  # that its last requests may take once a newer HAProxy has the port
+_ANSWER_S = 1.0  # at the admin socket; one that serves takes milliseconds at full load
+_HUNG_LOOKS = 3  # in a row without an answer
+_NODE_S = 1.0  # until the end of the node process is noticed
+_TAKEN_OVER_S = 60.0  # for its last requests, once a newer HAProxy has the port
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
 _ADMIN = re.compile(r"^( *stats socket )(\S+)(.*)$", re.MULTILINE)
 _STATE = re.compile(r"^ *load-server-state-from-file .*\n", re.MULTILINE)
+# Lines in which two configurations must agree, so that one's gateways may be used in the other.
 _FRAME = re.compile(r"^ *(?:bind|stats|maxconn|chroot|user|group) .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Beside the configuration at `config`. `current`: the id of the process that Serve started
-    last; `stand_in`: the configuration of a stand-in; `process`: its id."""
+    """The files beside the configuration at `config`. `current`: the id of the process that Serve
+    started last; `stand_in`: the configuration of a stand-in; `process`: the stand-in's id."""
 
     config: str
 
@@ -65,7 +68,7 @@ class Files:
         return f"{self.config}.stand-in.pid"
 
     def running(self) -> int | None:
-        """The stand-in's process, if it runs."""
+        """The stand-in's process id, if it runs."""
         return _running(self.process, self.stand_in)
 
 
@@ -73,7 +76,7 @@ class Files:
 
 
 def begin_with_gateways(files: Files) -> None:
-    """Those of the stand-in, while the configuration has none."""
+    """Put the stand-in's gateways into a configuration that has none."""
     with open(files.config, encoding="utf-8") as file:
         config = file.read()
     if (known := with_gateways(config, files)) != config:
@@ -81,8 +84,8 @@ def begin_with_gateways(files: Files) -> None:
 
 
 def with_gateways(config: str, files: Files) -> str:
-    """`config`, or the stand-in's, if that has gateways, `config` has not, and they are of one
-    frame: the same addresses, sockets and limits."""
+    """The stand-in's configuration if it has gateways, `config` has none, and both have the same
+    addresses, sockets and limits; else `config`."""
     if _GATEWAY.search(config) or files.running() is None:
         return config
     admin = _ADMIN.search(config)
@@ -96,8 +99,8 @@ def with_gateways(config: str, files: Files) -> str:
 
 
 def takes_over(arguments: Sequence[str], files: Files) -> list[str]:
-    """`arguments`, and those that have whoever else still holds the port hand it over and finish: a
-    stand-in, or a HAProxy whose manager died."""
+    """`arguments`, with those that make any process that still holds the port hand it over and
+    finish: a stand-in, or a HAProxy whose manager died."""
     stand_in, orphan = files.running(), _running(files.current, files.config)
     holders = [str(pid) for pid in (stand_in, orphan) if pid and str(pid) not in arguments]
     if not holders:
@@ -125,13 +128,13 @@ def leave_watcher(
     files: Files,
     each_look: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Called by the process that becomes HAProxy: a process of its own that outlives it. While a
-    HAProxy serves, `each_look` is told its admin socket about once a second."""
+    """Called by the process that becomes HAProxy: leaves a process of its own that outlives it.
+    While a HAProxy serves, `each_look` gets its admin socket about once a second."""
     with open(files.config, encoding="utf-8") as file:
         config = file.read()
     node = _parent(os.getppid())
     if node <= 1:
-        return  # there is no node process: whoever started it ends it
+        return  # there is no node process: whoever started HAProxy ends it
     with _locked(files.current):
         before = _number(files.current)
         _write(files.current, str(os.getpid()))
@@ -140,7 +143,7 @@ def leave_watcher(
     if child:
         os.waitpid(child, 0)
         return
-    os.setsid()  # what ends HAProxy's manager and its group does not end this
+    os.setsid()  # so that it outlives HAProxy's manager and its process group
     if os.fork():
         os._exit(0)
     _watch(watched, program, _own_arguments(arguments), files)
@@ -148,17 +151,16 @@ def leave_watcher(
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A HAProxy, a handle (pidfd) of the node process that it belongs to, what it was started with,
-    which was the newest `before` it, and what is done at `each_look`."""
+    """A HAProxy that is watched."""
 
     pid: int
-    node: int
-    config: str
-    before: int
+    node: int  # a handle (pidfd) of the node process that it belongs to
+    config: str  # that it was started with
+    before: int  # the process id of the newest HAProxy before it
     each_look: Callable[[str], None]
 
     def has_node(self) -> bool:
-        """Also a process that ended and was not waited for is gone."""
+        """Whether the node process lives. A zombie counts as gone."""
         return not select.select([self.node], [], [], 0)[0]
 
 
@@ -178,15 +180,15 @@ def _watch(watched: Watched, program: str, arguments: Sequence[str], files: File
 
 
 def _give_way(watched: Watched, files: Files) -> None:
-    """To the one before: a HAProxy that could not start is nobody's successor."""
+    """Name the HAProxy before it as the newest: one that could not start replaces nobody."""
     with _locked(files.current):
         if _is_newest(watched, files):
             _write(files.current, str(watched.before))
 
 
 def _serves_then_ends(watched: Watched, files: Files) -> bool:
-    """When it has ended: whether it ever served. Ends it when the node process is gone, and when it
-    hangs."""
+    """Wait until it has ended; returns whether it ever served. Ends it when the node process is
+    gone, and kills it when it hangs."""
     found = _ADMIN.search(watched.config)
     address = found[2] if found else ""
     serves, silent = False, 0
@@ -207,8 +209,8 @@ def _serves_then_ends(watched: Watched, files: Files) -> bool:
 
 
 def process_at(admin_socket: str, limit_s: float) -> int | None:
-    """The HAProxy that answers there; None: somebody listens and says nothing; 0: nobody listens,
-    as between two HAProxies."""
+    """The process id of the HAProxy that answers there. None: somebody listens and does not answer.
+    0: nobody listens, as between two HAProxies."""
     try:
         lines = command(admin_socket, "show info\n", limit_s).splitlines()
     except (TimeoutError, BlockingIOError):
@@ -223,8 +225,8 @@ def _is_newest(watched: Watched, files: Files) -> bool:
 
 
 def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
-    """Until there is a newer HAProxy, the node process is gone, `LONGEST_S` are over, or one ended
-    by itself: that would happen again."""
+    """Run a stand-in, until there is a newer HAProxy, the node process is gone, `LONGEST_S` have
+    passed, or a stand-in ended by itself: that would happen again."""
     _write(files.stand_in, stand_ins(watched.config))
     ends = time.monotonic() + LONGEST_S
     was_killed = True
@@ -240,8 +242,8 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
 
 
 def stand_ins(config: str) -> str:
-    """With an admin socket of its own, and without what the gateways were like at the last change
-    of them: one that was just starting then would have to prove itself first."""
+    """The configuration of a stand-in: with an admin socket of its own, and without the saved state
+    of the gateways. A gateway that was just starting then would have to prove itself first."""
     config = _STATE.sub("", config)
     return _ADMIN.sub(lambda m: f"{m[1]}{_beside(m[2])}{m[3]}", config, count=1)
 
@@ -260,12 +262,12 @@ def _finish(process: subprocess.Popen[bytes], *, taken_over: bool) -> None:
 
 
 def _beside(address: str) -> str:
-    """Another one of the same length: those of sockets may not be long."""
+    """Another address of the same length: paths of sockets may not be long."""
     return address[:-1] + ("2" if address[-1] != "2" else "3")
 
 
 def _own_arguments(arguments: Sequence[str]) -> list[str]:
-    """Without the file and whom to take over from."""
+    """The arguments that a stand-in needs: without the file and the processes to take over from."""
     return [each for each in arguments if each in ("-db", "-dR")]
 
 
@@ -273,7 +275,7 @@ def _own_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _running(path: str, argument: str) -> int | None:
-    """The process that the file names, if it runs with that argument: numbers are given again."""
+    """The process that the file names, if it runs with that argument: ids are used again."""
     pid = _number(path)
     if not pid:
         return None
@@ -283,7 +285,7 @@ def _running(path: str, argument: str) -> int | None:
 
 
 def _parent(pid: int) -> int:
-    """0: it has none, or is gone."""
+    """The parent's id; 0 if the process has none or is gone."""
     with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         return int(file.read().rpartition(")")[2].split()[1])
     return 0
@@ -304,7 +306,7 @@ def _write(path: str, text: str) -> None:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Alone with it, of all that read it before they write it."""
+    """Hold the file's lock, which everyone takes who reads it before writing it."""
     with open(f"{path}.lock", "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,9 +1,9 @@
 """The process that owns the local Ray cluster: starts it, deploys, answers control, drains, ends.
 
-Runs in a session of its own, so that a terminal's Ctrl-C reaches the command line alone and Ray's
-processes can finish what they hold. Says what happens as JSON lines on standard output; ends when
-told by SIGTERM or when its standard input closes (the command line is gone). Ray is started fresh
-(`address="local"`), never joined, with usage reports off.
+It runs in a session of its own, so that Ctrl-C in a terminal reaches the command line only, and
+Ray's processes can finish their work. It prints events as JSON lines on standard output. It ends on
+SIGTERM, or when its standard input closes because the command line is gone. Ray is always started
+here (`address="local"`), never joined, with usage reports off.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
-_LOOKS_S = 1.0  # at rollouts
-_LOST_S = 2.0  # for requests in flight, then for each process, when the cluster falls apart
+_LOOKS_S = 1.0  # between two looks at rollouts
+_LOST_S = 2.0  # for requests in flight, and for each process, after the cluster was lost
 logger = logging.getLogger("headrace.host")
 
 
 class StartFailed(Exception):
-    """The start cannot succeed; the message is for the user."""
+    """The start cannot succeed. The message is for the user."""
 
 
 class ClusterLost(Exception):
-    """Ray's own part of the cluster ended; the message is for the user."""
+    """One of Ray's own processes has ended. The message is for the user."""
 
 
 class Host:
-    """`settings` are those of `path`, with paths as written there and the command line's overrides
-    applied. `say`: tells the command line of an event, with its fields, and waits for nobody."""
+    """Runs one server. `settings` are those of `path`, with paths as written there and the command
+    line's overrides applied. `say` tells the command line an event with its fields, and never
+    blocks."""
 
     def __init__(self, settings: Settings, path: Path, say: Callable[..., None]) -> None:
         self._say = say
@@ -102,7 +103,8 @@ class Host:
         self._stop.set()
 
     def _clear_the_way(self) -> str | None:
-        """Ends what killed servers on this port left; why this one cannot start nevertheless."""
+        """End what killed servers left on this port. Returns why this server still cannot start, or
+        None."""
         known = server_files.known(self._port, self._states)
         for state in known:
             if state.alive:
@@ -124,7 +126,7 @@ class Host:
             raise StartFailed(f"{at} cannot be written: {why}; XDG_STATE_HOME moves it") from None
         folder = server_files.make_run_folder(self._port)
         server_files.write(self._state("", ""), folder)
-        apply_environment(self._settings.gateway, folder, self._own(folder))
+        apply_environment(self._settings.gateway, folder, self._own_variables(folder))
         self._say("phase", name="ray", message="starting Ray")
         from deployments.cluster.local_cluster import LocalCluster
 
@@ -146,7 +148,7 @@ class Host:
         self._live.start()
 
     def _record(self, verb: str, after: str = "") -> None:
-        """Of what this process does itself."""
+        """Audit what this process does itself."""
         source = f"process {os.getpid()}"
         audit.record(AuditLine(audit.user(), verb, str(self._path), source, after=after))
 
@@ -159,11 +161,11 @@ class Host:
     def _make_folders(self) -> None:
         server_files.write(self._state("", ""), self._states)
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Ray puts its driver's folder on every worker's import path: not the user's, then.
+        # Ray puts its driver's working folder on every worker's import path: not the user's folder.
         os.chdir(self._folder)
 
-    def _own(self, folder: Path) -> dict[str, str]:
-        """What this start adds to the cluster's environment."""
+    def _own_variables(self, folder: Path) -> dict[str, str]:
+        """The variables that this start adds to the cluster's environment."""
         self._logs = LogSocket(folder / "log.sock", lambda line: self._say("log", message=line))
         return {
             orphaned_processes.VARIABLE: self._id,
@@ -229,12 +231,12 @@ class Host:
                 self._check_cluster()
 
     def _keep_revoked(self) -> None:
-        """On a thread of its own: a store that hangs may hold up neither the watch nor a stop."""
+        """Runs in a thread: a store that hangs may hold up neither the watch nor a stop."""
         while not self._stop.wait(_POLL_S):
             self._keys.keep()
 
     def _drive_rollouts(self) -> None:
-        """On a thread of its own, as revoked keys are kept."""
+        """Runs in a thread, like `_keep_revoked`."""
         drive(self._rollouts, lambda: self._stop.wait(_LOOKS_S))
 
     def _check_cluster(self) -> None:
@@ -275,13 +277,13 @@ class Host:
 
     def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = self._cluster.status()
-        uptime_s = time.monotonic() - self._began_s  # clocks are set now and then
+        uptime_s = time.monotonic() - self._began_s  # the wall clock may be set
         return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}
 
     # ---- end --------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Of everything this start began; a start that was refused began nothing."""
+        """End everything that this start began; a start that was refused began nothing."""
         try:
             self._end_cluster()
         except Exception:
@@ -306,8 +308,8 @@ class Host:
         self._cluster.close()
 
     def _end_processes(self) -> None:
-        """Of what Ray does not end itself: HAProxy, and agents that have not heard of its end. The
-        files are kept when one does not end: a later `headrace stop` needs them."""
+        """End what Ray does not end itself: HAProxy, and agents that have not heard of Ray's end.
+        If one does not end, the files are kept: a later `headrace stop` needs them."""
         try:
             orphaned_processes.end(self._id, self._term_s)
         except TimeoutError as error:
@@ -318,7 +320,7 @@ class Host:
 
 
 def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -> None:
-    """Without what is left of it after the limit: it may wait for a process that is gone."""
+    """Make the call, but go on after the limit: it may wait for a process that is gone."""
     caller = threading.Thread(target=call, args=(argument,), daemon=True)
     caller.start()
     caller.join(limit_s)

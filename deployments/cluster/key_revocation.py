@@ -1,9 +1,9 @@
-"""Which keys a server has, and the end of one of them, at once and for good.
+"""Lists a server's keys, and revokes one at once and for ever.
 
-A path of its own: it takes no lock, asks neither the registry nor Serve, and waits for no `apply`
-that is under way. The hash goes into the cluster's store, where gateways look twice a second; and
-into a file of this machine, from which the next start takes it, so that a settings file that still
-lists the key does not bring it back.
+Revoking takes no lock, asks neither the registry nor Serve, and waits for no `apply` under way. The
+key's hash goes into the cluster's store, which gateways read twice a second, and into a file on
+this machine, from which the next start reads it. So a settings file that still lists the key does
+not bring it back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEEPS_S = 1.0
 
 
 class Store(Protocol):
-    """What this needs of the cluster; each call may raise."""
+    """The cluster's store, as far as it is used here. Each call may raise."""
 
     def published_tenants(self) -> str | None: ...
 
@@ -36,7 +36,8 @@ class Store(Protocol):
 
 
 class KeyRevocation:
-    """`file`: this machine's. Tenants are those published, or those at `gateway.tenants_path`."""
+    """`file`: this machine's list of revoked hashes. Tenants are the published ones, or those at
+    `gateway.tenants_path`."""
 
     def __init__(
         self,
@@ -53,26 +54,27 @@ class KeyRevocation:
         self._clock, self._keeps_at = clock, 0.0
 
     def recall(self) -> None:
-        """What was revoked before this start stays so."""
+        """Revoke again, in the cluster's store, what was revoked before this start."""
         for key_hash in self._remembered():
             self._store.revoke(key_hash)
 
     def keep(self) -> None:
-        """What was revoked at a gateway holds after a restart, too; looks once a second."""
+        """Write down keys that were revoked at a gateway, so that a restart keeps them revoked.
+        Looks once a second."""
         if (now := self._clock()) < self._keeps_at:
             return
         self._keeps_at = now + _KEEPS_S
-        with contextlib.suppress(Exception):  # a store that is away: the next look has it
+        with contextlib.suppress(Exception):  # if the store is away, the next look gets them
             for key_hash in self._store.revoked().difference(self._remembered()):
                 self._remember(key_hash)
 
     def listing(self) -> dict[str, Any]:
-        """{"keys": a `KeyRow` each}."""
+        """{"keys": a list of `KeyRow`}."""
         return {"keys": key_rows(self._tenants(), self._store.revoked(), self._wall())}
 
     def revoke(self, request: dict[str, Any]) -> dict[str, Any]:
-        """`request`: {"key": id or hash}. {"revoked": id, "owner": whose it was}, or {"error":
-        why}."""
+        """Revoke a key. `request`: {"key": id or hash}. Returns {"revoked": id, "owner": its
+        owner}, or {"error": why not}."""
         try:
             owner, key = self._tenants().key_called(request["key"])
         except ValueError as unknown:
@@ -83,7 +85,7 @@ class KeyRevocation:
         return {"revoked": key.kid, "owner": owner}
 
     def _tenants(self) -> TenantsSettings:
-        """Raises SettingsErrors, a ValueError."""
+        """The tenants in force. Raises ValueError, of which SettingsErrors is one."""
         if self._gateway.tenants_path is not None:
             return load_tenants(self._gateway.tenants_path, self._gateway.priorities)
         text = self._store.published_tenants()
@@ -92,7 +94,7 @@ class KeyRevocation:
         return parse_tenants(text, "the published tenants", self._gateway.priorities)
 
     def _remember(self, key_hash: str) -> None:
-        """What cannot be written holds all the same, until the next start."""
+        """Write the hash down. If that fails, the key is still revoked until the next start."""
         try:
             line_files.append(self._file, key_hash.encode("ascii") + b"\n")
         except OSError as fault:

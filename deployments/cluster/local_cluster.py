@@ -1,10 +1,10 @@
-"""A local Ray cluster with Serve on it, as the host drives it: declarative, over Serve's REST.
+"""A local Ray cluster with Serve on it, as the host drives it: by lists, over Serve's REST.
 
-What is put is Serve's to carry out; the registry is only told of it, and asked how far it is. One
-that hangs costs a bounded wait and the progress, and keeps nobody from changing anything.
+Serve carries out the list of applications that is put. The registry is only told of it, and asked
+for progress. A registry that hangs costs a bounded wait and the progress, but blocks no change.
 
-Importing this module imports Ray: `ray_env.apply_environment` must have run before. Every call here
-blocks and belongs to the host's threads, never to a gateway.
+Importing this module imports Ray, so `ray_env.apply_environment` must have run before. Every call
+here blocks and belongs on the host's threads, never in a gateway.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
-_STARTS_S = 60.0  # the registry's imports take seconds on a busy machine
-_BRIEFLY_S = 2.0  # for what goes on without an answer
+_STARTS_S = 60.0  # to the registry's first answer: its imports take seconds on a busy machine
+_BRIEFLY_S = 2.0  # to wait for an answer that the caller can do without
 logger = logging.getLogger("headrace.host")
-_READY_ANSWER_S = 0.5  # HAProxy lets a request wait while no gateway is up; progress must not
-_LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait for a place
+_READY_ANSWER_S = 0.5  # HAProxy holds requests while no gateway is up; progress must go on
+_LOGICAL_CPUS = 1000  # all replicas share this one machine: none may wait for a place
 
 
 class LocalCluster:
-    """Starts Ray (never joins one). `port`: where the gateway will listen; `tls`: and takes TLS
-    alone, for which this has no certificate."""
+    """Starts Ray; never joins one. `port`: where the gateways will be reached; `tls`: they take TLS
+    only, for which this process has no certificate."""
 
     def __init__(self, port: int, *, tls: bool = False) -> None:
         context: Any = ray.init(
@@ -71,7 +71,7 @@ class LocalCluster:
         self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
         self._serve = ServeRest(self._dashboard)
         self._registry = registry()
-        self._heard = False
+        self._heard = False  # the registry has answered once
 
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
@@ -80,11 +80,12 @@ class LocalCluster:
         tenants_store.freeze(frozen)
 
     def frozen(self) -> bool | None:
-        """As an operator has set it; None: as the published tenants say."""
+        """The controllers' switch as an operator has set it; None: it is as the published tenants
+        say."""
         return tenants_store.frozen()
 
     def published_tenants(self) -> str | None:
-        """The text that is in force."""
+        """The text of the tenants in force; None if none was published."""
         return tenants_store.fetch()
 
     def revoke(self, key_hash: str) -> None:
@@ -97,16 +98,16 @@ class LocalCluster:
         store.put(store.DOCUMENT, text)
 
     def put(self, config: dict[str, Any]) -> None:
-        """Failures noted before are forgotten: what is put now is tried anew. Raises ClusterError
-        with Serve's words when it refuses the list."""
+        """Put the list of applications. Earlier failures are forgotten, since everything is tried
+        again. Raises ClusterError with Serve's message if it refuses the list."""
         models = {model_name(n): app for n, app in by_name(config).items() if is_model_app(n)}
         self._digests = {name: digests(app["args"]) for name, app in models.items()}
-        self._asked_if_there("forget_failures", list(models))
+        self._try_registry("forget_failures", list(models))
         self._serve.put(config)
-        self._asked_if_there("refresh")  # else it asks Serve by itself, once a second
+        self._try_registry("refresh")  # else the registry hears of it within a second
 
-    def _asked(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
-        """The registry's answer. Raises ClusterError where there is none in time."""
+    def _ask_registry(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
+        """The registry's answer. Raises ClusterError if there is none in time."""
         limit_s = limit_s if self._heard else max(limit_s, _STARTS_S)
         try:
             found = ray.get(getattr(self._registry, method).remote(*args), timeout=limit_s)
@@ -120,21 +121,21 @@ class LocalCluster:
         self._heard = True
         return found
 
-    def _asked_if_there(self, method: str, *args: Any) -> Any:
-        """As `_asked`; None, and a line, where it hangs."""
+    def _try_registry(self, method: str, *args: Any) -> Any:
+        """As `_ask_registry`, but logs a warning and returns None if there is no answer."""
         try:
-            return self._asked(method, *args, limit_s=_BRIEFLY_S)
+            return self._ask_registry(method, *args, limit_s=_BRIEFLY_S)
         except ClusterError as silence:
             logger.warning("%s (%s)", silence, method)
             return None
 
     def progress(self) -> list[dict[str, Any]]:
-        """For each replica that has said something: what it passed, then what it does."""
-        progress = self._asked_if_there("progress") or []
+        """For each replica that has reported: the phases that it passed, then the present one."""
+        progress = self._try_registry("progress") or []
         return [row for each in progress for row in _progress_rows(each)]
 
     def ready(self, gateways: int) -> bool:
-        """Whether every model that is not optional is hot, at every gateway."""
+        """Whether every model that is not optional is hot at every gateway."""
         if not (self._listens() if self._tls else self._answers()):
             return False
         return (gateways == 1 and not self._tls) or self._all_see_all(gateways)
@@ -154,7 +155,7 @@ class LocalCluster:
             return False
 
     def _all_see_all(self, gateways: int) -> bool:
-        raw = self._asked_if_there("status")
+        raw = self._try_registry("status")
         if raw is None:
             return False
         seen = [g["models"] for g in raw["gateways"].values()]
@@ -164,39 +165,40 @@ class LocalCluster:
         )
 
     def descriptions(self) -> list[ModelDescription]:
-        view = self._asked("status")["view"]
+        view = self._ask_registry("status")["view"]
         return [view.models[name] for name in sorted(view.models)]
 
     def status(self) -> dict[str, Any]:
-        """What a `StatusSnapshot` has of models and gateways."""
+        """The models, gateways, rollouts and scaling of a `StatusSnapshot`."""
+        # The registry asks Serve and then the autoscaler, so it gets twice the time.
         # It asks Serve and the autoscaler in turn.
-        found: dict[str, Any] = self._asked("server_status", limit_s=2 * ANSWER_S)
+        found: dict[str, Any] = self._ask_registry("server_status", limit_s=2 * ANSWER_S)
         return found
 
     def scale(self, target: ManualTarget) -> dict[str, Any]:
         return set_target(target)
 
-    # ---- rollouts; each raises ClusterError where the registry does not answer ---------------
+    # ---- rollouts; each raises ClusterError if the registry does not answer ------------------
 
     def rollouts(self) -> list[RolloutAccount]:
-        found: list[RolloutAccount] = self._asked("rollouts")
+        found: list[RolloutAccount] = self._ask_registry("rollouts")
         return found
 
     def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
-        return int(self._asked("begin_rollout", model, terms))
+        return int(self._ask_registry("begin_rollout", model, terms))
 
     def promote(self, model: str) -> bool:
-        return bool(self._asked("promote", model))
+        return bool(self._ask_registry("promote", model))
 
     def finish_rollout(self, model: str) -> bool:
-        return bool(self._asked("finish_rollout", model))
+        return bool(self._ask_registry("finish_rollout", model))
 
     def abort_rollout(self, model: str, why: str) -> bool:
-        return bool(self._asked("abort_rollout", model, why))
+        return bool(self._ask_registry("abort_rollout", model, why))
 
     def held(self, name: str) -> int:
-        """Rows of a model that wait at gateways, and batches or streams that replicas have."""
-        gateways = self._asked("status")["gateways"].values()
+        """Rows of a model that wait at gateways, plus leases at its replicas."""
+        gateways = self._ask_registry("status")["gateways"].values()
         seen = [g["models"][name] for g in gateways if name in g["models"]]
         return sum(s["waiting_rows"] + s["leases"] for s in seen)
 
@@ -204,14 +206,14 @@ class LocalCluster:
         return _runs(self.applications(), name)
 
     def forget(self, name: str) -> None:
-        """What replicas of a model that has gone said of it."""
+        """Delete the stored descriptions of a model that is gone."""
         description_store.forget(name)
 
     def settle(
         self, settings: Settings, changed: Collection[str], stop: threading.Event
     ) -> dict[str, str]:
-        """Waits until the models `changed` run and those that `settings` have not are gone; why
-        those that cannot start cannot."""
+        """Wait until the models in `changed` run and models that `settings` lack are gone. Returns
+        why models cannot start, by model. Raises InterruptedError when the server stops."""
         limits_s = (settings.models[name].replicas.start_timeout_s for name in changed)
         limit_s = max(limits_s, default=60.0)
         kept = {model_app(name) for name in settings.models}
@@ -232,10 +234,11 @@ class LocalCluster:
     def _failures(
         self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
     ) -> dict[str, str]:
-        """Since they were put last; in a replica's own words, where it had any, or Serve's. One of
-        a version that was taken back may still say that it failed."""
+        """Failures since the last `put`, in a replica's own words if it had any, else in Serve's.
+        Reports of replicas with other settings are ignored: one of a version that was taken back
+        may still report its failure."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
-        progress = self._asked_if_there("progress") or []
+        progress = self._try_registry("progress") or []
         return failed | {
             n.model: n.detail
             for n in progress
@@ -243,7 +246,7 @@ class LocalCluster:
         }
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:
-        """Which of these models cannot start, and why."""
+        """Which of these models cannot start, by name, and why."""
         return self._failures(names, self.applications())
 
     def applications(self) -> dict[str, tuple[str, str]]:
@@ -252,12 +255,13 @@ class LocalCluster:
         return {name: (app["status"], app["message"]) for name, app in apps.items()}
 
     def drain(self, limit_s: float) -> None:
-        """New requests get 503 from now on; returns when none is in flight, or at the limit."""
+        """Make gateways answer new requests with 503. Returns when no request is in flight, or at
+        the limit."""
         end = time.monotonic() + limit_s
         try:
-            self._asked("drain", True)
+            self._ask_registry("drain", True)
             while time.monotonic() < end:
-                gateways = self._asked("status")["gateways"].values()
+                gateways = self._ask_registry("status")["gateways"].values()
                 if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
                     return
                 time.sleep(_POLL_S / 2)
@@ -265,7 +269,7 @@ class LocalCluster:
             logger.warning("the gateways were not told to drain, or say nothing of it: %s", silence)
 
     def lost(self) -> str | None:
-        """Which of Ray's own processes has ended; None while it is a cluster."""
+        """Which of Ray's own processes has ended; None if none has."""
         return self._processes.ended()
 
     def close(self) -> None:

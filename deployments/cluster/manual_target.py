@@ -1,9 +1,9 @@
-"""Sets a model's number of replicas by hand, where the cluster runs.
+"""Sets a model's number of replicas by hand, from inside the cluster.
 
-The autoscaler keeps it, across its own death too, until it is told that the number is its own
-again. On a cluster of somebody's this is a job's command, run on the head node: `python -m
-deployments.cluster.manual_target TARGET` (JSON of `ManualTarget`); prints one line, marked, with
-JSON of the answer.
+The autoscaler keeps the number, across its own restarts too, until it is told to decide again. On a
+remote cluster this module is run as a job on the head node: `python -m
+deployments.cluster.manual_target TARGET` (JSON of `ManualTarget`). It prints one line with a mark
+and the JSON of the answer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ManualTarget:
-    """group: "" of a model without. replicas: None: as the autoscaler decides."""
+    """The number of replicas to set."""
 
     model: str
-    group: str = ""
-    replicas: int | None = None
+    group: str = ""  # "": of a model without groups
+    replicas: int | None = None  # None: let the autoscaler decide
 
 
 def set_target(target: ManualTarget) -> dict[str, Any]:
-    """{"error": what is wrong} or the target. Ray is initialised."""
+    """Set the number. Returns the target, or {"error": what is wrong}. Needs an initialised Ray."""
     import ray
 
     from deployments.contract.scaling import actor_name
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def read(output: str) -> dict[str, Any] | None:
-    """The answer that a run of this command printed; None where it printed none."""
+    """The answer in the output of this command; None if it printed none."""
     for line in output.splitlines():
         if line.startswith(MARK):
             answer: dict[str, Any] = json.loads(line.removeprefix(MARK))

@@ -1,8 +1,9 @@
-"""Our applications among those of others on one cluster.
+"""Merges Headrace's applications into the list of all applications on a cluster.
 
-Serve takes a whole list at a time and deletes what was in the last one and is not in this, so
-whoever puts ours must put the others' again, word for word. Applications that were deployed from
-code (`serve.run`) are in no list and stay by themselves. Pure: Serve's details in, a list out.
+Serve takes a whole list at a time, and deletes what was in the last list and is not in this one. So
+whoever puts Headrace's applications must put everybody else's again, unchanged. Applications that
+were deployed from code (`serve.run`) are in no list and stay by themselves. Pure: Serve's details
+in, a list out.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from deployments.contract.app_names import GATEWAY_APP
 from deployments.settings.gateway import GatewaySettings
 
 _LISTENS = ("host", "port")
-_UNSAFE = {
+_UNSAFE = {  # that HAProxy must not be told while it runs with another value
     "HEADRACE_HAPROXY_HOST", "HEADRACE_HAPROXY_ADMIN_HOST", "HEADRACE_HAPROXY_REPLAY",
     "RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT",
 }  # fmt: skip
 
 
 def ours(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Configs of the applications that our builders make, by name, as they were put."""
+    """Configs of Headrace's applications, by name, as they were put."""
     return {name: app for name, app in _configs(details) if _is_ours(app)}
 
 
 def others(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Configs of everybody else's that were put as a list."""
+    """Configs of all other applications that were put as a list."""
     return {name: app for name, app in _configs(details) if not _is_ours(app)}
 
 
 def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with everybody else's applications. Raises ClusterError where they cannot go
-    together: a name or a route is taken, or Serve listens elsewhere."""
+    """`config` with all other applications added. Raises ClusterError if they cannot go together: a
+    name or a route is taken, or Serve listens elsewhere."""
     foreign = others(details)
     for app in config["applications"]:
         if conflict := _conflict(app, details, foreign):
@@ -51,7 +52,7 @@ def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, A
 def beside_others(
     applications: Iterable[Mapping[str, Any]], details: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A list of these of ours, and of all that are everybody else's."""
+    """A list of these applications of Headrace, and of all other applications."""
     return {"applications": [*applications, *others(details).values()]}
 
 
@@ -79,8 +80,8 @@ def _conflict(
 
 
 def _check_heard_once(config: Mapping[str, Any], running: Applications) -> None:
-    """HAProxy is told by Serve's controller, which hears it when Serve starts and never again:
-    raises ClusterError for what would make it unsafe or unreachable to be told something else."""
+    """Raises ClusterError for changes that would make HAProxy unsafe or unreachable. HAProxy gets
+    its variables from Serve's controller, which reads them when Serve starts, and never again."""
     changed = _heard_once(config, running) & _UNSAFE
     if changed:
         raise ClusterError(
@@ -90,7 +91,7 @@ def _check_heard_once(config: Mapping[str, Any], running: Applications) -> None:
 
 
 def heard_later(config: Mapping[str, Any], details: Mapping[str, Any]) -> list[str]:
-    """Names of what the processes that run there hear only when Serve starts anew."""
+    """Names of variables that the running processes will get only when Serve is restarted."""
     return sorted(_heard_once(config, ours(details)) - _UNSAFE)
 
 
@@ -107,7 +108,8 @@ def _environment(applications: Applications) -> dict[str, str]:
 
 
 def _check_address(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> None:
-    """Serve reads them once, when it starts, and ignores them later."""
+    """Raises ClusterError if Serve would have to listen elsewhere: it reads these options once,
+    when it starts, and ignores them later."""
     for option in _LISTENS:
         if option in running and running[option] != wanted[option]:
             raise ClusterError(

@@ -1,7 +1,8 @@
-"""What a model's application is told, as the user wrote it: what shapes its replicas, no more.
+"""The arguments of a model's application: the settings that shape its replicas, as the user wrote
+them.
 
-A count, a policy or a reservation is none of it: Serve restarts an application whose arguments
-change.
+Counts, policies and reservations are left out, because Serve restarts an application whose
+arguments change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from deployments.settings.groups import POOL_GROUP
 from deployments.settings.load import settings_digest
 from deployments.settings.model import ModelSettings
 
-_OVERRIDES = (
+_OVERRIDES = (  # settings of replicas that do not shape them
     "count", "min", "max", "spare", "survive", "priority", "cost_per_hour", "num_cpus", "num_gpus",
     "memory_mib", "resources", "labels", "surge_percent", "start_timeout_s", "groups",
 )  # fmt: skip
@@ -23,7 +24,7 @@ _OVERRIDES = (
 def model_arguments(
     name: str, model: ModelSettings, views: Mapping[str, ModelSettings], channel: ChannelSettings
 ) -> dict[str, Any]:
-    """`views`: the settings of each group's replicas, as `ModelSettings.views` has them."""
+    """`views`: the settings of each group's replicas, from `ModelSettings.views`."""
     args: dict[str, Any] = {
         "name": name,
         "settings": shaping(model),
@@ -38,23 +39,23 @@ def model_arguments(
 
 
 def pool_arguments(name: str, model: ModelSettings, channel: ChannelSettings) -> dict[str, Any]:
-    """What a replica of the shared pool is told of the model; as its first group, of several.
-    `start_timeout_s`: Serve keeps it of a model's own replicas, here nobody else does."""
+    """The arguments of the model in a replica of the shared pool; of a model with groups, as its
+    first group. They include `start_timeout_s`, which for a model's own replicas Serve keeps."""
     first = next(iter(model.views().values()), model)
     own = {"group": POOL_GROUP, "start_timeout_s": first.replicas.start_timeout_s}
     return model_arguments(name, first, {}, channel) | own
 
 
 def shaping(model: ModelSettings) -> dict[str, Any]:
-    """What of its settings shapes a replica, as the user wrote it."""
+    """The part of the settings that shapes a replica, as the user wrote it."""
     written = model.model_dump(mode="json", exclude_unset=True, exclude={"scaling", "rollout"})
     replicas = {n: v for n, v in written.pop("replicas", {}).items() if n not in _OVERRIDES}
     return written | ({"replicas": replicas} if replicas else {})
 
 
 def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the replicas of each group are started with, which says nothing of the other groups; of
-    a model without groups, its own arguments."""
+    """The arguments of each group's replicas, which hold nothing of other groups. Of a model
+    without groups, its own arguments."""
     if "groups" not in args:
         return [args]
     own = {"name": args["name"], "channel": args["channel"]}
@@ -64,5 +65,5 @@ def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def digests(args: dict[str, Any]) -> frozenset[str]:
-    """Of what the replicas of each group are started with, as they say themselves."""
+    """The digests of the settings of each group's replicas, as the replicas report them."""
     return frozenset(settings_digest(each["settings"]) for each in group_arguments(args))

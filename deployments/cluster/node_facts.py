@@ -1,7 +1,8 @@
-"""What a node is like, as far as serving depends on it: collected there, by a task of Ray's.
+"""Facts about a node that serving depends on, collected on the node by a Ray actor.
 
-Facts only; whether they will do, `preflight` says. A node is asked for variables by name, and tells
-no others: an environment holds secrets. Nothing is changed: folders are looked at, not made.
+Only facts: `preflight` judges them. A node is asked for environment variables by name and returns
+no others, because an environment holds secrets. Nothing is changed: folders are looked at, not
+made.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ from deployments.cluster import haproxy, ports
 from deployments.settings.made import cache_dir
 
 UNLIMITED = -1
-_HAPROXY_FOLDER = "/tmp/haproxy-serve"  # where Serve keeps HAProxy's files unless told otherwise
+_HAPROXY_FOLDER = "/tmp/haproxy-serve"  # where Serve keeps HAProxy's files by default
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`variables`: names to tell the values of; `ports`: what for → address and number; `wrapper`:
-    whether HAProxy is to run."""
+    """What a node is asked."""
 
-    variables: tuple[str, ...]
-    ports: Mapping[str, tuple[str, int]]
-    wrapper: bool
+    variables: tuple[str, ...]  # names of environment variables
+    ports: Mapping[str, tuple[str, int]]  # purpose: address and number
+    wrapper: bool  # whether HAProxy is to run
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Question:
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """`path` or, where that is not there yet, the nearest folder above it. `free_bytes` there."""
+    """`path`, or the nearest folder above it that exists."""
 
     path: str
     writable: bool
@@ -51,38 +51,35 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class BusyPort:
-    """`serves`: it is Serve's own, which runs already."""
+    """A port that a process listens on."""
 
-    what: str
+    what: str  # purpose
     port: int
     who: str
-    serves: bool
+    serves: bool  # it is Serve's own process, which runs already
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """`error`: why there are no others, "" where there are. `wrapper`: why HAProxy would not run as
-    it should, None where it would or is not wanted. `open_files`: the hard limit, or UNLIMITED.
-    `local_ports`: what the system gives to outgoing connections. `clock_ahead_s` of the head's,
-    give or take `clock_error_s`."""
+    """One node."""
 
     node: str
     address: str
     head: bool
-    error: str = ""
+    error: str = ""  # why there are no further facts; "": there are
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    wrapper: str | None = None
+    wrapper: str | None = None  # why HAProxy would not run well; None: it would, or is not wanted
     folders: tuple[Folder, ...] = ()
-    open_files: int = UNLIMITED
+    open_files: int = UNLIMITED  # the hard limit
     busy: tuple[BusyPort, ...] = ()
-    local_ports: tuple[int, int] | None = None
-    clock_ahead_s: float = 0.0
+    local_ports: tuple[int, int] | None = None  # that the system gives to outgoing connections
+    clock_ahead_s: float = 0.0  # of the head's, give or take `clock_error_s`
     clock_error_s: float = 0.0
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> NodeFacts:
-        """From JSON of `asdict`."""
+        """From the JSON of `asdict`."""
         local = data.get("local_ports")
         return cls(
             **{
@@ -95,7 +92,7 @@ class NodeFacts:
 
 
 def collected(question: Question, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of NodeFacts that the node itself knows."""
+    """The fields of `NodeFacts` that the node itself knows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "versions": versions(),
@@ -109,7 +106,7 @@ def collected(question: Question, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of headrace, Ray and Python; "none" for what is not installed."""
+    """The versions of headrace, Ray and Python; "none" for what is not installed."""
     found = {name: _version(name) for name in ("headrace", "ray")}
     return found | {"python": platform.python_version()}
 
@@ -124,7 +121,7 @@ def _version(name: str) -> str:
 def _wrapper(environ: Mapping[str, str]) -> str | None:
     path = environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
     if not path:
-        return None  # that the variable is missing is said of the environment
+        return None  # a finding on the environment reports the missing variable
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as made:
         return haproxy.problem(path, Path(made))
 
@@ -135,7 +132,7 @@ def _folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def folder(path: Path) -> Folder:
-    """Whether it can be written, or made."""
+    """Whether the folder can be written, or made."""
     there = next(each for each in (path, *path.parents) if each.exists())
     writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     return Folder(str(path), writable, shutil.disk_usage(there).free)
@@ -150,7 +147,7 @@ def _busy(wanted: Mapping[str, tuple[str, int]]) -> Sequence[BusyPort]:
 
 
 def _serves(who: ports.Listener) -> bool:
-    """An HAProxy with Serve's file, or a process that Ray named."""
+    """Whether it is a HAProxy with Serve's file, or a process that Ray named."""
     command = " ".join(who.command)
     return command.startswith("ray::") or (who.name == "haproxy" and "haproxy.cfg" in command)
 

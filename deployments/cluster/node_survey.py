@@ -1,10 +1,10 @@
-"""Asks every node of a Ray cluster what it is like: a job's command, run on the head node.
+"""Asks every node of a Ray cluster for its facts. Run as a job on the head node.
 
-One small actor a node, bound to it and taking no CPU; nodes are asked at once, and one that does
-not answer in time is said to, with the others' facts. Clocks are compared with the head's by the
-shortest of a few questions, half of whose way is the error.
-Usage: `python -m deployments.cluster.node_survey QUESTION` (JSON of `node_facts.Question`); prints
-one line, marked, with JSON of all nodes.
+It starts one small actor on each node, which takes no CPU, and asks all nodes at once. A node that
+does not answer in time is reported as such, beside the others' facts. A node's clock is compared
+with the head's by the fastest of a few questions; half of its round trip is the error.
+Usage: `python -m deployments.cluster.node_survey QUESTION` (JSON of `node_facts.Question`). Prints
+one line with a mark and JSON of all nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEAD = "node:__internal_head__"
 
 
 class Surveyor:
-    """On the node it asks about."""
+    """Runs on the node that it asks about."""
 
     def facts(self, question: Question) -> dict[str, Any]:
         return collected(question, os.environ)
@@ -38,7 +38,7 @@ class Surveyor:
 
 
 def survey(question: Question) -> list[NodeFacts]:
-    """Of every node that is alive. Ray is initialised."""
+    """The facts of every living node. Needs an initialised Ray."""
     import ray
 
     nodes: Any = ray.nodes
@@ -69,14 +69,14 @@ def _answered(node: dict[str, Any], asking: tuple[Any, Any], limit_s: float) -> 
     except ray.exceptions.GetTimeoutError:
         return NodeFacts(name, address, head, error=f"did not answer within {_ANSWER_S:g} s")
     except ray.exceptions.RayError as error:
-        return NodeFacts(name, address, head, error=_first_line(error))
+        return NodeFacts(name, address, head, error=_last_line(error))
     return NodeFacts(
         name, address, head, **facts, clock_ahead_s=ahead_s, clock_error_s=error_s
     )  # fmt: skip
 
 
 def _clock(actor: Any) -> tuple[float, float]:
-    """How far the node's clock is ahead of ours, and the most that may be wrong by, seconds."""
+    """How far the node's clock is ahead of this one, and the largest possible error, in seconds."""
     import ray
 
     asked = []
@@ -89,8 +89,8 @@ def _clock(actor: Any) -> tuple[float, float]:
     return ahead_s, error_s
 
 
-def _first_line(error: Exception) -> str:
-    """The last line of a remote traceback says what it was."""
+def _last_line(error: Exception) -> str:
+    """The last line of a remote traceback, which names the exception."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return (lines[-1].strip() if lines else type(error).__name__)[:300]
 
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def read(output: str) -> list[NodeFacts] | None:
-    """The nodes that a run of this command printed; None where it printed none."""
+    """The nodes in the output of this command; None if it printed none."""
     for line in output.splitlines():
         if line.startswith(MARK):
             return [NodeFacts.of(each) for each in json.loads(line.removeprefix(MARK))]

@@ -1,9 +1,9 @@
-"""Processes that a killed server left behind: how they are found, and how they are ended.
+"""Finds and ends the processes that a killed server left behind.
 
-Every process of a server's cluster inherits `VARIABLE`: an id that the server draws at random when
-it starts and keeps in its state files. Whoever carries the id of a server whose host is dead is an
-orphan of that server: raylet, GCS, agents, replicas, HAProxy and its manager. Nothing else is proof
-enough, neither a name nor a port nor a path, so nothing else is ever ended.
+Every process of a server's cluster inherits the environment variable `VARIABLE`: an id that the
+server draws at random when it starts, and keeps in its state files. A process that carries the id
+of a server whose host is dead is an orphan of that server: raylet, GCS, agents, replicas, HAProxy
+and its manager. A name, a port or a path proves too little, so no other process is ever ended.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from deployments.cluster.server_files import ServerState
 
 VARIABLE = "HEADRACE_SERVER_ID"
 TERM_S = 5.0  # a raylet and its workers need a second or two to end in order
-_KILL_S = 30.0  # for all rounds: what ends may have started others meanwhile
+_KILL_S = 30.0  # for all rounds: ending processes may have started others meanwhile
 _POLL_S = 0.05
 
 
 def find(server_id: str) -> list[psutil.Process]:
-    """All living processes that carry the id, but for this one and those it descends from."""
+    """All living processes that carry the id, except this process and its ancestors."""
     if not server_id:
         return []
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
@@ -35,7 +35,7 @@ def find(server_id: str) -> list[psutil.Process]:
 
 
 def _carried(process: psutil.Process) -> str:
-    """The id in a process's environment; "" without one, or where it may not be read."""
+    """The id in a process's environment; "" if there is none, or it may not be read."""
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return ""
@@ -45,8 +45,8 @@ def _carried(process: psutil.Process) -> str:
 
 
 def end(server_id: str, term_s: float = TERM_S, kill_s: float = _KILL_S) -> list[str]:
-    """Ends all that carry the id: asks once, then kills until none is left; the names of those that
-    it met. Raises TimeoutError when some remain after `term_s + kill_s`."""
+    """End all processes that carry the id: SIGTERM once, then SIGKILL until none is left. Returns
+    their names. Raises TimeoutError if some remain after `term_s + kill_s`."""
     names: dict[int, str] = {}
     deadline = time.monotonic() + term_s + kill_s
     signal_one, wait_s = psutil.Process.terminate, term_s
@@ -64,14 +64,15 @@ def end(server_id: str, term_s: float = TERM_S, kill_s: float = _KILL_S) -> list
 
 
 def _wait(processes: Sequence[psutil.Process], limit_s: float) -> None:
-    """Until none of them runs, or the limit. A zombie counts as ended: its parent may never ask."""
+    """Wait until none of them runs, or the limit. A zombie counts as ended: its parent may never
+    reap it."""
     deadline = time.monotonic() + limit_s
     while any(runs(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
 def runs(process: psutil.Process) -> bool:
-    """A zombie does not."""
+    """Whether the process runs. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -79,13 +80,13 @@ def runs(process: psutil.Process) -> bool:
 
 
 def clear(dead: ServerState, folder: Path) -> str | None:
-    """Ends what a dead server left and removes its files from the state folder and from its run
-    folder; a sentence on it, None when nothing ran any more.
+    """End what a dead server left, and remove its files from the state folder and its run folder.
+    Returns a sentence on it; None if no process was left.
 
-    Raises TimeoutError, and keeps the files, when a process does not end.
+    Raises TimeoutError, and keeps the files, if a process does not end.
     """
     names = end(dead.server_id)
-    if dead.server.of_this_boot:  # else it may live, on another machine with the same home
+    if dead.server.of_this_boot:  # else it may be alive on another machine with the same home
         server_files.remove_run_folder(dead.port, dead.server_id)
         server_files.remove(dead.port, folder, dead.server_id)
     if not names:

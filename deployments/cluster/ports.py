@@ -1,9 +1,9 @@
-"""The ports a start needs: which they are, whether they are free, and who listens there if not.
+"""Which ports does a start need, are they free, and who listens on those that are not?
 
-A listener counts when binding `host:port` would meet it: the same address, or either side bound to
-every interface, IPv4 or IPv6. The system tells whose it is where it may; else binding and
-connecting still tell that somebody is there. Nothing is ended here. Metrics ports are not in the
-list: a busy one is retried, never fatal.
+A listener counts if binding `host:port` would conflict with it: the same address, or either side
+bound to every interface, IPv4 or IPv6. The system tells whose listener it is where it may. Where it
+may not, binding and connecting still show that there is one. Nothing is ended here. Metrics ports
+are not in the list: a busy metrics port is retried, never fatal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOMEBODY = "another user's process"
 
 
 def of(gateway: GatewaySettings) -> dict[str, int]:
-    """Ports by what they are for."""
+    """The ports that a start needs, by purpose."""
     ports = {"http": gateway.port}
     if resolved_ingress(gateway.ingress) == "haproxy":
         ports["haproxy_stats"] = gateway.haproxy_stats_port
@@ -34,13 +34,13 @@ def of(gateway: GatewaySettings) -> dict[str, int]:
 
 
 def host_of(what: str, gateway: GatewaySettings) -> str:
-    """The address that `what`, of those that `of` names, listens on."""
+    """The address that the port for `what` (a key of `of`) is bound to."""
     return gateway.host if what == "http" else gateway.haproxy_admin_host
 
 
 def refusal(gateway: GatewaySettings) -> str | None:
-    """Why a server with these settings cannot listen here: a host is not this machine's, or
-    another process holds one of its ports. None when it can."""
+    """Why a server with these settings cannot listen here: a host is not this machine's, or another
+    process holds one of its ports. None if it can."""
     ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
     for setting in ("host", "haproxy_admin_host") if ha_proxy else ("host",):
         if unusable := _unusable(setting, getattr(gateway, setting)):
@@ -53,7 +53,7 @@ def refusal(gateway: GatewaySettings) -> str | None:
 
 
 def _unusable(setting: str, host: str) -> str | None:
-    """Why nobody can listen on `host` here; None where one can."""
+    """Why nobody can listen on `host` here; None if one can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -67,6 +67,7 @@ def _unusable(setting: str, host: str) -> str | None:
 
 
 def any_free() -> int:
+    """A port that was free on the loopback address a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -75,7 +76,7 @@ def any_free() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`pid` is None where the system does not say whose it is."""
+    """A process that listens. `pid` is None if the system does not tell whose it is."""
 
     port: int
     address: str
@@ -90,12 +91,12 @@ class Listener:
 
 
 def listener(host: str, port: int) -> Listener | None:
-    """Whoever would be met on `host:port`; one with a known pid first."""
+    """The listener that binding `host:port` would conflict with; one with a known pid first."""
     wanted = _addresses(host)
     met = [
         _described(pid, address, port)
         for pid, address, at in _listening()
-        if at == port and _meet(wanted, address)
+        if at == port and _conflict(wanted, address)
     ]
     met.sort(key=lambda each: each.pid is None)
     if met:
@@ -106,7 +107,7 @@ def listener(host: str, port: int) -> Listener | None:
 
 
 def _addresses(host: str) -> set[str]:
-    """Numeric addresses of a host name; the name itself where it has none."""
+    """The numeric addresses of a host name; the name itself if it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -115,7 +116,7 @@ def _addresses(host: str) -> set[str]:
 
 
 def _plain(address: str) -> str:
-    """`::ffff:127.0.0.1` is 127.0.0.1; scope ids are dropped."""
+    """The address without scope id; `::ffff:127.0.0.1` becomes 127.0.0.1."""
     try:
         parsed = ipaddress.ip_address(address.split("%")[0])
     except ValueError:
@@ -124,19 +125,19 @@ def _plain(address: str) -> str:
     return str(mapped or parsed)
 
 
-def _meet(wanted: set[str], address: str) -> bool:
+def _conflict(wanted: set[str], address: str) -> bool:
     wildcards = {"0.0.0.0", "::", "*"}
     return address in wanted or address in wildcards or bool(wanted & wildcards)
 
 
 def _listening() -> Iterator[tuple[int | None, str, int]]:
-    """pid, address, port of every listening TCP socket that the system shows us."""
+    """Pid, address and port of every listening TCP socket that the system shows this process."""
     try:
         for found in psutil.net_connections(kind="tcp"):
             if found.status == psutil.CONN_LISTEN and found.laddr:
                 yield found.pid, _plain(found.laddr.ip), found.laddr.port
     except psutil.AccessDenied:
-        # macOS shows the whole table to root alone; each process of our own is open to us.
+        # macOS shows the whole table to root only, but each of the user's own processes.
         yield from _listening_of_own_processes()
 
 
@@ -164,7 +165,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 def _bind_refused(address: str, port: int) -> bool:
     with contextlib.suppress(OSError), socket.socket(_family(address)) as probe:
-        # Without it a connection that has just ended would count as a listener.
+        # Otherwise a connection that has just ended would count as a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))

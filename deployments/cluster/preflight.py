@@ -1,8 +1,8 @@
-"""Will this cluster serve these settings? What is wrong, node by node, and how to mend it.
+"""Will this cluster serve these settings? What is wrong on each node, and how is it mended?
 
 Pure: facts of nodes in, findings out. An `error` would break something: requests would not arrive,
-processes would not find each other, a bound would not hold. A `warning` costs speed, or is wrong
-only under circumstances; a variable that a Serve config can still set is one.
+processes would not find each other, or a bound would not hold. A `warning` costs speed, or is wrong
+only under some circumstances; a variable that a Serve config can still set is a warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MEND_ENV = 'start the node anew after: eval "$(headrace cluster env FILE)"'
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`node`: its address, "" for the cluster; `mend`: what to do."""
+    """One thing that is wrong. `node`: its address, "" for the cluster; `mend`: what to do."""
 
     level: Literal["error", "warning"]
     topic: Topic
@@ -40,7 +40,7 @@ class Finding:
 
 
 def question(gateway: GatewaySettings, variables: Sequence[Variable]) -> Question:
-    """What to ask every node."""
+    """What every node is to be asked."""
     wanted = {
         what: (ports.host_of(what, gateway), port) for what, port in ports.of(gateway).items()
     }
@@ -55,7 +55,7 @@ def findings(
     variables: Sequence[Variable],
     own_versions: dict[str, str],
 ) -> list[Finding]:
-    """Errors first. `own_versions`: of the machine that asks."""
+    """All findings, errors first. `own_versions`: of the machine that asks."""
     found = list(_of_versions(nodes, own_versions))
     for node in nodes:
         if node.error:
@@ -96,7 +96,7 @@ def _of_versions(nodes: Sequence[NodeFacts], own: dict[str, str]) -> Iterator[Fi
 
 
 def _differing(address: str, name: str, there: str, wanted: str) -> Finding:
-    # Ray itself takes Pythons that differ in the patch.
+    # Ray itself accepts Pythons that differ in the patch version only.
     patch = name == "python" and there.split(".")[:2] == wanted.split(".")[:2]
     return Finding(
         "warning" if patch else "error", "versions", address,
@@ -190,7 +190,7 @@ def _of_ports(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
 
 
 def of_token(is_open: bool) -> list[Finding]:
-    """`is_open`: the dashboard lets anybody in."""
+    """`is_open`: the dashboard accepts requests without a token."""
     finding = Finding(
         "warning", "token", "", "anybody who reaches the dashboard may run code here",
         "make a token (ray get-auth-token --generate), give it to every node "

@@ -1,17 +1,18 @@
-"""The environment of Ray's processes in three layers: what an image bakes, what must stand before
-`ray start`, what a Serve config can still set.
+"""The environment of Ray's processes in three layers: what an image contains, what must be set
+before `ray start`, and what a Serve config can still set.
 
-Ray Serve's constants are read when a process imports them, Ray's own when it starts; which process
-reads which says how late a variable may come. `controller_options.runtime_env.env_vars` of a Serve
-config reaches the controller, and by inheritance what the controller starts: HAProxy's managers
-and all replicas, on every node; it is heard when the controller is created, never again. The raylet
-and what `ray start` begins hear only what stood before it. All variables may come earlier than they
-must: `headrace cluster env` prints them all, for `ray start`.
+Ray Serve reads its constants when a process imports them, Ray its own when a process starts. So the
+process that reads a variable decides how late the variable may be set. A Serve config's
+`controller_options.runtime_env.env_vars` reach the controller and, by inheritance, everything that
+the controller starts: HAProxy's managers and all replicas, on every node. They are read when the
+controller is created, never again. The raylet and other processes of `ray start` get only what was
+set before it. Every variable may be set earlier than it must be: `headrace cluster env` prints all
+of them, for `ray start`.
 
-The plain proxy is the fallback where HAProxy cannot run; direct ingress stays off there, because
+The plain proxy is the fallback where HAProxy cannot run. There direct ingress must be off, because
 Serve turns it on silently with the throughput settings (and then ignores proxy locations).
 Source: reading of ray 2.60, `serve/_private/constants.py` and who imports what from it, and the
-raylet's configuration; that a controller's variables reach proxies and replicas was tried.
+raylet's configuration; that a controller's variables reach proxies and replicas was tested.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from deployments.settings.tls import TlsSettings
 
 
 class Layer(StrEnum):
-    """Who says it: the image (the same for all), the node (its own paths), the settings."""
+    """Who sets a variable: the image (same for all), the node (its own paths), or the settings."""
 
     IMAGE = "image"
     NODE = "node"
@@ -40,7 +41,8 @@ class Layer(StrEnum):
 
 
 class Reader(StrEnum):
-    """Which process reads it: those of `ray start`; then those that the Serve controller starts."""
+    """Which process reads a variable: those of `ray start`, then those that Serve's controller
+    starts."""
 
     RAYLET = "raylet"
     DASHBOARD = "dashboard"
@@ -54,15 +56,14 @@ _OF_SERVE = {Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA}
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`breaks`: a cluster without it does not do what it should, rather than being slower or
-    chattier; `why`: what it is for."""
+    """One environment variable."""
 
     name: str
     value: str
     layer: Layer
     readers: tuple[Reader, ...]
-    why: str
-    breaks: bool = False
+    why: str  # what it is for
+    breaks: bool = False  # without it a cluster works wrongly, rather than slower or chattier
 
     @property
     def in_config(self) -> bool:
@@ -71,7 +72,7 @@ class Variable:
 
 
 def _baked(ha_proxy: bool) -> Iterator[Variable]:
-    """The same whatever the settings say, but for `gateway.ingress`."""
+    """Variables that do not depend on the settings, except for `gateway.ingress`."""
     image, on = Layer.IMAGE, "1" if ha_proxy else "0"
     serve = (Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA)
     yield Variable("RAY_SERVE_ENABLE_HA_PROXY", on, image, serve, "HAProxy takes requests", True)
@@ -102,7 +103,7 @@ def _baked(ha_proxy: bool) -> Iterator[Variable]:
 
 
 def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
-    """What replicas write of, and what HAProxy is told, where it runs."""
+    """Variables for how replicas log, and for HAProxy where it runs."""
     log, replica = gateway.log, (Reader.REPLICA,)
     yield Variable(LOG_LEVEL, log.level, Layer.CONFIG, replica, "gateway.log.level")
     yield Variable(LOG_FORMAT, log.format, Layer.CONFIG, replica, "gateway.log.format")
@@ -132,7 +133,7 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
         ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
     ):  # fmt: skip
         yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
-    # The controller gives a port away again only when no HAProxy of before can still know it.
+    # The controller reuses a port only when no earlier HAProxy can still know it.
     yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(int(gateway.drain_s) + 60),
                    Layer.CONFIG, (Reader.CONTROLLER, Reader.HAPROXY),
                    "gateway.drain_s, and a minute")  # fmt: skip
@@ -164,33 +165,33 @@ def resolved_ingress(ingress: str, platform: str = sys.platform) -> str:
 
 
 def variables(gateway: GatewaySettings, program: Path | None = None) -> list[Variable]:
-    """All that a cluster's processes need, but for Ray's own token. `program`: what stands in
-    HAProxy's place on this node, None to leave it out."""
+    """All variables that a cluster's processes need, except Ray's own token. `program`: what stands
+    in HAProxy's place on this node; None leaves it out."""
     ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
     return [*_baked(ha_proxy), *_of_node(gateway, program), *_of_settings(gateway)]
 
 
 def config_env(gateway: GatewaySettings) -> dict[str, str]:
-    """For `controller_options.runtime_env.env_vars` of a Serve config: all that it can still set,
-    by name."""
+    """The variables that a Serve config can still set, by name, for its
+    `controller_options.runtime_env.env_vars`."""
     return {each.name: each.value for each in variables(gateway) if each.in_config}
 
 
 # ---- a cluster of this machine alone ------------------------------------------------------------
 
-# The first makes Ray take the loopback address for its node's, on Linux too, so that none of its
-# servers face the network; without the second a Python process starts for every logical CPU.
+# The first makes Ray use the loopback address as its node's, on Linux too, so that none of its
+# servers face the network. Without the second, a Python process starts for every logical CPU.
 _LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_AUTH_MODE": "token",
-    # Nobody lists tasks here, and telling of them is a seventh of what idle processes cost.
+    # Nobody lists tasks here, and reporting them is a seventh of what idle processes cost.
     "RAY_task_events_report_interval_ms": "0",
-    # Ray's agents rename themselves, which else overwrites their environment; in it stands the id
-    # by which a server's processes are found once its host is dead.
+    # Ray's agents rename themselves, which would overwrite their environment. It holds the id by
+    # which a server's processes are found after its host has died.
     "SPT_NOENV": "1",
     "RAY_DEDUP_LOGS": "0",
-    # No HAProxy of another node has to hear first that a gateway goes.
+    # There is no HAProxy on another node that must first hear that a gateway goes.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
 }
 
@@ -198,7 +199,7 @@ _LOCAL = {
 def local_environment(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
     """Every variable of a local cluster, by name. `folder` holds HAProxy's files.
 
-    Raises FileNotFoundError where HAProxy is wanted and there is none.
+    Raises FileNotFoundError if HAProxy is wanted and there is none.
     """
     if resolved_ingress(gateway.ingress) != "haproxy":
         return {each.name: each.value for each in variables(gateway)} | _LOCAL
@@ -219,10 +220,10 @@ def apply_environment(
     own: Mapping[str, str],
     environ: MutableMapping[str, str] | None = None,
 ) -> None:
-    """Sets the variables of a local cluster; `own` are this start's (ports, paths).
+    """Set the variables of a local cluster. `own`: those of this start (ports, paths).
 
-    Refuses when Ray Serve was imported already: it would not see them. Raises FileNotFoundError
-    where HAProxy is wanted and there is none.
+    Raises RuntimeError if Ray Serve was imported already, since it would not see them, and
+    FileNotFoundError if HAProxy is wanted and there is none.
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError("the environment must be set before ray.serve is imported")

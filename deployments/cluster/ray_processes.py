@@ -1,8 +1,8 @@
-"""Ray's own processes of a local cluster, without which it is no cluster.
+"""Ray's own processes of a local cluster, which must all live.
 
-`ray.init` starts GCS and raylet as children of its process. Neither is started again when it ends,
-and what is left of the cluster falls apart within a minute: replicas go, nothing is replaced, and
-what asks for Ray waits.
+`ray.init` starts GCS and raylet as children of its process. Neither is restarted when it ends, and
+the rest of the cluster falls apart within a minute: replicas end, nothing is replaced, and calls to
+Ray block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAMES = {"gcs_server": "control store (gcs_server)", "raylet": "node process (r
 
 
 class RayProcesses:
-    """Known by what they are now; `children`: of the process that started Ray."""
+    """Remembers Ray's processes among `children` of the process that started Ray."""
 
     def __init__(self, children: Sequence[psutil.Process]) -> None:
         self._known = {
@@ -27,7 +27,7 @@ class RayProcesses:
         }
 
     def ended(self) -> str | None:
-        """The first that runs no more, in words."""
+        """The first of them that does not run any more, in words; None if all run."""
         return next((words for words, each in self._known.items() if not runs(each)), None)
 
 

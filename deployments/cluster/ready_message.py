@@ -1,4 +1,4 @@
-"""What `serve` prints once its models are ready: where, and one line to try."""
+"""What `serve` prints once its models are ready: the address, and one command to try."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployments.gateway.http.protocols import openapi_examples
 
 
 def try_line(description: ModelDescription, url: str) -> str:
-    """One `curl` that this model answers, to be pasted into a shell."""
+    """One `curl` command that this model answers, to be pasted into a shell."""
     url = url.rstrip("/")
     if description.task == "embed" and description.tokenizer_digest:
         text = {"model": description.name, "input": "Ragged traffic at an even flow."}
@@ -30,8 +30,8 @@ def _post(url: str, body: dict[str, Any]) -> str:
 def ready_message(
     url: str, descriptions: Iterable[ModelDescription], late: Collection[str] = ()
 ) -> str:
-    """The last thing `serve` prints before it serves: where, and one line to try. `late`: optional
-    models that are not ready yet."""
+    """The last lines that `serve` prints before it serves. `late`: optional models that are not
+    ready yet."""
     found = list(descriptions)
     lines = [f"ready: {url} ({', '.join(each.name for each in found)})"]
     if late:

@@ -1,8 +1,8 @@
-"""A cluster of somebody's that runs our applications, over Serve's REST alone.
+"""A remote cluster that runs Headrace's applications, driven over Serve's REST only.
 
-Nothing here needs Ray, or a process of ours on the head node: what runs is what Serve lists, and
-every change is another list. An application whose last deployment failed would not be tried again
-by putting the same list, so it is deleted first.
+Neither Ray nor a Headrace process on the head node is needed: what runs is what Serve lists, and
+every change is another list. Putting the same list does not retry an application whose last
+deployment failed, so such an application is deleted first.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from deployments.contract.app_names import ANCHOR_DEPLOYMENT, GATEWAY_APP, TENAN
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
-_GONE_S = 3600.0  # whatever drains there has bounds of its own, which are shorter
+_GONE_S = 3600.0  # draining there has shorter bounds of its own
 _MESSAGE_LINES = 6
-_TURN = "turn"  # of a tenants' application's arguments: how often the switch was set
+_TURN = "turn"  # argument of the tenants' application: how often the switch was set
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
-    """state: as Serve names it. running: replicas of those that are to run (`target`), anchors not
-    counted. message: what Serve says of it, or of a deployment that waits for its place."""
+    """One application, as Serve reports it."""
 
     name: str
-    state: str
-    running: int
-    target: int
-    message: str = ""
+    state: str  # as Serve names it
+    running: int  # replicas, anchors not counted
+    target: int  # replicas that are to run, anchors not counted
+    message: str = ""  # Serve's, on the application or on deployments that are not healthy
 
     def __str__(self) -> str:
         state = f"{self.name}: {self.state.lower()}, {self.running}/{self.target} replicas"
@@ -43,7 +42,7 @@ class ApplicationState:
 
 
 class RemoteCluster:
-    """`pause` waits between two looks; both are a test's to replace."""
+    """Tests may replace `pause`, which waits between two looks, and `clock`."""
 
     def __init__(
         self,
@@ -56,20 +55,20 @@ class RemoteCluster:
         self._clock = clock
 
     def differences(self, config: Mapping[str, Any]) -> list[Difference]:
-        """What `deploy` would do. Raises ClusterError as it does."""
+        """What `deploy` would do. Raises ClusterError as `deploy` does."""
         details = self._rest.details()
         config = _in_turn(config, details)
         merged(config, details)
         return differences(ours(details), by_name(config))
 
     def deploy(self, config: Mapping[str, Any]) -> list[Difference]:
-        """Puts our applications beside everybody else's; what it does to ours."""
+        """Put Headrace's applications beside all others. Returns what that does to Headrace's."""
         details = self._rest.details()
         config = _in_turn(config, details)
         found = differences(ours(details), by_name(config))
         whole = merged(config, details)
         changed = {each.application for each in found}
-        # Serve builds what has changed anew by itself, and some of what failed still answers.
+        # Serve itself rebuilds what has changed. What failed but still runs may answer requests.
         failed = {
             state.name
             for state in states(details)
@@ -83,14 +82,14 @@ class RemoteCluster:
         return found
 
     def heard_later(self, config: Mapping[str, Any]) -> list[str]:
-        """Variables that what runs there will hear only when Serve starts anew."""
+        """Variables that the running processes will get only when Serve is restarted."""
         return heard_later(config, self._rest.details())
 
     def watch(
         self, config: Mapping[str, Any], limit_s: float, say: Callable[[str], None]
     ) -> list[ApplicationState]:
-        """Until all applications of `config` run, saying each change of their states; those that
-        failed. Raises ClusterError at the limit."""
+        """Wait until all applications of `config` run, and `say` each change of their states.
+        Returns those that failed. Raises ClusterError at the limit."""
         names = by_name(config).keys()
         end = self._clock() + limit_s
         said: dict[str, str] = {}
@@ -109,7 +108,8 @@ class RemoteCluster:
             self._pause(_POLL_S)
 
     def _found(self, names: Collection[str], end: float) -> list[ApplicationState]:
-        """Waits, to the end, for a dashboard that is away: its head may be starting anew."""
+        """The applications' states. Waits, up to `end`, for a dashboard that is away: its head may
+        be restarting."""
         while True:
             try:
                 return [s for s in states(self._rest.details()) if s.name in names]
@@ -119,8 +119,8 @@ class RemoteCluster:
                 self._pause(_POLL_S)
 
     def remove(self, say: Callable[[str], None]) -> None:
-        """Takes our applications away: the gateway first, so that what is under way is finished,
-        then the models."""
+        """Remove Headrace's applications: the gateway first, so that requests under way are
+        finished, then the models."""
         details = self._rest.details()
         mine = ours(details)
         if not mine:
@@ -138,7 +138,7 @@ class RemoteCluster:
         return list(states(self._rest.details()))
 
     def freeze(self, frozen: bool) -> None:
-        """Publishes the tenants that are in force with the controllers' switch set so."""
+        """Publish the present tenants again, with the controllers' switch set to `frozen`."""
         details = self._rest.details()
         mine = ours(details)
         if "tenants" not in mine.get(TENANTS_APP, {}).get("args", {}):
@@ -160,14 +160,14 @@ class RemoteCluster:
 def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:
     args = application["args"]
     tenants = {**args["tenants"], "controllers": {"frozen": frozen}}
-    # An operator may have published another switch meanwhile: then these would be no other
-    # arguments, and Serve would publish nothing.
+    # An operator may have published another switch meanwhile. Without another turn the arguments
+    # would be the same as before, and Serve would publish nothing.
     turn = args.get(_TURN, 0) + 1
     return {**application, "args": {**args, "tenants": tenants, _TURN: turn}}
 
 
 def _in_turn(config: Mapping[str, Any], details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the turn that the tenants have reached there, so that it is no difference."""
+    """The config with the turn that the tenants have reached there, so that it is no difference."""
     running = ours(details).get(TENANTS_APP, {}).get("args", {})
     if _TURN not in running:
         return config
@@ -181,7 +181,7 @@ def _in_turn(config: Mapping[str, Any], details: Mapping[str, Any]) -> Mapping[s
 
 
 def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
-    """Of our applications."""
+    """The states of Headrace's applications."""
     mine = ours(details)
     for name, app in details.get("applications", {}).items():
         if name in mine:
@@ -192,7 +192,7 @@ def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
 
 
 def _message(app: Mapping[str, Any]) -> str:
-    """Serve's words on the application, else on those of its deployments that are not healthy."""
+    """Serve's messages on the application and on those of its deployments that are not healthy."""
     said = [app.get("message", "")] + [
         deployment.get("message", "")
         for deployment in app["deployments"].values()

@@ -1,7 +1,7 @@
-"""Which models of a new file change at once, and which by a canary first.
+"""Which models of a new file change at once, and which by a canary first?
 
-A model goes by a canary where the server has it already, its new settings replace its replicas,
-and they have a `rollout`. Pure: what runs and the new settings in, the plan out.
+A model changes by a canary if the server has the model already, its new settings would replace its
+replicas, and they have a `rollout`. Pure: what runs and the new settings in, the plan out.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ REMOVED = "a file was applied that has not the model"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """wanted: what is to run. begun: models whose canary is to start; kept: whose rollout goes on;
-    ended: rollouts that are given up, and why. changes: to be told, by kind."""
+    """What applying a file does."""
 
-    wanted: Deployed
-    begun: tuple[str, ...]
-    kept: tuple[str, ...]
-    ended: Mapping[str, str]
-    changes: dict[str, list[str]]
+    wanted: Deployed  # what is to run
+    begun: tuple[str, ...]  # models whose canary is to start
+    kept: tuple[str, ...]  # models whose rollout goes on
+    ended: Mapping[str, str]  # models whose rollout is given up, and why
+    changes: dict[str, list[str]]  # for the user, by kind
 
 
 def planned(running: Deployed, new: Settings, now: float, numbers: count[int]) -> Plan:
-    """`numbers`: of new canaries. Raises ValueError where a live version cannot run with the
-    numbers that the file gives."""
+    """The plan. `numbers`: for new canaries. Raises ValueError if a live version cannot run with
+    the numbers of replicas that the file gives."""
     changes = changes_between(running.settings, new)
     rolled = [n for n in changes["restarted"] if new.models[n].rollout is not None]
     kept = tuple(n for n in rolled if _goes_on(running, n, new))
@@ -60,7 +59,7 @@ def planned(running: Deployed, new: Settings, now: float, numbers: count[int]) -
 
 
 def _goes_on(running: Deployed, name: str, new: Settings) -> bool:
-    """Whether that version is being rolled out already."""
+    """Whether the file's version of the model is being rolled out already."""
     canary = running.canaries.get(name)
     if canary is None or not canary.undecided:
         return False
@@ -68,8 +67,8 @@ def _goes_on(running: Deployed, name: str, new: Settings) -> bool:
 
 
 def _beside(running: Deployed, name: str, new: Settings) -> ModelSettings:
-    """The live version whose rollout goes on: with the numbers of the file, where that has others
-    than the file before it."""
+    """The live version during a rollout that goes on: with the file's numbers of replicas, if they
+    differ from the last file's."""
     live, model = running.settings.models[name], new.models[name]
     if running.canaries[name].settings == model:
         return live
@@ -94,7 +93,7 @@ def _told(
     kept: tuple[str, ...],
     ended: Mapping[str, str],
 ) -> dict[str, list[str]]:
-    """What is rolled out restarts nothing now."""
+    """The changes as the user is told them: models that are rolled out restart nothing now."""
     at_once = [n for n in changes["restarted"] if n not in kept and n not in begun]
     reasons = [each for each in changes["reasons"] if each.partition(": ")[0] not in kept]
     return {

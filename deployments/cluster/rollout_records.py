@@ -1,6 +1,6 @@
 """What the host remembers of rollouts: of each model the one that is under way, or the last one.
 
-The registry forgets a rollout when its canary has gone; whoever waits for its end asks the host.
+The registry forgets a rollout when its canary is gone, so whoever waits for its end asks the host.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
 
 
 class RolloutRecords:
-    """By model. `tell` hears of each end: the model, "promoted" or "aborted", why, and the settings
-    before and after it. Any thread may call."""
+    """The rollouts by model. `tell` is called at each end with the model, "promoted" or "aborted",
+    the reason, and the settings before and after. Any thread may call any method."""
 
     def __init__(self, tell: Tell = lambda *_: None) -> None:
         self._kept: dict[str, RolloutRecord] = {}
@@ -33,7 +33,7 @@ class RolloutRecords:
 
     @contextmanager
     def starting(self, canaries: Mapping[str, Canary]) -> Iterator[None]:
-        """Meanwhile these, by model, are put and not yet known to run."""
+        """While the block runs, these canaries (by model) are put but not known to run."""
         self._starting = canaries
         try:
             yield
@@ -41,15 +41,16 @@ class RolloutRecords:
             self._starting = {}
 
     def note(self, canary: Canary, account: RolloutAccount) -> None:
-        """As the registry says it; an end is one only when it is carried out. Of a canary whose end
-        is known, or that has a successor, nothing is noted."""
+        """Take in the registry's account. An end that it reports counts only when it is carried
+        out. A canary whose end is known, or that has a successor, is ignored."""
         with self._lock:
             known = self._kept.get(canary.model)
             if known is None or (known["id"], known["over"]) <= (canary.number, False):
                 self._kept[canary.model] = {**account, "id": canary.number, "over": False}
 
     def end(self, canary: Canary, why: str, before: Settings, after: Settings) -> None:
-        """Aborted if there is a reason, else promoted. `before`, `after`: what is live."""
+        """The rollout has ended: aborted if there is a reason, else promoted. `before` and `after`
+        are the live settings."""
         how = "aborted" if why else "promoted"
         with self._lock:
             known = self._of(canary)
@@ -59,8 +60,8 @@ class RolloutRecords:
         self._tell(canary.model, how, why, before, after)
 
     def listing(self, deployed: Deployed) -> list[RolloutRecord]:
-        """By model; one that runs, and that the registry has said nothing of yet, is being
-        checked."""
+        """All records, by model. A running canary of which the registry has reported nothing yet
+        counts as being checked."""
         found = dict(self._kept)
         starting = self._starting
         for canary in deployed.canaries.values():
@@ -71,7 +72,7 @@ class RolloutRecords:
         return [found[name] for name in sorted(found)]
 
     def undecided(self, deployed: Deployed, model: str) -> str:
-        """What is wrong with asking for a decision of this model's rollout, "" for nothing."""
+        """Why the model's rollout cannot be decided now; "" if it can."""
         if model not in deployed.settings.models:
             return f"no model {model!r}; there are: {', '.join(deployed.settings.models)}"
         if model in self._starting:
@@ -94,7 +95,7 @@ class RolloutRecords:
 
 
 def end_sentence(model: str, how: str, why: str) -> str:
-    """Of an end, for the log."""
+    """A rollout's end as a log line."""
     if how == "promoted":
         return f"rollout of {model}: promoted, the new version is the live one"
     return f"rollout of {model}: aborted, the live version goes on: {why} ({STILL_IN_FILE})"

@@ -1,7 +1,7 @@
-"""A settings file in the autoscaler's words: each model's terms and policy, the budget, the pool.
+"""Translates settings for the autoscaler: each model's terms and policy, the budget, the pool.
 
-The one place that translates; the autoscaler itself knows no file. A field that nobody gave stays
-what `autoscaling.settings` has.
+This is the only place that translates; the autoscaler itself knows no settings file. A field that
+the user did not give keeps the default of `autoscaling.settings`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ Resources = tuple[tuple[str, float], ...]
 
 
 def scaling_document(settings: Settings) -> ScalingDocument:
-    """`settings` with paths as the user wrote them, as for `serve_config`."""
+    """The document that the autoscaler reads. `settings`: with paths as the user wrote them, as for
+    `serve_config`."""
     pooled = _pooled(settings)
     keys = {each.name: each.key for each in pooled}
     return ScalingDocument(
@@ -48,7 +49,8 @@ def scaling_document(settings: Settings) -> ScalingDocument:
 
 
 def model_terms(name: str, model: ModelSettings, pool_key: str | None = None) -> ModelTerms:
-    """`pool_key`: of a model that the shared pool may hold."""
+    """One model's terms. `pool_key`: for a model that the shared pool may hold, the digest of its
+    settings there."""
     return ModelTerms(
         name=name,
         slo_s=model.deadline_s,
@@ -89,13 +91,13 @@ def _group(name: str, replicas: ReplicaSettings, *, reserve: bool) -> GroupTerms
 def _amounts(
     cpus: float | None, gpus: float | None, memory_mib: int | None
 ) -> dict[str, float | None]:
-    """As Ray names them; None: nothing is said."""
+    """By Ray's names; None: not given."""
     memory = None if memory_mib is None else float(memory_mib * _MIB)
     return {"CPU": cpus, "GPU": gpus, "memory": memory}
 
 
 def _taken(own: Mapping[str, float | None], custom: Mapping[str, float]) -> Resources:
-    """What is more than nothing."""
+    """The amounts above 0."""
     return _sorted((name, amount) for name, amount in {**own, **custom}.items() if amount)
 
 
@@ -133,7 +135,8 @@ def _pooled(settings: Settings) -> tuple[PoolModel, ...]:
 
 
 def pooled(settings: Settings, pool: PoolSettings) -> list[tuple[str, ModelSettings]]:
-    """The models that a replica of the pool may hold; a canary's replicas are its own."""
+    """The models that a replica of the pool may hold. Canaries are not among them: they have
+    replicas of their own."""
     named = settings.models if pool.models == "all" else pool.models
     return [
         (name, model)

@@ -1,14 +1,17 @@
-"""The list of Serve applications that a settings file means, as plain data.
+"""Builds the list of Serve applications for a settings file, as plain data.
 
-One builder for every way to run: the host puts it on its own cluster, `headrace deploy` on another,
-`headrace build` prints it for an operator (`serveConfigV2`). Serve restarts an application whose
-arguments change, so they hold only what shapes its processes, as the user wrote it: defaults are
-filled in inside the cluster. A model's hold nothing of other models, of tenants, of how many
-gateways or replicas there are, of how it is scaled or where this file lies; bounds on the number of
-replicas, resources and time limits are overrides of deployments, which Serve changes while they run
-(all but the resources of a replica). How many there are between the bounds is the autoscaler's, and
-Serve's policy, one for all deployments of an application, copies it: a policy of each deployment
-would let Serve start a replica of a sleeping model by itself when a handle is used.
+One builder serves every way to run: the host puts the list on its own cluster, `headrace deploy` on
+another, and `headrace build` prints it for an operator (`serveConfigV2`).
+
+Serve restarts an application whose arguments change. So arguments hold only what shapes an
+application's processes, as the user wrote it; defaults are filled in inside the cluster. A model's
+arguments hold nothing of other models, of tenants, of the numbers of gateways or replicas, of its
+scaling, or of where the settings file is. Bounds on replicas, resources and time limits are
+overrides of deployments, which Serve changes while they run (all but a replica's resources).
+
+Between the bounds the autoscaler decides the number of replicas. Serve's autoscaling policy, one
+for all deployments of an application, copies it. A policy of each deployment instead would let
+Serve itself start a replica of a sleeping model when a handle is used.
 Source: reading of ray 2.60 `serve/_private/deploy_utils.py` (get_app_code_version).
 """
 
@@ -39,23 +42,23 @@ from deployments.settings.tree import Settings, TenantsSettings
 BUILDERS = "deployments.cluster.applications"
 COPY_TARGETS = "deployments.contract.scaling.copy_targets:CopyTargets"
 GRACE_S = 20.0
-# What a health check may take, which never waits for a batch. Serve replaces whoever has not
-# answered three in a row, 2 s apart at most: a gateway that was stopped after 11 s, a replica
-# after 17 s. A hanging event loop or device is found sooner, by the process itself.
+# Time limits of a health check, which never waits for a batch. Serve replaces a replica that missed
+# three checks in a row, at most 2 s apart: a stopped gateway after 11 s, another replica after
+# 17 s. A process finds its own hanging event loop or device sooner.
 GATEWAY_HEALTH_S, REPLICA_HEALTH_S = 3.0, 5.0
 _MIB = 1 << 20
-_OF_SCALING = {"runtime", "source", "task", "slo", "replicas", "scaling"}
-# Where a gateway listens and how many there are is for Serve and for those who start Ray.
+_OF_SCALING = {"runtime", "source", "task", "slo", "replicas", "scaling"}  # that scaling reads
+# Serve and whoever starts Ray use these settings; the gateway's process does not.
 _NOT_THE_GATEWAYS = {
     "replicas", "num_cpus", "replicas_per_node", "labels", "port", "tenants_path",
 }  # fmt: skip
 
 
 def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, Any]:
-    """The body of `PUT /api/serve/applications/`: every application of ours that ought to exist.
+    """The body of `PUT /api/serve/applications/`: every Headrace application that ought to exist.
 
-    `settings` with paths as the user wrote them. `one_machine`: for the host's own cluster, where
-    gateways need no place of their own and the host publishes the tenants.
+    `settings`: with paths as the user wrote them. `one_machine`: for the host's own cluster, where
+    gateways need no placement and the host itself publishes the tenants.
     """
     gateway = settings.gateway if one_machine else in_cluster(settings.gateway)
     applications = [_gateway_application(gateway, one_machine)]
@@ -78,7 +81,7 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
 
 
 def _controller(gateway: GatewaySettings) -> dict[str, Any]:
-    """What `ray start` was not told reaches the processes that Serve starts all the same."""
+    """Gives the processes that Serve starts the variables that `ray start` may not have had."""
     return {"controller_options": {"runtime_env": {"env_vars": config_env(gateway)}}}
 
 
@@ -94,7 +97,7 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
         }
     written = gateway.model_dump(mode="json", exclude_unset=True, exclude=_NOT_THE_GATEWAYS)
     if one_machine:
-        # Callers may come from elsewhere (`host`); whoever scrapes this machine is on it.
+        # Callers may come from elsewhere (`host`), but whoever scrapes metrics is on this machine.
         written.setdefault("metrics_host", LOOPBACK)
     return {
         "name": GATEWAY_APP,
@@ -113,8 +116,8 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
 
 
 def _publisher(settings: Settings) -> dict[str, Any]:
-    """Of what other processes take up while they run; without the tenants where a path names
-    them."""
+    """The application that publishes what other processes take up while they run; without the
+    tenants if a path names them."""
     tenants = {
         "tenants": _taken_up(settings),
         "priorities": list(settings.gateway.priorities),
@@ -132,8 +135,8 @@ def _publisher(settings: Settings) -> dict[str, Any]:
 
 
 def _taken_up(settings: Settings) -> dict[str, Any]:
-    """What gateways take up while they run, as the user wrote it; the switch of the controllers in
-    any case, which `headrace freeze` turns here."""
+    """What gateways take up while they run, as the user wrote it, and always the controllers'
+    switch, which `headrace freeze` sets here."""
     written = settings.model_dump(
         mode="json", exclude_unset=True, include=set(TenantsSettings.model_fields)
     )
@@ -145,8 +148,8 @@ def _taken_up(settings: Settings) -> dict[str, Any]:
 
 
 def _scaled(settings: Settings) -> dict[str, Any]:
-    """What the autoscaler is told of, as the user wrote it: a settings file of its own, which the
-    publisher turns into the autoscaler's words. With a pool, all that its replicas need."""
+    """What the autoscaler is told, as the user wrote it: a settings file of its own, which the
+    publisher translates. With a pool, it has all that the pool's replicas need."""
     include: dict[str, Any] = {
         "models": dict.fromkeys(settings.models, _OF_SCALING),
         "scaling": True,
@@ -173,10 +176,10 @@ def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings
 
 
 def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]:
-    """Of a group, "" where there are none."""
+    """The deployment of a group's replicas; `group` is "" for a model without groups."""
     replicas = model.replicas
-    # Serve says that an application runs while the autoscaler adds replicas, and not before those
-    # have started that Serve's own list wants.
+    # Serve reports an application as running while the autoscaler still adds replicas, but not
+    # before the replicas have started that Serve's own list asks for.
     least = 0 if model.optional else replicas.least
     return {
         "name": model_deployment(group),
@@ -189,7 +192,8 @@ def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]
 
 
 def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> dict[str, Any]:
-    """What models its replicas hold is the autoscaler's; here stands what they import for them."""
+    """The shared pool. The autoscaler decides which models its replicas hold; the arguments only
+    name what the replicas import."""
     models = [model for _, model in pooled(settings, pool)]
     return {
         "name": POOL_APP,
@@ -213,7 +217,7 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
                 "graceful_shutdown_timeout_s": max(
                     (_drain_s(model, gateways) for model in models), default=GRACE_S
                 ),
-                # Models are loaded beside those that serve, which may hold up all threads.
+                # Loading a model beside those that serve may block all threads of the process.
                 "health_check_timeout_s": GRACE_S,
             }
         ],
@@ -221,11 +225,12 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
 
 
 def bounds(least: int, most: int) -> dict[str, Any]:
-    """Of a deployment whose number the autoscaler decides; a fixed one is `least` = `most`.
+    """Serve's bounds of a deployment whose number of replicas the autoscaler decides; for a fixed
+    number `least` = `most`.
 
-    Serve copies what it is told at once: what holds replicas back is decided before. Its own counts
-    of requests, which nobody reads, are rare; rarer still, and one that says that something waits
-    for a first replica would be believed for twice as long."""
+    Serve follows the targets at once, because delays are decided before. Nobody reads Serve's own
+    counts of requests, so they are rare. They must not be rarer still: a count that reports a call
+    waiting for a first replica would be believed for twice as long."""
     return {
         "min_replicas": least,
         "max_replicas": max(1, most),
@@ -237,7 +242,7 @@ def bounds(least: int, most: int) -> dict[str, Any]:
 
 
 def _actor_options(replicas: ReplicaSettings) -> dict[str, Any]:
-    """What Ray reserves for a replica, and where it may run."""
+    """The resources that Ray reserves for a replica, and the nodes where it may run."""
     options: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus}
     if replicas.memory_mib is not None:
         options["memory"] = replicas.memory_mib * _MIB
@@ -249,7 +254,7 @@ def _actor_options(replicas: ReplicaSettings) -> dict[str, Any]:
 
 
 def _drain_s(model: ModelSettings, gateways: int) -> float:
-    """How long a replica may take to finish what it has in hand when it is told to go."""
+    """Seconds that a replica gets to finish its work when it is told to stop."""
     if model.task == "generate":
         return model.timeout_s + GRACE_S
     most_batches = 1 + gateways * (model.replicas.slots - 1)

@@ -1,4 +1,4 @@
-"""Ray Serve's REST interface of one cluster: what runs there, and another list of applications.
+"""Ray Serve's REST interface of one cluster: reads what runs, and puts a list of applications.
 
 Source: Ray 2.60 `dashboard/modules/serve/serve_head.py`.
 """
@@ -15,16 +15,17 @@ _PATH = "/api/serve/applications/"
 
 
 class ServeRest:
-    """Every method raises ClusterError. Blocks."""
+    """A client of the interface. Every method blocks and raises ClusterError."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self._dashboard = dashboard
 
     def details(self) -> dict[str, Any]:
-        """`ServeInstanceDetails`; its `applications` are empty where Serve does not run."""
+        """`ServeInstanceDetails`. Its `applications` are empty if Serve does not run."""
         found: dict[str, Any] = self._dashboard.ask("GET", _PATH).json()
         return found
 
     def put(self, config: Mapping[str, Any]) -> None:
-        """The whole list of applications: what was put before and is not in it is deleted."""
+        """Put the whole list of applications. Serve deletes what the last list had and this one has
+        not."""
         self._dashboard.ask("PUT", _PATH, json=dict(config))

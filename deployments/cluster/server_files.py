@@ -1,13 +1,13 @@
-"""The files of the servers on this machine: a state file each, and a folder while it runs.
+"""The files of the servers on this machine: a state file each, and a run folder while one runs.
 
-`serve` writes one JSON file a port; `status`, `apply` and `stop` read it. A process is known by its
-pid and when it started, in ticks since this machine's boot: neither a pid that the system gave away
-again nor a step of the wall clock nor another machine with the same home is taken for ours. Files
-are replaced atomically; those of dead servers are stale, not wrong.
+`serve` writes one JSON file a port; `status`, `apply` and `stop` read it. A process is identified
+by its pid and its start in ticks since this machine's boot. So neither a pid that was used again,
+nor a step of the wall clock, nor another machine with the same home is mistaken for it. Files are
+replaced atomically; the file of a dead server is stale, not wrong.
 
-The run folder holds sockets, HAProxy's files and a copy of the state, for a start whose state
-folder is another. Its name is short because a Unix socket's path may have 97 characters in HAProxy,
-68 of which Serve takes (the node's id).
+The run folder holds sockets, HAProxy's files and a copy of the state, for a later start whose state
+folder is another. Its name is short, because HAProxy allows 97 characters for the path of a Unix
+socket, and Serve takes 68 of them (the node's id).
 Source: XDG Base Directory Specification for the state folder.
 """
 
@@ -26,28 +26,27 @@ from typing import Any
 
 import psutil
 
-CREATED_TOLERANCE_S = 2.0  # the system derives it from a boot time that clock corrections move
+CREATED_TOLERANCE_S = 2.0  # the system derives it from the boot time, which clock steps move
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD = 22  # of /proc/PID/stat, proc(5)
+_START_FIELD = 22  # of /proc/PID/stat, see proc(5)
 
 
 class NoServer(Exception):
-    """No server of ours, or no single one, is meant; the message says what to do."""
+    """There is no server, or more than one that could be meant. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMark:
-    """`created_s`: seconds since the epoch. `started_ticks`, `boot_id`: when it started, exactly,
-    in which boot of which machine; 0 and "" where the system does not say (other than Linux)."""
+    """Identifies a process."""
 
     pid: int
-    created_s: float
-    started_ticks: int = 0
-    boot_id: str = ""
+    created_s: float  # since the epoch
+    started_ticks: int = 0  # since the boot; 0: the system does not say (other than Linux)
+    boot_id: str = ""  # of the machine's boot; "": the system does not say
 
     @classmethod
     def of(cls, pid: int) -> ProcessMark:
-        """Raises psutil.NoSuchProcess."""
+        """The mark of a running process. Raises psutil.NoSuchProcess."""
         created_s = psutil.Process(pid).create_time()
         return cls(pid, created_s, _started_ticks(pid), boot_id())
 
@@ -56,7 +55,7 @@ class ProcessMark:
         return self.boot_id in ("", boot_id())
 
     def process(self) -> psutil.Process | None:
-        """The process itself; None when it is gone, a zombie, or another of that pid."""
+        """The process; None if it is gone, a zombie, or another process with that pid."""
         try:
             found = psutil.Process(self.pid)
             if not self._is(found):
@@ -72,7 +71,7 @@ class ProcessMark:
 
 
 def boot_id() -> str:
-    """A random name of this machine's boot; "" where the system has none."""
+    """A random id of this machine's boot; "" if the system has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -84,23 +83,22 @@ def _started_ticks(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    # The second field is the name in parentheses, and may hold anything.
+    # The second field is the name in parentheses, which may hold anything.
     return int(text.rpartition(")")[2].split()[_START_FIELD - 3])
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """`port`: of the HTTP surface, the file's key. `server`: its host process. `server_id`: carried
-    by the environment of every process of its cluster. `ports`: all it listens on, by setting."""
+    """One server on this machine."""
 
-    port: int
-    server: ProcessMark
+    port: int  # of its HTTP interface; the file's key
+    server: ProcessMark  # its host process
     ray_address: str
     dashboard_url: str
     settings_path: str
     started_at_s: float
-    server_id: str = ""
-    ports: Mapping[str, int] = field(default_factory=dict)
+    server_id: str = ""  # in the environment of every process of its cluster
+    ports: Mapping[str, int] = field(default_factory=dict)  # all that it listens on, by setting
     host: str = "127.0.0.1"
 
     @property
@@ -109,9 +107,9 @@ class ServerState:
 
 
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """$XDG_STATE_HOME/headrace or ~/.local/state/headrace; not created here."""
+    """$XDG_STATE_HOME/headrace or ~/.local/state/headrace. Not created here."""
     base = (os.environ if environ is None else environ).get("XDG_STATE_HOME", "")
-    # The specification has relative paths ignored.
+    # By the specification, relative paths are ignored.
     root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
     return root / "headrace"
 
@@ -121,7 +119,7 @@ def file_of(port: int, folder: Path) -> Path:
 
 
 def write(state: ServerState, folder: Path) -> Path:
-    """Replaces the port's file in one step. Readable by its owner alone."""
+    """Replace the port's file atomically. Readable by its owner only."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = file_of(state.port, folder)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{state.port}.")
@@ -139,7 +137,7 @@ def write(state: ServerState, folder: Path) -> Path:
 
 
 def read(port: int, folder: Path) -> ServerState | None:
-    """What the port's file says, alive or stale; None without one, or with one that is no state."""
+    """The state in the port's file, alive or stale; None if there is no valid file."""
     try:
         return _state(json.loads(file_of(port, folder).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -147,10 +145,11 @@ def read(port: int, folder: Path) -> ServerState | None:
 
 
 def remove(port: int, folder: Path, server_id: str | None = None) -> None:
-    """`server_id`: only that server's file; another may have started on the port meanwhile."""
+    """Delete the port's file. `server_id`: only if it is that server's; another server may have
+    started on the port meanwhile."""
     if server_id is not None and _is_of_another(port, folder, server_id):
         return
-    with contextlib.suppress(NotADirectoryError):  # then there was no state either
+    with contextlib.suppress(NotADirectoryError):  # then there was no file either
         file_of(port, folder).unlink(missing_ok=True)
 
 
@@ -166,8 +165,8 @@ def listing(folder: Path) -> list[ServerState]:
 
 
 def known(port: int, folder: Path) -> list[ServerState]:
-    """What the port's files say, alive or stale: of a server with this state folder, and of the one
-    that made the port's run folder, if that is another."""
+    """The states of servers on the port, alive or stale: of the one with this state folder, and of
+    the one that made the port's run folder, if that is another."""
     states = [read(port, folder)]
     if _is_ours(run_folder(port)):
         states.append(read(port, run_folder(port)))
@@ -176,7 +175,7 @@ def known(port: int, folder: Path) -> list[ServerState]:
 
 
 def find(port: int | None, folder: Path) -> ServerState:
-    """The running server on a port, or the only one there is. Raises NoServer."""
+    """The running server on the port; without a port, the only running one. Raises NoServer."""
     running = [state for state in listing(folder) if state.alive]
     if port is not None:
         running = [state for state in running if state.port == port]
@@ -194,17 +193,19 @@ def _state(data: dict[str, Any]) -> ServerState:
 
 
 def audit_file(port: int, folder: Path) -> Path:
-    """What was changed at the servers on a port; it outlives them."""
+    """The audit log of the servers on a port; it outlives them."""
     return folder / f"{port}.audit.jsonl"
 
 
 def commands_audit_file(folder: Path) -> Path:
-    """What this machine's command line changed elsewhere: in files, and at clusters."""
+    """The audit log of what this machine's command line changed elsewhere: in files and on
+    clusters."""
     return folder / "commands.audit.jsonl"
 
 
 def revoked_keys(folder: Path) -> Path:
-    """Hashes of keys that were revoked on this machine, a line each: of all servers, for good."""
+    """Hashes of keys that were revoked on this machine, one a line, for all servers and for
+    ever."""
     return folder / "revoked-keys"
 
 
@@ -213,7 +214,8 @@ def run_folder(port: int) -> Path:
 
 
 def make_run_folder(port: int) -> Path:
-    """The folder, for its owner alone. Raises PermissionError when it is another user's."""
+    """Make the run folder, accessible to its owner only. Raises PermissionError if it is another
+    user's."""
     path = run_folder(port)
     path.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(path):
@@ -230,12 +232,12 @@ def _is_ours(folder: Path) -> bool:
 
 
 def remove_run_folder(port: int, server_id: str | None = None) -> None:
-    """As `remove`."""
+    """Delete the run folder. `server_id` as in `remove`."""
     if server_id is not None and _is_of_another(port, run_folder(port), server_id):
         return
     shutil.rmtree(run_folder(port), ignore_errors=True)
 
 
 def control_socket(port: int) -> Path:
-    """Where the host of the server on `port` answers the command line."""
+    """The socket at which the host of the server on `port` answers the command line."""
     return run_folder(port) / "control.sock"

@@ -1,4 +1,4 @@
-"""What another settings file would do to models, tenants and controllers of a running server."""
+"""What would another settings file do to a running server's models, tenants and controllers?"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KINDS = ("added", "removed", "restarted", "updated")
 
 
 def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
-    """Names of models by what happens to them (`updated`: while they run), each that restarts with
-    the reasons; of tenants that differ; what becomes of the controllers where that changes."""
+    """The names of models by what happens to them (`updated`: while they run), with the reasons of
+    each restart; the tenants that differ; and the controllers' new state, if it changes."""
     found = differences(_models(old), _models(new))
     kinds = {kind: [model_name(d.application) for d in found if d.kind == kind] for kind in KINDS}
     return {
@@ -28,8 +28,8 @@ def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
 
 
 def same_version(settings: Settings, name: str, one: ModelSettings, other: ModelSettings) -> bool:
-    """Whether two settings of a model start the same replicas, however many; the rest of the file
-    is `settings`'."""
+    """Whether two settings of a model start the same replicas, in whatever number. `settings`: the
+    rest of the file."""
     both = (settings.model_copy(update={"models": {name: each}}) for each in (one, other))
     return not changes_between(*both)["restarted"]
 
@@ -40,12 +40,12 @@ def _models(settings: Settings) -> dict[str, Mapping[str, Any]]:
 
 
 def switched(was: bool, frozen: bool) -> list[str]:
-    """What becomes of the controllers."""
+    """The controllers' new state in words; [] if it does not change."""
     if was == frozen:
         return []
     return ["frozen" if frozen else "no longer frozen"]
 
 
 def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Names of what was added, removed or changed."""
+    """The names of what was added, removed or changed."""
     return (n for n in old.keys() | new.keys() if old.get(n) != new.get(n))

@@ -1,8 +1,8 @@
-"""Settings from another folder than the one that a running server resolves relative paths against.
+"""Adapts settings from another folder than the one that a running server resolves paths against.
 
-A copy of the settings file in another checkout names the same models by the same relative paths;
-where the files there are the same, nothing has changed and nothing restarts. Where they differ, the
-path is made absolute, so that the model restarts from the new files.
+A copy of the settings file in another checkout names the same models by the same relative paths. If
+the files there are the same, nothing has changed and nothing restarts. If they differ, the path is
+made absolute, so that the model restarts from the new files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from deployments.settings.tree import Settings
 
 
 def relative_to(settings: Settings, folder: Path, served: Path) -> Settings:
-    """`settings` with paths as written, of a file in `folder`, for a server that resolves relative
-    ones against `served`."""
+    """`settings` of a file in `folder`, with paths as written, for a server that resolves relative
+    paths against `served`."""
     if folder == served:
         return settings
     data = settings.model_dump(mode="json", exclude_unset=True)
@@ -30,7 +30,7 @@ def relative_to(settings: Settings, folder: Path, served: Path) -> Settings:
 
 def _path(written: Any, folder: Path, served: Path) -> str:
     new, old = sources.absolute(written, folder), sources.absolute(written, served)
-    # A folder that is to be written need not be there yet, in either place.
+    # A folder for output need not exist yet, in either place.
     if new == old or not Path(new).exists() or same_content(Path(new), Path(old)):
         return str(written)
     return new

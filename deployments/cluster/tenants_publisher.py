@@ -1,9 +1,9 @@
-"""The Serve application that carries what other processes take up while they run: its constructor
-publishes the tenants and what the file says of scaling, then it idles.
+"""The Serve application that publishes what other processes take up while they run.
 
-So both travel in the same list of applications as everything else, and changing them restarts
-neither gateways nor models. When the application goes, what it published stays: a gateway that is
-left without tenants would let everybody in.
+Its constructor publishes the tenants and the scaling settings; then it idles. So both travel in the
+same list of applications as everything else, and changing them restarts neither gateways nor
+models. When the application is deleted, what it published stays: a gateway without tenants would
+let everybody in.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ _OPENS = (
 
 
 class TenantsPublisher:
+    """Publishes on construction."""
+
     def __init__(self, args: dict[str, Any]) -> None:
-        """`args`: {"scaling": a settings file's models, their pool and budget}, and unless a path
-        names the tenants {"tenants": what a tenants file holds, "priorities": the gateway's,
-        "auth": too, where it is set}. All as the user wrote it. Raises SettingsErrors: Serve then
-        shows what is wrong, and what was published before stays."""
+        """`args`: {"scaling": a settings file's models, their pool and budget}, and, unless a path
+        names the tenants, {"tenants": the content of a tenants file, "priorities": the gateway's,
+        and "auth" if it is set}. All as the user wrote it. Raises SettingsErrors; then Serve shows
+        what is wrong, and what was published before stays."""
         scaling = scaling_document(parse(args[_SCALING]))
         given = {name: value for name, value in args.items() if name != _SCALING}
         if given:
@@ -53,13 +55,14 @@ class TenantsPublisher:
 
 
 def _listed_keys(published: str) -> bool:
-    """Of a text that was valid where it was published, perhaps by another version of this."""
+    """Whether the tenants that were published before list any key. Their text was valid for
+    whoever published it, perhaps another version of Headrace."""
     before = (yaml.safe_load(published) or {}).get("tenants", {})
     return any(tenant.get("keys") is not None for tenant in before.values())
 
 
 def _record(before: str, after: str) -> None:
-    """On this process's standard error, which is where a cluster's logs come from."""
+    """Audit the change, on this process's standard error, where a cluster collects logs."""
     if before != after:
         logs.configure_from_environment()
         source = "Serve's list of applications"

@@ -1,7 +1,7 @@
 """The versions of each model that ran before the present one, for `headrace rollback`.
 
-Kept in the host's memory: a server that starts begins with its file, and nothing ran before it.
-How many replicas there are, and how they are scaled, is no version's: that stays as it is.
+The host keeps them in memory: a server that starts begins with its file, and nothing ran before.
+The number of replicas and their scaling belong to no version: a rollback leaves them as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SECTIONS = ("scaling", "rollout")
 
 
 class VersionHistory:
-    """By model, at most `MOST` versions each, the last one last."""
+    """At most `MOST` versions a model, oldest first."""
 
     def __init__(self) -> None:
         self._past: dict[str, deque[ModelSettings]] = {}
 
     def changed(self, before: Settings, after: Settings, back: str = "") -> None:
-        """Notes each version that gave way to another one that runs, and forgets models that went.
-        `back`: the model that has its last version again."""
+        """Note each version that another one replaced, and forget models that are gone. `back`: the
+        model that was rolled back to its last version."""
         changes = changes_between(before, after)
         for name in changes["restarted"]:
             past = self._past.setdefault(name, deque(maxlen=MOST))
@@ -46,8 +46,8 @@ class VersionHistory:
 
 
 def with_numbers_of(old: ModelSettings, present: ModelSettings) -> ModelSettings:
-    """`old`, with as many replicas as there are now; of a model that has groups, wholly as it was:
-    a group's number belongs to what it runs on."""
+    """`old` with the present numbers of replicas. A model with groups is returned wholly as it was,
+    because a group's number belongs to what the group runs on."""
     if old.replicas.groups or present.replicas.groups:
         return old
     was, now = _written(old), _written(present)

@@ -110,8 +110,8 @@ def test_output_without_nodes_is_none():
 
 def test_a_remote_traceback_is_told_by_its_last_line():
     error = RuntimeError("Traceback:\n  File x\nModuleNotFoundError: No module named 'a'\n\n")
-    assert node_survey._first_line(error) == "ModuleNotFoundError: No module named 'a'"
-    assert node_survey._first_line(RuntimeError()) == "RuntimeError"
+    assert node_survey._last_line(error) == "ModuleNotFoundError: No module named 'a'"
+    assert node_survey._last_line(RuntimeError()) == "RuntimeError"
 
 
 def test_what_is_not_installed_has_no_version(monkeypatch):
