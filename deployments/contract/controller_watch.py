@@ -5,14 +5,16 @@ A controller that got SIGTERM while calls of its own were under way may hang for
 process has ended, Ray restarts it, and it restores its state.
 
 The registry asks the controller once a second and kills it when either holds:
-- It has been silent for `HANGS_S`, or for three times its longest recent answer if that is longer:
-  the controller's loop stands still while it goes through its replicas. Only those seconds count in
-  which the registry itself was on time and Ray reports the controller as running.
+- It has been silent for `HANGS_S`, or for three times its longest recent answer if that is longer
+  (at most `STARTS_S`): the controller's loop stands still while it goes through its replicas. Only
+  those seconds count in which the registry itself was on time and Ray reports the controller as
+  running.
 - The wall clock was set back. Until the clock has caught up, the controller checks no replica.
 
-After each kill comes a pause, twice as long as the one before, so that a fault that a restart does
-not mend causes no endless restarts. A controller that answered after its kill did restart well; if
-it hangs again within the pause, it gets as long as one that starts (`STARTS_S`).
+After each kill comes a pause, twice as long as the one before (up to `MOST_PAUSE_S`), so that a
+fault that a restart does not mend causes no endless restarts. A controller that answered after its
+kill did restart well; if it hangs again within the pause, it gets as long as one that starts
+(`STARTS_S`).
 
 The registry may kill actors on any node, so this works the same on one machine and on many.
 """

@@ -29,7 +29,9 @@ from routers.api.settings import (
 )
 
 _NEVER = float("inf")
-_REQUEST_ROWS = 2048  # bound on one request's rows where the settings set no `queue.max_rows`
+# Where the settings set no `queue.max_rows`: the bound on one request's rows. It also bounds the
+# rows that wait, of a model that generates, and of others until their costs are known.
+_REQUEST_ROWS = 2048
 _LEAST_SILENCE_MS = 250.0  # several times a garbage collection's pause, or a busy neighbour's
 _LEAST_SILENCE_OF_STREAMS_MS = 2500.0  # twice the longest gap between two signs of life
 

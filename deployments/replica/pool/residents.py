@@ -90,7 +90,7 @@ class Residents:
     # ---- what is asked ------------------------------------------------------------------------
 
     def hold(self, models: Sequence[PoolModel]) -> None:
-        """Set all models to hold from now on. If not all fit, the first ones in this order."""
+        """Set all models to hold from now on; they are loaded in this order."""
         self._wanted = {model.name: model for model in models}
         self._failed = {
             name: failed
