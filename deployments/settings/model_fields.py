@@ -19,6 +19,7 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
+from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
@@ -29,7 +30,6 @@ from deployments.settings.scheduling import (
     BatchSettings,
     HedgeSettings,
     OutlierSettings,
-    PolicySettings,
     QueueSettings,
     SilenceSettings,
 )

@@ -158,7 +158,7 @@ class Admission:
         until = request.deadline if self._settings.late == "refuse" else request.expires
         return max(0.0, now + newcomer.capacity_in_s - until)
 
-    def waits_in_vain(self, tracked: TrackedRequest, now: float) -> bool:
+    def cannot_be_served_late(self, tracked: TrackedRequest, now: float) -> bool:
         """Whether the deadline of a queued request has passed and the controllers expect no idle
         moment that could serve it. Then it is better refused now than when it expires."""
         request = tracked.request

@@ -97,7 +97,7 @@ class Arrivals:
         if request.is_first and not request.avoid:
             self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
 
-    def turned_away(self, request: Request, reason: Reason) -> None:
+    def count_rejected(self, request: Request, reason: Reason) -> None:
         """Count the work of a request that was rejected before `track`. It is demand only where
         more replicas would have made a difference: rejected as late, or by a full queue."""
         is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL

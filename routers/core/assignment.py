@@ -128,8 +128,8 @@ class Assignment:
         trusted = bool(replica.group.settings.profile)
         capacity = copies.replicas.capacity_of(replica, now, trusted=trusted)
         batch = form_batch(self.requests, capacity, now, actions)
-        if self.requests.wants_room is not None:
-            self._save_room(replica, self.requests.wants_room)
+        if self.requests.row_without_room is not None:
+            self._save_room(replica, self.requests.row_without_room)
         if batch is None:
             return None
         return self._dispatch(self._preferred(replica, batch, now), batch, now, actions)
@@ -167,7 +167,7 @@ class Assignment:
         sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
         if sessions:
             self.affinity.served(sessions, replica_id)
-        dispatch = LoneDispatch if lease.is_retry else Dispatch
+        dispatch = LoneDispatch if lease.travels_alone else Dispatch
         actions.append(
             dispatch(
                 lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
@@ -179,7 +179,7 @@ class Assignment:
     def _pay_budget(self, lease: Lease) -> None:
         """A retry is paid from the retry budget; any other lease adds its share to that budget."""
         budget = self.copies.budget
-        if lease.batch.rows[0].retried:
+        if lease.batch.rows[0].travels_alone:
             budget.pay(lease.predicted_s)
             self.copies.counts.retries += 1
         else:
@@ -195,7 +195,7 @@ class Assignment:
         if generations is not None and best.streams and row.tracked.plan is not None:
             replicas = self.copies.replicas
             return preferred_stream(replicas, generations, row, best, preferred, now)
-        if preferred is None or row.retried:
+        if preferred is None or row.travels_alone:
             return best
         replicas = self.copies.replicas
         replica = replicas.by_id.get(preferred)

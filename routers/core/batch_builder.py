@@ -37,7 +37,7 @@ def carry_out(requests: RequestTable, plan: LeadPlan, now: float, actions: list[
         if leaving.is_shed:
             requests.evict(leaving.tracked, Reason.SHED, actions)
         else:
-            requests.call_late(leaving.tracked, now, actions)
+            requests.demote_or_evict(leaving.tracked, now, actions)
     take(requests, draft.rows[taken:], now)
     if plan.holds_back:
         draft.capacity.group.holds_back = True

@@ -28,9 +28,9 @@ def form_batch(
 ) -> FormedBatch | None:
     """The batch for this replica: its rows have left the queue, and their flows are charged. None:
     the replica may take no row, or it is idle and waits until `requests.held_until` for a larger
-    batch. Also sets `requests.wants_room` and `requests.tries_at`."""
+    batch. Also sets `requests.row_without_room` and `requests.next_retry_at`."""
     requests.waiting.reorder()
-    requests.wants_room = None
+    requests.row_without_room = None
     lead = _stream_batch if capacity.streams else _led_batch
     for lane in _lanes_in_order(requests, now):
         retried = lane.solo.head()
@@ -41,7 +41,7 @@ def form_batch(
             if retried.tracked.plan is None:
                 return None
             if retried.tracked.plan.room <= capacity.whole:
-                requests.wants_room = retried
+                requests.row_without_room = retried
         if lane.rows == lane.solo.rows:
             continue  # nothing waits here but retried rows
         batch = lead(
@@ -68,10 +68,10 @@ def _lanes_in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
 
 def _may_retry_on(requests: RequestTable, row: Row, capacity: ReplicaCapacity, now: float) -> bool:
     """Whether the retried row may run on this replica now. If the row is held back until later,
-    `requests.tries_at` becomes that time, unless it is earlier."""
+    `requests.next_retry_at` becomes that time, unless it is earlier."""
     at = requests.suspects.may_go_at(row, capacity, now)
-    if now < at < requests.tries_at:
-        requests.tries_at = at
+    if now < at < requests.next_retry_at:
+        requests.next_retry_at = at
     return at <= now
 
 
@@ -129,7 +129,7 @@ def _stream_batch(
 def _holds_up_others(requests: RequestTable) -> bool:
     """Whether lanes after this one must wait when the stream replica takes no row of it. They need
     not wait where its rows only wait until other prompts have been read."""
-    return requests.generations is None or requests.wants_room is not None
+    return requests.generations is None or requests.row_without_room is not None
 
 
 def _single_row_batch(

@@ -46,7 +46,7 @@ class Controllers:
         self.once_late = tuple(each for each in asked if isinstance(each, OnceLate))
         self.at_turn = tuple(each for each in asked if isinstance(each, AtTurn))
         self._late_verdicts = tuple(each.verdicts for each in asked if each.reason is Reason.LATE)
-        self._hear_refusals = _overriding(self.on_arrival, OnArrival.refused_again)
+        self._hear_refusals = _overriding(self.on_arrival, OnArrival.rejected_from_cache)
         self._hear_waits = _overriding(asked, Controller.waited)
         self._hear_work = _overriding(every, Controller.served)
 
@@ -72,11 +72,11 @@ class Controllers:
 
     # -- what they learn from
 
-    def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
+    def rejected_from_cache(self, flow: FlowKey, edge: int | None, now: float) -> None:
         """The rejection cache refused a new request as late: tell the controllers of arrival, and
         count a refusal of every controller that refuses as late."""
         for each in self._hear_refusals:
-            each.refused_again(flow, edge, now)
+            each.rejected_from_cache(flow, edge, now)
         for verdicts in self._late_verdicts:
             verdicts.no()
 

@@ -257,7 +257,7 @@ class Dispatcher:
             lease.begin(now)
             if lease.tied:
                 start_first(lease, actions)
-            lease.replica.reckon(now)
+            lease.replica.predict_finish(now)
             self._copies.watch(lease)
             self._stream_copies.watch(lease)
             self._replicas.refresh(lease.replica, now)
@@ -322,7 +322,7 @@ class Dispatcher:
             suspend(self._state, replica, now, actions)
         replicas.promote(now)
         self._requests.held_until = None
-        self._requests.tries_at = inf
+        self._requests.next_retry_at = inf
         self._assignment.fill(now, actions)
         healthy = replicas.healthy
         copies.hedge(now, actions)

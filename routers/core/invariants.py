@@ -96,7 +96,7 @@ def _check_bucket(bucket: Bucket, lane: Lane) -> None:
     assert bucket.tokens == sum(row.length for row in rows)
     places = len(bucket.line) + len(bucket.heap)
     assert places <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
-    assert all(row.retried == (bucket is lane.solo) for row in rows)
+    assert all(row.travels_alone == (bucket is lane.solo) for row in rows)
     assert all(row.tracked.flow.priority == lane.priority for row in rows)
 
 
@@ -142,7 +142,7 @@ def _check_copy(lease: Lease) -> None:
     assert copy.replica is not lease.replica
     assert copy.owes is None
     assert all(row.lease is lease and row.copy is copy for row in copy.members())
-    assert all(row.copied and not row.retried for row in copy.batch.rows)
+    assert all(row.copied and not row.travels_alone for row in copy.batch.rows)
 
 
 def _check_replicas(state: State) -> None:
@@ -244,6 +244,6 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
 
 
 def _is_held(state: State, row: Row) -> bool:
-    """Whether the row is held back because it would risk the last replica. `tries_at` is the
+    """Whether the row is held back because it would risk the last replica. `next_retry_at` is the
     earliest end of such a hold, and all of them lie ahead."""
-    return row.held_until >= state.requests.tries_at
+    return row.held_until >= state.requests.next_retry_at

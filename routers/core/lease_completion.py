@@ -24,7 +24,7 @@ from routers.core.core_state import State
 from routers.core.stream_leases import ended as end_stream
 from routers.core.suspension import move_rows, probe_instead, take_late_answer
 from routers.state.budget import Budget
-from routers.state.leases import fail, race_costs, win
+from routers.state.leases import fail, set_race_cost, win
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S
 
@@ -107,7 +107,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     replica.learn(report, now, answered=answered)
     for staged in replica.leases.values():
         if not staged.opened:
-            state.copies.starts_now(staged)
+            state.copies.predecessor_ended(staged)
         break
     alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
     if state.replicas.closed(replica, now, alive=alive):
@@ -168,7 +168,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     other = lease.copy or lease.copy_of
     stranded = fail(lease)
     if other is not None and lease.running is not None:
-        state.stream_copies.inherits(other, now)
+        state.stream_copies.other_lease_lost(other, now)
     has_run = lease.opened or event.report.service_s > 0.0 or event.failed
     if end is not LeaseEnd.LOST and not has_run:
         _undo_race(state, lease, other)
@@ -209,7 +209,7 @@ def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
     """Charge the budget what the copy took, instead of what was predicted. Where inputs are slow, a
     few copies then empty the budget, and copying stops."""
     budget.pay(service_s - copy.paid_s)
-    race_costs(copy, copy.copy_of, service_s)
+    set_race_cost(copy, copy.copy_of, service_s)
 
 
 def _undo_race(state: State, lease: Lease, other: Lease | None) -> None:
@@ -219,8 +219,8 @@ def _undo_race(state: State, lease: Lease, other: Lease | None) -> None:
         return
     copies = state.copies
     copies.budget.refund(lease.paid_s)
-    race_costs(lease, other, 0.0)
-    for left in copies.leases.uncopy(lease):
+    set_race_cost(lease, other, 0.0)
+    for left in copies.leases.allow_copy_again(lease):
         if left.running is None:
             copies.again(left)
         else:

@@ -48,8 +48,8 @@ class RequestTable:
         self.groups = replicas.groups
         self.held_until: float | None = None  # until when an idle replica lets a batch grow
         # When the first retried row that was held back in this step may risk the last replica.
-        self.tries_at = inf
-        self.wants_room: Row | None = None  # for which the replica asked last had no room
+        self.next_retry_at = inf
+        self.row_without_room: Row | None = None  # for which the replica asked last had no room
         self.generations: Generations | None = None  # None: the model does not generate
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
@@ -91,7 +91,7 @@ class RequestTable:
                 self._enqueue(tracked, now)
                 return True
         else:
-            self.arrivals.turned_away(request, refused.reason)
+            self.arrivals.count_rejected(request, refused.reason)
         self.arrivals.offered.refuse(refused.reason.value)
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
@@ -108,7 +108,7 @@ class RequestTable:
         flow = self._priority(request.priority), request.tenant
         refused = self.admission.fast_reject(flow, edge, times, now)
         if refused is not None:
-            self.controllers.refused_again(flow, 0 if request.generation else edge, now)
+            self.controllers.rejected_from_cache(flow, 0 if request.generation else edge, now)
         return refused
 
     def reject_unread(
@@ -126,7 +126,7 @@ class RequestTable:
         """Count a request that the gateway refused by its headers alone."""
         self.arrivals.offered.refuse(event.reason.value)
         if event.reason is Reason.LATE:
-            self.controllers.refused_again(
+            self.controllers.rejected_from_cache(
                 (self._priority(event.priority), event.tenant), None, now
             )
         if event.is_first and event.reason is not Reason.TENANT_FULL:
@@ -287,7 +287,7 @@ class RequestTable:
     def _may_not_stay_late(self, tracked: TrackedRequest, now: float) -> bool:
         if tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
             return True
-        return self.admission.waits_in_vain(tracked, now)
+        return self.admission.cannot_be_served_late(tracked, now)
 
     def evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
         """Remove the request, wherever its rows are, and append the `Evict`."""
@@ -315,7 +315,7 @@ class RequestTable:
 
     # -- being late
 
-    def call_late(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> None:
+    def demote_or_evict(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> None:
         """A request that waits on time can no longer meet its deadline: demote or evict it."""
         if is_refused(tracked, self.waiting, self.settings, now):
             self.evict(tracked, Reason.LATE, actions)

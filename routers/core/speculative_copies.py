@@ -67,7 +67,7 @@ class SpeculativeCopies:
         if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
             self.schedule.check_by(lease, self.hedging.check_at(lease))
 
-    def starts_now(self, lease: Lease) -> None:
+    def predecessor_ended(self, lease: Lease) -> None:
         """The batch before this one has left the device, so that this one starts. It was not slow
         while it waited: a race that is due and has no copy is called off."""
         lease.lead()
@@ -78,7 +78,7 @@ class SpeculativeCopies:
     def again(self, lease: Lease) -> None:
         """The other lease of its race never started: the lease may be raced once more."""
         if lease.repeats:
-            lease.race_again()
+            lease.clear_hedge_due()
             self.watch(lease)
         elif lease.hedge_due:
             self.schedule.add(lease)
@@ -92,7 +92,7 @@ class SpeculativeCopies:
             if finding is Finding.EARLY:
                 schedule.check_at(lease, hedging.check_at(lease))
             elif finding is Finding.RACE:
-                lease.call_due()
+                lease.mark_hedge_due()
                 schedule.add(lease)
                 schedule.check_at(lease, max(now, hedging.check_at(lease)))
             elif finding is Finding.OVERDUE:
@@ -236,7 +236,7 @@ def copiable(lease: Lease) -> list[Row]:
     return [
         row
         for row in lease.members()
-        if row.tracked.request.retryable and not row.copied and not row.retried
+        if row.tracked.request.retryable and not row.copied and not row.travels_alone
     ]
 
 

@@ -26,7 +26,7 @@ from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
 from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
 from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
-from routers.state.leases import CopyTerms, abort, forsake, race_costs, start_first
+from routers.state.leases import CopyTerms, abort, end_copy, set_race_cost, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
@@ -115,7 +115,7 @@ class StreamCopies:
                 again_s = max(at - lease.starts_at, _LEAST_S)
                 schedule.check_at(lease, now + again_s)
             elif self._may_race(lease):
-                lease.call_due()
+                lease.mark_hedge_due()
                 schedule.add(lease)
 
     def _send_copy(self, lease: Lease, row: Row, now: float, actions: list[Action]) -> Lease | None:
@@ -190,7 +190,7 @@ class StreamCopies:
         if not lease.probe:
             self.wins(lease, actions)
         elif other is not None and lease.live:
-            forsake(lease, actions)
+            end_copy(lease, actions)
             abort(lease, actions)
         elif not lease.live:
             abort(lease, actions)  # the probe ran on only until its first token
@@ -199,15 +199,15 @@ class StreamCopies:
         """The lease keeps the request alone, unless nobody waits for the request any more."""
         other = lease.copy or lease.copy_of
         if other is not None and lease.live:
-            race_costs(lease, None, 0.0)  # only the loser's tokens were computed twice
+            set_race_cost(lease, None, 0.0)  # only the loser's tokens were computed twice
             self.schedule.forget(other)
             start_first(lease, actions)
 
-    def inherits(self, lease: Lease, now: float) -> None:
+    def other_lease_lost(self, lease: Lease, now: float) -> None:
         """The other lease of the race was lost. If this one is a probe, the caller now waits for
         it, so it stops being a probe."""
         if lease.probe and lease.live:
-            lease.step_in()
+            lease.stop_probing()
             self.copies.ejection.failed(lease.replica, now)
 
     def closed(self, lease: Lease, end: LeaseEnd, now: float) -> None:
@@ -230,7 +230,7 @@ class StreamCopies:
         if lease.paid_s > 0.0 and (tokens.input or tokens.output):
             other = lease.copy or lease.copy_of
             self.copies.budget.pay(generations.weighted(tokens) * running.token_s - lease.paid_s)
-            race_costs(lease, other, 0.0)
+            set_race_cost(lease, other, 0.0)
 
 
 def _serves_others(lease: Lease, within_s: float, now: float) -> bool:

@@ -28,7 +28,7 @@ def next_row(
     requests: RequestTable, lane: Lane, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> Row | None:
     """The row to send, still queued; None: the replica may take none of the rows that were tried.
-    Sets `requests.wants_room` to the first row that lacked room. Evicts rows that no running
+    Sets `requests.row_without_room` to the first row that lacked room. Evicts rows that no running
     replica can hold, and rows that the controllers shed at their turn."""
     while (queue := lane.order.first()) is not None:
         row = _head_or_evict(requests, queue.in_turn(), actions)
@@ -53,7 +53,7 @@ def _row_that_passes(
     if row.tracked.plan is None:
         return None
     if not capacity.has_room(row) and row.tracked.plan.room <= capacity.whole:
-        requests.wants_room = requests.wants_room or row
+        requests.row_without_room = requests.row_without_room or row
     for queue in lane.order.firsts(_FLOWS):
         for bucket in queue.by_turn():
             other = _head_or_evict(requests, bucket, actions) if bucket.rows else None

@@ -87,6 +87,6 @@ def probe_instead(state: State, replica: ReplicaState, now: float) -> None:
 
 def _may_move(row: Row) -> bool:
     """Whether the row may run again elsewhere, and stands only at suspended replicas."""
-    if row.retried or row.moved_from or not row.tracked.request.retryable:
+    if row.travels_alone or row.moved_from or not row.tracked.request.retryable:
         return False
     return all(each is None or each.is_suspended for each in (row.lease, row.copy))

@@ -43,8 +43,8 @@ class WakeupPlanner:
         held_until = requests.held_until
         if held_until is not None and held_until < self._next_capacity_at:
             self._next_capacity_at = held_until
-        if requests.tries_at < self._next_capacity_at:
-            self._next_capacity_at = requests.tries_at
+        if requests.next_retry_at < self._next_capacity_at:
+            self._next_capacity_at = requests.next_retry_at
         self.quiet_until = min(self._next_check_at, self._next_capacity_at)
         self.most_urgent = requests.most_urgent()
         gives_way = assignment.may_preempt(now)

@@ -155,7 +155,7 @@ class EngineSpeed:
         steps = self._steps
         return steps.base if steps.is_known else self._settings.output_weight * self.token_s
 
-    def company_s(self, leases: int, load: float) -> float:
+    def delay_by_others_s(self, leases: int, load: float) -> float:
         """Seconds by which an output token is delayed beside so many leases; while that has not
         been measured, by how full the replica is (`load`)."""
         steps = self._steps

@@ -33,7 +33,7 @@ def preferred(
     """The replica to use. `best`: the one that its load puts first; `session`: id of the one that
     served the row's session last, None if there is none."""
     plan, settings = row.tracked.plan, generations.settings
-    if plan is None or settings.affinity == "off" or row.retried:
+    if plan is None or settings.affinity == "off" or row.travels_alone:
         return best
     found, least_s = best, _seconds(generations, plan, best, session, best)
     for name in _candidates(generations, plan, session):
@@ -84,5 +84,5 @@ def _seconds(
     to_read = replica.reading + plan.prompt - known
     engine = replica.group.engine
     assert engine is not None
-    company_s = engine.company_s(len(replica.leases), load_of(replica))
-    return to_read * engine.prompt_s + plan.output / plan.sequences * (company_s + apart_s)
+    delay_by_others_s = engine.delay_by_others_s(len(replica.leases), load_of(replica))
+    return to_read * engine.prompt_s + plan.output / plan.sequences * (delay_by_others_s + apart_s)

@@ -68,7 +68,7 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
     if row.losses + row.copied >= MOST_RUNS:
         return False
     had_begun = lease.opened or lease.replica.streams or bool(request.avoid)
-    return not (row.retried and had_begun)
+    return not (row.travels_alone and had_begun)
 
 
 def end_reason(row: Row) -> Reason:
@@ -86,4 +86,4 @@ def may_run_after_failure(row: Row, now: float) -> bool:
 
 def _remains(replica: ReplicaState) -> bool:
     """Whether the replica goes on serving whatever becomes of the rows that are tried elsewhere."""
-    return not (replica.draining or replica.unhealthy or replica.retries_held)
+    return not (replica.draining or replica.unhealthy or replica.lone_leases)

@@ -296,7 +296,7 @@ class Lane:
             self.since = now
         self.rows += 1
         self.waiting_s += row.cost_s
-        if row.retried:
+        if row.travels_alone:
             self.solo.push(row)
             return
         flow, edge = row.tracked.flow, row.edge

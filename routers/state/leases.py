@@ -86,7 +86,7 @@ class LeaseTable:
         size, predicted_s = len(batch.rows), batch.predicted_s
         lease = Lease(lease_id, replica, batch, share, predicted_s, now, starts_at, now, size)
         lease.staged = bool(replica.leases) and not replica.streams
-        lease.is_retry = batch.rows[0].retried
+        lease.travels_alone = batch.rows[0].travels_alone
         replica.took(lease)
         self.open[lease_id] = lease
         if replica.streams:
@@ -105,7 +105,7 @@ class LeaseTable:
         lease.replica.gave_back(lease, now)
         return lease
 
-    def uncopy(self, lease: Lease) -> list[Lease]:
+    def allow_copy_again(self, lease: Lease) -> list[Lease]:
         """One lease of a race never ran, so its rows may be copied once more. Returns the leases in
         which those rows stand now."""
         alone: dict[Lease, None] = {}
@@ -131,7 +131,7 @@ def stream_share(row: Row) -> float:
     return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
 
 
-def race_costs(lease: Lease, other: Lease | None, seconds: float) -> None:
+def set_race_cost(lease: Lease, other: Lease | None, seconds: float) -> None:
     """Correct what the retry budget has paid for the race to `seconds`, on both leases that are in
     it."""
     lease.paid_s = seconds
@@ -210,7 +210,7 @@ def start_first(lease: Lease, actions: list[Action]) -> None:
     _end_race(lease, lease)
 
 
-def forsake(copy: Lease, actions: list[Action]) -> None:
+def end_copy(copy: Lease, actions: list[Action]) -> None:
     """The copy gives up the race and leaves its rows to the lease that it copies."""
     other = copy.copy_of
     for row in copy.members():

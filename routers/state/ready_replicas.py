@@ -177,7 +177,7 @@ def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
     """Predicted seconds until the replica would have finished a typical batch that is sent to it
     now."""
     if replica.streams:
-        return batch_s * drag_of(replica) * (1.0 + load_of(replica))
+        return batch_s * slowdown_of_stream(replica) * (1.0 + load_of(replica))
     own_s = batch_s * replica.slowdown
     if not replica.leases and replica.foreign_until <= now:
         return own_s
@@ -203,7 +203,7 @@ def leases_in_flight(replica: ReplicaState, now: float) -> float:
     return float(len(replica.leases) + foreign)
 
 
-def drag_of(replica: ReplicaState) -> float:
+def slowdown_of_stream(replica: ReplicaState) -> float:
     """How many times slower a stream replica is taken to be. A small slowdown is as likely due to
     its prompts as to the replica, and counts as none."""
     return replica.slowdown if replica.slowdown > _MUCH_SLOWER else 1.0

@@ -81,7 +81,7 @@ class ReplicaState:
     entry: Entry | None = None  # its place among the ready replicas
     preemption_entry: PreemptionEntry | None = None  # its place among those that would give up work
     streams: bool = field(init=False)
-    retries_held: int = 0  # open leases of rows that travel alone
+    lone_leases: int = 0  # open leases of rows that travel alone
 
     # Of a stream replica:
     reading: float = 0.0  # prompt tokens that it has yet to read
@@ -112,7 +112,7 @@ class ReplicaState:
             if most and len(self.leases) >= most:
                 return False
             return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity and not self.retries_held
+        return self.held + 1.0 <= capacity and not self.lone_leases
 
     # -- its leases
 
@@ -120,7 +120,7 @@ class ReplicaState:
         """Record that it was sent the lease; a batch replica runs it behind those that it holds."""
         self.leases[lease.lease_id] = lease
         self.held += lease.share
-        self.retries_held += lease.is_retry
+        self.lone_leases += lease.travels_alone
         self.last_used = lease.lease_id
         self.last_edge = lease.batch.edge
         self.finish_at = 0.0 if self.streams else lease.starts_at + lease.predicted_s
@@ -133,7 +133,7 @@ class ReplicaState:
         self.held -= lease.share
         if self.saves_for is not None:
             self._save_from(lease.share)
-        self.retries_held -= lease.is_retry
+        self.lone_leases -= lease.travels_alone
         if was_head:
             head = self.head()
             if head is not None and not head.opened:
@@ -180,7 +180,7 @@ class ReplicaState:
         """Suspend it no longer, because nothing is left that it could be heard of with."""
         self.suspended = False
 
-    def shows_work(self) -> None:
+    def clear_overdue(self) -> None:
         """A stream of it goes on, so the replica works: none of its leases is overdue."""
         if self.overdue:
             self.overdue = False
@@ -223,7 +223,7 @@ class ReplicaState:
         """The oldest lease: on a batch replica the one that is believed to run."""
         return next(iter(self.leases.values()), None)
 
-    def reckon(self, now: float) -> None:
+    def predict_finish(self, now: float) -> None:
         """Predict anew when its open leases will have finished, one after another. A lease that was
         recalled before it opened is taken not to run."""
         if self.streams:
@@ -303,7 +303,7 @@ class Lease:
     probe: bool = False  # a copy that shows how its replica does; always runs to its end
     paid_s: float = 0.0  # what the retry budget paid for the race
     staged: bool = False  # sent while the replica held another lease
-    is_retry: bool = False  # of a row that travels alone (`Row.retried`)
+    travels_alone: bool = False  # of a row that travels alone (`Row.travels_alone`)
 
     hedge_due: bool = False  # should be raced, or is
     overdue: bool = False  # far beyond its prediction
@@ -326,7 +326,7 @@ class Lease:
         if self.copy is None and self.copy_of is None:
             self.hedge_due = False
 
-    def call_due(self) -> None:
+    def mark_hedge_due(self) -> None:
         """Mark it as due to be raced."""
         self.hedge_due = True
 
@@ -334,7 +334,7 @@ class Lease:
         """Mark it, and its replica, as overdue."""
         self.overdue = self.replica.overdue = True
 
-    def race_again(self) -> None:
+    def clear_hedge_due(self) -> None:
         """Allow another copy: the lease that it raced never ran."""
         self.hedge_due = False
 
@@ -342,7 +342,7 @@ class Lease:
         """Record that the dispatcher has asked for its rows back."""
         self.recalled = True
 
-    def step_in(self) -> None:
+    def stop_probing(self) -> None:
         """The lease that this probe raced was lost, so that callers wait for the probe now."""
         self.probe = False
 
@@ -362,7 +362,7 @@ class Lease:
         """Record that a part of its answer has come. Returns whether it was the first part."""
         is_first = not self.begun
         self.begun = True
-        self.replica.shows_work()
+        self.replica.clear_overdue()
         return is_first
 
     # -- what is owed

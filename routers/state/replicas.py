@@ -178,7 +178,7 @@ class ReplicaSet:
             self.ready.placement.answered(replica, now)
         if replica.overdue:
             replica.overdue = any(lease.overdue for lease in replica.leases.values())
-        replica.reckon(now)
+        replica.predict_finish(now)
         if self._is_over(replica):
             del self.by_id[replica.spec.replica_id]
             self._drop(replica)

@@ -127,7 +127,7 @@ class RequestQueue:
         """Move the row into the bucket that it belongs to under the edges of now; a row that
         travels alone stays. `tidy` must be called afterwards."""
         edge = self.edges[self.bucket_of(row.length)]
-        if row.retried or row.edge == edge:
+        if row.travels_alone or row.edge == edge:
             row.edge = edge
             return
         self.remove(row)

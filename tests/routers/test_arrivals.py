@@ -77,7 +77,7 @@ def test_request_is_priced_as_its_rows_are(lengths, pads):
 
 def test_rows_that_a_replica_failed_on_travel_alone_and_not_there():
     (row,) = admitted(arrivals(), 10, avoid="r1").rows
-    assert (row.retried, row.avoid) == (True, "r1")
+    assert (row.travels_alone, row.avoid) == (True, "r1")
 
 
 def test_gap_is_known_from_the_second_arrival_on():

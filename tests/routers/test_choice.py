@@ -95,7 +95,7 @@ def test_one_that_began_to_overrun_while_ready_moves_behind():
 def test_other_gateways_work_counts():
     foreign = idle("a")
     foreign.foreign_until = NOW + 0.5
-    foreign.reckon(NOW)
+    foreign.predict_finish(NOW)
     assert first(foreign, idle("b", ratio=1.9)) == "b"
     assert finish_in_s(foreign, NOW, 0.01) == pytest.approx(0.51)
 

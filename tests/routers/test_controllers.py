@@ -97,7 +97,7 @@ def test_what_is_only_asked_is_not_counted():
 
 def test_a_late_rejection_told_again_is_a_no_of_all_who_call_late():
     controllers = Controllers(SETTINGS)
-    controllers.refused_again(A, 64, 0.0)
+    controllers.rejected_from_cache(A, 64, 0.0)
     shed = {name: state.shed for name, state in states(controllers).items()}
     assert shed == {"feasibility": 1, "best_effort_capacity": 1, "codel": 0, "limit": 0}
 

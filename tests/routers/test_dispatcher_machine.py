@@ -186,7 +186,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                     assert all(lease.replica.leases for lease in row.moved_from)
                     known.moved[row.index] = ids
                     known.waiting.add(row.index)
-                    if row.retried:
+                    if row.travels_alone:
                         known.retried.add(row.index)
 
     @rule(

@@ -262,7 +262,7 @@ class Feasibility(OnArrival):
             length.probed_at = now
             self.probes += 1
 
-    def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
+    def rejected_from_cache(self, flow: FlowKey, edge: int | None, now: float) -> None:
         """Where the request was not read (`edge` None), every length that is asked for would have
         been refused."""
         if self._frozen:

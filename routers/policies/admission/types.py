@@ -132,7 +132,7 @@ class OnArrival(Controller):
         """This was the answer to a newcomer that has arrived; called where the answer `teaches`."""
         return
 
-    def refused_again(self, flow: FlowKey, edge: int | None, now: float) -> None:
+    def rejected_from_cache(self, flow: FlowKey, edge: int | None, now: float) -> None:
         """A new request was refused as late from the rejection cache, without asking this
         controller. `edge`: of its bucket; None: its body was not read."""
         return

@@ -13,9 +13,9 @@ from routers.state.ready_replicas import (
     DUE,
     IDLE,
     OVERRUN,
-    drag_of,
     finish_in_s,
     load_of,
+    slowdown_of_stream,
     speed_band,
 )
 from routers.state.replica_state import ReplicaState
@@ -29,7 +29,7 @@ class FinishFirst:
     def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
         if replica.streams:
             load = load_of(replica) + replica.reading / _READING
-            return BUSY, (1.0 + load) * drag_of(replica), replica.last_used
+            return BUSY, (1.0 + load) * slowdown_of_stream(replica), replica.last_used
         if not replica.leases and replica.foreign_until <= now:
             return IDLE, speed_band(replica), replica.last_used
         if replica.finish_at >= now:
