@@ -88,7 +88,7 @@ def test_short_rows_do_not_wait_for_long_batches():
     """Buckets against one bucket for all, at a load where padding decides."""
     rates = [
         simulate(
-            DispatcherSettings(edges, max_size=32), poisson(500, 10), [SimDevice("a", service_s)]
+            DispatcherSettings(edges, max_size=32), poisson(600, 10), [SimDevice("a", service_s)]
         ).share_in_slo()
         for edges in ((32, 128, 512), (512,))
     ]
