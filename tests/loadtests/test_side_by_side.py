@@ -166,10 +166,10 @@ def test_rounds_outlive_the_run(tmp_path):
 
 
 def test_rounds_without_overload_leave_its_medians_alone():
-    rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 300.0)]
-    rounds.append(round_of("headrace", 2, 700.0, over={}, victim=None))
+    rounds = [round_of("headrace", 0, 800.0), round_of("litserve", 0, 300.0)]
+    rounds.append(round_of("headrace", 2, 800.0, over={}, victim=None))
     table = goodput_table(rounds, DEVICE)
-    assert table.rows[0][9] == "700 (100%)"
+    assert table.rows[0][9] == "800 (100%)"
     assert [verdict.held for verdict in verdicts(rounds, DEVICE)][:2] == [True, True]
 
 
