@@ -29,6 +29,6 @@ class CrashSettings(Section):
         le=1_000_000,
         description="A tenant whose inputs have ended so many replicas within `refuse_s` is "
         "refused by the model (429) until the first of them is that old; 0: never. A replica "
-        "counts that a refused input has ended, or for which one unanswered input is the only "
-        "cause left.",
+        "counts that a refused input has ended, or for which the inputs of one unanswered request "
+        "are the only cause left.",
     )

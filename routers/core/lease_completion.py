@@ -123,7 +123,7 @@ def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: flo
     served_s = sum([seconds for _, _, seconds in report.served])
     if report.seen or report.served:
         replica_id, group = replica.spec.replica_id, replica.group
-        state.replicas.groups.peers.tell(replica_id, served_s * group.speed, now)
+        state.replicas.groups.peers.tell(replica_id, served_s * group.speed, now, most=group.speed)
     if report.served:
         state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
 

@@ -136,9 +136,9 @@ class RequestTable:
         return min(max(priority, 0), self.settings.priorities - 1)
 
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
-        """While the queue is full, evict from the tenant that is furthest over its share of places;
-        the rejection, where there is no such tenant or it is the request's own."""
-        most = most_rows(self.bounds, tracked.open) - tracked.open
+        """While the queue is full, evict from the tenant that is furthest over its share of places,
+        as many rows as the request has; the rejection, if there is none or it is its own."""
+        most = max(most_rows(self.bounds, tracked.open), self.waiting.shares.rows) - tracked.open
         while self.waiting.shares.rows > most:
             row = self.waiting.furthest_over()
             if row is None or row.tracked.flow.tenant == tracked.flow.tenant:

@@ -9,7 +9,7 @@ time it covers. While a replica is not heard of, its last average stands.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import expm1
+from math import expm1, inf
 
 _WINDOW_S = 5.0
 _SHORT_S = 1e-6  # a report that covers less counts as one of a moment
@@ -28,8 +28,9 @@ class PeerLoad:
         self.rate = 0.0  # of all replicas, reference seconds a second
         self._told: dict[str, _Told] = {}
 
-    def tell(self, replica_id: str, work_s: float, now: float) -> None:
-        """Since its last report the replica has served so much for others."""
+    def tell(self, replica_id: str, work_s: float, now: float, *, most: float = inf) -> None:
+        """Since its last report the replica has served so much for others, of `most` a second that
+        it can do: a report may cover work that was charged when it began."""
         told = self._told.get(replica_id)
         if told is None:
             self._told[replica_id] = _Told(now)
@@ -39,7 +40,7 @@ class PeerLoad:
             return  # always so where there is one gateway
         new = -expm1(-span_s / _WINDOW_S)  # the weight of this report
         gain = new / span_s if span_s > _SHORT_S else 1.0 / _WINDOW_S
-        change = gain * work_s - new * told.rate
+        change = min(gain * work_s - new * told.rate, most - told.rate)
         told.rate += change
         self.rate = max(0.0, self.rate + change)
 

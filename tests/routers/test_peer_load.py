@@ -54,3 +54,12 @@ def test_replicas_are_added_up_and_forgotten_with_what_they_did():
     load.forget("b")
     load.forget("a")
     assert load.rate == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_replica_counts_as_no_more_than_it_can_do():
+    load = PeerLoad()
+    load.tell("a", 0.0, 0.0, most=1.0)
+    load.tell("a", 8.0, 0.5, most=1.0)  # all of what has begun, told at once
+    assert load.rate == 1.0
+    load.tell("a", 0.0, 60.0, most=1.0)
+    assert load.rate == pytest.approx(0.0, abs=0.01)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from routers.api.actions import Dispatch, Reject
-from routers.api.events import Arrive
-from routers.api.requests import Generation, Reason, Request, Tokens
+from routers.api.actions import Dispatch, Evict, Reject
+from routers.api.events import Arrive, PeersServed
+from routers.api.requests import Generation, Reason, Report, Request, Tokens
 from routers.api.settings import GenerationParameters
 from routers.policies.admission.queue_bound import LEAST_ROWS, MOST_ROWS, most_rows
 
@@ -169,6 +169,23 @@ def test_what_others_ceased_to_take_is_used_again(start):
     beside(driver, 0.5, 40)
     beside(driver, 0.0, 30)
     assert bound(driver) == pytest.approx(3200, rel=0.02)
+
+
+def test_a_bound_that_falls_evicts_no_more_than_a_newcomer_needs(start):
+    driver = start(bucket_edges=(10,), profile=FAST, queue_timeout_s=0.1, frozen=True)
+    driver.replicas("a")
+    beside(driver, 0.0, 2)
+    patient = {"slo_s": 1e6, "timeout_s": 1e6}
+    driver.arrive(1, 10, tenant="x", **patient)
+    for request in range(2, 1002):
+        asked = Request(request, (10,), driver.now, 1e6, 1e6, tenant="x")
+        assert driver.dispatcher.step(Arrive(asked), driver.now) == []
+    driver.now += 60.0
+    report = Report(served=((0, "default", 60.0),))  # others have had all of it
+    driver.step(PeersServed("a", report))
+    assert bound(driver) == LEAST_ROWS + 1
+    evicted = driver.arrive(5000, 10, tenant="y", **patient)
+    assert [type(action) for action in evicted] == [Evict]
 
 
 def test_what_others_took_of_a_replica_goes_with_it(start):

@@ -125,7 +125,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         else:
             members = [self._pending[request_id] for request_id, _ in lease.rows]
         for pending in members:
-            pending.sent = True
+            pending.sent_again, pending.sent = pending.sent, True
         self.calls.send(lease, members, now)
 
     def _abort(self, action: Abort) -> None:

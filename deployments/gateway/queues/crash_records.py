@@ -24,7 +24,7 @@ from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import CrashTerms
 from deployments.gateway.queues.batch_calls import SentBatch
 from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere, latest
-from deployments.gateway.queues.unexplained_losses import UnexplainedLosses
+from deployments.gateway.queues.unexplained_losses import LostRow, UnexplainedLosses
 from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.rows.types import Rows
 
@@ -86,7 +86,7 @@ class CrashRecords:
 
     def __bool__(self) -> bool:
         """Whether anything is known of anybody, so that newcomers must be looked at."""
-        return bool(self._rows or self._spent or self.elsewhere)
+        return bool(self._rows or self._spent or self.elsewhere or self._unexplained)
 
     # ---- what this gateway sees ---------------------------------------------------------------
 
@@ -95,21 +95,21 @@ class CrashRecords:
         has sent them all the same."""
         begun_alone = sent.lease.alone and sent.begun
         replica_id = sent.lease.replica_id
-        there: list[tuple[bytes, str]] = []
+        there: list[LostRow] = []
         for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
             (key,) = fingerprints(pending.rows.only([row]), sent.version)
             tenant = pending.request.tenant
-            there.append((key, tenant))
+            if pending.answers[row] is None:  # else a copy has answered it
+                there.append(LostRow(key, tenant, pending.request.request_id))
             if self.lost(key, tenant, replica_id, now, begun_alone=begun_alone):
                 yield pending.rows, row
         self.lost_together(replica_id, there, now)
 
-    def lost_together(
-        self, replica_id: str, rows: Collection[tuple[bytes, str]], now: float
-    ) -> None:
-        """A replica was lost while all of these were there, each with its tenant, besides those
-        said before: one of them may have to pay although it is never convicted."""
-        self._unexplained.lost(replica_id, rows, now)
+    def lost_together(self, replica_id: str, rows: Collection[LostRow], now: float) -> None:
+        """A replica was lost while all of these were there, besides those said before: the tenant
+        of one may have to pay although it is never convicted."""
+        if self.terms.tenant_budget:
+            self._unexplained.lost(replica_id, rows, now)
 
     def lost(
         self, key: bytes, tenant: str, replica_id: str, now: float, *, begun_alone: bool
@@ -155,9 +155,13 @@ class CrashRecords:
             self.acquit(key)
 
     def answered_among_others(self, sent: SentBatch) -> None:
-        """Its replica lives: none of these, copies of what was lost perhaps, has ended another."""
-        if self._unexplained:
-            for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
+        """Its replica lives: none of these has ended another. Only rows of requests that were sent
+        before can have been lost: to look at every row of every batch would take milliseconds of
+        the loop."""
+        if not self._unexplained:
+            return
+        for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
+            if pending.sent_again:
                 (key,) = fingerprints(pending.rows.only([row]), sent.version)
                 self._unexplained.answered(key)
 

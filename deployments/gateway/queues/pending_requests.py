@@ -40,6 +40,7 @@ class PendingBatchRequest:
     missing: int  # rows without an answer
     trace: TraceContext | None = None
     sent: bool = False  # a row of it was sent to a replica, once at least
+    sent_again: bool = False  # in a second lease: one of other rows, a copy, or after a loss
 
     def fail(self, error: errors.HeadraceError) -> None:
         if not self.future.done():

@@ -1,12 +1,12 @@
-"""Who pays for a lost replica where no row is convicted of it: rows that are not run again, because
-they must not be or their callers left, end a replica each and never a second one.
+"""Which tenant pays for a lost replica where no row is convicted of it?
 
-Of all rows that a replica had when it was lost, those that are answered later were not the cause.
-When one alone is left, its tenant is *accused*: the replica counts in its crash budget until that
-row is answered, too. A machine that dies takes many replicas at once, which is no tenant's doing:
-what a tenant is accused of within `_AT_ONCE_S` counts once. Of one model at one gateway, which does
-not know what others had there. Bounded in number, the oldest forgotten first. For the event loop's
-thread alone.
+Rows that are not run again, because they must not be or their callers left, end one replica each
+and never a second one. Of all rows without an answer that a replica had when it was lost, those
+that are answered later were not the cause. When the rows of one request alone are left, its tenant
+is *accused*: the replica counts in its crash budget until one of them is answered, too. A machine
+that dies takes many replicas at once, which is no tenant's doing: what a tenant is accused of
+within `_AT_ONCE_S` counts once. Of one model at one gateway, which does not know what others had
+there. Bounded in number, the oldest forgotten first. For the event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -14,19 +14,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _MOST_REPLICAS = 1024
 _AT_ONCE_S = 1.0
 
 
+class LostRow(NamedTuple):
+    """A row without an answer that was on a replica when that was lost."""
+
+    key: bytes  # its fingerprint
+    tenant: str
+    request: int  # the id of its request, at this gateway
+
+
 @dataclass(slots=True)
 class _Loss:
-    """Of a replica. unanswered: the tenant of each row that was there and was not answered since.
-    accused: the tenant that it counts for, "" for none."""
+    """The loss of one replica."""
 
     at: float
-    unanswered: dict[bytes, str] = field(default_factory=dict)
-    accused: str = ""
+    unanswered: dict[bytes, LostRow] = field(default_factory=dict)  # by key
+    accused: str = ""  # the tenant that it counts for, "" for none
 
 
 class UnexplainedLosses:
@@ -41,13 +49,15 @@ class UnexplainedLosses:
     def __bool__(self) -> bool:
         return bool(self._losses)
 
-    def lost(self, replica_id: str, rows: Iterable[tuple[bytes, str]], now: float) -> None:
-        """These rows, each with its tenant, were on the replica, besides those said before."""
+    def lost(self, replica_id: str, rows: Iterable[LostRow], now: float) -> None:
+        """These rows were on the replica, besides those said before."""
         loss = self._losses.setdefault(replica_id, _Loss(now))
-        for key, tenant in rows:
-            loss.unanswered.setdefault(key, tenant)
-            self._replicas.setdefault(key, set()).add(replica_id)
+        for row in rows:
+            loss.unanswered.setdefault(row.key, row)
+            self._replicas.setdefault(row.key, set()).add(replica_id)
         self._judge(replica_id, loss)
+        if not loss.unanswered:
+            del self._losses[replica_id]
         if len(self._losses) > _MOST_REPLICAS:
             self._forget(next(iter(self._losses)))
 
@@ -67,8 +77,8 @@ class UnexplainedLosses:
 
     def _judge(self, replica_id: str, loss: _Loss) -> None:
         self._discharge(replica_id, loss)
-        if len(loss.unanswered) == 1:
-            (tenant,) = loss.unanswered.values()
+        if len({row.request for row in loss.unanswered.values()}) == 1:
+            tenant = next(iter(loss.unanswered.values())).tenant
             known = self.accused.get(tenant, {})
             if all(abs(loss.at - at) >= _AT_ONCE_S for at in known.values()):
                 self.accused.setdefault(tenant, known)[replica_id] = loss.at

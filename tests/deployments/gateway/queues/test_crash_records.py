@@ -12,6 +12,7 @@ from deployments.contract import errors
 from deployments.contract.description import CrashTerms
 from deployments.gateway.queues import crash_records
 from deployments.gateway.queues.crash_records import CrashRecords, fingerprints, same_row
+from deployments.gateway.queues.unexplained_losses import LostRow
 from deployments.gateway.rows.types import RowColumn, Rows
 
 ROW, OTHER = b"row", b"other"
@@ -99,7 +100,7 @@ def alone(records: CrashRecords, number: int, now: float, tenant: str = "t") -> 
     """A row of its own each time ends a replica that had nothing else, and is not run again."""
     key, replica_id = b"new %d" % number, f"replica {number}"
     assert not records.lost(key, tenant, replica_id, now, begun_alone=False)
-    records.lost_together(replica_id, [(key, tenant)], now)
+    records.lost_together(replica_id, [LostRow(key, tenant, number)], now)
 
 
 def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: CrashRecords) -> None:
@@ -121,9 +122,10 @@ def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: Cras
 def test_neighbours_that_are_answered_leave_the_one_that_pays(records: CrashRecords) -> None:
     for number in range(4):
         neighbours = [(b"%d of %d" % (each, number), "other") for each in range(3)]
-        rows = [(b"new %d" % number, "t"), *neighbours]
+        both = [(b"new %d" % number, "t"), *neighbours]
+        rows = [LostRow(*each, request) for request, each in enumerate(both)]
         now = 2.0 * number
-        for key, tenant in rows:
+        for key, tenant, _ in rows:
             records.lost(key, tenant, f"replica {number}", now, begun_alone=False)
         records.lost_together(f"replica {number}", rows[:2], now)  # in two leases
         records.lost_together(f"replica {number}", rows[2:], now)
@@ -143,14 +145,58 @@ def test_who_is_answered_later_has_ended_nothing(records: CrashRecords) -> None:
     assert records.told(256, 20.0).spent == {}
 
 
-def test_a_row_whose_copy_is_answered_among_others_has_ended_nothing(records: CrashRecords) -> None:
-    member: Any = SimpleNamespace(rows=rows_of([1, 2]), request=SimpleNamespace(tenant="t"))
+def sent_batch(*, answered: bool = False) -> Any:
+    """A batch of one row; `answered`: by a copy of it."""
+    request = SimpleNamespace(tenant="t", request_id=1)
+    member = SimpleNamespace(
+        rows=rows_of([1, 2]), request=request, answers=["by a copy" if answered else None],
+        sent_again=True,
+    )  # fmt: skip
     lease = SimpleNamespace(alone=False, replica_id="a", rows=((1, 0),))
-    sent: Any = SimpleNamespace(lease=lease, members=[member], version="1", begun=False)
+    return SimpleNamespace(lease=lease, members=[member], version="1", begun=False)
+
+
+def test_a_row_whose_copy_is_answered_among_others_has_ended_nothing(records: CrashRecords) -> None:
+    sent = sent_batch()
     assert not list(records.lost_with(sent, 0.0))
     assert set(records.told(256, 0.0).spent) == {"t"}
     records.answered_among_others(sent)
     assert records.told(256, 0.0).spent == {}
+
+
+def test_a_row_whose_copy_was_answered_before_the_loss_has_ended_nothing(
+    records: CrashRecords,
+) -> None:
+    assert not list(records.lost_with(sent_batch(answered=True), 0.0))
+    assert records.told(256, 0.0).spent == {}
+    assert not records._unexplained
+
+
+def test_rows_of_requests_that_were_sent_once_are_not_looked_at(
+    records: CrashRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not list(records.lost_with(sent_batch(), 0.0))
+    sent = sent_batch()
+    sent.members[0].sent_again = False
+    monkeypatch.setattr(crash_records, "fingerprints", lambda *_: pytest.fail("it was hashed"))
+    records.answered_among_others(sent)
+
+
+def test_a_tenant_that_sends_several_rows_a_request_pays_as_well(records: CrashRecords) -> None:
+    for number in range(4):
+        rows = [LostRow(b"%d of %d" % (each, number), "t", number) for each in range(3)]
+        records.lost_together(f"replica {number}", rows, 2.0 * number)
+    with pytest.raises(errors.OverOwnLimit):
+        records.check([b"x"], "t", 9.0)
+
+
+def test_what_is_unexplained_is_forgotten_in_its_time(records: CrashRecords) -> None:
+    alone(records, 1, 0.0)
+    records.check([b"x"], "t", 99.0)
+    assert not records.check([b"new 1"], "t", 101.0)  # which forgets the row's own record
+    assert records
+    records.check([b"x"], "t", 120.0)
+    assert not records
 
 
 def test_replicas_that_are_lost_at_once_are_no_tenants_doing(records: CrashRecords) -> None:
@@ -162,7 +208,7 @@ def test_replicas_that_are_lost_at_once_are_no_tenants_doing(records: CrashRecor
 
 def test_several_rows_that_nobody_has_answered_accuse_nobody(records: CrashRecords) -> None:
     for number in range(9):
-        rows = [(b"a %d" % number, "t"), (b"b %d" % number, "other")]
+        rows = [LostRow(b"a %d" % number, "t", 1), LostRow(b"b %d" % number, "other", 2)]
         records.lost_together(f"replica {number}", rows, 2.0 * number)
     assert not records.check([b"x"], "t", 20.0)
 
