@@ -23,6 +23,7 @@ WRITERS = {
     "Lease": {"replica_state", "leases"},
     "ReplicaState": {"replica_state", "replicas", "ready_replicas", "preemptible"},
     "Row": {"rows", "lanes", "request_queue", "leases"},
+    "TrackedRequest": {"rows"},
 }
 """Shared record of the core → modules of routers/state/ that assign its fields."""
 FORBIDDEN_NAMES = {"common", "utils", "helpers", "util", "helper", "misc"}

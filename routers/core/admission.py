@@ -124,10 +124,10 @@ class Admission:
                 if answer.late_by_s > late_by_s:
                     late_by_s = answer.late_by_s
         if late_by_s > 0.0:
-            tracked.late = True
+            tracked.set_late(True)
             return self._judge_late(newcomer, late_by_s, now)
         if newcomer.capacity:
-            tracked.forecast_s = forecast_s
+            tracked.expect_wait(forecast_s)
         return None
 
     def _judge_late(self, newcomer: Newcomer, late_by_s: float, now: float) -> Rejection | None:

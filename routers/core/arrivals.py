@@ -93,7 +93,7 @@ class Arrivals:
         """Count the work of a request that is within all bounds. A retry (`avoid`) is no new
         demand, nor is a request that another model turned away first (not `is_first`)."""
         work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
-        tracked.work_s = work_s
+        tracked.price(work_s)
         if request.is_first and not request.avoid:
             self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
 
@@ -152,9 +152,7 @@ class Arrivals:
         due = min(request.deadline, request.expires)
         latest = self._groups.latest_start(reads, now, due)
         cost_s, flow = generations.cost_s(plan), self._flow(request)
-        tracked = TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
-        tracked.plan = plan
-        return tracked
+        return TrackedRequest(request, flow, now, latest, 1, edge, cost_s, plan=plan)
 
     def first_token(self, group: ReplicaGroup, read: float, seconds: float) -> None:
         """Learn the turnaround of a first token: `seconds` after its lease was sent, with `read`
@@ -175,9 +173,9 @@ class Arrivals:
         if len(lengths) == 1:
             self._rows_seen += 1
             row = Row(tracked, 0, lengths[0], self._rows_seen, tracked.edge, tracked.cost_s)
-            tracked.rows = (row,)
+            tracked.admit((row,))
         else:
-            tracked.rows = tuple([self._row(tracked, i, each) for i, each in enumerate(lengths)])
+            tracked.admit(tuple([self._row(tracked, i, n) for i, n in enumerate(lengths)]))
         if request.avoid or request.suspect:
             for row in tracked.rows:
                 row.go_alone(request.avoid)

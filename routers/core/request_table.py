@@ -165,7 +165,7 @@ class RequestTable:
     def starts(self, tracked: TrackedRequest, now: float) -> None:
         """The request's first row goes to a replica on time; its forecast is checked."""
         self.controllers.waited(tracked, now, taken=True)
-        tracked.forecast_s = None
+        tracked.end_forecast()
 
     def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
         """Whether the controllers shed this request now that the turn of one of its rows has come;
@@ -195,7 +195,7 @@ class RequestTable:
         """These rows have their answers; a request leaves with its last one."""
         for row in members:
             tracked = row.tracked
-            tracked.open -= 1
+            tracked.row_answered()
             if not tracked.open:
                 self.arrivals.offered.served_s += tracked.work_s
                 self._drop(tracked)
@@ -299,7 +299,7 @@ class RequestTable:
     def _remove(self, tracked: TrackedRequest, actions: list[Action]) -> None:
         """Take all rows out of the queue and out of their leases, whose answers for them are then
         ignored."""
-        tracked.open = 0
+        tracked.leave()
         for row in tracked.rows:
             if row.queue is not None:
                 self.waiting.remove(row)
@@ -311,7 +311,7 @@ class RequestTable:
     def _drop(self, tracked: TrackedRequest) -> None:
         del self.live[tracked.request.request_id]
         tracked.flow.live -= 1
-        tracked.rows = ()  # else rows and request refer to each other until the garbage collector
+        tracked.drop_rows()
 
     # -- being late
 
@@ -327,7 +327,7 @@ class RequestTable:
             return
         if tracked.forecast_s is not None:
             self.controllers.waited(tracked, now, taken=False)
-            tracked.forecast_s = None
+            tracked.end_forecast()
         self._move_lane(tracked, now, late=True)
 
     def _move_lane(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
@@ -335,7 +335,7 @@ class RequestTable:
         queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)
-        tracked.late = late
+        tracked.set_late(late)
         for row in queued:
             self.waiting.add(row, now)
 

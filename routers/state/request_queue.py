@@ -112,7 +112,7 @@ class RequestQueue:
         while len(lanes) <= flow.priority:
             lanes.append(Lane(tracked.late, len(lanes), self.flows.order.ranking))
         lanes[flow.priority].push(row, now)
-        tracked.queued += 1
+        tracked.count_queued(1)
         if tracked.queued == 1:
             self.requests += 1
 
@@ -213,7 +213,7 @@ class RequestQueue:
             flow.waiting_s = flow.waiting_s - row.cost_s if flow.rows else 0.0
             if not flow.rows:
                 self.flows.count(flow)
-        tracked.queued -= 1
+        tracked.count_queued(-1)
         if not tracked.queued:
             self.requests -= 1
 

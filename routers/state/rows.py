@@ -126,3 +126,36 @@ class TrackedRequest:
     rows: tuple[Row, ...] = ()  # () until it may wait
     plan: GenerationPlan | None = None  # of a request that generates
     work_s: float = 0.0  # offered work, as `routers.state.offered` prices it
+
+    def price(self, work_s: float) -> None:
+        """Its offered work is known."""
+        self.work_s = work_s
+
+    def admit(self, rows: tuple[Row, ...]) -> None:
+        """It may wait, with these rows."""
+        self.rows = rows
+
+    def expect_wait(self, forecast_s: float) -> None:
+        self.forecast_s = forecast_s
+
+    def end_forecast(self) -> None:
+        """The forecast has proved true or false."""
+        self.forecast_s = None
+
+    def set_late(self, late: bool) -> None:
+        """Only while none of its rows is queued."""
+        self.late = late
+
+    def count_queued(self, change: int) -> None:
+        self.queued += change
+
+    def row_answered(self) -> None:
+        self.open -= 1
+
+    def leave(self) -> None:
+        """None of its rows waits or runs for it any more."""
+        self.open = 0
+
+    def drop_rows(self) -> None:
+        """Else rows and request refer to each other until the garbage collector runs."""
+        self.rows = ()

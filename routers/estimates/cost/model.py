@@ -40,6 +40,11 @@ class TypicalBatch:
     rows: float
     width: float
 
+    def follow(self, rows: int, width: int) -> None:
+        """Move the averages towards another batch."""
+        self.rows += _GAIN * (rows - self.rows)
+        self.width += _GAIN * (width - self.width)
+
 
 class TypicalBatches:
     """Moving averages of rows and width over the batches that each bucket led.
@@ -65,8 +70,7 @@ class TypicalBatches:
         if typical is None:
             self._by_edge[edge] = TypicalBatch(rows, width)
         else:
-            typical.rows += _GAIN * (rows - typical.rows)
-            typical.width += _GAIN * (width - typical.width)
+            typical.follow(rows, width)
 
     def _assumed(self, edge: int) -> TypicalBatch:
         most = min(self._max_size, self._max_tokens // max(1, edge))
