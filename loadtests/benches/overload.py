@@ -161,8 +161,8 @@ BENCH = Bench(
     bars=bars,
     notes=(
         "Tries include those that come again. 503s include requests that were let in, waited, and "
-        "were given up at their deadline (500 ms). Texts are tokenised by the gateway, each another "
-        "one; the device is the same.",
+        "were given up at their deadline (500 ms). Texts are tokenised by the gateway, each "
+        "another one; the device is the same.",
     ),
     record=lambda found: found.record(),
 )
