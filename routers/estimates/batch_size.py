@@ -28,8 +28,9 @@ class _Target:
     """A full batch of rows as long as an edge."""
 
     rows: int  # by number and predicted seconds, without the bound in tokens
-    full_s: float  # predicted seconds of as many rows as all three bounds allow
-    row_s: float  # of those, one row's part
+    full_rows: int  # as many as all three bounds allow; at least 1
+    full_s: float  # predicted seconds of those
+    row_s: float  # one row's part of these seconds
     learnt: int  # batches that the cost model had learnt from when this was computed
 
 
@@ -49,7 +50,7 @@ class BatchSizes:
     def target(self, edge: int) -> int:
         """Rows of a full batch of rows as long as `edge`, within the bound in tokens too; at least
         1."""
-        return max(1, min(self._of(edge).rows, self._settings.max_tokens // edge))
+        return self._of(edge).full_rows
 
     def part_rows(self, edge: int) -> int:
         """Rows of a batch that flows above their share may fill: `GUESTS` of the longest batch's
@@ -67,7 +68,7 @@ class BatchSizes:
         """Rows and predicted seconds of a full batch, for metrics: asking changes no later
         answer."""
         target = self._targets.get(edge) or self._compute(edge)
-        return max(1, min(target.rows, self._settings.max_tokens // edge)), target.full_s
+        return target.full_rows, target.full_s
 
     def row_s(self, edge: int) -> float:
         """One row's part of a full batch, predicted seconds."""
@@ -101,7 +102,7 @@ class BatchSizes:
                 high = middle - 1
         full = max(1, min(rows, settings.max_tokens // edge))
         full_s = predict(full, edge)
-        return _Target(rows, full_s, full_s / full, self._cost.learnt)
+        return _Target(rows, full, full_s, full_s / full, self._cost.learnt)
 
 
 @dataclass(slots=True)
