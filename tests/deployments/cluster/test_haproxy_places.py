@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import uvicorn
 from in_process import Stand, standing
 from real_haproxy import in_front_of
+from slow_reader import head_of
 from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
@@ -29,7 +29,6 @@ MODELS = {
     "device": {"runtime": "synthetic", "options": {"base_ms": 0}},
 }
 TENANTS: dict[str, Any] = {"a": {}, "b": {}}
-BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [4]}]}'
 AT_ONCE_S = 0.8  # what HAProxy has no place for it refuses after a second
 
 
@@ -51,16 +50,8 @@ class Edge:
 
     async def head(self, model: str, tenant: str) -> tuple[bytes, asyncio.StreamWriter]:
         """The answer's head; nothing else of it is read."""
-        own = socket.socket()
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        own.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", self._port))
-        reader, writer = await asyncio.open_connection(sock=own, limit=4096)
-        head = b"POST /v2/models/%b/infer HTTP/1.1\r\nhost: x\r\nx-tenant: %b\r\n"
-        writer.write(head % (model.encode(), tenant.encode()))
-        writer.write(b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY))
-        async with asyncio.timeout(20.0):
-            return (await reader.readuntil(b"\r\n\r\n")).lower(), writer
+        head, _, writer = await head_of(self._port, model, tenant)
+        return head, writer
 
     async def status(self, model: str, tenant: str) -> int:
         head, writer = await self.head(model, tenant)

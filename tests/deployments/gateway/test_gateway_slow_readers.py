@@ -5,7 +5,6 @@ The gateway behind uvicorn as Ray Serve runs it, on a free port of this machine,
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import uvicorn
 from both_loops import event_loop_policy as event_loop_policy
 from in_process import Answer, Stand, ask, standing
+from slow_reader import BODY, head_of
 from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
@@ -26,7 +26,6 @@ MODELS = {
     "narrow": {"runtime": "synthetic", "options": {"base_ms": 0}},
 }
 TENANTS: dict[str, Any] = {"a": {}, "b": {}}
-BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [4]}]}'
 SOON_S = 0.05
 
 
@@ -47,18 +46,9 @@ class Edge:
     @asynccontextmanager
     async def reader(self, model: str, tenant: str) -> AsyncIterator[Reader]:
         """Asks, and reads the answer's head alone."""
-        own = socket.socket()
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        own.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", self._port))
-        reader, writer = await asyncio.open_connection(sock=own, limit=4096)
-        head = b"POST /v2/models/%b/infer HTTP/1.1\r\nhost: x\r\nx-tenant: %b\r\n"
-        writer.write(head % (model.encode(), tenant.encode()))
-        writer.write(b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY))
-        async with asyncio.timeout(20.0):
-            names = (await reader.readuntil(b"\r\n\r\n")).lower()
-            yield Reader(int(names.split()[1]), int(names.split(b"content-length: ")[1].split()[0]),
-                         reader)  # fmt: skip
+        head, reader, writer = await head_of(self._port, model, tenant)
+        size = int(head.split(b"content-length: ")[1].split()[0])
+        yield Reader(int(head.split()[1]), size, reader)
         writer.close()
 
     async def asked(self, tenant: str) -> Answer:
