@@ -88,9 +88,6 @@ class Request:
     tenant: str = "default"
     priority: int = 0  # 0 is the most urgent
     retryable: bool = True  # its rows may run twice (a retry, a copy)
-    # A replica that failed on it once, "": none. The request goes to another replica where one
-    # runs, travels alone and is not retried again.
-    avoid: str = ""
     weight: float = 1.0  # its tenant's share, relative to the others' at its priority
     tenant_rows: int = 0  # most rows that its tenant may have waiting; 0: no bound
     session: str = ""  # prefers the replica that served this session last; "": none

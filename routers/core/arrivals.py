@@ -90,18 +90,18 @@ class Arrivals:
     # -- offered work
 
     def offers(self, request: Request, tracked: TrackedRequest) -> None:
-        """Count the work of a request that is within all bounds. A retry (`avoid`) is no new
-        demand, nor is a request that another model turned away first (not `is_first`)."""
+        """Count the work of a request that is within all bounds. One that another model turned away
+        first (not `is_first`) is no new demand."""
         work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
         tracked.price(work_s)
-        if request.is_first and not request.avoid:
+        if request.is_first:
             self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
 
     def count_rejected(self, request: Request, reason: Reason) -> None:
         """Count the work of a request that was rejected before `track`. It is demand only where
         more replicas would have made a difference: rejected as late, or by a full queue."""
         is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL
-        if not is_demand or not request.is_first or request.avoid:
+        if not is_demand or not request.is_first:
             return
         if request.generation is not None:
             self.turned_away_unread(request.tenant, request.priority)
@@ -176,9 +176,9 @@ class Arrivals:
             tracked.admit((row,))
         else:
             tracked.admit(tuple([self._row(tracked, i, n) for i, n in enumerate(lengths)]))
-        if request.avoid or request.suspect:
+        if request.suspect:
             for row in tracked.rows:
-                row.go_alone(request.avoid)
+                row.go_alone()
 
     def note(self, edge: int, now: float) -> None:
         """Count an arrival for the mean gap of this bucket; forget buckets that are no more."""

@@ -69,7 +69,7 @@ class StreamCopies:
         if lease.begun or lease.recalled or lease.aborted or lease.running is None:
             return False
         request = lease.batch.rows[0].tracked.request
-        return bool(copiable(lease)) and not (request.suspect or request.avoid)
+        return bool(copiable(lease)) and not request.suspect
 
     # -- where
 

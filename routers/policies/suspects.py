@@ -67,7 +67,7 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
         return False
     if row.losses + row.copied >= MOST_RUNS:
         return False
-    had_begun = lease.opened or lease.replica.streams or bool(request.avoid)
+    had_begun = lease.opened or lease.replica.streams
     return not (row.travels_alone and had_begun)
 
 

@@ -169,7 +169,7 @@ class _Simulation:
             self.at(arrival.leaves_at, self._leave, request_id)
         request = Request(
             request_id, lengths, now, now + arrival.slo_s, now + arrival.timeout_s,
-            arrival.tenant, arrival.priority, arrival.retryable, "", arrival.weight,
+            arrival.tenant, arrival.priority, arrival.retryable, arrival.weight,
             arrival.tenant_rows, arrival.session, arrival.generation, arrival.attempt == 1,
             streams=arrival.streams and arrival.generation is not None,
         )  # fmt: skip

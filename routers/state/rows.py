@@ -56,9 +56,7 @@ class Row:
     lease: LeaseHandle | None = None
     copy: LeaseHandle | None = None  # the lease that races `lease` for this row
 
-    travels_alone: bool = (
-        False  # travels alone: lost once, failed once, or a suspect from the start
-    )
+    travels_alone: bool = False  # lost once, failed once, or a suspect from the start
     copied: bool = False  # stood in a copy once
     stopped: bool = False  # was stopped for more urgent work once, and will not be again
     failed: bool = False  # the model has failed on it once
@@ -84,9 +82,9 @@ class Row:
         self.failed = True
         self.go_alone(avoid)
 
-    def go_alone(self, avoid: str) -> None:
+    def go_alone(self, avoid: str = "") -> None:
         """It travels in a batch of its own and, while other replicas run, not to the replica
-        `avoid`."""
+        `avoid` ("": to any)."""
         self.travels_alone, self.avoid = True, avoid
 
     def hold(self, until: float) -> None:

@@ -50,7 +50,7 @@ class Driver:
         timeout_s: float = 100.0,
         **more: Any,
     ) -> list[Action]:
-        """`more`: further fields of the request (`retryable`, `avoid` …)."""
+        """`more`: further fields of the request (`retryable`, `suspect` …)."""
         now = self.now if at is None else at
         request = Request(request_id, lengths or (10,), now, now + slo_s, now + timeout_s, **more)
         return self.step(Arrive(request), at)

@@ -75,9 +75,9 @@ def test_request_is_priced_as_its_rows_are(lengths, pads):
     assert tracked.edge == tracked.rows[0].edge
 
 
-def test_rows_that_a_replica_failed_on_travel_alone_and_not_there():
-    (row,) = admitted(arrivals(), 10, avoid="r1").rows
-    assert (row.travels_alone, row.avoid) == (True, "r1")
+def test_rows_of_a_suspected_request_travel_alone():
+    (row,) = admitted(arrivals(), 10, suspect=True).rows
+    assert row.travels_alone
 
 
 def test_gap_is_known_from_the_second_arrival_on():

@@ -287,7 +287,7 @@ def test_draining_replica_that_is_listed_again_serves_on(start):
 def test_rows_that_stay_in_their_bucket_stand_there_once_when_edges_change(start):
     core = start()
     core.arrive(1, 10, 10, 10, 200)
-    core.arrive(2, 10, avoid="z")
+    core.arrive(2, 10, suspect=True)
     settings = DispatcherSettings((32, 256, 512), profile=((1, 1, 0.0),))
     core.step(Reconfigure(settings))
     assert core.dispatcher.snapshot(core.now).rows_by_bucket == ((32, 4), (256, 1), (512, 0))

@@ -82,10 +82,9 @@ def test_what_no_replica_could_change_is_no_demand(busy, lengths, more, reason):
     assert dict(found.refused) == {reason: 1}
 
 
-@pytest.mark.parametrize("more", [{"avoid": "a"}, {"is_first": False}])
-def test_retries_and_what_a_cheaper_model_takes_are_not_offered_again(busy, more):
+def test_what_a_cheaper_model_takes_is_not_offered_again(busy):
     for number in (1, 2, 3):
-        busy.arrive(number, **more)
+        busy.arrive(number, is_first=False)
     assert offered(busy).requests == 1
     assert dict(offered(busy).refused) == {"queue_full": 1}
 

@@ -63,20 +63,12 @@ def test_a_stream_replica_tries_rows_beside_others(start):
     assert again.replica_id == other.replica_id
 
 
-def test_a_request_that_comes_back_avoids_the_replica_that_failed_on_it(start):
-    core = start(max_size=2)
-    core.replicas("a", "b", capacity=1)
-    (lease,) = core.arrive(1, avoid="a")
-    assert lease.replica_id == "b"
-    assert core.close(lease, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
-
-
 def test_retried_rows_of_a_passed_over_priority_lead_once_and_not_until_none_is_left(start):
     core = start(max_size=2, ageing_s=1.0)
     core.replicas("a")
     (lease,) = core.arrive(1)
     for number in (2, 3, 4):
-        core.arrive(number, priority=2, avoid="z")
+        core.arrive(number, priority=2, suspect=True)
     core.arrive(5)
     first = core.close(lease, at=5.0)
     assert requests_of(*first) == [[2]]  # passed over for long enough
@@ -87,6 +79,6 @@ def test_a_flow_that_has_only_retried_rows_waiting_takes_newcomers(start):
     core = start()
     core.replicas("a")
     core.arrive(1)
-    core.arrive(2, tenant="unlucky", avoid="z")
+    core.arrive(2, tenant="unlucky", suspect=True)
     assert core.arrive(3, tenant="unlucky") == []
     assert core.dispatcher.waiting_rows == 2

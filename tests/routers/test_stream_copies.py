@@ -98,7 +98,7 @@ def test_nothing_is_copied_where_it_may_not_be(start: Start, hedge: dict[str, An
 
 @pytest.mark.parametrize(
     "request_",
-    [{"retryable": False}, {"avoid": "x"}, {"suspect": True}],
+    [{"retryable": False}, {"suspect": True}],
     ids=lambda r: next(iter(r)),
 )
 def test_what_must_not_run_twice_at_once_is_not_copied(
