@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.server_files import control_socket
 from deployments.contract import audit
+from deployments.contract.store_error import StoreError
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 ASKER = "asker"  # in a request: who asks, whatever it says itself
@@ -82,6 +84,9 @@ def _answer(
             with lock:
                 return handler(request)
         return handler(request)
+    except (ClusterError, StoreError) as silence:
+        logger.warning("%s: %s", request["do"], silence)
+        return {"error": str(silence)}
     except Exception as fault:
         logger.exception("control request failed")
         return {"error": f"{type(fault).__name__}: {fault}"}

@@ -13,22 +13,27 @@ class KeyValue:
     def __init__(self) -> None:
         self.data: dict[tuple[bytes, bytes], bytes] = {}
 
-    def _internal_kv_put(
-        self, key: bytes, value: bytes, *, overwrite: bool, namespace: bytes
+    def internal_kv_get_gcs_client(self) -> KeyValue:
+        return self
+
+    def internal_kv_put(
+        self, key: bytes, value: bytes, overwrite: bool, namespace: bytes, timeout: float
     ) -> None:
         assert overwrite
         self.data[namespace, key] = value
 
-    def _internal_kv_get(self, key: bytes, *, namespace: bytes) -> bytes | None:
+    def internal_kv_get(self, key: bytes, namespace: bytes, timeout: float) -> bytes | None:
         return self.data.get((namespace, key))
 
-    def _internal_kv_del(self, key: bytes, *, del_by_prefix: bool, namespace: bytes) -> None:
+    def internal_kv_del(
+        self, key: bytes, del_by_prefix: bool, namespace: bytes, timeout: float
+    ) -> None:
         assert del_by_prefix
         gone = [(ns, name) for ns, name in self.data if ns == namespace and name.startswith(key)]
         for each in gone:
             del self.data[each]
 
-    def _internal_kv_list(self, prefix: bytes, *, namespace: bytes) -> list[bytes]:
+    def internal_kv_keys(self, prefix: bytes, namespace: bytes, timeout: float) -> list[bytes]:
         return [key for ns, key in self.data if ns == namespace and key.startswith(prefix)]
 
 
