@@ -136,6 +136,7 @@ class Host:
         server_files.write(
             self._state(self._cluster.address, self._cluster.dashboard_url), self._states
         )
+        self._say("cluster", processes=[each.event() for each in self._cluster.processes])
         self._keys = KeyRevocation(
             self._cluster, server_files.revoked_keys(self._states), self._settings.gateway
         )

@@ -21,12 +21,11 @@ import psutil
 import ray
 from ray import serve
 
-from deployments.cluster import ports, serve_rest
+from deployments.cluster import ports, ray_processes, serve_rest
 from deployments.cluster.dashboard import ClusterError, Dashboard, token_of
 from deployments.cluster.differences import by_name
 from deployments.cluster.manual_target import ManualTarget, set_target
 from deployments.cluster.model_arguments import digests
-from deployments.cluster.ray_processes import RayProcesses
 from deployments.cluster.serve_rest import ServeRest
 from deployments.contract import description_store, tenants_store
 from deployments.contract.app_names import is_model_app, model_app, model_name
@@ -63,8 +62,9 @@ class LocalCluster:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
-        self._processes = RayProcesses(psutil.Process().children())
         self.address = str(context.address_info["gcs_address"])
+        addresses = {"gcs_server": self.address, "raylet": _raylet_address()}
+        self.processes = ray_processes.among(psutil.Process().children(), addresses)
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls
@@ -270,12 +270,19 @@ class LocalCluster:
 
     def lost(self) -> str | None:
         """Which of Ray's own processes has ended; None if none has."""
-        return self._processes.ended()
+        lost = ray_processes.ended(self.processes)
+        return None if lost is None else str(lost)
 
     def close(self) -> None:
         self._dashboard.close()
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+
+
+def _raylet_address() -> str:
+    """Of this node, the cluster's only one."""
+    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
 
 def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:

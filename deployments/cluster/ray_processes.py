@@ -7,7 +7,8 @@ Ray block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import psutil
 
@@ -16,19 +17,38 @@ from deployments.cluster.orphaned_processes import runs
 _NAMES = {"gcs_server": "control store (gcs_server)", "raylet": "node process (raylet)"}
 
 
-class RayProcesses:
-    """Remembers Ray's processes among `children` of the process that started Ray."""
+@dataclass(frozen=True, slots=True)
+class RayProcess:
+    """One of Ray's own processes."""
 
-    def __init__(self, children: Sequence[psutil.Process]) -> None:
-        self._known = {
-            f"{_NAMES[name]}, process {each.pid}": each
-            for each in children
-            if (name := _name(each)) in _NAMES
-        }
+    name: str  # for people
+    address: str  # "host:port", where it answers health checks
+    process: psutil.Process
 
-    def ended(self) -> str | None:
-        """The first of them that does not run any more, in words; None if all run."""
-        return next((words for words, each in self._known.items() if not runs(each)), None)
+    def __str__(self) -> str:
+        return f"{self.name}, process {self.process.pid}"
+
+    def event(self) -> dict[str, object]:
+        """What another process needs to watch it, as JSON: the fields of `of_event`."""
+        return {"name": self.name, "address": self.address, "pid": self.process.pid}
+
+
+def of_event(fields: Mapping[str, object]) -> RayProcess:
+    """The process that an `event` describes. Raises psutil.NoSuchProcess if it has ended."""
+    pid = int(str(fields["pid"]))
+    return RayProcess(str(fields["name"]), str(fields["address"]), psutil.Process(pid))
+
+
+def among(children: Sequence[psutil.Process], addresses: Mapping[str, str]) -> list[RayProcess]:
+    """Ray's own processes among `children` of the process that started Ray. `addresses`: by the
+    name that the kernel knows a process by (gcs_server, raylet)."""
+    named = [(name, each) for each in children if (name := _name(each)) in _NAMES]
+    return [RayProcess(_NAMES[name], addresses[name], each) for name, each in named]
+
+
+def ended(processes: Sequence[RayProcess]) -> RayProcess | None:
+    """The first that does not run any more; None if all run."""
+    return next((each for each in processes if not runs(each.process)), None)
 
 
 def _name(process: psutil.Process) -> str:

@@ -2,7 +2,8 @@
 
 The host runs in a session of its own; the first Ctrl-C or SIGTERM asks it to drain, a second one
 asks nothing more (draining is bounded by gateway.drain_s). The host notices when this process dies,
-because its standard input closes. What the host said last is shown for a few seconds at most where
+because its standard input closes. When the host is killed, or cannot end what it began, this
+process ends that (`server_guard`). What the host said last is shown for a few seconds at most where
 nobody reads it.
 """
 
@@ -20,7 +21,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
+import psutil
 
+from deployments.cluster import ray_processes
+from deployments.cluster.server_guard import ServerGuard
 from deployments.settings.load import load
 from deployments.tools.console.terminal import StartupDisplay
 
@@ -29,7 +33,7 @@ _LAST_WORDS_S = 5.0
 
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     """The exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
-    models = list(load(settings_path).models)
+    settings = load(settings_path)
     # -P: what lies in the user's folder must not be imported instead of ours.
     command = [sys.executable, "-P", "-m", "deployments.cluster.host_process", str(settings_path)]
     command += ["--port", str(port)] if port is not None else []
@@ -43,15 +47,19 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _ask_to_stop(child))
-    with _ends_with(child, _LAST_WORDS_S):
-        _show_all(child, models)
-        return _exit_code(child.wait())
+    guard = ServerGuard(child, port or settings.gateway.port, _show_error)
+    with _ends_with(child, guard, _LAST_WORDS_S):
+        _show_all(child, list(settings.models), guard)
+        code = _exit_code(child.wait())
+        if ended := guard.clear():
+            _show_error(ended)
+        return code
 
 
-def _show_all(child: subprocess.Popen[str], models: list[str]) -> None:
+def _show_all(child: subprocess.Popen[str], models: list[str], guard: ServerGuard) -> None:
     """What the host says until it ends."""
     assert child.stdout is not None
-    events = _events(child.stdout)
+    events = _guarded(_events(child.stdout), guard)
     with StartupDisplay(models) as progress:
         last = _until_ready(events, progress)
     if last.get("event") == "ready":
@@ -62,15 +70,27 @@ def _show_all(child: subprocess.Popen[str], models: list[str]) -> None:
         _say(event)
 
 
+def _guarded(events: Iterator[dict[str, Any]], guard: ServerGuard) -> Iterator[dict[str, Any]]:
+    """The events, without the one that tells which processes to guard."""
+    for event in events:
+        if event["event"] != "cluster":
+            yield event
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):  # the host finds that out by itself
+            guard.watch([ray_processes.of_event(each) for each in event["processes"]])
+
+
 @contextlib.contextmanager
-def _ends_with(child: subprocess.Popen[str], limit_s: float) -> Iterator[None]:
-    """Ends this process `limit_s` after the host where it has not come to its own end by then: a
-    terminal or a pipe that nobody reads holds whoever writes for ever, and a supervisor would wait
-    for a server that is gone."""
+def _ends_with(child: subprocess.Popen[str], guard: ServerGuard, limit_s: float) -> Iterator[None]:
+    """Clears what the host left as soon as it has ended, since that may hold the host's output
+    open. Ends this process `limit_s` later if it has not come to its own end by then: a terminal or
+    a pipe that nobody reads holds whoever writes for ever, and a supervisor would wait for a server
+    that is gone."""
     over = threading.Event()
 
     def watch() -> None:
         code = child.wait()
+        guard.clear()
         if not over.wait(limit_s):
             os._exit(_ours(code))
 
@@ -87,20 +107,18 @@ def _ours(code: int) -> int:
 
 def _exit_code(code: int) -> int:
     """Ours for the host's; one that was killed is said so."""
-    if code >= 0:
-        return code
-    name = signal.Signals(-code).name
-    click.echo(
-        f"the server's own process was ended by {name}; `headrace stop`, or the next "
-        "`headrace serve` on this port, ends what it left",
-        err=True,
-    )
+    if code < 0:
+        _show_error(f"the server's own process was ended by {signal.Signals(-code).name}")
     return _ours(code)
 
 
 def _say(event: dict[str, Any]) -> None:
     if event.get("event") in ("phase", "failed", "log"):
-        _show(event["message"], err=True)
+        _show_error(event["message"])
+
+
+def _show_error(text: str) -> None:
+    _show(text, err=True)
 
 
 def _show(text: str, *, err: bool) -> None:

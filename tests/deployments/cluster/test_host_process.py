@@ -217,3 +217,9 @@ def test_a_start_does_without_an_optional_model_and_says_so(host):
 def test_a_start_ends_with_a_model_that_is_not_optional(host):
     with pytest.raises(StartFailed, match="model extra cannot start: no such file"):
         two_models(host)._until_ready()
+
+
+@pytest.mark.parametrize("module", ["cluster.host_process", "tools.serve"])
+def test_ray_is_not_imported_before_its_environment_is_set(module):
+    code = f"import deployments.{module}, sys; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

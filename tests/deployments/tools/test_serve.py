@@ -34,6 +34,29 @@ def test_a_full_disk_under_the_log_does_not_end_the_server(event, monkeypatch):
     host._say({"event": event, "message": "said"})
 
 
+class Guard:
+    """Of a host that left nothing."""
+
+    def __init__(self) -> None:
+        self.watched: list[list[object]] = []
+
+    def clear(self) -> None:
+        return None
+
+    def watch(self, processes: list[object]) -> None:
+        self.watched.append(processes)
+
+
+def test_the_processes_to_guard_are_told_to_the_guard_alone():
+    own = {"name": "raylet", "address": "127.0.0.1:1", "pid": os.getpid()}
+    gone = {**own, "pid": 2**22 + 1}
+    events = [{"event": "cluster", "processes": each} for each in ([own], [gone])]
+    guard = Guard()
+    assert list(host._guarded(iter([*events, {"event": "ready"}]), guard)) == [{"event": "ready"}]
+    ((watched,),) = guard.watched
+    assert watched.process.pid == os.getpid()
+
+
 class Child:
     """The host's process: it runs (None) or has ended with `code`."""
 
@@ -72,7 +95,7 @@ def test_whose_last_words_nobody_reads_ends_soon_after_the_host(code, left_with,
     left: list[int] = []
     has_left = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: (left.append(code), has_left.set()))
-    with host._ends_with(Child(code), 0.0):
+    with host._ends_with(Child(code), Guard(), 0.0):
         assert has_left.wait(5.0)
     assert left == [left_with]
 
@@ -80,7 +103,7 @@ def test_whose_last_words_nobody_reads_ends_soon_after_the_host(code, left_with,
 def test_who_has_said_all_is_left_alone(monkeypatch):
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"ended with {code}"))
     before = set(threading.enumerate())
-    with host._ends_with(Child(0), 60.0):
+    with host._ends_with(Child(0), Guard(), 60.0):
         watching = set(threading.enumerate()) - before
     for thread in watching:
         thread.join(5.0)
