@@ -1,8 +1,8 @@
-"""`scaling`: what all models together may take, and the shared pool.
+"""`scaling`: the budget of all models together, and the shared pool.
 
-The budget bounds what the autoscaler asks for, not what a file says by itself: `min` replicas of a
-model are started whatever the budget is. The pool's replicas belong to no model and can become
-several; each is one more replica, of the group `pool`, of every model that it holds.
+The budget bounds what the autoscaler orders; `min` replicas of each model start whatever the budget
+is. The pool's replicas belong to no model and can hold several. Each pool replica is one more
+replica, of the group `pool`, of every model that it holds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from yaml_document.section import Section, listed, wrong
 
 class BudgetSettings(Section):
     cpus: float | None = Field(
-        default=None, ge=0, le=10_000_000, description="Logical CPUs; unset, as the cluster has."
+        default=None, ge=0, le=10_000_000, description="Logical CPUs. Unset: all of the cluster."
     )
     gpus: float | None = Field(
-        default=None, ge=0, le=1_000_000, description="GPUs; unset, as the cluster has."
+        default=None, ge=0, le=1_000_000, description="GPUs. Unset: all of the cluster."
     )
     memory_mib: int | None = Field(
         default=None,
         ge=0,
         le=1_099_511_627_776,
-        description="Memory of replicas that reserve some, MiB; unset, as the cluster has.",
+        description="Memory, MiB, of the replicas that reserve memory. Unset: all of the cluster.",
     )
     resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
@@ -37,8 +37,8 @@ class BudgetSettings(Section):
         default=None,
         ge=0,
         le=1_000_000_000,
-        description="Of all replicas together, in the currency of `replicas.cost_per_hour`; "
-        "unset, no bound.",
+        description="Cost of all replicas together for an hour, in the currency of "
+        "`replicas.cost_per_hour`. Unset: no bound.",
     )
 
 
@@ -46,61 +46,70 @@ def _models(value: Any) -> Any:
     names = listed(value)
     if names == "all" or (isinstance(names, tuple) and all(isinstance(n, str) for n in names)):
         return names
-    raise wrong("must be all or a list of models' names")
+    raise wrong("must be all, or a list of names of models")
 
 
 class PoolSettings(Section):
-    min: int = Field(default=0, ge=0, le=10_000, description="Replicas of the pool at least.")
+    min: int = Field(default=0, ge=0, le=10_000, description="Least number of pool replicas.")
     max: int = Field(
-        default=1, ge=1, le=10_000, description="Replicas of the pool at most; not below `min`."
+        default=1,
+        ge=1,
+        le=10_000,
+        description="Largest number of pool replicas; at least `min`.",
     )
     auto: bool = Field(
         default=True,
-        description="Whether their number between `min` and `max` follows what recorded spikes "
-        "were worth; else it is `max`.",
+        description="Whether the number of pool replicas, between `min` and `max`, is chosen by "
+        "what the pool would have been worth in recorded spikes; if not, it is `max`.",
     )
     models: Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_models)] = Field(
         default="all",
         examples=["all, or [minilm, reranker]"],
-        description="Models that a replica of the pool may hold; `all`: each that is answered in "
-        "batches.",
+        description="Models that a pool replica may hold. `all`: every model but those of task "
+        "`generate`.",
     )
     memory_mib: int = Field(
         default=1024,
         ge=1,
         le=16_777_216,
-        description="Memory of one of its replicas for models' weights, MiB; the least valuable "
-        "model goes when another one needs room.",
+        description="Memory for models' weights in one pool replica, MiB. The least valuable model "
+        "is unloaded when another one needs room.",
     )
     after_ms: float = Field(
         default=20,
         gt=0,
         le=3_600_000,
-        description="A model's own replicas come first: the pool is used while they would let what "
-        "waits wait longer than this, by prediction, or when there are none.",
+        description="A model's own replicas come first. The pool is used while the predicted wait "
+        "for them is longer than this, or while there are none.",
     )
     residency_s: float = Field(
-        default=10, ge=0, le=86_400, description="A loaded model stays at least so long."
+        default=10, ge=0, le=86_400, description="A loaded model stays loaded at least so long."
     )
     residency_loads: float = Field(
         default=10,
         ge=0,
         le=10_000,
-        description="Or so many times what its loading took, whichever is longer.",
+        description="A loaded model also stays at least this many times its load time.",
     )
     num_cpus: float = Field(
-        default=0.5, ge=0, le=4096, description="Logical CPUs that Ray reserves for one of them."
+        default=0.5,
+        ge=0,
+        le=4096,
+        description="Logical CPUs that Ray reserves for a pool replica.",
     )
     num_gpus: float = Field(
-        default=0, ge=0, le=64, description="GPUs that Ray reserves for one; parts only below 1."
+        default=0,
+        ge=0,
+        le=64,
+        description="GPUs that Ray reserves for a pool replica; a fraction only below 1.",
     )
     resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
         examples=["{mig_3g: 1}"],
-        description="Custom resources that Ray reserves for one.",
+        description="Custom resources that Ray reserves for a pool replica.",
     )
     cost_per_hour: float = Field(
-        default=0, ge=0, le=1_000_000, description="Of one of its replicas."
+        default=0, ge=0, le=1_000_000, description="Cost of one pool replica for an hour."
     )
 
     @model_validator(mode="after")
@@ -115,9 +124,9 @@ class PoolSettings(Section):
 class CapacitySettings(Section):
     budget: BudgetSettings = Field(
         default_factory=BudgetSettings,
-        description="What all models together may take; models of a lower `replicas.priority` "
-        "number get it first.",
+        description="Most that all models together may take. Models with a lower "
+        "`replicas.priority` number get their replicas first.",
     )
     pool: PoolSettings | None = Field(
-        default=None, description="The shared pool; left out, there is none."
+        default=None, description="The shared pool. Left out: there is none."
     )

@@ -1,4 +1,7 @@
-"""Settings of the data channel: where replicas listen for gateways, and whether it is encrypted."""
+"""`gateway.channel`: the ports and the encryption of the data channel.
+
+The data channel is the TCP connections on which gateways send work to replicas; replicas listen.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 class ChannelTlsSettings(Section):
     certificate: FilePath = Field(
-        description="PEM file, on every node, of the certificate that gateways and replicas show."
+        description="PEM file, on every node, of the certificate of gateways and replicas."
     )
-    key: FilePath = Field(description="PEM file of its private key.")
+    key: FilePath = Field(description="PEM file of the certificate's private key.")
     authority: FilePath = Field(
-        description="PEM file of the authority that has signed both sides' certificates."
+        description="PEM file of the authority that signed the certificates of both sides."
     )
 
 
@@ -29,29 +32,31 @@ class ChannelSettings(Section):
         ge=0,
         le=65_535,
         description="First of the ports on which replicas listen for gateways, so that a firewall "
-        "or a NetworkPolicy can name them; 0: any free port. On a cluster of one machine replicas "
-        "listen on its loopback address alone.",
+        "or a NetworkPolicy can name them. 0: any free port. On a cluster of one machine, replicas "
+        "listen only on the loopback address.",
     )
     last_port: int = Field(
         default=0,
         ge=0,
         le=65_535,
-        description="Last of these ports. Every replica of a node takes one, and while a version "
-        "is replaced twice as many may run.",
+        description="Last of these ports. Each replica of a node takes one; while a version is "
+        "replaced, twice as many may run.",
     )
     tls: ChannelTlsSettings | None = Field(
         default=None,
-        description="Encrypts what gateways and replicas send each other; unset, they prove who "
-        "they are and send as it is.",
+        description="TLS between gateways and replicas. Unset: both sides authenticate each other, "
+        "but do not encrypt.",
     )
 
     @model_validator(mode="after")
     def _is_a_range(self) -> ChannelSettings:
         if bool(self.first_port) != bool(self.last_port):
             name = "last_port" if self.first_port else "first_port"
-            raise wrong("is missing; a range of ports has a first and a last one", name)
+            raise wrong("is missing; must be given, since the other end of the range is", name)
         if self.last_port < self.first_port:
-            raise wrong(f"is below first_port, which is {self.first_port}", "last_port")
+            raise wrong(
+                f"is {self.last_port}; must be at least {self.first_port} (first_port)", "last_port"
+            )
         return self
 
 

@@ -1,8 +1,8 @@
 """`classify`: how a classifier's output becomes labels with scores, and when it abstains.
 
-Scores are softmax(logits / temperature). What is left unset is what `classify.json` in the model's
-folder (or beside its file) says, which is where a training script stores the temperature it has
-fitted; without one, the default named here.
+Scores are softmax(logits / temperature). A field that is unset is taken from `classify.json` in the
+model's folder (or beside its file), where a training script stores the temperature that it fitted;
+without such a file, the default named here applies.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def _labels(value: Any) -> Any:
         raise wrong(f"must be a list of 1 to {MOST_LABELS} texts")
     for position, label in enumerate(labels):
         if not isinstance(label, str) or not label:
-            raise wrong(f"is {label!r}; must be text, in quotes where YAML reads a number or a "
-                        "word of its own", position)  # fmt: skip
+            raise wrong(f"is {label!r}; must be text, in quotes if YAML would not read it as text",
+                        position)  # fmt: skip
     return labels
 
 
@@ -31,30 +31,33 @@ class ClassifySettings(Section):
     labels: Annotated[tuple[str, ...], BeforeValidator(_labels)] | None = Field(
         default=None,
         examples=["[cat, dog]"],
-        description="Names of the classes, in the order of the model's output; unset, those of "
-        "the model's folder (`classify.json`, or `id2label` of `config.json`), else their numbers.",
+        description="Names of the classes, in the order of the model's output. Unset: the names in "
+        "the model's folder (`classify.json`, or `id2label` of `config.json`), else numbers.",
     )
     output_name: str | None = Field(
         default=None,
-        description="The model's output that holds the classes; unset, its only one of shape "
-        "[batch, classes].",
+        description="Name of the model's output that holds the classes. Unset: the only output of "
+        "shape [batch, classes].",
     )
     output: Literal["logits", "probabilities"] | None = Field(
-        default=None, description="What that output holds; unset, logits."
+        default=None, description="What that output holds. Unset: logits."
     )
     top_k: int = Field(
-        default=5, ge=1, le=MOST_LABELS, description="Labels in an answer that asks for no number."
+        default=5,
+        ge=1,
+        le=MOST_LABELS,
+        description="Number of labels in an answer, unless the request asks for another.",
     )
     temperature: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="What logits are divided by before their softmax, so that scores are as often "
-        "right as they say; unset, 1.",
+        description="Temperature: logits are divided by it before the softmax, so that scores are "
+        "calibrated probabilities. Unset: 1.",
     )
     threshold: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="An answer abstains where its best score is below this; unset, 0: never.",
+        description="An answer abstains if its best score is below this. Unset: 0, never.",
     )

@@ -1,4 +1,8 @@
-"""What becomes of rows that end the replicas that run them, and of those who send them."""
+"""`crashes`: what happens to rows that crash or hang their replicas, and to their senders.
+
+A row that was on a replica when the replica was lost is a suspect. Suspects run alone until they
+are answered. A row that was on a second replica that was lost is convicted: it is refused.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,24 @@ class CrashSettings(Section):
         default=30,
         ge=0,
         le=86_400,
-        description="A row that was on a replica when that was lost waits at most this long, and "
-        "half of its time, for a second replica before it is tried on the last one. Of a model "
-        "that generates: for the first token of suspected prompts before it. 0: not at all.",
+        description="Longest time that a suspect row (one that was on a replica when the replica "
+        "was lost) waits for a second replica, before it is tried on the only one left; never more "
+        "than half of its remaining time. For a model that generates: longest time that a suspect "
+        "prompt waits for the first tokens of the suspect prompts before it. 0: no wait.",
     )
     refuse_s: float = Field(
         default=600,
         gt=0,
         le=86_400,
-        description="An input that has ended two replicas (a prompt that streams: two to five) is "
-        "refused for this time (422), counted from the last of them, by every gateway.",
+        description="An input with which two replicas were lost (for a prompt that streams: two to "
+        "five) is refused with 422 by every gateway, for this time after the last loss.",
     )
     tenant_budget: int = Field(
         default=8,
         ge=0,
         le=1_000_000,
-        description="A tenant whose inputs have ended so many replicas within `refuse_s` is "
-        "refused by the model (429) until the first of them is that old; 0: never. A replica "
-        "counts that a refused input has ended, or for which the inputs of one unanswered request "
-        "are the only cause left.",
+        description="A tenant with whose inputs so many replicas were lost within `refuse_s` gets "
+        "429 from the model until the first loss is older than that. 0: never. A loss counts if "
+        "the input was convicted for it, or if the inputs of one unanswered request are the only "
+        "possible cause left.",
     )

@@ -1,7 +1,7 @@
-"""The gateway's settings: where it listens, what it accepts, what it reports.
+"""The gateway's settings: where it listens, what it accepts, and what it reports.
 
-Sizes are bytes as they are on the wire unless a name says otherwise. Everything that listens has
-its port here, Ray Serve's HAProxy included. What a model accepts stands with the model.
+Sizes are bytes on the wire unless a name says otherwise. The ports of everything that listens are
+here, those of Ray Serve's HAProxy included. What a model accepts is in the model's settings.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def _priorities(value: Any) -> Any:
         raise wrong(f"must be a list of 1 to {MOST_PRIORITIES} names, the most urgent first")
     for position, name in enumerate(names):
         if not isinstance(name, str) or not _PRIORITY.fullmatch(name):
-            raise wrong("must be 1 to 32 of a-z 0-9 - _, in quotes where YAML reads something "
-                        "else", position)  # fmt: skip
+            raise wrong("must be 1 to 32 of a-z 0-9 - _, in quotes if YAML would not read it as "
+                        "text", position)  # fmt: skip
         if name in names[:position]:
-            raise wrong(f"is {name}, which stands above already; must be there once", position)
+            raise wrong(f"is {name}, which is already in the list; must be there once", position)
     return names
 
 
@@ -53,10 +53,11 @@ class LimitSettings(Section):
         default=2000,
         ge=1,
         le=65_536,
-        description="Requests that one gateway may have under way, one with a large answer until "
-        "its client has taken it; more get 503. One tenant may have all of them; of one that has "
-        "less than its share by weight the gateway takes that on top, up to twice as many in all, "
-        "and HAProxy lets it. Over 2,000 they may overflow its listen queue.",
+        description="Requests that one gateway may have under way; further ones get 503. A request "
+        "with a large answer counts until its client has read the answer. One tenant may have all "
+        "of them. A tenant below its share by weight is let in above this number, up to twice the "
+        "number in all; HAProxy's own limit has room for that. Above 2,000, connections may "
+        "overflow HAProxy's listen queue.",
     )
     max_body_bytes: int = Field(
         default=64 * MIB, ge=1024, le=2048 * MIB, description="Largest request body accepted."
@@ -71,9 +72,9 @@ class LimitSettings(Section):
         default=1024 * MIB,
         ge=1024,
         le=1_048_576 * MIB,
-        description="Memory that large bodies under way may take together at one gateway, and "
-        "large answers until their clients have taken them. One tenant may take all of it; one "
-        "that has less than its share by weight gets that on top, up to twice as much in all.",
+        description="Memory at one gateway for large bodies under way, and for large answers until "
+        "their clients have read them. One tenant may take all of it. A tenant below its share by "
+        "weight may go above it, up to twice as much in all.",
     )
     body_timeout_s: float = Field(
         default=30,
@@ -85,42 +86,44 @@ class LimitSettings(Section):
         default=10,
         gt=0,
         le=3600,
-        description="A request's headers must have arrived within this time (30 s at the plain "
-        "proxy).",
+        description="A request's headers must have arrived within this time (with `ingress: "
+        "proxy`, 30 s).",
     )
     connections_per_source: int = Field(
         default=0,
         ge=0,
         le=65_536,
-        description="Connections that HAProxy takes from one address at most; 0: no bound until "
-        "four fifths of all are taken, then a tenth of all. A load balancer or a load test is one "
-        "address, so leave it at 0 behind the one (or name it in `gateway.trusted_proxies`) and "
-        "for the other.",
+        description="Connections that HAProxy accepts from one address at most. 0: no bound until "
+        "four fifths of all connections are taken, then a tenth of all. A load balancer or a load "
+        "test is one address: leave this at 0 for a load test, and behind a load balancer leave it "
+        "at 0 or name the balancer in `gateway.trusted_proxies`.",
     )
     max_arriving_bodies: int = Field(
         default=1000,
         ge=1,
         le=65_536,
-        description="Bodies that did not come with their headers which one gateway reads at once, "
-        "shared by tenants as `max_held_bytes` is.",
+        description="Request bodies that one gateway reads at once, of those that did not arrive "
+        "together with their headers. Tenants share this number as they share `max_held_bytes`.",
     )
     min_bytes_per_s: float = Field(
         default=500,
         ge=0,
         le=1_000_000_000,
-        description="A body must arrive, and an answer be taken, at this rate at least; 0: at any.",
+        description="Slowest rate at which a body may arrive and a client may read an answer. 0: "
+        "any rate.",
     )
     slow_grace_s: float = Field(
         default=5,
         gt=0,
         le=3600,
-        description="Time that a body has before its rate counts.",
+        description="Time that a body has before `min_bytes_per_s` applies to it.",
     )
     pool_threshold_bytes: int = Field(
         default=65_536,
         ge=0,
         le=2048 * MIB,
-        description="Bodies larger than this are parsed in the pool, not on the event loop.",
+        description="Bodies larger than this are parsed by the threads of `preprocess`, not on the "
+        "event loop.",
     )
 
 
@@ -132,14 +135,17 @@ class PreprocessSettings(Section):
         description="Threads that tokenise texts, decode images and parse large bodies.",
     )
     cache_bytes: int = Field(
-        default=64 * MIB, ge=0, le=65_536 * MIB, description="Memory for tokens of frequent texts."
+        default=64 * MIB,
+        ge=0,
+        le=65_536 * MIB,
+        description="Memory in which tokens of frequent texts are cached.",
     )
     max_pending: int = Field(
         default=1024,
         ge=1,
         le=1_000_000,
-        description="Pieces of work that may wait for a thread. One tenant may have all of them; "
-        "one that has less than an even share gets that on top, up to twice as many in all.",
+        description="Pieces of work that may wait for a thread. One tenant may have all of them. A "
+        "tenant below an even share is let in above this number, up to twice the number in all.",
     )
 
 
@@ -148,27 +154,31 @@ class TracingSettings(Section):
         Field(
             default=None,
             examples=["http://127.0.0.1:4318"],
-            description="OTLP/HTTP collector that spans are sent to; unset, no spans.",
+            description="OTLP/HTTP collector that spans are sent to. Unset: no spans.",
         )
     )
     sample_ratio: float = Field(
         default=0.01,
         ge=0,
         le=1,
-        description="Share of requests that are traced unless the caller decides.",
+        description="Share of requests that are traced, among those whose caller did not decide "
+        "it (`traceparent`).",
     )
 
 
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe lines that are written."
+        default="info", description="Lowest severity that is logged."
     )
     format: Literal["json", "text"] = Field(default="json", description="Form of a log line.")
 
 
 class GatewaySettings(Section):
     replicas: int = Field(
-        default=1, ge=1, le=1000, description="Gateway processes; fixed while it runs."
+        default=1,
+        ge=1,
+        le=1000,
+        description="Number of gateway processes; fixed while the server runs.",
     )
     num_cpus: float = Field(
         default=1,
@@ -180,42 +190,42 @@ class GatewaySettings(Section):
         default=1,
         ge=1,
         le=100,
-        description="Gateways on one node at most; on a cluster of several nodes.",
+        description="Gateways that may be on one node, on a cluster of several nodes.",
     )
     labels: dict[Text, Text] = Field(
         default_factory=dict,
         examples=["{headrace.io/role: gateway}"],
-        description="Labels of the nodes that gateways may run on, as Ray's label selector has "
-        "them; on a cluster of several nodes.",
+        description="Labels of the nodes that gateways may run on, in the form of Ray's label "
+        "selectors; on a cluster of several nodes.",
     )
     host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
         examples=["127.0.0.1"],
-        description="Address to listen on; 0.0.0.0 is every interface, and what a cluster of "
-        "several nodes takes unless the file says.",
+        description="Address to listen on. 0.0.0.0: every interface, which is the default on a "
+        "cluster of several nodes.",
     )
-    port: Port = Field(default=8000, description="Port of the HTTP surface.")
+    port: Port = Field(default=8000, description="Port for callers' HTTP requests.")
     ingress: Literal["haproxy", "proxy", "auto"] = Field(
         default="auto",
-        description="What accepts connections: Ray Serve's HAProxy or its Python proxy; `auto` is "
-        "haproxy on Linux, proxy elsewhere.",
+        description="What accepts callers' connections: Ray Serve's HAProxy (`haproxy`) or its "
+        "Python proxy (`proxy`). `auto`: haproxy on Linux, proxy elsewhere.",
     )
     metrics_port: Port = Field(
         default=9400,
-        description="Port of a node's first gateway's own `/metrics`; each further one there "
-        "adds 1.",
+        description="Port of `/metrics` of the first gateway on a node; each further gateway there "
+        "takes the next port.",
     )
     metrics_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] | None = Field(
         default=None,
         examples=["127.0.0.1"],
-        description="Address of the gateways' own `/metrics`, which needs no key; unset, 127.0.0.1 "
+        description="Address of the gateways' `/metrics`, which needs no key. Unset: 127.0.0.1 "
         "under `headrace serve`, and `gateway.host` on a cluster of several nodes, where a network "
-        "policy says who may scrape.",
+        "policy must say who may scrape it.",
     )
     tls: TlsSettings | None = Field(
         default=None,
-        description="Encrypts what callers send, by HAProxy; unset, they send it as it is, which "
-        "is right behind a load balancer that ends TLS.",
+        description="TLS between callers and HAProxy. Unset: no TLS, which is right behind a load "
+        "balancer that terminates TLS.",
     )
     haproxy_admin_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
@@ -229,68 +239,70 @@ class GatewaySettings(Section):
         default=30,
         ge=0,
         le=86_400,
-        description="Time that running requests get to finish at a stop.",
+        description="Time that running requests get to finish when the server stops.",
     )
     keep_alive_s: float = Field(
         default=90, gt=0, le=86_400, description="An idle connection is kept open this long."
     )
     priorities: Annotated[tuple[str, ...], BeforeValidator(_priorities)] = Field(
         default=PRIORITIES,
-        description="Names of the priorities that requests may have, the most urgent first.",
+        description="Names of the priorities, the most urgent first.",
     )
     auth: Literal["required", "open"] | None = Field(
         default=None,
-        description="Whether callers need a tenant's key: `required`, or `open`, where `x-tenant` "
-        "says who calls and no tenant may have keys. Unset, they do with `tenants_path`, else as "
-        "soon as a tenant has a list of `keys`, even an empty one; lists that are gone open "
-        "nothing. Who comes without a key that is needed is the tenant `default` if it is "
-        "declared, else refused.",
+        description="Whether callers need a tenant's key (`required`), or not (`open`: the header "
+        "`x-tenant` names the tenant, and no tenant may have keys). Unset: required with "
+        "`tenants_path`; else required as soon as any tenant has a list of `keys`, even an empty "
+        "one; running gateways refuse a change that removes all lists. Where keys are required, a "
+        "caller without one is the tenant `default` if that is declared; else the request is "
+        "refused.",
     )
     tenants_path: Annotated[str, StringConstraints(pattern=r"^/.+")] | None = Field(
         default=None,
         examples=["/etc/headrace/tenants"],
-        description="File, or folder of *.yaml files, on the gateways' machines that says who the "
-        "tenants are, re-read when it changes; unset, the tenants of this file.",
+        description="File, or folder of *.yaml files, on the gateways' machines that has the "
+        "tenants; gateways read it again when it changes. Unset: the tenants of this file.",
     )
     allowed_hosts: Annotated[tuple[HostName, ...], BeforeValidator(listed)] = Field(
         default=(),
         examples=[["llm.example.org", "*.example.org"]],
-        description="Names by which callers know a server that needs no keys, besides addresses, "
-        "names without a dot and those ending in .localhost, .svc, .cluster.local or .internal: a "
-        "request for another Host is refused, since a page in somebody's browser may have sent "
-        "it, and so is what changes something or runs a model from a page of another origin. "
-        "`*` allows any.",
+        description="For a server that needs no keys: host names by which callers may reach it, "
+        "besides IP addresses, names without a dot, and names ending in .localhost, .svc, "
+        ".cluster.local or .internal. A request for any other Host is refused, because a page in "
+        "somebody's browser may have sent it. A request from a page of another origin is refused "
+        "too if it would change something or run a model. `*` allows any host.",
     )
     trusted_proxies: Annotated[tuple[Network, ...], BeforeValidator(listed)] = Field(
         default=(),
         examples=[["10.0.0.0/8"]],
-        description="Networks of load balancers before HAProxy, whose `X-Forwarded-For` is taken "
-        "for the caller's address and which no bound of a single source holds; from anybody else "
-        "that header is replaced. Not known to the plain proxy.",
+        description="Networks of the load balancers in front of HAProxy. Their `X-Forwarded-For` "
+        "is taken as the caller's address, and limits on one source do not apply to them. From any "
+        "other address that header is replaced. Has no effect with `ingress: proxy`.",
     )
     replay: bool = Field(
         default=True,
-        description="Whether HAProxy sends a request that a gateway had when it died to another "
-        "gateway, unless the request says `x-idempotent: false`.",
+        description="Whether HAProxy sends a request again, to another gateway, when the gateway "
+        "that had it dies; never a request with `x-idempotent: false`.",
     )
     compression: bool = Field(
         default=False,
-        description="Whether HAProxy compresses answers for who asks (`Accept-Encoding: gzip`, as "
-        "most HTTP libraries do unasked): whole JSON from 4 KiB on, no stream and no tensor's "
-        "bytes. It takes about 6 us a KiB and numbers keep 60 % of their length, so it pays over "
-        "networks slower than 500 Mbit/s. It stops while HAProxy is busy for more than half of "
-        "the time.",
+        description="Whether HAProxy compresses answers for clients that accept it "
+        "(`Accept-Encoding: gzip`, which most HTTP libraries send by default): whole JSON answers "
+        "from 4 KiB on, but no streams and no binary tensors. It takes about 6 us a KiB, and "
+        "numbers shrink to 60 % of their length, so it pays over networks slower than 500 Mbit/s. "
+        "HAProxy does not compress while it is busy for more than half of the time.",
     )
     limits: LimitSettings = Field(
-        default_factory=LimitSettings, description="What a request may weigh and take to arrive."
+        default_factory=LimitSettings,
+        description="Limits on requests: their number, sizes, and time to arrive.",
     )
     channel: ChannelSettings = Field(
         default_factory=ChannelSettings,
-        description="Between gateways and replicas. A change restarts them.",
+        description="The data channel between gateways and replicas. A change restarts both.",
     )
     preprocess: PreprocessSettings = Field(
         default_factory=PreprocessSettings,
-        description="The pool for texts, images and large bodies.",
+        description="The threads that prepare texts, images and large bodies.",
     )
     tracing: TracingSettings = Field(
         default_factory=TracingSettings, description="OpenTelemetry spans."
@@ -300,7 +312,7 @@ class GatewaySettings(Section):
     @model_validator(mode="after")
     def _haproxy_ends_tls(self) -> GatewaySettings:
         if self.tls is not None and self.ingress == "proxy":
-            raise wrong("needs HAProxy; must not stand beside ingress: proxy", "tls")
+            raise wrong("needs HAProxy; must be left out with ingress: proxy", "tls")
         return self
 
     @model_validator(mode="after")
@@ -315,11 +327,22 @@ class GatewaySettings(Section):
             span = self.replicas if name == "metrics_port" else 1
             for each in range(port, port + span):
                 if each in taken:
-                    raise wrong(f"uses port {each}, which {taken[each]} has; must differ", name)
+                    raise wrong(
+                        f"uses port {each}, which {taken[each]} uses too; must be another port",
+                        name,
+                    )
                 taken[each] = name
         for each, name in taken.items():
             if each in channel_ports(self.channel) and each:
-                raise wrong(f"includes port {each}, which {name} has", "channel", "first_port")
+                raise wrong(
+                    f"begins a range with port {each}, which {name} uses; must be another one",
+                    "channel",
+                    "first_port",
+                )
         if self.metrics_port + self.replicas - 1 > 65_535:
-            raise wrong("leaves too few ports below 65536 for every gateway", "metrics_port")
+            raise wrong(
+                f"leaves too few ports for {self.replicas} gateways; must be at most "
+                f"{65_536 - self.replicas}",
+                "metrics_port",
+            )
         return self

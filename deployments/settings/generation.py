@@ -1,8 +1,7 @@
-"""How a model that generates is shared: what tokens weigh, what is expected of outputs, where
-prompts go.
+"""`generation`: the weights of tokens, predictions of outputs, and the placement of prompts.
 
-Holds for `task: generate`, whose replicas batch by themselves and hold tokens instead of batches.
-Everything that is learnt has a fixed value beside it; what is unset is learnt. Unit: tokens.
+Only for `task: generate`, whose replicas batch by themselves; their capacity is counted in tokens,
+not in batches. Everything that is learnt has a field for a fixed value; unset means learnt.
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ class PredictSettings(Section):
         default=None,
         ge=1,
         le=_MOST_TOKENS,
-        description="Output tokens expected of each request, at most its `max_tokens`; unset, "
-        "learnt from the outputs of its tenant and of prompts as long.",
+        description="Output tokens that each request is predicted to take, at most its "
+        "`max_tokens`. Unset: learnt from outputs of the same tenant and of prompts of similar "
+        "length.",
     )
     reserve_quantile: float = Field(
         default=0.9,
         gt=0,
         le=1,
-        description="Room is kept in a replica's cache for this quantile of the outputs so far; "
-        "1 keeps it for `max_tokens`.",
+        description="For each request, room in a replica's KV cache is reserved for this quantile "
+        "of the outputs so far. 1: for `max_tokens`.",
     )
     tokens_per_s: float | None = Field(
         default=None,
         gt=0,
         le=1e9,
-        description="Weighted tokens a second that a full replica serves; unset, learnt.",
+        description="Weighted tokens a second that a full replica serves. Unset: learnt.",
     )
     prompt_tokens_per_s: float | None = Field(
         default=None,
         gt=0,
         le=1e9,
-        description="Prompt tokens a second that a replica reads; unset, learnt from the times to "
-        "the first token.",
+        description="Prompt tokens a second that a replica reads (prefill). Unset: learnt from the "
+        "times to the first token.",
     )
 
 
@@ -51,29 +51,30 @@ class PromptSettings(Section):
         default=2048,
         ge=1,
         le=_MOST_TOKENS,
-        description="A prompt of which more tokens than this have to be read is a long one.",
+        description="A prompt is long if more of its tokens than this must be read (are not "
+        "cached).",
     )
     max_long_tokens: int | None = Field(
         default=4096,
         ge=0,
         le=_MOST_TOKENS,
-        description="Tokens of long prompts that a replica may be reading at once, others wait "
-        "for their turn; one such prompt it may always; unset, no bound.",
+        description="Tokens of long prompts that a replica may read at once; further long prompts "
+        "wait. A single long prompt may always run. Unset: no bound.",
     )
 
 
 class AffinitySettings(Section):
     mode: Annotated[Literal["off", "session", "prefix"], BeforeValidator(off_is_a_word)] = Field(
         default="prefix",
-        description="Which replica a request prefers, while that costs less than it saves: none "
-        "(`off`), the one that its session used last (`session`), or besides the one that has "
-        "read most of its prompt before (`prefix`).",
+        description="Which replica a request prefers, as long as that costs less than it saves: "
+        "none (`off`); the replica that its session used last (`session`); or that one and the one "
+        "that has read most of the prompt before (`prefix`).",
     )
     max_blocks: int = Field(
         default=262_144,
         ge=1,
         le=16_777_216,
-        description="Blocks of prompts that a gateway remembers for all replicas of the model.",
+        description="Blocks of prompts that a gateway remembers, over all replicas of the model.",
     )
 
 
@@ -82,29 +83,32 @@ class GenerationSettings(Section):
         default=1,
         gt=0,
         le=1000,
-        description="What a prompt's token counts for in fairness, unless it was in the cache.",
+        description="Weight of a prompt token in fair sharing; a token that was cached weighs "
+        "nothing.",
     )
     output_weight: float = Field(
-        default=2, gt=0, le=1000, description="What an output token counts for in fairness."
+        default=2, gt=0, le=1000, description="Weight of an output token in fair sharing."
     )
     max_output_tokens: int | None = Field(
         default=None,
         ge=1,
         le=_MOST_TOKENS,
-        description="Output tokens of a request that does not say how many it wants at most; "
-        "unset, what its prompt leaves of `lengths.max`.",
+        description="Most output tokens of a request that does not set a maximum itself. Unset: "
+        "`lengths.max` less its prompt.",
     )
     predict: PredictSettings = Field(
         default_factory=PredictSettings,
-        description="What requests are expected to take; learnt where unset.",
+        description="Predictions of what requests take; learnt where unset.",
     )
     prompts: PromptSettings = Field(
-        default_factory=PromptSettings, description="How long prompts share a replica with others."
+        default_factory=PromptSettings,
+        description="How prompts that are long share a replica with other requests.",
     )
     share_prefixes: bool = Field(
         default=False,
-        description="Whether tenants share what the engine keeps of prompts that begin alike. "
-        "Then how soon a token comes, and `cached_tokens`, tell a tenant what others have asked.",
+        description="Whether tenants share the engine's cache of prompts that begin alike. If they "
+        "do, the time to the first token, and `cached_tokens`, can tell a tenant what others have "
+        "asked.",
     )
     affinity: AffinitySettings = Field(
         default_factory=AffinitySettings, description="Which replica a request prefers."

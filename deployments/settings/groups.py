@@ -1,9 +1,9 @@
-"""Groups of a model's replicas: what each runs, with what, and which of them are reserves.
+"""Groups of a model's replicas: what each group runs, with which resources, and which are reserves.
 
-A group says what it does its own way and takes the rest from the model. `group_views` makes of a
-model's settings those that the replicas of each group are started with, which say nothing of the
-other groups: so a change of one group touches that group's replicas alone. Whether a group fits its
-model (a runtime that generates beside one of batches) is checked by `model`.
+A group sets the fields in which it differs and takes the others from the model. `group_views`
+returns the settings with which the replicas of each group start. They do not contain the other
+groups, so a change of one group restarts only that group's replicas. `model.py` checks whether a
+group fits its model.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Complaint = tuple[tuple[str | int, ...], str]
 
 
 def not_rays_own(resources: dict[str, float]) -> dict[str, float]:
-    """What Ray counts by itself is no custom resource."""
+    """The resources as they are. Raises an error for a resource that Ray counts by itself."""
     for name in resources:
         if name in _RAYS_OWN:
-            raise wrong(f"is no custom resource; must be given as {_RAYS_OWN[name]}", name)
+            raise wrong(f"is not a custom resource; must be given as {_RAYS_OWN[name]}", name)
     return resources
 
 
@@ -53,7 +53,7 @@ def _a_name(name: str) -> str:
             f"is {name!r}; must be 1 to 32 of a-z 0-9 -, the first and last a letter or digit"
         )
     if name == POOL_GROUP:
-        raise wrong("is pool, as the shared pool's replicas are called; must be another name")
+        raise wrong("is pool, the name of the shared pool's replicas; must be another name")
     return name
 
 
@@ -61,73 +61,72 @@ class OverflowSettings(Section):
     after_ms: float = Field(
         gt=0,
         le=3_600_000,
-        description="Predicted wait on the other groups beyond which this one is used.",
+        description="The group is used once the predicted wait for the other groups is longer than "
+        "this.",
     )
 
 
 class GroupSettings(Section):
     name: Annotated[str, AfterValidator(_a_name)] = Field(
-        description="Of the group, in metrics, logs and the name of its Serve deployment."
+        description="Name of the group, in metrics, logs and the name of its Serve deployment."
     )
-    runtime: RuntimeName | None = Field(default=None, description="Its backend.")
-    precision: Precision | None = Field(default=None, description="Its number format.")
+    runtime: RuntimeName | None = Field(default=None, description="The group's backend.")
+    precision: Precision | None = Field(default=None, description="The group's number format.")
     options: Options | None = Field(
-        default=None, description="Settings of its backend, instead of the model's."
+        default=None, description="Options of the group's backend, in place of the model's."
     )
     count: int | None = Field(
-        default=None, ge=1, le=10_000, description="Replicas of the group, a fixed number."
+        default=None, ge=1, le=10_000, description="Fixed number of the group's replicas."
     )
     min: int | None = Field(
-        default=None, ge=0, le=10_000, description="Replicas of the group at least."
+        default=None, ge=0, le=10_000, description="Least number of the group's replicas."
     )
     max: int | None = Field(
-        default=None, ge=1, le=10_000, description="Replicas of the group at most."
+        default=None, ge=1, le=10_000, description="Largest number of the group's replicas."
     )
     cost_per_hour: float | None = Field(
-        default=None, ge=0, le=1_000_000, description="As of the model."
+        default=None, ge=0, le=1_000_000, description="As the model's."
     )
     slots: int | None = Field(
-        default=None, ge=1, le=64, description="Batches that a replica of it may hold."
+        default=None, ge=1, le=64, description="Batches that a replica of the group may hold."
     )
-    num_cpus: float | None = Field(default=None, ge=0, le=4096, description="As of the model.")
-    num_gpus: float | None = Field(default=None, ge=0, le=64, description="As of the model.")
-    memory_mib: int | None = Field(
-        default=None, ge=1, le=16_777_216, description="As of the model."
-    )
+    num_cpus: float | None = Field(default=None, ge=0, le=4096, description="As the model's.")
+    num_gpus: float | None = Field(default=None, ge=0, le=64, description="As the model's.")
+    memory_mib: int | None = Field(default=None, ge=1, le=16_777_216, description="As the model's.")
     resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] | None = Field(
-        default=None, description="As of the model."
+        default=None, description="As the model's."
     )
-    labels: dict[Text, Text] | None = Field(default=None, description="As of the model.")
-    threads: int | None = Field(default=None, ge=0, le=4096, description="As of the model.")
+    labels: dict[Text, Text] | None = Field(default=None, description="As the model's.")
+    threads: int | None = Field(default=None, ge=0, le=4096, description="As the model's.")
     overflow: OverflowSettings | None = Field(
         default=None,
-        description="Makes the group a reserve, used only while what waits would wait too long for "
-        "the others.",
+        description="Makes the group a reserve: it is used only while waiting requests would wait "
+        "too long for the other groups.",
     )
 
     @property
     def after_s(self) -> float:
-        """0.0: it is no reserve."""
+        """The predicted wait beyond which the group is used, seconds; 0.0: it is no reserve."""
         return 0.0 if self.overflow is None else self.overflow.after_ms / 1000
 
 
 def group_complaints(groups: Sequence[GroupSettings]) -> Iterator[Complaint]:
-    """What is wrong with them beside each other; paths begin with a position."""
+    """(path, error) of each conflict between groups. A path begins with a group's position."""
     seen: dict[str, int] = {}
     for position, group in enumerate(groups):
         if group.name in seen:
             yield (
                 (position, "name"),
-                f"is {group.name!r}, as of group {seen[group.name]}; must be another one",
+                f"is {group.name!r}, the name of group {seen[group.name]} too; must be another one",
             )
         seen[group.name] = position
     if groups and all(group.overflow is not None for group in groups):
-        yield (0, "overflow"), "must be left out of one group at least: all of them are reserves"
+        yield (0, "overflow"), "must be left out of at least one group: all groups are reserves"
 
 
 def group_views(written: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """From a model's settings, as plain data, to those of a model that has the group's replicas
-    alone, by group; empty for a model without groups."""
+    """By group: plain data of a model that has only this group's replicas. `written`: the model's
+    settings as plain data. Empty for a model without groups."""
     groups = (written.get("replicas") or {}).get("groups") or ()
     return {group["name"]: _view(written, group) for group in groups}
 
@@ -137,7 +136,7 @@ def _view(written: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any
     replicas = dict(view.get("replicas") or {})
     del replicas["groups"]
     view |= {name: group[name] for name in _OF_THE_MODEL if group.get(name) is not None}
-    # A number of its own replaces the model's, whichever way either is said.
+    # A number of the group replaces the model's, whether it is given as `count` or as bounds.
     if any(group.get(name) is not None for name in _NUMBERS):
         replicas = {name: value for name, value in replicas.items() if name not in _NUMBERS}
     replicas |= {name: group[name] for name in _OF_REPLICAS if group.get(name) is not None}

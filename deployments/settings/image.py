@@ -1,8 +1,8 @@
-"""`image`: what is done to an encoded image before the model gets it, and how large it may be.
+"""`image`: how an encoded image is prepared for the model, and how large it may be.
 
-A model that has this section takes images: each becomes one row of the model's image input. Every
-setting is a part of what the model was trained with, except `max_pixels`; there is no way to say
-"about so". `size` decides what an image's length is: its resolution in patches of 16 x 16 pixels.
+A model that has this section takes images: each image becomes one row of the model's image input.
+Every field but `max_pixels` must be exactly as in the model's training. An image's length is its
+number of patches of 16 x 16 pixels after it was resized to `size`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _pixels(size: Any) -> int:
 
 
 def _channels(value: Any) -> Any:
-    """One number is for all channels."""
+    """The numbers as a tuple; a single number is for all channels."""
     numbers = listed(value)
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
     if len(numbers) not in (1, 3):
@@ -75,59 +75,61 @@ Channels = Annotated[
 class ImageSettings(Section):
     size: Sizes = Field(
         examples=["224, or [64, 128, '128x256']"],
-        description="What an image is resized to: a square's side, or height x width; of a list "
-        "the smallest that holds the image, or the last. Its length is its number of patches of "
-        f"{PATCH} x {PATCH} pixels, by which images are batched.",
+        description="Size that images are resized to: the side of a square, or height x width. "
+        "From a list, the smallest size that holds the image is taken, or the last. Images are "
+        f"batched by length: their number of patches of {PATCH} x {PATCH} pixels.",
     )
     resize: Literal["bilinear", "bicubic"] = Field(
-        default="bilinear", description="Kernel that images are resized with."
+        default="bilinear", description="Interpolation with which images are resized."
     )
     antialias: bool = Field(
         default=True,
-        description="Whether the kernel widens where an image gets smaller: as Pillow, and torch's "
-        "`interpolate(antialias=True)`, or as torch's `interpolate` does without.",
+        description="Whether the interpolation kernel widens when an image gets smaller, as in "
+        "Pillow and torch's `interpolate(antialias=True)`; false: as in torch's `interpolate`.",
     )
     rounded: bool = Field(
         default=True,
-        description="Whether resized pixels are whole levels of 0 to 255 again, as of an image "
-        "that Pillow or torchvision resizes; false: as of a float tensor.",
+        description="Whether resized pixels are rounded to whole levels of 0 to 255, as when "
+        "Pillow or torchvision resizes an image; false: not rounded, as for a float tensor.",
     )
     shorter_side: int | None = Field(
         default=None,
         ge=1,
         le=MOST_SIDE,
-        description="The shorter side is resized to this, the shape kept, and the middle of "
-        "`size` is cut out; unset, the image is stretched to `size`.",
+        description="The image is resized so that its shorter side has this length and its shape "
+        "is kept; then `size` is cropped from the middle. Unset: the image is stretched to `size`.",
     )
     mean: Channels = Field(
         default=(0.0,),
         examples=["[0.485, 0.456, 0.406]"],
-        description="Taken from each channel, its levels being 0 to 1, in the order of `colour`.",
+        description="Mean that is subtracted from each channel (levels 0 to 1), in the order of "
+        "`colour`.",
     )
     std: Channels = Field(
         default=(1.0,),
         examples=["[0.229, 0.224, 0.225]"],
-        description="What each channel is then divided by.",
+        description="Standard deviation by which each channel is then divided.",
     )
     colour: Literal["RGB", "BGR", "grey"] = Field(
-        default="RGB", description="Channels that the model takes, in this order."
+        default="RGB", description="The model's channels, in their order."
     )
     layout: Literal["NCHW", "NHWC"] = Field(
         default="NCHW", description="Order of the axes of the model's image input."
     )
     input: str | None = Field(
-        default=None, description="The model's image input; unset, its only input of four axes."
+        default=None,
+        description="Name of the model's image input. Unset: its only input with four axes.",
     )
     max_pixels: int = Field(
         default=50_000_000,
         ge=1,
         le=89_478_485,
-        description="Largest image accepted, height x width, known before it is decoded.",
+        description="Largest image accepted, height x width; checked before it is decoded.",
     )
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width), pixels, ascending by their product."""
+        """(height, width) of each size, pixels, ascending by area."""
         return tuple(sides for size in self.size if (sides := _sides(size)) is not None)
 
     @property
@@ -138,7 +140,9 @@ class ImageSettings(Section):
     def _channels_agree(self) -> ImageSettings:
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, self.channels):
-                raise wrong(f"has {len(numbers)} numbers for {self.channels} channel", name)
+                raise wrong(
+                    f"has {len(numbers)} numbers; must have 1, as colour {self.colour} has", name
+                )
         for position, number in enumerate(self.std):
             if number <= 0:
                 raise wrong(f"is {number:g}; must be above 0", "std", position)
@@ -149,11 +153,11 @@ class ImageSettings(Section):
         if self.shorter_side is None:
             return self
         if len(self.sizes) > 1:
-            raise wrong("must be left out where size has several entries", "shorter_side")
+            raise wrong("must be left out if size has several entries", "shorter_side")
         if self.shorter_side < max(self.sizes[0]):
             raise wrong(
-                f"is {self.shorter_side}; must be at least {max(self.sizes[0])}, or nothing of "
-                "size could be cut out",
+                f"is {self.shorter_side}; must be at least {max(self.sizes[0])}, so that size can "
+                "be cut out",
                 "shorter_side",
             )
         return self

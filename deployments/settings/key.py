@@ -1,9 +1,9 @@
-"""One key: its hash, and what of a life it has.
+"""One key: its hash, its id, when it is valid, and what it may be used for.
 
-A key is written as its bare hash, or as a mapping that also says how it is called, from when until
-when it is good, and what it may be used for: always within what its tenant may, never beyond. Only
-hashes stand here, never keys (`headrace key new` makes both). Moments are of the wall clock; no
-other rule of Headrace goes by it, so a step of the clock moves keys' ends and no more.
+A key is written as its hash alone, or as a mapping with more fields. A key's limits can only narrow
+those of its tenant. Settings contain hashes, never keys (`headrace key new` prints both). `expires`
+and `not_before` use the wall clock. Nothing else in Headrace does, so a step of the clock changes
+only when keys begin and end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _key_hash(value: str) -> str:
 
 
 def moment_s(text: str) -> float:
-    """Seconds since the epoch. Raises ValueError for what is no date and time, or has no zone."""
+    """Seconds since the epoch of an ISO 8601 date and time. Raises ValueError if it is none, or
+    has no zone."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError("has no zone")
@@ -52,7 +53,7 @@ def _moment(text: str) -> str:
         moment_s(text)
     except (ValueError, OverflowError):
         raise wrong(
-            f"is no moment; must be a date and time with its zone (ISO 8601), such as {_EXAMPLE}"
+            f"is not valid; must be a date and time with its zone (ISO 8601), such as {_EXAMPLE}"
         ) from None
     return text
 
@@ -76,20 +77,20 @@ class RateSettings(Section):
         default=None,
         gt=0,
         le=10_000_000,
-        description="Requests a second, over all gateways; unset, no bound.",
+        description="Requests a second, over all gateways. Unset: no bound.",
     )
     tokens_per_s: float | None = Field(
         default=None,
         gt=0,
         le=10_000_000_000,
-        description="Tokens a second (lengths of rows), over all gateways; unset, no bound.",
+        description="Tokens a second (lengths of rows), over all gateways. Unset: no bound.",
     )
     burst_s: float = Field(
         default=1,
         gt=0,
         le=3600,
-        description="What was left unused for so many seconds may be used at once, at every "
-        "gateway.",
+        description="Size of the token bucket, in seconds at the full rate: what was unused for so "
+        "long may be used at once, at every gateway.",
     )
 
 
@@ -100,29 +101,30 @@ def _or_its_hash(schema: dict[str, Any]) -> None:
 
 
 class OperatorKeySettings(Section):
-    """An operator's key. `kid`: its id, made of the hash where none is given."""
+    """An operator's key. `kid`: its id; if none is given, the beginning of its hash."""
 
     model_config = ConfigDict(json_schema_extra=_or_its_hash)
 
     hash: KeyHash = Field(
-        description="`sha256:` and 64 hex digits; a key of which there is nothing else to say may "
-        "be written as this alone."
+        description="Hash of the key: `sha256:` and 64 hex digits. A key without other fields may "
+        "be written as its hash alone."
     )
     id: KeyId | None = Field(
         default=None,
         examples=["laptop"],
-        description="How the key is called in metrics, logs and `headrace key`; unset, the first "
-        "12 digits of its hash.",
+        description="Name of the key in metrics, logs and `headrace key`. Unset: the first 12 "
+        "digits of its hash.",
     )
     expires: Moment | None = Field(
         default=None,
         examples=[_EXAMPLE],
-        description="From then on it is refused; a date and time with its zone. Unset, never.",
+        description="The key is refused from this time on; a date and time with its zone. Unset: "
+        "it never expires.",
     )
     not_before: Moment | None = Field(
         default=None,
         examples=[_EXAMPLE],
-        description="Until then it is refused; unset, it is good at once.",
+        description="The key is refused before this time. Unset: it is valid at once.",
     )
 
     @model_validator(mode="before")
@@ -161,15 +163,16 @@ class KeySettings(OperatorKeySettings):
 
     models: Annotated[tuple[str, ...], BeforeValidator(listed)] | None = Field(
         default=None,
-        description="Models it may use, of those that its tenant may, adapters as there; unset, "
-        "all of these.",
+        description="Models that the key may use, among those of its tenant; adapters are named as "
+        "in the tenant's list. Unset: all models of its tenant.",
     )
     rate: RateSettings | None = Field(
-        default=None, description="What may be asked for with it in a second, within its tenant's."
+        default=None,
+        description="Rate limit of requests with this key, within the limit of its tenant.",
     )
     max_length: int | None = Field(
         default=None,
         ge=1,
         le=1_048_576,
-        description="Longest row that may be sent with it, in tokens; unset, its tenant's.",
+        description="Longest row that may be sent with the key, in tokens. Unset: as its tenant's.",
     )

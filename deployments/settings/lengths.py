@@ -1,7 +1,7 @@
-"""`lengths`: a row's length, its bound, and the lengths that are batched together.
+"""`lengths`: what a row's length is, how long it may be, and which lengths are batched together.
 
-Lengths are tokens, or whatever the model's length axis counts. Edges that are not listed start as
-powers of two and then follow the lengths that arrive; a list is their fixed value.
+Lengths are counted in tokens, or in what the model's length axis counts. Bucket edges that are not
+listed start as powers of two and then adapt to the lengths that arrive; listed edges are fixed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MOST_BUCKETS = 64
 
 
 def _buckets(value: Any) -> Any:
-    """`auto`, a whole number or a list of them; one sentence for whatever else stands there."""
+    """`auto`, a number of buckets, or a list of edges. One error for anything else, in place of
+    pydantic's one for each type."""
     if value == "auto":
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -39,22 +40,24 @@ def _buckets(value: Any) -> Any:
 
 class AdaptSettings(Section):
     gone: ClassVar[Mapping[str, str]] = {
-        "minimise": "policies.edges names what edges are chosen by (seconds, padding, quantiles)"
+        "minimise": "policies.edges names what edges minimise (seconds, padding, quantiles)"
     }
     every_s: float = Field(
-        default=60, gt=0, le=86_400, description="New edges are looked for this often."
+        default=60, gt=0, le=86_400, description="Time between two computations of new edges."
     )
     half_life_s: float = Field(
         default=600,
         gt=0,
         le=604_800,
-        description="A length that arrived this long ago counts half as much as one of now.",
+        description="A length that arrived this long ago counts half as much as one that arrives "
+        "now.",
     )
     min_gain: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="New edges come into force only where they save at least this share.",
+        description="New edges come into force only if they save at least this share of what "
+        "`policies.edges` minimises.",
     )
 
 
@@ -63,48 +66,50 @@ class LengthSettings(Section):
         default=512,
         ge=1,
         le=LONGEST,
-        description="Longest row accepted, in tokens; a model that takes less does not start.",
+        description="Longest row accepted, in tokens. A model that cannot take rows of this length "
+        "does not start.",
     )
     buckets: Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_buckets)] = Field(
         default="auto",
-        description="Length intervals that are batched together: at most so many (`auto`: "
-        f"{AUTO_BUCKETS}), whose edges start as powers of two from {SHORTEST_BUCKET} and follow "
-        "the lengths that arrive; or a list of ascending upper edges, in tokens, the last one "
-        "equal to `max`, which stay as they are.",
+        description="Buckets: the length intervals whose rows are batched together. A number: at "
+        f"most so many (`auto`: {AUTO_BUCKETS}), whose upper edges start as powers of two from "
+        f"{SHORTEST_BUCKET} and adapt to the lengths that arrive. A list: fixed upper edges, in "
+        "tokens, ascending, the last one equal to `max`.",
     )
     adapt: AdaptSettings = Field(
         default_factory=AdaptSettings,
-        description="How edges that are not listed follow the lengths that arrive.",
+        description="How edges that are not listed adapt to the lengths that arrive.",
     )
     switch_ms: float = Field(
         default=0,
         ge=0,
         le=3_600_000,
-        description="What running another length interval than the last one costs, where the "
-        "backend is compiled for certain lengths, which then are the intervals.",
+        description="Time that a device loses when it runs another bucket than the last time. For "
+        "backends that are compiled for certain lengths; these lengths then are the edges.",
     )
     input: str | None = Field(
         default=None,
-        description="Input whose axis is a row's length; unset, what the model declares.",
+        description="Input that has the length axis. Unset: as the model declares.",
     )
     axis: int | None = Field(
         default=None,
         ge=1,
         le=16,
-        description="That axis, the batch being axis 0; unset, what the model declares.",
+        description="Number of the length axis; axis 0 is the batch. Unset: as the model declares.",
     )
     mask: str | None = Field(
         default=None,
-        description="Input that is 1 for real tokens and 0 for padding; unset, what the model "
+        description="Input that is 1 for real tokens and 0 for padding. Unset: as the model "
         "declares.",
     )
     truncate: bool = Field(
-        default=False, description="Cut longer rows to `max` instead of refusing the request."
+        default=False,
+        description="Whether longer rows are cut to `max`; if not, the request is refused.",
     )
 
     @property
     def most_buckets(self) -> int | None:
-        """How many buckets adaptive edges may make; None where the edges are listed."""
+        """Most buckets, if edges adapt; None if the edges are listed."""
         if isinstance(self.buckets, tuple):
             return None
         return AUTO_BUCKETS if self.buckets == "auto" else self.buckets
@@ -131,15 +136,15 @@ class LengthSettings(Section):
 
 
 def bucket_edges(lengths: LengthSettings) -> tuple[int, ...]:
-    """Ascending inclusive upper edges, in tokens, the last one `lengths.max`: those listed, or
-    those to start from."""
+    """The listed edges, or the edges to start from: inclusive upper edges in tokens, ascending, the
+    last one `lengths.max`."""
     if isinstance(lengths.buckets, tuple):
         return lengths.buckets
     edges, most = [*_powers_below(lengths.max), lengths.max], lengths.most_buckets
     assert most is not None
     if len(edges) <= most:
         return tuple(edges)
-    # Evenly over the powers, the longest always among them.
+    # Too many powers of two: keep every n-th, and always the longest.
     return tuple(edges[len(edges) * (n + 1) // most - 1] for n in range(most))
 
 

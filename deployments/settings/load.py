@@ -1,8 +1,9 @@
-"""Settings from a file or from plain data, and back.
+"""Reads settings from a file or from plain data, and writes them back.
 
-`load` reads, validates and looks for the models' files, and reports every mistake at once. `dump`
-and `parse` carry settings between processes as plain data. `digest` is a model's default version:
-it changes when answers may change, not when batches or replicas do.
+`load` reads a file, validates it, checks that the models' files are there, and reports every
+mistake at once. `dump` and `parse` carry settings between processes as plain data. `digest` is a
+model's default version: it changes when the model's answers may change, and not when only batching
+or replicas change.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ from yaml_document.mistakes import DocumentErrors, Mistake, explain
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
 _SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"max_pixels"}}
-# Sections that few models have: the others' versions do not depend on there being such a section.
+# Optional sections that shape answers. They enter the digest only where they differ from their
+# defaults, so that the version of a model without them does not depend on them.
 _SHAPE_SOME = ("image", "classify")
 
 
 class SettingsErrors(DocumentErrors):
-    """What is wrong with the settings."""
+    """Every mistake in the settings, each with file, line and path."""
 
 
 def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Settings:
-    """Raises SettingsErrors. `here`: the models' files and packages must be on this machine.
-    `absolute`: relative paths are made absolute against the file's folder; else they stay as the
-    user wrote them, for the machines that will resolve them."""
+    """The settings of a file. Raises SettingsErrors, which has all mistakes.
+
+    `here`: the models will run on this machine, so their files and packages must be on it.
+    `absolute`: make relative paths absolute against the file's folder; else they stay as written,
+    for other machines to resolve.
+    """
     document = _read(path)
     folder = Path(path).absolute().parent
     wrong_policies = take_in_policies(document.data.get("models"), document, folder)
@@ -64,11 +69,12 @@ def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Setti
 
 
 def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> TenantsSettings:
-    """What gateways take up while they run: of a whole settings file, of one that has only
-    `tenants:` and perhaps `controllers:`, or of a folder whose *.yaml files say it together.
+    """The part of the settings that gateways read again while they run.
 
-    Models are not looked at; `priorities` are those of the gateway that runs. What mentions neither
-    tenants nor models is refused: a truncated file must not open the door. Raises SettingsErrors.
+    `path`: a whole settings file; a file with only `tenants:` and perhaps `controllers:` and
+    `operators:`; or a folder whose *.yaml files have these sections between them. `priorities`:
+    those of the running gateway. Models are not checked. Raises SettingsErrors, also for a file
+    that has neither tenants nor models: a truncated file must not let callers in without keys.
     """
     if not os.path.isdir(path):
         return _tenants_of(_read(path), priorities)
@@ -81,12 +87,12 @@ def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> 
 def parse_tenants(
     text: str, name: str, priorities: Collection[str] = PRIORITIES
 ) -> TenantsSettings:
-    """As `load_tenants`, of a file's text; `name` stands for the file in what is wrong with it."""
+    """`load_tenants` for the text of a file. `name`: what errors call the file."""
     return _tenants_of(_mapping(read_document(text, name)), priorities)
 
 
 def tenants_text(settings: TenantsSettings) -> str:
-    """The inverse of `parse_tenants`: what gateways take up while they run."""
+    """The inverse of `parse_tenants`: YAML of tenants, controllers and operators."""
     taken_up = settings.model_dump(mode="json", include=set(TenantsSettings.model_fields))
     return str(yaml.safe_dump(taken_up))
 
@@ -113,16 +119,20 @@ def _tenants_of(document: Document, priorities: Collection[str]) -> TenantsSetti
 
 
 def _joined(parts: list[Document], folder: str) -> Document:
-    """One document of several: mappings are joined, what two of them say is a mistake."""
+    """One document made of several. Mappings are merged; a value that two files give is a
+    mistake."""
     whole = Document(folder, {})
     for part in parts:
         whole.mistakes += part.mistakes
         for path in _join(whole.data, part.data):
-            whole.mistakes.append(part.mistake(path, "stands in another file of the folder too"))
+            whole.mistakes.append(
+                part.mistake(path, "is also in another file of the folder; must be in one")
+            )
     return whole
 
 
 def _join(into: dict[str, Any], data: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Merge `data` into `into`; yields the path of each value that both have."""
     for name, value in data.items():
         if name not in into:
             into[name] = value
@@ -154,13 +164,14 @@ def with_address(settings: Settings, *, host: str | None, port: int | None) -> S
 
 
 def settings_digest(written: Mapping[str, Any]) -> str:
-    """Of settings as they were written: a model's, by which its replicas are told apart, or
-    another application's arguments."""
+    """SHA-256 of settings as they were written: of a model, to tell its replicas' settings apart,
+    or of another application's arguments. 64 hex digits."""
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
 
 
 def digest(model: ModelSettings, artifact_digest: str) -> str:
-    """12 hex digits over the artifact and the settings that shape answers."""
+    """A model's default version: 12 hex digits of a hash of the artifact's digest and of the
+    settings that shape answers."""
     given = {name for name in _SHAPE_SOME if getattr(model, name) != _default_of(name)}
     shaping = model.model_dump(
         mode="json", include=_SHAPE_ANSWERS | given, exclude=_SHAPE_NO_ANSWERS
@@ -178,7 +189,7 @@ def _read(path: Path | str) -> Document:
 
 
 def _mapping(document: Document) -> Document:
-    """A document whose data is a mapping. Raises SettingsErrors where it holds none."""
+    """The document, whose data is a mapping. Raises SettingsErrors if it is not."""
     if document.data is None and not document.mistakes:
         raise SettingsErrors([Mistake(document.file, 0, "", "is empty; must have models:")])
     if not isinstance(document.data, dict):
@@ -188,14 +199,15 @@ def _mapping(document: Document) -> Document:
 
 
 def make_paths_absolute(models: Any, folder: Path) -> None:
-    """Changes plain data of models, by name, in place: relative paths are relative to `folder`."""
+    """Make the relative paths in plain data of models (by name) absolute against `folder`, in
+    place."""
     for model in models.values() if isinstance(models, dict) else ():
         for section, name in paths_of(model):
             section[name] = sources.absolute(section[name], folder)
 
 
 def paths_of(model: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where a model's plain data names files: the mapping, and the name in it."""
+    """(mapping, key) of each place in a model's plain data that names a file."""
     if not isinstance(model, dict):
         return
     inner = {"accept": PATHS, "record": ("folder",), "options": ("calibration",)}
@@ -222,7 +234,8 @@ def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mist
 
 
 def _mistakes_between_sections(document: Document) -> list[Mistake]:
-    """What a mistake elsewhere keeps pydantic from looking at."""
+    """Mistakes between sections. Pydantic checks these rules only where each section is right by
+    itself; here they are checked on plain data, so that all mistakes are reported at once."""
     tenants, models = document.data.get("tenants"), document.data.get("models")
     mistakes: list[Mistake] = []
     if isinstance(models, dict):
@@ -249,7 +262,8 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
 
 
 def _priorities(gateway: Any) -> tuple[str, ...] | None:
-    """Those of a gateway that may be wrong elsewhere; None where they are wrong themselves."""
+    """The priorities of a gateway section, whose other fields may be wrong; None if the priorities
+    are wrong."""
     given = gateway if isinstance(gateway, dict) else {}
     try:
         return GatewaySettings.model_validate(

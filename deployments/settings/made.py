@@ -1,9 +1,9 @@
-"""A model that a script in `examples/` makes: `made:NAME/inside`, made where it is missing.
+"""Models that a script in `examples/` makes: the sources `made:NAME/inside`.
 
-The script `examples/make_NAME.py` gets a folder to fill. What it made is kept in the cache folder
-under the script's digest, so that a changed script makes it anew; a folder is there whole or not at
-all, and one process of the machine makes it while the others wait. Only the package's own scripts
-are run, never a name that leads elsewhere.
+The script `examples/make_NAME.py` gets a folder to fill. The result is kept in the user's cache
+folder, under the script's digest, so a changed script makes it again. A result is complete or
+absent: one process of the machine makes it while the others wait. Only scripts of this package are
+run; a name cannot lead anywhere else.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class CannotMake(Exception):
 
 
 def cache_dir() -> Path:
-    """Where this user's made and staged artifacts are kept."""
+    """The folder of this user's made and staged artifacts."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "headrace"
 
 
 def folder(name: str) -> Path:
-    """What `examples/make_NAME.py` makes, made now if it is missing. Raises CannotMake."""
+    """The folder that `examples/make_NAME.py` fills. Runs the script if the folder is missing.
+    Raises CannotMake."""
     script = _script(name)
     digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
     place = cache_dir() / "made" / f"{name}-{digest}"
@@ -50,7 +51,9 @@ def folder(name: str) -> Path:
 def _script(name: str) -> Path:
     spec = importlib.util.find_spec(f"examples.make_{name}") if _NAME.fullmatch(name) else None
     if spec is None or spec.origin is None:
-        raise CannotMake(f"nothing makes {name!r}; must be made:NAME of an examples/make_NAME.py")
+        raise CannotMake(
+            f"no script makes {name!r}; must be made:NAME, where examples/make_NAME.py exists"
+        )
     return Path(spec.origin)
 
 
@@ -61,7 +64,7 @@ def _make(name: str, place: Path) -> None:
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=f"{place.name}.build-", dir=place.parent) as made:
         inside = Path(made) / name
-        # -P: what lies in the user's folder must not be imported instead of ours.
+        # -P: modules in the user's folder must not be imported in place of this package's.
         command = [sys.executable, "-P", "-m", f"examples.make_{name}", str(inside)]
         with Console(stderr=True).status(f"making the example's model {name}, once"):
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""Which of a model's settings go together: a model of batches, one that generates, one of images.
+"""Which of a model's settings go together, for models that run batches, generate, or take images?
 
-A setting that would do nothing for a model is refused rather than ignored. A replica that generates
-streams: its engine batches by itself, so nothing that is said of batches, of padding or of tensors
-holds for it.
+A setting that would have no effect on a model is refused, not ignored. A replica of a model that
+generates streams tokens: its engine batches by itself, so settings of batches, padding and tensors
+have no effect there. The fields themselves are in `model_fields.py`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from yaml_document.document import Document
 from yaml_document.mistakes import explain
 from yaml_document.section import wrong
 
-_LATENCY_MS = 100.0  # the default, which says nothing
+_LATENCY_MS = 100.0  # the default of slo.latency_ms: counts as not given
 _STREAM_RUNTIMES = ("vllm", "synthetic")
 
 Complaint = tuple[tuple[str | int, ...], str]
 
 
 class ModelSettings(ModelFields):
-    """A model's fields, where they agree with each other."""
+    """One model's settings. Validation fails if fields contradict each other."""
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ModelSettings:
@@ -42,7 +42,7 @@ class ModelSettings(ModelFields):
         return self
 
     def views(self) -> dict[str, ModelSettings]:
-        """The settings that the replicas of each group are started with; empty without groups."""
+        """By group: the settings that the group's replicas start with. Empty without groups."""
         written = self.model_dump(mode="json", exclude_unset=True)
         return {
             name: ModelSettings.model_validate(view) for name, view in group_views(written).items()
@@ -51,17 +51,17 @@ class ModelSettings(ModelFields):
 
 def _images(model: ModelFields) -> Iterator[Complaint]:
     if model.task != "classify" and model.classify != ClassifySettings():
-        yield ("classify",), f"must be left out for task {model.task}; it is of task classify"
+        yield ("classify",), f"must be left out for task {model.task}; only task classify has it"
     if model.image is None:
         return
     if model.runtime == "synthetic":
         yield ("image",), "must be left out: a synthetic model takes no images"
     if model.task == "generate":
-        yield ("image",), "must be left out: a model that generates is asked in its engine's words"
+        yield ("image",), "must be left out: a model that generates takes prompts, not images"
     if model.lengths != LengthSettings():
         yield (
             ("lengths",),
-            "must be left out: of images image.size says how long they are and which are "
+            "must be left out: for images, image.size decides their lengths and which of them are "
             "batched together",
         )
 
@@ -77,16 +77,16 @@ def _source(model: ModelFields) -> Iterator[Complaint]:
 
 
 def _task(model: ModelFields) -> Iterator[Complaint]:
-    """What this task or runtime has no use for."""
+    """Fields that have no effect with this task or runtime."""
     if model.policies.hedging != "quantile" and model.hedge.delay_ms is not None:
         hedging = model.policies.hedging
         yield ("hedge", "delay_ms"), f"must be left out with policies.hedging {hedging}"
     if model.runtime == "vllm" and model.task != "generate":
-        yield ("task",), f"is {model.task}; must be generate, which is what vllm does"
+        yield ("task",), f"is {model.task}; must be generate, the only task of vllm"
     elif model.task != "generate":
         yield from _of_batches(model)
     elif model.runtime not in _STREAM_RUNTIMES:
-        yield ("runtime",), f"is {model.runtime}, which generates nothing; must be vllm"
+        yield ("runtime",), f"is {model.runtime}, which cannot generate; must be vllm"
     else:
         yield from _of_streams(model)
 
@@ -96,7 +96,7 @@ def _of_batches(model: ModelFields) -> Iterator[Complaint]:
         batching = model.policies.batching
         yield ("batch", "hold"), f"must be left out with policies.batching {batching}"
     if model.policies.edges != PolicySettings().edges and model.lengths.most_buckets is None:
-        yield ("policies", "edges"), "must be left out: lengths.buckets lists edges, which stay"
+        yield ("policies", "edges"), "must be left out: lengths.buckets lists fixed edges"
     for name in ("ttft_ms", "tpot_ms"):
         if getattr(model.slo, name) is not None:
             yield ("slo", name), "must be left out: only task generate has tokens to wait for"
@@ -108,45 +108,54 @@ def _of_batches(model: ModelFields) -> Iterator[Complaint]:
             f"must be left out: replicas of task {model.task} run batches, which are not stopped",
         )
     if model.hedge.mode == "tied" and not model.retry:
-        yield ("hedge", "mode"), "is tied, and retry is false: nothing runs twice; must be left out"
+        yield (
+            ("hedge", "mode"),
+            "is tied, but with retry false no row runs twice; must be left out, or retry true",
+        )
     for name in ("input", "axis", "mask") if model.runtime == "synthetic" else ():
         if getattr(model.lengths, name) is not None:
-            yield ("lengths", name), "must be left out: a synthetic model has inputs of its own"
+            yield ("lengths", name), "must be left out: a synthetic model has fixed inputs"
 
 
 def _of_streams(model: ModelFields) -> Iterator[Complaint]:
     if model.slo.latency_ms != _LATENCY_MS:
-        yield ("slo", "latency_ms"), "must be left out: what is promised is ttft_ms and tpot_ms"
+        yield ("slo", "latency_ms"), "must be left out: task generate has ttft_ms and tpot_ms"
     if model.batch != BatchSettings():
         yield ("batch",), "must be left out: the engine batches by itself"
     if model.hedge.mode == "tied":
-        yield ("hedge", "mode"), "is tied: nothing is staged at an engine; must be off or hedge"
+        yield (
+            ("hedge", "mode"),
+            "is tied, but no batch is staged at an engine; must be off or hedge",
+        )
     if model.queue.preempt_streams and model.policies.preemption == "none":
         yield ("queue", "preempt_streams"), "must be left out with policies.preemption none"
     if model.policies.batching != PolicySettings().batching:
         yield ("policies", "batching"), "must be left out: the engine batches by itself"
     if model.policies.edges != PolicySettings().edges:
-        yield ("policies", "edges"), "must be left out: nothing is padded where an engine batches"
+        yield ("policies", "edges"), "must be left out: an engine batches by itself, unpadded"
     if model.replicas.slots != ReplicaSettings().slots:
         yield (
             ("replicas", "slots"),
             "must be left out: the engine says how many requests a replica holds",
         )
     if model.cache != CacheSettings():
-        yield ("cache",), "must be left out: answers that stream are not kept"
+        yield ("cache",), "must be left out: answers that stream are not cached"
     if model.accept.required:
-        yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
+        yield ("accept",), "must be left out: generated text cannot be compared with a reference"
     for name in ("max_rows", "max_bytes"):
         if getattr(model.record, name) != getattr(RecordSettings(), name):
-            yield ("record", name), "must be left out: prompts are not kept, only their lengths"
+            yield ("record", name), "must be left out: only the lengths of prompts are recorded"
     if model.replicas.memory_limit_mib is not None:
-        yield ("replicas", "memory_limit_mib"), "must be left out: an engine holds what it is given"
+        yield (
+            ("replicas", "memory_limit_mib"),
+            "must be left out: an engine keeps the memory that its own options give it",
+        )
     if model.allow_non_finite:
-        yield ("allow_non_finite",), "must be left out: tokens are no numbers that could be NaN"
+        yield ("allow_non_finite",), "must be left out: tokens cannot be NaN or infinite"
     if model.rollout is not None and model.rollout.shadow_percent:
         yield (
             ("rollout", "shadow_percent"),
-            "must be left out: prompts are not copied, their answers are drawn",
+            "must be left out: answers to a copied prompt are sampled, so they cannot be compared",
         )
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
@@ -157,7 +166,7 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
 
 
 def _groups(model: ModelSettings) -> Iterator[Complaint]:
-    """Each group has to be right as a model of its own."""
+    """Each group, with the model's other settings, must be a valid model by itself."""
     written = model.model_dump(mode="json", exclude_unset=True)
     for position, (name, view) in enumerate(group_views(written).items()):
         at = ("replicas", "groups", position)
@@ -165,7 +174,7 @@ def _groups(model: ModelSettings) -> Iterator[Complaint]:
             ModelSettings.model_validate(view)
         except ValidationError as error:
             for each in explain(error, ModelSettings, Document("").mistake):
-                yield at, f"{name} makes of the model what is none: {each}"
+                yield at, f"{name} is not valid together with the model's settings: {each}"
 
 
 def _timeout(model: ModelFields) -> Iterator[Complaint]:
@@ -180,6 +189,6 @@ def _timeout(model: ModelFields) -> Iterator[Complaint]:
     if slo.max_timeout_ms is not None and slo.max_timeout_ms < timeout_ms:
         yield (
             ("slo", "max_timeout_ms"),
-            f"is {slo.max_timeout_ms:g}, shorter than what a request has that asks for nothing "
-            f"({timeout_ms:g}, timeout_ms); must be at least {timeout_ms:g}",
+            f"is {slo.max_timeout_ms:g}, shorter than the timeout of a request that names none "
+            f"(timeout_ms, {timeout_ms:g}); must be at least {timeout_ms:g}",
         )

@@ -1,6 +1,7 @@
-"""Checks of a model that need this machine or the backend: artifact, inputs, options.
+"""Checks of a model's settings that need this machine or the backend: artifact, inputs, options.
 
-Run for every model that is right by itself, so that its mistakes come with all the others.
+`load.load` runs them for every model whose own section is valid, so that these mistakes are
+reported together with all others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Path = tuple[str | int, ...]
 
 
 def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
-    """`here`: the models will run on this machine, so files and packages must be on it."""
+    """All mistakes of all models. `here`: the models will run on this machine, so their files and
+    packages must be on it."""
     models = document.data.get("models")
     mistakes: list[Mistake] = []
     for name, raw in models.items() if isinstance(models, dict) else ():
@@ -36,8 +38,8 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
 
 
 def _zero_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
-    """Of the whole model, where a group alone may have none: one without replicas is woken by the
-    autoscaler and by nobody else."""
+    """A model that may have no replica at all (in any group) needs the autoscaler, because nothing
+    else starts a replica. One group may have none while another has some."""
     mode = model.scaling.tuned().get("mode", "enforce")
     replicas = [view.replicas for view in model.views().values()] or [model.replicas]
     if mode == "enforce" or any(each.least for each in replicas):
@@ -45,21 +47,22 @@ def _zero_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
     return [
         (
             ("scaling",),
-            f"has mode {mode}, and replicas.min is 0: nothing would ever start a replica; must be "
+            f"has mode {mode}, but replicas.min is 0: nothing would ever start a replica; must be "
             "mode enforce, or min at least 1",
         )
     ]
 
 
 def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
-    """What lies elsewhere is not fetched: a replica that starts says what is wrong with it."""
+    """Remote sources are not fetched here: the replica that starts reports what is wrong with
+    them."""
     if model.source is None:
         return []
     if wrong := sources.check(model.source, here=here):
         return [(("source",), wrong)]
     if remote_source.is_remote(model.source) or not here:
         return []
-    # Late, as below.
+    # Imported late, for the reason in `_backend_complaints`.
     from deployments.settings import preprocessing_support
     from runtimes.errors import LoadError
 
@@ -71,8 +74,9 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
 
 
 def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
-    """Of the backend, or of each group's; those of a group that says nothing of it are the
-    model's. Groups may run on other machines than this one."""
+    """What is wrong with the backend of the model, or of each of its groups. If a group does not
+    set the field itself, the mistake is reported at the model's field. Groups may run on other
+    machines, so packages are not looked for."""
     groups = model.replicas.groups
     if not groups:
         return _backend_complaints(model, here)
@@ -85,11 +89,11 @@ def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]
 
 
 def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
-    # Late: numpy comes with it, and reading a tenants file needs neither.
+    # Imported late: `catalog` imports numpy, which a process that reads only tenants does not need.
     from runtimes import catalog
     from runtimes.errors import LoadError
 
-    # Precision first and alone: what is then refused can only be an option.
+    # First without options, so that what the second check refuses can only be an option.
     for at, options in (("precision", {}), ("options", model.options)):
         try:
             catalog.check(model.runtime, options, model.precision, model.task)
@@ -127,7 +131,7 @@ def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
 
 
 def _calibration_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
-    """Of a path the backend says whether it is there: it may be recorded later."""
+    """Checks URLs only. The backend checks a path when it loads: the file may not exist yet."""
     named = model.options.get("calibration")
     if not isinstance(named, str) or not remote_source.is_url(named):
         return []

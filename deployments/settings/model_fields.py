@@ -1,9 +1,9 @@
-"""One model's settings: what runs it, what it promises, how its replicas are made.
+"""The fields of one model: its runtime, its promises to callers, its scheduling, its replicas.
 
-The fields alone; which of them go together is checked by `ModelSettings` above them (`model.py`).
-Times in ms are promises to callers or lie within them, times in s are limits of the machinery. What
-a backend understands beyond this stands in `options` and is checked by the backend's own table, not
-here; files are looked for by `sources`.
+Which fields go together is checked in `model.py` (`ModelSettings`). Times in ms are promises to
+callers, or parts of a promise; times in s are limits of the machinery. Options that only one
+backend knows are in `options`; the backend's own table checks them (`runtimes/`). Whether files
+exist is checked by `sources.py`.
 """
 
 from __future__ import annotations
@@ -45,86 +45,90 @@ class SloSettings(Section):
         default=100,
         gt=0,
         le=3_600_000,
-        description="A request's deadline is its arrival plus this; of task `generate` not, see "
-        "`ttft_ms`.",
+        description="A request's deadline is its arrival plus this time. Not for task `generate`, "
+        "which has `ttft_ms`.",
     )
     ttft_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
-        description="Of task `generate`: a request's first token is due at its arrival plus this; "
-        f"unset, {TTFT_MS:g}.",
+        description="For task `generate`: the deadline of a request's first token is the arrival "
+        f"plus this time. Unset: {TTFT_MS:g}.",
     )
     tpot_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
-        description="Of task `generate`: time for each further token; a replica is given no more "
-        "requests at once than keep it; unset, as many as it holds.",
+        description="For task `generate`: time for each token after the first. A replica gets only "
+        "as many requests at once as can keep it. Unset: as many as the replica holds.",
     )
     percentile: float = Field(
         default=99,
         gt=0,
         lt=100,
-        description="Share of requests, in %, that should meet the deadline: what `headrace "
-        "simulate` judges a run by; a server does not act on it.",
+        description="Share of requests, in %, that should meet the deadline. `headrace simulate` "
+        "judges a run by it; a server does not act on it.",
     )
     late: Literal["demote", "refuse"] = Field(
         default="demote",
-        description="What happens to a request that can no longer meet its deadline: it goes "
-        "behind all that still can (`demote`), or is refused (`refuse`).",
+        description="What happens to a request that can no longer meet its deadline: it waits "
+        "behind all requests that still can (`demote`), or it is refused (`refuse`).",
     )
     timeout_ms: float | None = Field(
         default=None,
         gt=0,
         le=86_400_000,
-        description="A request expires after this time, also while its answer streams; "
-        f"unset, 10 × `latency_ms`, of task `generate` {TIMEOUT_MS:g}.",
+        description="A request expires after this time, even while its answer streams. "
+        f"Unset: 10 × `latency_ms`; for task `generate`, {TIMEOUT_MS:g}.",
     )
     max_timeout_ms: float | None = Field(
         default=None,
         gt=0,
         le=86_400_000,
-        description="A request that brings a time of its own (`x-timeout-ms`) gets this at most: "
-        f"more counts as this; unset, {TIMEOUT_MS:g}, or its timeout where that is longer.",
+        description="Longest timeout that a request may ask for (`x-timeout-ms`); a longer one "
+        f"counts as this. Unset: {TIMEOUT_MS:g}, or `timeout_ms` if that is longer.",
     )
 
 
 class ModelFields(Section):
+    """The fields of one model. `ModelSettings` adds the rules between them."""
+
     runtime: RuntimeName = Field(description="Backend that runs the model.")
     source: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,
         examples=["models/minilm or package:NAME/sub/folder"],
-        description="File or folder of the model, relative to this file, or "
-        "`package:NAME/sub/folder` for a folder inside an installed Python package, "
-        "`made:NAME/inside` for what `examples/make_NAME.py` makes, `file:///path` on every node, "
-        "or `https://…`, `s3://…`, `gs://…` with `#sha256=…` at the end (docs/sources.md); "
-        "`synthetic` has none, but with task `embed` or `generate` may name a folder for its "
-        "`tokenizer.json`.",
+        description="Where the model's files are: a file or folder, relative to this file; "
+        "`package:NAME/sub/folder` for a folder inside an installed Python package; "
+        "`made:NAME/inside` for what `examples/make_NAME.py` makes; `file:///path` on every node; "
+        "or `https://…`, `s3://…`, `gs://…` with `#sha256=…` at the end (docs/sources.md). "
+        "`synthetic` has no files, but with task `embed` or `generate` it may name a folder that "
+        "has a `tokenizer.json`.",
     )
     task: Literal["tensors", "embed", "classify", "generate"] = Field(
         default="tensors",
-        description="What the model is for; `embed` adds `POST /v1/embeddings`, `classify` "
+        description="What the model is for, and so which endpoints it has besides the Open "
+        "Inference Protocol: `embed` adds `POST /v1/embeddings`, `classify` "
         "`POST /v1/models/{name}:classify`, `generate` `POST /v1/chat/completions` and "
         "`/v1/completions`.",
     )
     version: Annotated[str, StringConstraints(pattern=rf"^{NAME}$")] | None = Field(
         default=None,
         examples=['"1.0"'],
-        description="Version in URLs and answers; unset, a digest of the artifact and of the "
+        description="Version in URLs and answers. Unset: a digest of the artifact and of the "
         "settings that shape its answers.",
     )
     precision: Precision = Field(
-        default="fp32", description="Number format to compute with, where the backend has it."
+        default="fp32", description="Number format of the computation; the backend must have it."
     )
     slo: SloSettings = Field(default_factory=SloSettings, description="What callers are promised.")
     lengths: LengthSettings = Field(
-        default_factory=LengthSettings, description="What a row's length is and how long it may be."
+        default_factory=LengthSettings,
+        description="What a row's length is, and how long a row may be.",
     )
     image: ImageSettings | None = Field(
         default=None,
-        description="What is done to images, for a model that takes them; must be left out for all "
-        "others.",
+        description="How images are prepared, for a model that takes images; must be left out for "
+        "all others.",
     )
     classify: ClassifySettings = Field(
         default_factory=ClassifySettings,
@@ -135,13 +139,14 @@ class ModelFields(Section):
     )
     generation: GenerationSettings = Field(
         default_factory=GenerationSettings,
-        description="How requests that generate are weighed, predicted and placed.",
+        description="How generated tokens are weighed and predicted, and how replicas are chosen "
+        "for prompts; for task `generate`.",
     )
     queue: QueueSettings = Field(
-        default_factory=QueueSettings, description="How much may wait at one gateway, and how long."
+        default_factory=QueueSettings, description="How much work may wait at one gateway."
     )
     admission: AdmissionSettings = Field(
-        default_factory=AdmissionSettings, description="What is refused because of load."
+        default_factory=AdmissionSettings, description="Which requests are refused because of load."
     )
     policies: PolicySettings = Field(
         default_factory=PolicySettings,
@@ -149,96 +154,105 @@ class ModelFields(Section):
     )
     hedge: HedgeSettings = Field(
         default_factory=HedgeSettings,
-        description="Second copies of batches, and of requests to generate, that take long.",
+        description="When a batch, or a request to generate, that takes long gets a second copy on "
+        "another replica.",
     )
     outliers: OutlierSettings = Field(
-        default_factory=OutlierSettings, description="Replicas that are slower than the others."
+        default_factory=OutlierSettings,
+        description="What happens to a replica that is slower than the others.",
     )
     silence: SilenceSettings = Field(
-        default_factory=SilenceSettings, description="Replicas that stop talking."
+        default_factory=SilenceSettings,
+        description="What happens to a replica that stops sending messages.",
     )
     crashes: CrashSettings = Field(
-        default_factory=CrashSettings, description="Inputs that end replicas."
+        default_factory=CrashSettings,
+        description="What happens to inputs that crash or hang replicas, and to their senders.",
     )
     replicas: ReplicaSettings = Field(
-        default_factory=ReplicaSettings, description="How many run the model and with what."
+        default_factory=ReplicaSettings,
+        description="How many replicas the model has, and what each of them may use.",
     )
     scaling: ModelScalingSettings = Field(
         default_factory=ModelScalingSettings,
-        description="Which policy decides how many replicas there are (docs/autoscaling.md).",
+        description="Which policy decides the number of replicas (docs/autoscaling.md).",
     )
     accept: AcceptSettings = Field(
         default_factory=AcceptSettings,
-        description="What the model must agree with before it may serve; left out or empty, "
-        "nothing: see docs/verify.md.",
+        description="The reference that the model must agree with before it may serve "
+        "(docs/verify.md). Left out or empty: none.",
     )
     rollout: RolloutSettings | None = Field(
         default=None,
-        description="How a new version takes the live one's place: step by step, compared with it, "
-        "and taken back by itself; unset, at once.",
+        description="How a new version replaces the live one: step by step, compared with it, and "
+        "taken back automatically if it is worse. Unset: at once.",
     )
     record: RecordSettings = Field(
         default_factory=RecordSettings,
-        description="What is kept of callers' requests, for calibration and replay.",
+        description="What is recorded of callers' requests, for calibration and replay.",
     )
     cache: CacheSettings = Field(
         default_factory=CacheSettings,
-        description="Answers that are kept, for a model that answers equal inputs equally.",
+        description="Whether answers are cached; only for a model that gives equal answers to "
+        "equal inputs.",
     )
     coalesce: bool = Field(
         default=False,
-        description="Whether a tenant's request waits for the answer to an identical one of its "
-        "own that is under way, instead of running too.",
+        description="Whether a request waits for the answer to an identical request of the same "
+        "tenant that is under way, instead of running as well.",
     )
     allow_non_finite: bool = Field(
         default=False,
-        description="Whether NaN and infinity are answers, as of a model that gives logarithms of "
-        "0; otherwise a row that is answered so gets 500, and a model that answers so whatever it "
-        "is asked does not start.",
+        description="Whether NaN and infinity are valid outputs, as for a model that returns "
+        "logarithms of 0. If false, a row with such an output gets 500, and a model that gives "
+        "such outputs to every input does not start.",
     )
     optional: bool = Field(
         default=False,
-        description="Whether the server is ready without this model, which is started all the "
-        "same: an upgrade on Kubernetes does not wait for it, and until it is ready its requests "
-        "get 503 or go to `fallback`. Of one model at least this must be false.",
+        description="Whether the server counts as ready while this model is not. The model is "
+        "started all the same. An upgrade on Kubernetes does not wait for it; until it is ready, "
+        "its requests get 503 or go to `fallback`. At least one model must have false.",
     )
     fallback: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,
         examples=["minilm-small"],
-        description="Cheaper model of the same task that answers what this one would refuse "
-        "because of load or because it is not ready.",
+        description="Cheaper model of the same task. It answers the requests that this model would "
+        "refuse because of load, or because it is not ready.",
     )
     profile: Literal["stored", "start"] = Field(
         default="stored",
-        description="Where a starting replica gets the cost of batches from: what `headrace "
-        "profile` stored for this model on this processor, if it did, with its batch target and "
-        "(where `lengths.buckets` is auto) its edges; or its own timing at each start.",
+        description="Where a starting replica gets the cost of batches from. `stored`: from what "
+        "`headrace profile` stored for this model on this processor, with its batch target and "
+        "(if `lengths.buckets` is auto) its edges; if nothing is stored, as with `start`. `start`: "
+        "from batches that the replica times at each start.",
     )
     profile_s: float = Field(
         default=2,
         ge=0,
         le=600,
-        description="Seconds a starting replica may spend on timing batches of several sizes, "
-        "from which gateways predict what a batch takes; 0 learns it from callers' batches. Not "
-        "spent where a stored profile is used, nor beside replicas of the same settings that run.",
+        description="Seconds that a starting replica may spend on timing batches of several sizes, "
+        "from which gateways predict how long a batch takes. 0: gateways learn it from callers' "
+        "batches. Not spent if a stored profile is used, or if replicas of the same settings "
+        "already run.",
     )
     retry: bool = Field(
         default=True,
-        description="Whether a request may run again after its replica died or hung; false also "
-        "keeps batches from being copied (`hedge`).",
+        description="Whether a request may run again after its replica died or hung. If false, "
+        "batches are not copied either (`hedge`).",
     )
     options: Options = Field(
-        default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md."
+        default_factory=dict, description="Options of the backend (docs/runtimes.md)."
     )
 
     @property
     def poolable(self) -> bool:
-        """Whether a replica of the shared pool may hold the model."""
+        """Whether the model may be in the shared pool."""
         return self.task != "generate"
 
     @property
     def deadline_s(self) -> float:
-        """From a request's arrival until its answer, or its first token, is due."""
+        """Seconds from a request's arrival to its deadline (for a generation: of the first
+        token)."""
         slo = self.slo
         if self.task != "generate":
             return slo.latency_ms / 1000
@@ -246,7 +260,8 @@ class ModelFields(Section):
 
     @property
     def timeout_s(self) -> float:
-        """From a request's arrival until nobody waits any longer."""
+        """Seconds from a request's arrival until it expires, unless it asks for a time of its
+        own."""
         slo = self.slo
         if slo.timeout_ms is not None:
             return slo.timeout_ms / 1000
@@ -254,7 +269,7 @@ class ModelFields(Section):
 
     @property
     def max_timeout_s(self) -> float:
-        """What a request may ask for instead, at most."""
+        """The longest timeout that a request may ask for, seconds."""
         if self.slo.max_timeout_ms is not None:
             return self.slo.max_timeout_ms / 1000
         return max(self.timeout_s, TIMEOUT_MS / 1000)

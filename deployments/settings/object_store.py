@@ -1,8 +1,8 @@
-"""Folders and objects in object stores, by the URLs that fsspec knows (`s3://`, `gs://`, …).
+"""Access to folders and objects in object stores, by fsspec's URLs (`s3://`, `gs://`, …).
 
-Credentials and endpoints are what the store's own library finds in the process's environment, never
-the settings'. The library is imported when a URL of its scheme is used, and is an extra of this
-package. Source: fsspec's registry of implementations.
+The store's own library takes credentials and endpoints from the process's environment; settings
+never contain them. The library is an extra of this package, and is imported only when a URL of its
+scheme is used. Source: fsspec's registry of implementations.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "az
 
 
 def complaint(url: str, *, here: bool) -> str | None:
-    """What is wrong with the URL's scheme, None where nothing is. `here`: its library must be
+    """What is wrong with the URL's scheme, or None. `here`: the scheme's library must be
     installed."""
     import fsspec
 
     scheme = url.partition("://")[0]
     if scheme not in fsspec.available_protocols():
         return (
-            f"{shown(url)}: the scheme {scheme} is not known; must be s3, gs, https, file or "
-            "another that fsspec has"
+            f"{shown(url)}: the scheme {scheme} is unknown; must be s3, gs, https, file or another "
+            "scheme of fsspec"
         )
     if here:
         try:
@@ -41,7 +41,9 @@ def store(url: str) -> tuple[Any, str]:
     import fsspec
 
     if url.partition("://")[0] in HTTP:
-        raise SourceError(f"{shown(url)} cannot be written or listed; must be an object store")
+        raise SourceError(
+            f"{shown(url)} cannot be written or listed; must be the URL of an object store"
+        )
     if wrong := complaint(url, here=True):
         raise SourceError(wrong)
     try:
@@ -52,7 +54,7 @@ def store(url: str) -> tuple[Any, str]:
 
 
 def files_below(file_system: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Name below the folder and size, bytes, of every file there, in the order of their names."""
+    """(name below the folder, size in bytes) of each file there, sorted by name."""
     start = path.rstrip("/") + "/"
     found = file_system.find(path, detail=True)
     for name in sorted(found):

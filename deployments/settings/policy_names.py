@@ -1,6 +1,6 @@
-"""Which policy answers each question of one model's scheduling, by name.
+"""`policies`: which policy answers each question of one model's scheduling.
 
-What users write under `policies`; the names are those of `routers.policies.registry`.
+The names are those of `routers.policies.registry`.
 """
 
 from __future__ import annotations
@@ -35,57 +35,61 @@ PreemptionName = Annotated[str, AfterValidator(partial(_known, "preemption")), _
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Raises ValueError where one is named twice."""
+    """The names as they are. Raises ValueError if one is there twice."""
     if len(set(names)) < len(names):
-        raise ValueError(f"names one twice: {', '.join(names)}")
+        raise ValueError(f"has a name twice ({', '.join(names)}); must have each once")
     return names
 
 
 class PolicySettings(Section):
-    """The questions that several policies answer."""
+    """For each question, the name of the policy that answers it."""
 
     order: OrderName = Field(
         default="sfq",
-        description="Whose turn it is: by shares, start-time fair queueing of device seconds "
-        "(`sfq`), virtual token counters (`vtc`) or deficit round robin (`drr`); without shares "
-        "between tenants, the earliest deadline (`edf`) or who came first (`fifo`).",
+        description="Which flow's turn is it? With shares between tenants: start-time fair "
+        "queueing of device seconds (`sfq`), virtual token counters (`vtc`), or deficit round "
+        "robin (`drr`). Without shares: the earliest deadline (`edf`) or the first arrival "
+        "(`fifo`).",
     )
     batching: BatchingName = Field(
         default="ragged",
-        description="Which rows form a batch: of like lengths, with riders where they cost less "
-        "than they save (`ragged`), of one length interval (`bucket`), or of any lengths in order "
-        "(`arrival`). Models that generate are not batched here.",
+        description="Which rows form a batch? Rows of similar lengths, and others if adding them "
+        "costs less than it saves (`ragged`); rows of one bucket (`bucket`); or rows of any length "
+        "in the order of their turns (`arrival`). Engines of models that generate batch by "
+        "themselves.",
     )
     placement: PlacementName = Field(
         default="finish_first",
-        description="Which replica is asked first: the one that is predicted to finish first, the "
-        "`least_loaded`, by Prequal's rule (`prequal`), or in turn (`round_robin`).",
+        description="Which replica is asked first? The one predicted to finish first "
+        "(`finish_first`), the one with the least load (`least_loaded`), the one that Prequal's "
+        "rule chooses (`prequal`), or each in turn (`round_robin`).",
     )
     admission: Annotated[
         tuple[AdmissionName, ...], BeforeValidator(listed), AfterValidator(_each_once)
     ] = Field(
         default=("limit", "feasibility", "best_effort_capacity", "codel"),
-        description="Who may turn requests away, in this order: by a learnt limit of requests in "
-        "hand (`limit`), a forecast of the wait (`feasibility`), what late work idle moments could "
-        "serve (`best_effort_capacity`), standing queues (`codel`); what each does, and whether "
-        "that is only counted, `admission` says. `[]`: nobody but the bounds of the queue.",
+        description="Which controllers may refuse requests, and in which order? A limit on "
+        "requests waiting and running (`limit`), a forecast of the queue wait (`feasibility`), the "
+        "late work that idle moments could serve (`best_effort_capacity`), standing queues "
+        "(`codel`). Their fields and modes are in `admission`. `[]`: only the queue's bounds "
+        "refuse.",
     )
     hedging: HedgingName = Field(
         default="quantile",
-        description="After how long a batch or first token has taken long, so that `hedge` sends a "
-        "copy: beyond a quantile of what its length interval's take over their predictions "
-        "(`quantile`), or beyond a multiple of its own prediction (`multiple`).",
+        description="When does a batch or first token take so long that `hedge` sends a copy? When "
+        "its time, relative to its prediction, is above a quantile of its length interval "
+        "(`quantile`), or above a fixed multiple (`multiple`).",
     )
     edges: EdgesName = Field(
         default="seconds",
-        description="Where length intervals end whose edges `lengths.buckets` does not list: where "
-        "the predicted seconds of device time are least (`seconds`), the padding is (`padding`), "
-        "or each has as many rows as the others (`quantiles`).",
+        description="Where are the edges of buckets that `lengths.buckets` does not list? Where "
+        "they minimise predicted device seconds (`seconds`) or padding (`padding`), or give all "
+        "buckets equally many rows (`quantiles`).",
     )
     preemption: PreemptionName = Field(
         default="least_urgent",
-        description="Which work that was sent gives its place to what is more urgent: of staged "
-        "batches the least urgent; of streams, where `queue.preempt_streams` allows it, the last "
-        "begun of the least urgent priority (`least_urgent`) or of all that are less urgent "
-        "(`least_work_lost`); or no work (`none`).",
+        description="Which dispatched work is preempted for more urgent work? `least_urgent` and "
+        "`least_work_lost`: the least urgent staged batch; and among streams, if "
+        "`queue.preempt_streams` allows it, the last begun of the least urgent priority "
+        "(`least_urgent`) or of all that are less urgent (`least_work_lost`). `none`: no work.",
     )

@@ -1,8 +1,9 @@
-"""What this version does to a model's inputs, in the words of a fingerprint.
+"""How does this version of Headrace prepare a model's inputs?
 
-One mapping of everything between a request and the tensors that the runtime gets: the gateway's
-tokeniser, and whatever else the model's settings ask for. It is compared with what is stored beside
-the artifact (`runtimes.fingerprint`) before a replica loads it, and by `headrace check`.
+The answer is one mapping (a fingerprint) of everything between a request and the tensors that the
+runtime gets: the gateway's tokeniser, and the model's `image` section. It is compared with the
+fingerprint stored beside the artifact (`runtimes.fingerprint`), before a replica loads the artifact
+and by `headrace check`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from runtimes import fingerprint
 
 
 def supported_preprocessing(model: ModelSettings, source: Path | None) -> dict[str, Any]:
-    """Field to value; empty for a model that gets its tensors as they come."""
+    """Field to value; empty for a model that gets its tensors unchanged from the request."""
     image = {} if model.image is None else image_fingerprint(model.image)
     return {**fingerprint.tokenizer(source), **image}
 
 
 def image_fingerprint(image: ImageSettings) -> dict[str, Any]:
-    """`size`: a square's side, else [height, width], else a list of those; `shorter_side` only
-    where it is asked for."""
+    """Field to value. `size`: the side of a square, or [height, width], or a list of these.
+    `shorter_side` is there only if it is set."""
     height, width = image.sizes[0]
     single = height if height == width else [height, width]
     done: dict[str, Any] = {
@@ -40,6 +41,6 @@ def image_fingerprint(image: ImageSettings) -> dict[str, Any]:
 
 
 def check(model: ModelSettings, source: Path | None) -> None:
-    """Raises `LoadError` where the model was made for other inputs than it would get here."""
+    """Raises `LoadError` if the model was made for inputs that are prepared differently."""
     if source is not None:
         fingerprint.check(source, supported_preprocessing(model, source))

@@ -1,7 +1,7 @@
-"""`record`: whether, where and how much of what callers send to a model is kept.
+"""`record`: whether, where and how much of callers' requests to a model is recorded.
 
-Off unless a folder is named. What is kept are callers' own inputs, so the files are for their owner
-alone, and a tenant may be left out (`tenants.<name>.record`). Bounds hold for each gateway.
+Off unless a folder is named. The files hold callers' inputs, so only the user that runs the server
+may read them, and a tenant may be left out (`tenants.<name>.record`). Bounds are for each gateway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from yaml_document.section import Section
 
 
 def _writable(folder: str) -> str:
-    """Raises ValueError for a URL that nothing can be written to."""
+    """The folder as it is. Raises ValueError for a URL that cannot be written to."""
     if not remote_source.is_url(folder):
         return folder
     try:
@@ -40,36 +40,37 @@ class RecordSettings(Section):
     folder: Folder | None = Field(
         default=None,
         examples=["recorded/minilm or s3://bucket/recorded/minilm"],
-        description="Folder that gateways write to, relative to this file, or an object store's "
-        "URL; unset, nothing is kept. Its files hold callers' inputs; of a model that generates "
-        "lengths of prompts and outputs alone.",
+        description="Folder that gateways record to, relative to this file, or an object store's "
+        "URL. Unset: nothing is recorded. The files hold callers' inputs; for a model that "
+        "generates, only the lengths of prompts and outputs.",
     )
     max_rows: int = Field(
         default=2000,
         ge=1,
         le=1_000_000,
-        description="Rows whose inputs are kept, as many of each length bucket, chosen evenly from "
-        "all that came.",
+        description="Most rows whose inputs are recorded: equally many of each length bucket, "
+        "sampled evenly from all that arrived.",
     )
     max_bytes: int = Field(
         default=67_108_864,
         ge=1024,
         le=1_099_511_627_776,
-        description="Bytes of inputs that are kept at most.",
+        description="Most bytes of inputs that are recorded.",
     )
     max_requests: int = Field(
         default=1_000_000,
         ge=0,
         le=1_000_000_000,
-        description="Requests whose time, lengths and tenant are kept, the first ones; 0: none.",
+        description="Requests whose arrival time, lengths and tenant are recorded: the first ones, "
+        "up to this number. 0: none.",
     )
 
 
 def shared(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Path and sentence of every `record.folder` that an earlier model writes to: whoever read it
-    would calibrate one model with the other's inputs.
+    """(path, error) of each `record.folder` that an earlier model uses too.
 
-    `models`: name to a mapping with `record`, as a file has them.
+    A calibration from a shared folder would use the other model's inputs. `models`: name to plain
+    data with `record`.
     """
     owner: dict[str, str] = {}
     for name, model in models.items():
@@ -79,4 +80,7 @@ def shared(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], s
             continue
         other = owner.setdefault(os.path.normpath(folder.removeprefix("file://")), name)
         if other != name:
-            yield ("models", name, "record", "folder"), f"is models.{other}'s; must be its own"
+            yield (
+                ("models", name, "record", "folder"),
+                f"is also the folder of models.{other}; must be a folder of its own",
+            )

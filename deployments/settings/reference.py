@@ -1,4 +1,4 @@
-"""Which runtimes can be a model's reference, and what `accept.against` names."""
+"""Which runtimes can be a model's reference, and which one does `accept.against` name?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from runtimes import catalog
 from runtimes.errors import LoadError
 from runtimes.source import SourceKind
 
+# For each kind of artifact: the runtimes that can be its reference, the most trusted first.
 PREFERRED: dict[SourceKind, tuple[str, ...]] = {
     SourceKind.HUGGING_FACE: ("torch", "onnxruntime", "openvino"),
     SourceKind.ONNX: ("onnxruntime", "openvino"),
@@ -15,20 +16,24 @@ PREFERRED: dict[SourceKind, tuple[str, ...]] = {
 
 
 class CannotVerify(LoadError):
-    """There is nothing to compare with, or what was asked for cannot be; says what would do."""
+    """No reference can be had as asked; the message says what would work."""
 
 
 def named(against: str, *, here: bool = True) -> tuple[str, str]:
-    """Runtime and precision. Raises `CannotVerify`. `here`: it must be installed."""
+    """(runtime, precision) that `accept.against` names. `here`: the runtime must be installed.
+    Raises `CannotVerify`."""
     runtime, _, precision = against.partition(":")
     if runtime in catalog.names() and not any(runtime in able for able in PREFERRED.values()):
         raise CannotVerify(
-            f"{against!r} can be no reference; {', '.join(PREFERRED[SourceKind.HUGGING_FACE])} can"
+            f"{against!r} cannot be a reference; must be one of "
+            f"{', '.join(PREFERRED[SourceKind.HUGGING_FACE])}"
         )
     try:
         catalog.check(runtime, {}, precision or "fp32")
     except LoadError as error:
-        raise CannotVerify(f"{against!r} is no RUNTIME or RUNTIME:PRECISION: {error}") from error
+        raise CannotVerify(
+            f"{against!r} is not valid; must be RUNTIME or RUNTIME:PRECISION: {error}"
+        ) from error
     missing = catalog.available(runtime) if here else None
     if missing:
         raise CannotVerify(missing)

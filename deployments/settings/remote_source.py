@@ -1,12 +1,11 @@
-"""A model's file that lies elsewhere, as the settings name it: a URL that ends with its digest.
+"""Parses a model's remote source: a URL that ends with a digest. Reads nothing from the network.
 
-`https://host/minilm.onnx#sha256=HEX`, `s3://bucket/minilm/#sha256=HEX&inside=model.onnx`: the
-digest stands in the fragment, where pip has it (PEP 503), so that one text says what and where,
-wherever a path may stand. Of a file it is what `sha256sum` prints; of a folder in an object store
-what it prints of the sorted list of its files' (docs/sources.md, as Go's `dirhash`). `inside` is a
-path in an archive or folder. Nothing here reads the network.
-
-A digest is asked for of every scheme: nodes fetch at different times, and must serve the same.
+Examples: `https://host/minilm.onnx#sha256=HEX`,
+`s3://bucket/minilm/#sha256=HEX&inside=model.onnx`. The digest is in the fragment, as in pip (PEP
+503), so that one text names place and content. For a file it is what `sha256sum` prints; for a
+folder in an object store, the SHA-256 of the sorted list that `sha256sum` prints of its files
+(docs/sources.md; as Go's `dirhash`). `inside` is a path in an archive or folder. Every scheme needs
+a digest: nodes fetch at different times and must all serve the same content.
 """
 
 from __future__ import annotations
@@ -28,18 +27,17 @@ _KEYS = ("sha256", "inside")
 
 
 class SourceError(LoadError):
-    """The artifact is not there; the message says what to do."""
+    """The artifact cannot be had; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """`url`: without the fragment. `name`: of the file or folder. `sha256`: 64 hexadecimal digits.
-    `inside`: path in the archive or folder, "" for all of it."""
+    """A parsed remote source."""
 
-    url: str
-    name: str
-    sha256: str
-    inside: str
+    url: str  # without the fragment
+    name: str  # of the file or folder
+    sha256: str  # 64 hexadecimal digits
+    inside: str  # path in the archive or folder; "": the whole of it
 
     @property
     def scheme(self) -> str:
@@ -47,7 +45,8 @@ class RemoteSource:
 
     @property
     def is_folder(self) -> bool:
-        """Whether the URL says so; without a slash at its end, an object store knows."""
+        """Whether the URL ends in a slash. In an object store a URL without one may be a folder
+        too."""
         return self.url.endswith("/")
 
     @property
@@ -59,17 +58,17 @@ class RemoteSource:
 
 
 def is_url(source: str) -> bool:
-    """Whether it is no path. What begins with `package:` or `made:` is neither."""
+    """Whether the source is a URL: neither a path nor `package:` nor `made:`."""
     return _URL.match(source) is not None
 
 
 def is_remote(source: str) -> bool:
-    """Whether it has to be fetched."""
+    """Whether the source must be fetched before use."""
     return is_url(source) and not source.startswith("file://")
 
 
 def parse(source: str) -> RemoteSource:
-    """Raises SourceError with what would be right."""
+    """The parts of a remote source. Raises SourceError, which says what would be right."""
     url, _, fragment = source.rpartition("#") if "#" in source else (source, "", "")
     parts = _split(url)
     if not parts.netloc:
@@ -97,12 +96,11 @@ def parse(source: str) -> RemoteSource:
 
 
 def local_path(source: str) -> tuple[str, str]:
-    """Of `file:///path`: the path, and the digest that it must have, "" where none is given. Raises
-    SourceError."""
+    """(path, digest) of a source `file:///path`; digest "": none is given. Raises SourceError."""
     url, _, fragment = source.partition("#")
     parts = _split(url)
     if parts.netloc or not parts.path.startswith("/"):
-        raise SourceError(f"{url} is no path of this machine; must be file:///absolute/path")
+        raise SourceError(f"{url} is not a path on this machine; must be file:///absolute/path")
     given = _fragment(url, fragment)
     inside = given.get("inside", "")
     path = unquote(parts.path)
@@ -110,13 +108,13 @@ def local_path(source: str) -> tuple[str, str]:
 
 
 def path_of(folder: str) -> str:
-    """A folder's path, which may be given as `file:///path`. Raises SourceError."""
+    """The path of a folder, which may be written as `file:///path`. Raises SourceError."""
     return local_path(folder)[0] if is_url(folder) else folder
 
 
 def shown(url: str) -> str:
-    """For messages: without what may be a secret (a user's password, a signature) and without the
-    digest."""
+    """The URL for messages: without its digest, and without parts that may be secret (a password,
+    a signature)."""
     plain = (url.rpartition("#")[0] or url).partition("?")[0]
     scheme, _, rest = plain.partition("://")
     host, slash, path = rest.partition("/")
@@ -124,7 +122,7 @@ def shown(url: str) -> str:
 
 
 def leads_out(path: str) -> bool:
-    """Whether a path that ought to stay below some folder does not."""
+    """Whether a path that should stay inside a folder leads out of it."""
     return path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts
 
 
@@ -151,7 +149,7 @@ def _pairs(url: str, fragment: str) -> Iterator[tuple[str, str]]:
         key, _, value = pair.partition("=")
         if key not in _KEYS:
             raise SourceError(
-                f"{url}: #{pair[:80]} is not known; must be #sha256=DIGITS or "
+                f"{url}: #{pair[:80]} is unknown; must be #sha256=DIGITS or "
                 "#sha256=DIGITS&inside=PATH"
             )
         yield key, unquote(value)

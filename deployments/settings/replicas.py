@@ -1,8 +1,8 @@
-"""How many replicas a model has, and with what each of them runs.
+"""`models.<name>.replicas`: how many replicas a model has, and what each of them may use.
 
-The number is fixed (`count`) or lies between bounds (`min`, `max`), where the autoscaler decides.
-What of this restarts a replica, and what Serve changes while it runs, is decided by
-`cluster/serve_config.py`.
+The number is fixed (`count`), or the autoscaler decides it between bounds (`min`, `max`).
+`cluster/serve_config.py` decides which of these fields restart a replica when they change, and
+which Serve changes while the replica runs.
 """
 
 from __future__ import annotations
@@ -26,135 +26,136 @@ class ReplicaSettings(Section):
         default=None,
         ge=1,
         le=10_000,
-        description="Replicas of the model, a fixed number; unset, 1 unless `min` or `max` says "
-        "otherwise.",
+        description="Fixed number of replicas. Unset: 1, unless `min` or `max` is given.",
     )
     min: int | None = Field(
         default=None,
         ge=0,
         le=10_000,
-        description="Replicas at least, instead of `count`; 0: the model may sleep. Unset, where "
-        "`max` is given, 1.",
+        description="Least number of replicas, in place of `count`. 0: the model may sleep. Unset, "
+        "with `max` given: 1.",
     )
     max: int | None = Field(
         default=None,
         ge=1,
         le=10_000,
-        description="Replicas at most, instead of `count`; between `min` and `max` `scaling` "
-        "decides. Unset, where `min` is given, `min` or 1.",
+        description="Largest number of replicas, in place of `count`; `scaling` decides between "
+        "`min` and `max`. Unset, with `min` given: `min`, or 1 if `min` is 0.",
     )
     spare: int | None = Field(
         default=None,
         ge=0,
         le=10_000,
-        description="Hot replicas beyond what is wanted; unset, as the policy says.",
+        description="Hot replicas beyond the wanted number. Unset: as the scaling policy sets it.",
     )
     survive: int | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Replicas that may be lost while the others still hold the SLO; unset, as the "
-        "policy says.",
+        description="Number of replicas that may be lost while the rest still keeps the SLO. "
+        "Unset: as the scaling policy sets it.",
     )
     priority: int = Field(
         default=0,
         ge=0,
         le=1000,
-        description="Who gets replicas first when a budget or the cluster is short: the lowest "
-        "number.",
+        description="If a budget or the cluster is short of room, the model with the lowest "
+        "priority number gets its replicas first.",
     )
     cost_per_hour: float = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="Of one replica, in any currency; counted against "
+        description="Cost of one replica for an hour, in any currency; counts against "
         "`scaling.budget.cost_per_hour`.",
     )
     slots: int = Field(
         default=2,
         ge=1,
         le=64,
-        description="Batches a replica may hold: one runs, the others are staged.",
+        description="Batches that a replica may hold: one runs, the others are staged.",
     )
     num_cpus: float = Field(
         default=0.5,
         ge=0,
         le=4096,
-        description="Logical CPUs that Ray reserves for a replica; places it, does not limit it.",
+        description="Logical CPUs that Ray reserves for a replica. Ray uses the number to choose a "
+        "node; it does not limit the replica.",
     )
     num_gpus: float = Field(
         default=0,
         ge=0,
         le=64,
-        description="GPUs that Ray reserves for a replica; parts only below 1.",
+        description="GPUs that Ray reserves for a replica; a fraction only below 1.",
     )
     memory_mib: int | None = Field(
         default=None,
         ge=1,
         le=16_777_216,
-        description="Memory that Ray reserves for a replica, MiB; places it, does not limit it; "
-        "unset, none is reserved.",
+        description="Memory that Ray reserves for a replica, MiB. Ray uses the number to choose a "
+        "node; it does not limit the replica. Unset: none is reserved.",
     )
     memory_limit_mib: int | None = Field(
         default=None,
         ge=1,
         le=16_777_216,
-        description="A replica whose process has more resident than this, MiB, ends and names the "
-        "batch that ran; unset, nobody looks. Replicas of the shared pool and of task `generate` "
-        "have none.",
+        description="A replica ends when its process's resident memory exceeds this, MiB, and "
+        "reports which batch was running. Unset: no limit. Replicas of the shared pool and of task "
+        "`generate` have no limit.",
     )
     resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
         examples=["{mig_3g: 1}"],
-        description="Custom resources of Ray's nodes, name to amount, that it reserves for a "
-        "replica.",
+        description="Custom resources, name to amount, that Ray reserves for a replica.",
     )
     labels: dict[Text, Text] = Field(
         default_factory=dict,
         examples=['{"ray.io/accelerator-type": H100}'],
-        description="Labels of the nodes that a replica may run on, as Ray's label selector has "
-        "them: a value, `!value`, `in(a, b)` or `!in(a, b)`.",
+        description="Labels of the nodes that a replica may run on, in the form of Ray's label "
+        "selectors: a value, `!value`, `in(a, b)` or `!in(a, b)`.",
     )
     threads: int = Field(
         default=0,
         ge=0,
         le=4096,
-        description="Threads the backend computes with; 0 is `num_cpus` where Ray counts no more "
-        "CPUs than its node has, else a replica's share of the CPUs that this container may use.",
+        description="Threads that the backend computes with. 0: `num_cpus`, if Ray counts no more "
+        "CPUs than its node has; else a replica's share of the CPUs that the container may use.",
     )
     surge_percent: int = Field(
         default=100,
         ge=0,
         le=100,
-        description="Share of the replicas, in %, that start beside the old ones when the model "
-        "changes; 0 stops old ones first.",
+        description="When the model changes: share of its replicas, in %, that may start while the "
+        "old ones still run. 0: old replicas stop first.",
     )
     hang_limit_s: float = Field(
         default=30,
         gt=0,
         le=86_400,
-        description="A batch that runs longer than this counts as hung.",
+        description="A batch that runs longer than this counts as hung, and its replica is "
+        "replaced.",
     )
     hang_factor: float = Field(
         default=20,
         ge=0,
         le=1_000_000,
-        description="So does one that runs longer than this times what it was predicted to take, "
-        "and 10 s besides, at a replica that has answered some; 0: `hang_limit_s` alone.",
+        description="At a replica that has answered batches before, a batch also counts as hung "
+        "once it has run longer than 10 s plus this many times its predicted time. 0: only "
+        "`hang_limit_s` counts.",
     )
     start_timeout_s: float = Field(
         default=600,
         gt=0,
         le=86_400,
-        description="A replica that is not ready by then has failed to start.",
+        description="A replica that is not ready within this time has failed to start.",
     )
 
     groups: Annotated[tuple[GroupSettings, ...], BeforeValidator(listed)] = Field(
         default=(),
         examples=["[{name: gpu, num_gpus: 1}, {name: cpu, runtime: openvino, count: 4}]"],
-        description="Replicas of several kinds behind one queue, each with costs of its own; what "
-        "a group does not say it takes from the model; work is counted in seconds of the first "
-        "group. None: all replicas are alike.",
+        description="Replicas of several kinds behind one queue, each kind with costs of its own. "
+        "A field that a group does not set is the model's. Work is counted in seconds of the first "
+        "group. Empty: all replicas are alike.",
     )
 
     @model_validator(mode="after")
@@ -162,8 +163,8 @@ class ReplicaSettings(Section):
         bounds = [name for name in ("min", "max") if getattr(self, name) is not None]
         if self.count is not None and bounds:
             raise wrong(
-                f"is given beside {' and '.join(bounds)}; must be left out, or alone for a fixed "
-                "number",
+                f"is given beside {' and '.join(bounds)}; must be left out, or be alone for a "
+                "fixed number",
                 "count",
             )
         if self.most < self.least:
@@ -172,17 +173,17 @@ class ReplicaSettings(Section):
 
     @property
     def least(self) -> int:
-        """Replicas that there are at least."""
+        """The least number of replicas."""
         return (self.count or 1) if self.min is None else self.min
 
     @property
     def most(self) -> int:
-        """Replicas that there are at most."""
+        """The largest number of replicas."""
         return max(self.count or 1, self.min or 1) if self.max is None else self.max
 
     @property
     def initial(self) -> int:
-        """Replicas at the start of a run, one at least."""
+        """The number of replicas when the server starts: `least`, but at least 1."""
         return max(1, self.least)
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
-"""What a model does before it refuses: answers it has kept, answers it shares, a cheaper model.
+"""`cache` and `fallback`: how a model's request is answered without a run of that model.
 
-All of it is off unless asked for: an answer kept or shared is right only for a model that gives
-equal answers to equal inputs, and a cheaper model gives others. That fallbacks lead to models that
-exist is checked here too, over the whole list (`astray`).
+Both are off by default: a cached answer is right only for a model that gives equal answers to equal
+inputs, and a fallback model gives different answers. `astray` checks, over all models, that each
+fallback names a model that exists, has the same task, and does not lead back.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ class CacheSettings(Section):
         default=0,
         ge=0,
         le=1_099_511_627_776,
-        description="Memory for answered rows at one gateway; 0 keeps none.",
+        description="Memory for cached answers at one gateway. 0: no cache.",
     )
     ttl_s: float = Field(
-        default=300, gt=0, le=31_536_000, description="An answer is kept for so long at most."
+        default=300, gt=0, le=31_536_000, description="Longest time that an answer is cached."
     )
     public: bool = Field(
         default=False,
-        description="Whether a tenant may be given an answer that another's request made; what "
-        "was asked before can then be told from how fast, and whether, the cache answers.",
+        description="Whether a tenant may get an answer that was cached for another tenant. If so, "
+        "a tenant can tell from the cache's speed and answers what others have asked.",
     )
 
 
 def astray(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Path and sentence of every `fallback` that leads nowhere, back, or to another task.
+    """(path, error) of each `fallback` that names no model, leads back, or has another task.
 
-    `models`: name to a mapping with `fallback` and `task`, as a file has them; whatever is wrong
-    with a model besides is not looked at.
+    `models`: name to plain data with `fallback` and `task`; other mistakes in it are ignored.
     """
     given = {name: model for name, model in models.items() if isinstance(model, Mapping)}
     leads = {name: model.get("fallback") for name, model in given.items()}

@@ -1,4 +1,8 @@
-"""`rollout`: how a new version of a model takes the place of the live one."""
+"""`rollout`: how a new version of a model replaces the live one.
+
+During a rollout the new version is the canary. It gets a growing share of the requests and is
+compared with the live version; a bound that it breaks ends the rollout and takes it back.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from yaml_document.section import Section, listed, wrong
 
 Percent = Annotated[float, Field(gt=0, le=100)]
-Share = Annotated[float, Field(gt=0, lt=100)]  # of all requests nothing would be left to compare
+# A step of 100 % would leave the live version no requests to be compared by.
+Share = Annotated[float, Field(gt=0, lt=100)]
 
 
 class AgreementSettings(Section):
@@ -18,16 +23,22 @@ class AgreementSettings(Section):
         default=None,
         ge=-1,
         le=1,
-        description="Least cosine between a row's output of the canary and the live version's.",
+        description="Least cosine similarity between a row's output from the new version and from "
+        "the live one. Unset: any.",
     )
     max_abs: float | None = Field(
-        default=None, ge=0, description="Largest difference of any number of a row's outputs."
+        default=None,
+        ge=0,
+        description="Largest absolute difference of any number of a row's outputs. Unset: any.",
     )
     top1: bool = Field(
-        default=False, description="Whether a row's largest output must be the same one."
+        default=False,
+        description="Whether the largest number of a row's output must be at the same place.",
     )
     least_percent: Percent = Field(
-        default=99, description="Share of a request's rows that must agree, and of the requests."
+        default=99,
+        description="Share, in %, of a request's rows that must agree for the request to agree, "
+        "and of the requests that must agree.",
     )
 
     @property
@@ -41,69 +52,73 @@ class RolloutSettings(Section):
         min_length=1,
         max_length=20,
         examples=["[1, 5, 25, 50]"],
-        description="Share of the requests that the new version gets, step by step, ascending; "
-        "after the last one it takes over.",
+        description="Share of the requests, in %, that the new version gets in each step, "
+        "ascending. After the last step it replaces the live version.",
     )
     hold_s: float = Field(
-        default=60, gt=0, le=604_800, description="Each step lasts this long at least."
+        default=60, gt=0, le=604_800, description="Each step lasts at least this long."
     )
     least_requests: int = Field(
         default=100,
         ge=1,
         le=1_000_000,
-        description="And until the new version has had so many requests in it.",
+        description="Each step also lasts until the new version has answered so many requests in "
+        "it.",
     )
     shadow_percent: float = Field(
         default=0,
         ge=0,
         le=100,
-        description="Share of the live version's requests that are copied to the new one, whose "
-        "answers nobody gets; first, for one step, before it gets any requests of its own.",
+        description="Share of the live version's requests, in %, that are copied to the new "
+        "version; callers never get the new version's answers to copies. If above 0, a first step "
+        "has copies only.",
     )
     replicas: int | None = Field(
         default=None,
         ge=1,
         le=10_000,
-        description="Replicas of the new version meanwhile, beside the live one's; unset, the "
-        "largest share of requests or copies of the live version's number, or bounds, and 1 at "
-        "least.",
+        description="Replicas of the new version during the rollout, besides those of the live "
+        "one. Unset: the number (or bounds) of the live version's replicas, times the largest "
+        "share of requests or copies, at least 1.",
     )
     max_errors_percent: float = Field(
         default=1,
         ge=0,
         le=100,
-        description="The share of requests that the new version fails to answer may be so much "
-        "larger than the live one's.",
+        description="Largest difference, in percentage points, by which the new version may fail "
+        "more requests than the live one.",
     )
     max_latency_ratio: float = Field(
         default=1.5,
         ge=1,
         le=1000,
-        description="Its median and its p90, by length, may be so many times the live version's.",
+        description="The new version's median and p90 latency, by length, may be at most so many "
+        "times the live version's.",
     )
     max_cost_ratio: float = Field(
         default=1.5,
         ge=1,
         le=1000,
-        description="What its batches take, by length, may be so many times what the live "
-        "version's take, as both have measured before they serve; a version that takes longer is "
-        "given no request.",
+        description="The new version's batches, by length, may take at most so many times as long "
+        "as the live version's, both as measured before they serve. A slower version gets no "
+        "request at all.",
     )
     agreement: AgreementSettings = Field(
         default_factory=AgreementSettings,
-        description="What its answers to copied requests are held to beside the live version's; "
-        "nothing unless a bound is named.",
+        description="How closely the answers to copied requests must agree with the live "
+        "version's. Without any bound they are not compared.",
     )
 
     @model_validator(mode="after")
     def _steps_ascend(self) -> RolloutSettings:
         steps = self.steps_percent
         if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise wrong("must ascend", "steps_percent")
+            listed_steps = ", ".join(f"{step:g}" for step in steps)
+            raise wrong(f"is {listed_steps}; must ascend", "steps_percent")
         if self.agreement.asked and not self.shadow_percent:
             raise wrong(
-                "is 0, and agreement has a bound, which only copied requests can show; must be "
-                "more",
+                "is 0, but agreement has a bound, which only copied requests can show; must be "
+                "above 0",
                 "shadow_percent",
             )
         return self

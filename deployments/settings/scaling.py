@@ -1,9 +1,9 @@
-"""`models.<name>.scaling`: which policy scales a model, and what it does another way.
+"""`models.<name>.scaling`: which policy scales a model, with which fields changed.
 
-A policy is a named one that comes with Headrace (`autoscaling/policies/`), or a file of the user's
-with the same fields; its content is taken into the settings when they are read, so that nothing
-looks for it later. What stands beside `policy` replaces what the policy says. How the fields act is
-described where they are acted on: `autoscaling/settings.py`.
+A policy is one of those that come with Headrace (`autoscaling/policies/`), or a user's file with
+the same fields. The content of a user's file is copied into the settings when they are read, so
+nothing opens the file later. A field beside `policy` replaces the policy's value. What the fields
+do is described in `autoscaling/settings.py`.
 """
 
 from __future__ import annotations
@@ -38,96 +38,108 @@ def _windows(value: Any) -> Any:
 
 
 class PolicyTuning(Section):
-    """What a policy may say, and what a model may say instead of its policy."""
+    """The fields that a policy may set, and a model may set in place of its policy. None: not
+    set."""
 
     mode: Annotated[Literal["off", "observe", "enforce"] | None, BeforeValidator(off_is_a_word)] = (
         Field(
             default=None,
-            description="`off`: replicas stay as many as `replicas.min`; `observe`: what would be "
-            "done is shown and not done; `enforce`: done.",
+            description="`off`: the model has `replicas.min` replicas and nothing is decided; "
+            "`observe`: decisions are shown, not carried out; `enforce`: they are carried out.",
         )
     )
     knee: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="Busiest share of its time that a replica is planned for.",
+        description="Largest share of its time that a replica is planned to be busy.",
     )
     forecast: bool | None = Field(
-        default=None, description="Whether demand is forecast; else it is only followed."
+        default=None,
+        description="Whether demand is forecast; if not, the plan follows current demand.",
     )
     season_s: float | None = Field(
         default=None,
         ge=0,
         le=31_622_400,
-        description="Period in which demand is expected to repeat; 0: in none.",
+        description="Period in which demand is expected to repeat. 0: it is not.",
     )
     quantile: float | None = Field(
         default=None,
         ge=0.5,
         lt=1,
-        description="Quantile of the forecast's own error that is planned for.",
+        description="Quantile of the forecast's measured error that the plan covers.",
     )
     instant: bool | None = Field(
-        default=None, description="Whether spikes and backlogs are answered at once."
+        default=None,
+        description="Whether replicas are added at once for a spike or a backlog, without waiting "
+        "for the next plan.",
     )
     windows_s: Annotated[tuple[float, ...], BeforeValidator(_windows)] | None = Field(
         default=None,
         examples=["[8, 16, 32, 64]"],
-        description="Windows over which a spike is looked for, the shortest first.",
+        description="Windows in which demand is compared with the plan to find a spike, the "
+        "shortest first.",
     )
     spike_sigmas: float | None = Field(
         default=None,
         gt=0,
         le=100,
-        description="How far above the plan, in standard deviations of it, a window must be to "
-        "count as a spike.",
+        description="Demand in a window is a spike if it is above the plan by this many standard "
+        "deviations.",
     )
     hold_s: float | None = Field(
-        default=None, ge=0, le=86_400, description="After a spike nothing goes down for so long."
+        default=None,
+        ge=0,
+        le=86_400,
+        description="Time after a spike in which no replica is removed.",
     )
     down_window_s: float | None = Field(
         default=None,
         gt=0,
         le=604_800,
-        description="Time over which the largest want holds before replicas go; nowhere said, "
-        "600 or 4 × the measured time to capacity, whichever is longer.",
+        description="Replicas are removed down to the largest number that was wanted within this "
+        "time. Set nowhere: 600, or 4 × the measured time to capacity if that is longer.",
     )
     down_step: float | None = Field(
-        default=None, gt=0, le=1, description="Largest share of the replicas that goes at once."
+        default=None,
+        gt=0,
+        le=1,
+        description="Largest share of the replicas that is removed at once.",
     )
     idle_s: float | None = Field(
         default=None,
         ge=1,
         le=31_622_400,
-        description="Time without a request before the last replica goes, where `replicas.min` "
-        "is 0.",
+        description="With `replicas.min` 0: time without a request after which the last replica is "
+        "removed.",
     )
     pending_limit_s: float | None = Field(
         default=None,
         gt=0,
         le=86_400,
-        description="How long a replica may wait for a place before no further one is asked for.",
+        description="Once a replica has waited this long for a node with room, no further one is "
+        "ordered.",
     )
 
 
 class PolicyFile(PolicyTuning):
-    """A policy by itself: a file with these fields."""
+    """The fields of a policy's file."""
 
     spare: int | None = Field(
-        default=None, ge=0, le=10_000, description="Hot replicas beyond what is wanted."
+        default=None, ge=0, le=10_000, description="Hot replicas beyond the wanted number."
     )
     survive: int | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Replicas that may be lost while the others still hold the SLO.",
+        description="Number of replicas that may be lost while the rest still keeps the SLO.",
     )
 
 
 @cache
 def named_policies() -> Mapping[str, Mapping[str, Any]]:
-    """Those that come with Headrace: by name, what their files say."""
+    """The policies that come with Headrace: name to the fields that its file sets."""
     folder = files("autoscaling").joinpath("policies")
     found = [each for each in folder.iterdir() if each.name.endswith(_ENDINGS)]
     return {
@@ -140,7 +152,10 @@ def _policy(value: Any) -> Any:
     """A name, or the content of a file."""
     if isinstance(value, str) and value not in named_policies():
         names = ", ".join(named_policies())
-        raise wrong(f"is {value!r}; must be one of {names}, or a file that ends in .yaml")
+        raise wrong(
+            f"is {value!r}, which is no policy; must be one of {names}, or a file that ends in "
+            ".yaml"
+        )
     if isinstance(value, dict):
         PolicyFile.model_validate(value)
     return value
@@ -158,8 +173,8 @@ class ModelScalingSettings(PolicyTuning):
     ] = Field(
         default=None,
         examples=["latency-first, or policies/mine.yaml"],
-        description="A policy that comes with Headrace, or a file of the same form relative to "
-        "this file; unset, what `docs/autoscaling.md` names as defaults.",
+        description="Name of a policy that comes with Headrace, or a file of the same form, "
+        "relative to this file. Unset: the defaults in docs/autoscaling.md.",
     )
 
     @model_validator(mode="before")
@@ -167,11 +182,12 @@ class ModelScalingSettings(PolicyTuning):
     def _numbers_stand_with_the_replicas(cls, value: Any) -> Any:
         for name in ("spare", "survive"):
             if isinstance(value, dict) and value.get(name) is not None:
-                raise wrong(f"stands with the replicas; must be written as replicas.{name}", name)
+                raise wrong(f"is not a field of scaling; must be given as replicas.{name}", name)
         return value
 
     def tuned(self) -> dict[str, Any]:
-        """The fields of the policy, those beside it in their place; what nobody says is not in."""
+        """The policy's fields, replaced by those beside `policy`. Fields that neither sets are
+        absent."""
         policy = named_policies()[self.policy] if isinstance(self.policy, str) else self.policy
         whole = PolicyFile.model_validate(dict(policy or {}))
         own = self.model_dump(exclude_none=True, exclude={"policy"})
@@ -179,8 +195,10 @@ class ModelScalingSettings(PolicyTuning):
 
 
 def take_in_policies(models: Any, document: Document, folder: Path) -> list[Mistake]:
-    """Puts the content of policies' files where plain data of models names them; what is wrong with
-    those files, or with a name that is no file."""
+    """Replace each policy's file name, in the plain data of models, by the file's content.
+
+    Returns the mistakes in these files, and the names of files that do not exist.
+    """
     mistakes: list[Mistake] = []
     for name, scaling in _sections(models):
         policy = scaling.get("policy")
@@ -204,7 +222,7 @@ def _sections(models: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _content(file: Path) -> tuple[dict[str, Any], list[Mistake]]:
-    """Empty where something is wrong with it."""
+    """A policy file's fields, empty if anything is wrong with it; and its mistakes."""
     read = read_file(file)
     if read.mistakes:
         return {}, read.mistakes

@@ -1,8 +1,8 @@
-"""How one model's requests are queued, batched, let in, placed and raced.
+"""The settings of one model's scheduling: its batches, queue, admission, hedging and outliers.
 
-What users write of `routers` settings; `contract/scheduling.py` translates. Every shedding policy
-has a `mode`, every controller a fixed value or a way to turn it off. What stands here is decided
-at each gateway on its own, so counts are a gateway's.
+These are the settings of `routers/` in the form that users write; `contract/scheduling.py`
+translates them. Every shedding policy has a `mode`, and every controller has a fixed value or can
+be turned off. Each gateway decides by itself, so counts are those of one gateway.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ _MODES = "not asked (`off`), only counted (`observe`), or acted on (`enforce`)"
 
 class BatchSettings(Section):
     gone: ClassVar[Mapping[str, str]] = {
-        "max_passed_over_ms": "length intervals take turns by what they cost, so there is nothing "
-        "to bound; queue.ageing_ms says how long a priority may be passed over"
+        "max_passed_over_ms": "length intervals take turns by their cost, so no bound is needed; "
+        "queue.ageing_ms bounds how long a priority may be passed over"
     }
-    max_size: int = Field(default=32, ge=1, le=65_536, description="Rows in a batch at most.")
+    max_size: int = Field(default=32, ge=1, le=65_536, description="Most rows in a batch.")
     max_tokens: int = Field(
         default=8192,
         ge=1,
         le=1_073_741_824,
-        description="Tokens in a batch at most, padding included; a longer single row runs alone.",
+        description="Most tokens in a batch, padding included. A longer row runs alone.",
     )
     max_slo_share: float = Field(
         default=0.45,
         gt=0,
         le=1,
-        description="A batch of more than one row is predicted to take at most this share of "
+        description="A batch of more than one row may be predicted to take at most this share of "
         "`slo.latency_ms`.",
     )
     fixed_size: int | None = Field(
         default=None,
         ge=1,
         le=65_536,
-        description="Rows in a batch at most, whatever it is predicted to take; unset, what "
+        description="Most rows in a batch, however long it is predicted to take. Unset: as many as "
         "`max_slo_share` allows.",
     )
     hold: Literal["never", "auto"] = Field(
         default="never",
-        description="Whether an idle replica may wait for a batch to fill: never, or while slack "
-        "and arrivals pay for it.",
+        description="Whether an idle replica may wait for a batch to fill: `never`, or (`auto`) "
+        "while the rows' deadlines leave time and enough rows are expected to arrive.",
     )
 
     @model_validator(mode="after")
@@ -67,46 +67,49 @@ class QueueSettings(Section):
         default=None,
         ge=1,
         le=10_000_000,
-        description="Rows that may wait at one gateway; more are refused. A tenant that has fewer "
-        "than its share of them by weight takes its place from who is furthest over its own. "
-        "Unset, what the running replicas can answer within the model's timeout beside what other "
-        "gateways have them do, as far as they are measured, from 256 to 65,536; of a model that "
-        "generates, by what the requests answered lately have taken. Until that is known, and as "
-        "the most rows of one request, 2,048.",
+        description="Most rows that may wait at one gateway; further rows are refused. If the "
+        "queue is full, a row of a tenant below its share by weight takes the place of a row of "
+        "the tenant furthest above its share. Unset: as many rows as the running replicas can "
+        "answer within the model's timeout, by their measured speed and beside the work of other "
+        "gateways, from 256 to 65,536; for a model that generates, judged by how long recent "
+        "requests took. Before anything is measured, and as the most rows of one request: 2,048.",
     )
     max_late_rows: int = Field(
         default=1024,
         ge=0,
         le=10_000_000,
-        description="Of those, rows that may wait although they have missed their deadline; a "
-        "tenant's share by weight on top where it has less.",
+        description="Most of these rows that may wait although they will miss or have missed their "
+        "deadline. A tenant below its share by weight may go above this number.",
     )
     max_work_s: float | None = Field(
         default=None,
         gt=0,
         le=86_400,
-        description="Predicted seconds of work a replica that may wait at one gateway; more is "
-        "refused; unset, no bound.",
+        description="Most work that may wait at one gateway, in predicted seconds for each running "
+        "replica; further work is refused. Unset: no bound.",
     )
     ageing_ms: float = Field(
         default=1000,
         gt=0,
         le=3_600_000,
-        description="A priority that has been passed over this long leads one batch.",
+        description="A priority whose rows have been passed over for this long leads the next "
+        "batch, once.",
     )
     preempt_streams: bool = Field(
         default=False,
-        description="Whether running work of which no token has come may be stopped and queued "
-        "again for more urgent work, on replicas that stream; which, `policies.preemption` says.",
+        description="For replicas that stream: whether a running request that has produced no "
+        "token yet may be stopped and queued again, to make room for more urgent work. "
+        "`policies.preemption` decides which request.",
     )
 
 
 def _without_parameters(name: str) -> str:
-    """Raises ValueError for a controller whose mode stands elsewhere, or that is not there."""
+    """Raises ValueError for a controller that has a section (and a mode) of its own, or that does
+    not exist."""
     if name not in modeless():
         known = ", ".join(modeless()) or "none is there"
         raise ValueError(
-            f"must be a controller without parameters of its own ({known}), got {name!r}"
+            f"must be a controller that has no section of its own ({known}), got {name!r}"
         )
     return name
 
@@ -114,21 +117,22 @@ def _without_parameters(name: str) -> str:
 class FeasibilitySettings(Section):
     mode: Mode = Field(
         default="enforce",
-        description="Whether a request counts as late on arrival when what is ahead of it cannot "
+        description="Whether a request counts as late on arrival if the work ahead of it cannot "
         f"be served before its deadline: {_MODES}.",
     )
     margin_ms: float | None = Field(
         default=None,
         ge=0,
         le=3_600_000,
-        description="What is added to the predicted wait; unset, learnt from how wrong it was.",
+        description="Time added to the predicted wait. Unset: learnt from the errors of recent "
+        "predictions.",
     )
     best_effort_capacity_s: float | None = Field(
         default=None,
         ge=0,
         le=86_400,
-        description="Predicted seconds of late work that may wait; unset, what idle moments are "
-        "lately seen to have room for.",
+        description="Predicted seconds of late work that may wait. Unset: as much as recent idle "
+        "moments could have served.",
     )
 
 
@@ -141,13 +145,15 @@ class CodelSettings(Section):
         default=20,
         gt=0,
         le=3_600_000,
-        description="Queue wait that is fine; twice that is refused while the queue stands.",
+        description="Acceptable queue wait. While the queue is a standing queue, a row that has "
+        "waited twice as long is refused.",
     )
     interval_ms: float = Field(
         default=500,
         gt=0,
         le=3_600_000,
-        description="A queue stands once nothing has waited less than `target_ms` for this long.",
+        description="A queue is a standing queue once no row has waited less than `target_ms` for "
+        "this long.",
     )
 
     @model_validator(mode="after")
@@ -171,7 +177,7 @@ class LearntLimitSettings(Section):
         default=None,
         ge=1,
         le=10_000_000,
-        description="The limit; unset, it is learnt from queue waits.",
+        description="The limit. Unset: learnt from queue waits.",
     )
     least: int = Field(
         default=16, ge=1, le=10_000_000, description="A learnt limit never falls below this."
@@ -189,55 +195,57 @@ class LearntLimitSettings(Section):
 
 class AdmissionSettings(Section):
     feasibility: FeasibilitySettings = Field(
-        default_factory=FeasibilitySettings, description="Deadlines that can no longer be met."
+        default_factory=FeasibilitySettings,
+        description="Requests whose deadline cannot be met any more.",
     )
     codel: CodelSettings = Field(
-        default_factory=CodelSettings, description="Queues that stand (CoDel)."
+        default_factory=CodelSettings, description="Standing queues (CoDel)."
     )
     limit: LearntLimitSettings = Field(
-        default_factory=LearntLimitSettings, description="How many requests may be in hand."
+        default_factory=LearntLimitSettings,
+        description="A limit on the requests, waiting and running, of one tenant and priority.",
     )
     modes: dict[Annotated[str, AfterValidator(_without_parameters)], Mode] = Field(
         default_factory=dict,
-        description="Of controllers of `policies.admission` that have no section here: whether "
-        f"they are {_MODES}; those that are left out are acted on.",
+        description="Modes of the controllers of `policies.admission` that have no section here: "
+        f"{_MODES}. A controller that is left out is acted on.",
     )
 
 
 class HedgeSettings(Section):
     mode: Annotated[Literal["off", "hedge", "tied"], BeforeValidator(off_is_a_word)] = Field(
         default="hedge",
-        description="Whether a batch that takes long gets a copy on another replica (`hedge`), or "
-        "a request to generate whose first token does; `tied`: so does, at once, a batch that is "
-        "staged behind another one.",
+        description="Whether a batch that takes long, or a request to generate whose first token "
+        "does, gets a copy on another replica (`hedge`). `tied`: besides that, a batch that is "
+        "staged behind another one gets a copy at once.",
     )
     quantile: float = Field(
         default=0.95,
         gt=0,
         lt=1,
-        description="A batch or first token has taken long beyond this quantile of its length "
-        "interval's times.",
+        description="A batch or first token takes long if its time, relative to its prediction, is "
+        "above this quantile of its length interval.",
     )
     multiple: float = Field(
         default=2,
         gt=1,
         le=1000,
-        description="With `policies.hedging: multiple`: a batch or first token has taken long "
-        "beyond so many times its prediction.",
+        description="With `policies.hedging: multiple`: a batch or first token takes long if it "
+        "takes more than this many times its prediction.",
     )
     delay_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
-        description="A batch or first token has taken long after this time; unset, what "
-        "`quantile` says.",
+        description="A batch or first token takes long after this time, whatever was predicted. "
+        "Unset: `quantile` decides.",
     )
     budget: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description="Device time that copies and retries together may cost, as a share of what "
-        "first tries cost.",
+        description="Device time that copies and retries together may take, as a share of the "
+        "device time of first tries.",
     )
     max_utilisation: float = Field(
         default=0.8,
@@ -249,41 +257,45 @@ class HedgeSettings(Section):
         default=30,
         ge=1,
         le=1_000_000,
-        description="Batches or first tokens of a length interval that were timed before any is "
-        "copied.",
+        description="Batches or first tokens of a length interval that must have been timed before "
+        "one of it is copied.",
     )
 
 
 class SilenceSettings(Section):
     mode: Annotated[Literal["off", "suspend"], BeforeValidator(off_is_a_word)] = Field(
         default="suspend",
-        description="Whether a replica that owes an answer and has stopped talking gets no new "
-        "work until it talks again (`suspend`); what may run twice then goes elsewhere once.",
+        description="Whether a replica that owes an answer and has gone silent gets no new work "
+        "until it sends a message again (`suspend`). Its rows that may run twice (`retry`) are "
+        "then sent once to another replica.",
     )
     quantile: float = Field(
         default=0.99,
         gt=0.5,
         lt=1,
-        description="It has stopped talking after twice this quantile of what its batches take.",
+        description="A replica is silent after twice this quantile of its batches' times, relative "
+        "to their predictions.",
     )
     least_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
-        description="But never sooner than this; unset, 250 ms, and 2.5 s for a model that "
-        "generates, whose replicas say something every second.",
+        description="A replica is never silent sooner than this. Unset: 250 ms, and 2.5 s for a "
+        "model that generates, whose replicas send a message every second.",
     )
     most_ms: float = Field(
         default=10_000,
         gt=0,
         le=3_600_000,
-        description="Nor later than this, or twice what its batch was predicted to take.",
+        description="A replica is silent at the latest after this time, or after twice its batch's "
+        "predicted time if that is longer.",
     )
     after_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
-        description="It has stopped talking after this time; unset, what the others say.",
+        description="A replica is silent after this time, whatever was measured. Unset: the other "
+        "fields decide.",
     )
 
     @model_validator(mode="after")
@@ -298,26 +310,31 @@ class SilenceSettings(Section):
 class OutlierSettings(Section):
     mode: Annotated[Literal["off", "eject"], BeforeValidator(off_is_a_word)] = Field(
         default="eject",
-        description="Whether a replica that is slower than the others is left out (`eject`) until "
-        "a batch or first token that probes it is quick again.",
+        description="Whether a replica that is slower than the others is ejected, so that it gets "
+        "no work (`eject`), until a probe (a batch or a first token) shows that it is as fast "
+        "again.",
     )
     eject_ratio: float = Field(
         default=2,
         gt=1,
         le=1000,
-        description="How much slower than the median of the replicas it has to be.",
+        description="A replica is ejected if it is this many times slower than the median of the "
+        "replicas.",
     )
     max_ejected: float = Field(
-        default=0.5, ge=0, lt=1, description="Share of the replicas that may be left out."
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="Largest share of the replicas that may be ejected at once.",
     )
     probe_s: float = Field(
-        default=1, gt=0, le=3600, description="Time between probes of a replica that is left out."
+        default=1, gt=0, le=3600, description="Time between the first probes of an ejected replica."
     )
     max_probe_s: float = Field(
         default=30,
         gt=0,
         le=3600,
-        description="That time doubles with each probe that is slow, up to this.",
+        description="The time between probes doubles with each slow probe, up to this.",
     )
 
     @model_validator(mode="after")

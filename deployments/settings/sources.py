@@ -1,10 +1,11 @@
-"""Where a model's artifact is: a path, `package:NAME/sub/folder` inside an installed package,
-`made:NAME/inside`, which a script of the examples makes, `file:///path`, or a URL with a digest.
+"""Where a model's artifact is, from the text of its `source`.
 
-Paths are relative to the settings file; packages are looked up on the machine that loads the model,
-and are never imported. `resolve` is of what lies on this machine; what lies elsewhere a replica
-fetches when it starts (`deployments/replica/artifacts/`). What kind of artifact it is, and whether
-it is safe to load, is the runtime's business.
+A source is a path, `package:NAME/sub/folder` inside an installed package, `made:NAME/inside` (made
+by a script of the examples), `file:///path`, or a URL with a digest. Paths are relative to the
+settings file. Packages are looked up on the machine that loads the model, and never imported.
+`resolve` is for sources on this machine; a replica fetches remote ones when it starts
+(`deployments/replica/artifacts/`). The runtime decides what kind of artifact it is, and whether it
+is safe to load.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MADE = "made:"
 
 
 def absolute(source: str, folder: Path) -> str:
-    """Packages, what is made and URLs as they are; paths made absolute against `folder`, `~`
-    expanded. What can be no path stays as it is, for `resolve` to refuse."""
+    """A path made absolute against `folder`, with `~` expanded; any other source unchanged. A text
+    that cannot be a path is returned unchanged; `resolve` refuses it."""
     if source.startswith((PREFIX, MADE)) or remote_source.is_url(source):
         return source
     try:
@@ -33,15 +34,15 @@ def absolute(source: str, folder: Path) -> str:
 
 
 def sources_folder() -> Path | None:
-    """What relative paths are relative to on this machine, $HEADRACE_SOURCES: the settings file's
-    folder, where the host sets it; else where this node's image or volume has the models."""
+    """The folder of relative paths on this machine, $HEADRACE_SOURCES: the settings file's folder
+    under `headrace serve`, else the folder of models in the node's image or volume. None: unset."""
     folder = os.environ.get(FOLDER)
     return Path(folder) if folder else None
 
 
 def check(source: str, *, here: bool) -> str | None:
-    """What is wrong with it, None where nothing is; nothing is fetched. `here`: the model will run
-    on this machine."""
+    """What is wrong with the source, or None. Fetches nothing. `here`: the model will run on this
+    machine."""
     try:
         if remote_source.is_remote(source):
             scheme = remote_source.parse(source).scheme
@@ -57,9 +58,11 @@ def check(source: str, *, here: bool) -> str | None:
 
 
 def resolve(source: str) -> Path:
-    """The file or folder itself. Raises SourceError where it is missing, or not on this machine."""
+    """The artifact's file or folder. Raises SourceError if it is missing or remote."""
     if remote_source.is_remote(source):
-        raise SourceError(f"{remote_source.shown(source)} has to be fetched before it is used")
+        raise SourceError(
+            f"{remote_source.shown(source)} is not on this machine; must be fetched before use"
+        )
     if source.startswith(MADE):
         path = _made(source)
     elif source.startswith("file://"):
@@ -79,7 +82,8 @@ def _path(source: str) -> Path:
     path = Path(source)
     if not path.is_absolute():
         raise SourceError(
-            f"{source!r} is relative to $HEADRACE_SOURCES, which is not set on this node"
+            f"{source!r} is relative to $HEADRACE_SOURCES, which is not set on this node; must be "
+            "the folder of the models"
         )
     return path
 
@@ -87,7 +91,7 @@ def _path(source: str) -> Path:
 def _made(source: str) -> Path:
     name, _, inside = source.removeprefix(MADE).partition("/")
     if ".." in PurePosixPath(inside).parts or inside.startswith("/"):
-        raise SourceError(f"{source!r} leads out of what is made; must be made:NAME/inside")
+        raise SourceError(f"{source!r} leads out of the made folder; must be made:NAME/inside")
     try:
         return made.folder(name) / inside
     except made.CannotMake as error:
@@ -116,5 +120,5 @@ def _package_folder(package: str) -> Path:
             f"package {top} is not installed; try `pip install --no-deps {distribution}`"
         )
     if not spec.submodule_search_locations:
-        raise SourceError(f"{top} is a single module and contains no files")
+        raise SourceError(f"{top} is a single module without files; must be a package")
     return Path(next(iter(spec.submodule_search_locations))).joinpath(*inner)

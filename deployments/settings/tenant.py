@@ -1,7 +1,7 @@
-"""One tenant's settings: its share, its priority, its limits and its keys.
+"""One tenant's settings: its weight, its priority, its limits and its keys.
 
-A weight is relative to the other tenants' in the same priority. What a key
-is, `key` says. Who a caller is, is decided in `gateway/tenancy/tenants.py`.
+A weight is relative to the weights of other tenants at the same priority. The fields of a key are
+in `key.py`. `gateway/tenancy/tenants.py` decides which tenant a caller is.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ DEFAULT_TENANT = "default"
 
 
 def _said(keys: object) -> object:
-    """A list whose lines were taken away lets nobody in; whoever means no list writes no `keys`."""
+    """The list as it is. Raises an error for `keys:` with nothing below it: it could mean no list,
+    which lets callers in without a key, or an empty list, which lets nobody in."""
     if keys is None:
-        raise wrong("is empty; must be a list of hashes, [] if nobody may be this tenant")
+        raise wrong("is empty; must be a list of hashes, or [] if nobody may be this tenant")
     return keys
 
 
@@ -34,47 +35,49 @@ class TenantSettings(Section):
         default=1,
         ge=0.01,
         le=10_000,
-        description="Share of a model's device time relative to other tenants of the same "
-        "priority that have work waiting.",
+        description="Share of a model's device time, relative to the other tenants of the same "
+        "priority that have requests waiting.",
     )
     priority: str | None = Field(
         default=None,
         examples=["interactive"],
-        description="Highest priority its requests may have, one of `gateway.priorities`; "
-        "`x-priority` may lower one's own; unset, the middle one of them (`standard`).",
+        description="Highest priority of the tenant's requests, one of `gateway.priorities`; a "
+        "request may lower its own with `x-priority`. Unset: the middle one of the list "
+        "(`standard`).",
     )
     rate: RateSettings = Field(
-        default_factory=RateSettings, description="What it may ask for in a second; more is 429."
+        default_factory=RateSettings,
+        description="Rate limit; a request above it gets 429.",
     )
     max_queue_rows: int | None = Field(
         default=None,
         ge=1,
         le=10_000_000,
-        description="Rows it may have waiting for one model at one gateway, more is 429; unset, "
-        "`queue.max_rows` of the model.",
+        description="Most rows of the tenant that may wait for one model at one gateway; a request "
+        "above it gets 429. Unset: `queue.max_rows` of the model.",
     )
     max_length: int | None = Field(
         default=None,
         ge=1,
         le=1_048_576,
-        description="Longest row it may send, in tokens; unset, what the model accepts.",
+        description="Longest row that the tenant may send, in tokens. Unset: as the model accepts.",
     )
     models: Annotated[tuple[str, ...], BeforeValidator(listed)] | None = Field(
         default=None,
-        description="Models it may use; unset, all of them. An adapter is named by itself, "
-        "`model:adapter`, or `model:*` for all that a model has.",
+        description="Models that the tenant may use. Unset: all. Adapters are listed besides their "
+        "model: `model:adapter` is one, `model:*` all adapters of a model.",
     )
     record: bool = Field(
         default=True,
-        description="Whether models that record (`models.<name>.record`) may keep its requests.",
+        description="Whether the tenant's requests may be recorded (`models.<name>.record`).",
     )
     keys: Annotated[
         Annotated[tuple[KeySettings, ...], BeforeValidator(listed)] | None, BeforeValidator(_said)
     ] = Field(
         default=None,
-        description="Its keys, several of which are good at once: hashes (`sha256:` and 64 hex "
-        "digits), or mappings that say more of a key. With an empty list nobody can be this "
-        "tenant; unset, see `gateway.auth`.",
+        description="The tenant's keys, all valid at the same time. Each is a hash (`sha256:` and "
+        "64 hex digits), or a mapping with more fields. With an empty list nobody can be this "
+        "tenant. Unset: see `gateway.auth`.",
     )
 
     @model_serializer(mode="wrap")

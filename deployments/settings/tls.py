@@ -1,4 +1,4 @@
-"""Settings of what callers reach HAProxy by: its certificate, and theirs."""
+"""`gateway.tls`: HAProxy's certificate, and whether callers need one of their own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _File = Annotated[str, StringConstraints(pattern=r"^/[0-9A-Za-z._/+@-]+$", max_l
 class TlsSettings(Section):
     certificate: _File = Field(
         examples=["/etc/headrace/tls.crt"],
-        description="PEM file, on every node with an HAProxy, of the certificate that callers are "
-        "shown, and those between it and its authority. Taken up within seconds when it changes.",
+        description="PEM file, on every node with an HAProxy, of the server's certificate and its "
+        "intermediate certificates. A change takes effect within seconds.",
     )
     key: _File = Field(
         examples=["/etc/headrace/tls.key"],
-        description="PEM file of its private key, without a password.",
+        description="PEM file of the certificate's private key, without a password.",
     )
     client_ca: _File | None = Field(
         default=None,
         examples=["/etc/headrace/clients.crt"],
-        description="PEM file of the authority that signed callers' certificates; unset, they "
-        "need none.",
+        description="PEM file of the authority that signed callers' certificates. Unset: callers "
+        "need no certificate.",
     )
     client_ca_for: Literal["everyone", "operators"] = Field(
         default="everyone",
-        description="Who needs a certificate of `client_ca`: all callers, a load balancer's checks "
-        "included, or those of `/admin` alone.",
+        description="Who needs a certificate of `client_ca`: all callers, including a load "
+        "balancer's health checks (`everyone`), or only callers of `/admin` (`operators`).",
     )

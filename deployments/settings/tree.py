@@ -1,8 +1,9 @@
-"""The whole of a settings file: models, tenants, controllers, gateway.
+"""The root of the settings: models, tenants, controllers, operators, gateway and scaling.
 
-Parsed and validated once, then immutable and passed around as it is. Rules that span sections are
-here: a tenant's models and priority exist, a fallback leads to a model, a key belongs to one
-tenant, and `default`, which is who calls without a key, has none.
+The tree is parsed and validated once, then it is immutable and passed around as it is. Each section
+checks its own fields in its own module. This module checks the rules that span sections: a tenant's
+models and priority exist, a fallback leads to a model, each key belongs to one tenant, and the
+tenant `default`, which stands for callers without a key, has no keys.
 """
 
 from __future__ import annotations
@@ -50,52 +51,58 @@ TenantName = Annotated[
 class ControllerSettings(Section):
     frozen: bool = Field(
         default=False,
-        description="Stops all that learns, in every model: cost models, bucket edges, limits, "
-        "hedging delays, ejections; what they have learnt stays in force, decisions go on.",
+        description="Stops all learning, in every model: of cost models, bucket edges, limits, "
+        "hedging delays and ejections. What has been learnt stays in force, and decisions go on.",
     )
 
 
 class OperatorSettings(Section):
     keys: Annotated[tuple[OperatorKeySettings, ...], BeforeValidator(listed)] = Field(
         default=(),
-        description="Keys that open what gateways say of the server and `/admin/...` "
-        "(docs/security.md), and run no model: hashes, or mappings that say more of a key; "
-        "without one `/admin/...` is closed.",
+        description="Keys for operators: they open `/admin/...` and the pages on the server's "
+        "state (docs/security.md), and cannot run a model. Each is a hash, or a mapping with more "
+        "fields. Without any key `/admin/...` is closed.",
     )
 
 
 class TenantsSettings(Section):
-    """The tenants, and what else gateways take up while they run: the part that may stand in a
-    file of its own."""
+    """The part of the settings that gateways read again while they run: tenants, controllers,
+    operators. It may be in a file of its own (`gateway.tenants_path`)."""
 
     tenants: dict[TenantName, TenantSettings] = Field(
         default_factory=dict,
-        description="Who calls, by name; none declared means one tenant, `default`.",
+        description="The tenants, by name. If none is declared, all callers are the tenant "
+        "`default`.",
     )
 
     controllers: ControllerSettings = Field(
         default_factory=ControllerSettings,
-        description="What holds for all controllers of all models.",
+        description="Settings of all controllers of all models.",
     )
 
     operators: OperatorSettings = Field(
-        default_factory=OperatorSettings, description="Who may ask a running server for its state."
+        default_factory=OperatorSettings,
+        description="Who may read and change the state of a running server.",
     )
 
     @model_validator(mode="after")
     def _keys_tell_tenants_apart(self) -> TenantsSettings:
         if self.tenants.get(DEFAULT_TENANT, TenantSettings()).keys:
             raise wrong(
-                "has keys, but default is who calls without one; must be another tenant's",
+                "is given, but the tenant default stands for callers without a key; must be moved "
+                "to another tenant",
                 "tenants", DEFAULT_TENANT, "keys",
             )  # fmt: skip
         owner: dict[str, str] = {}
         for at, who, key in self.all_keys():
             if key.hash in owner:
-                raise wrong(f"is a key of {owner[key.hash]} already; must belong to one, once", *at)
+                raise wrong(
+                    f"is already a key of {owner[key.hash]}; must be listed once, by one owner", *at
+                )
             if key.kid in owner:
                 raise wrong(
-                    f"is {key.kid}, as a key of {owner[key.kid]} is called; must be another",
+                    f"is {key.kid}, which is already the id of a key of {owner[key.kid]}; must be "
+                    "another id",
                     *at, "id",
                 )  # fmt: skip
             owner[key.hash] = owner[key.kid] = who
@@ -103,11 +110,11 @@ class TenantsSettings(Section):
 
     @property
     def lists_keys(self) -> bool:
-        """Whether a tenant has a list of keys, be it an empty one."""
+        """Whether any tenant has a list of keys, even an empty one."""
         return any(tenant.keys is not None for tenant in self.tenants.values())
 
     def all_keys(self) -> Iterator[tuple[tuple[str | int, ...], str, OperatorKeySettings]]:
-        """Where each stands, whose it is ("tenant acme", "operators"), and the key itself."""
+        """(path in the settings, owner, key) of each key. Owner: "tenant acme" or "operators"."""
         for name, tenant in self.tenants.items():
             for position, key in enumerate(tenant.keys or ()):
                 yield ("tenants", name, "keys", position), f"tenant {name}", key
@@ -115,8 +122,8 @@ class TenantsSettings(Section):
             yield ("operators", "keys", position), "operators", operators
 
     def key_called(self, name: str) -> tuple[str, OperatorKeySettings]:
-        """Whose it is, and the key, by its id or hash. Raises ValueError, which names those there
-        are."""
+        """(owner, key) of the key with this id or hash. Raises ValueError, which lists the ids of
+        all keys."""
         for _, who, key in self.all_keys():
             if name in (key.kid, key.hash):
                 return who, key
@@ -125,13 +132,16 @@ class TenantsSettings(Section):
 
 
 class Settings(TenantsSettings):
-    models: dict[ModelName, ModelSettings] = Field(description="What is served, by name.")
+    """A whole settings file."""
+
+    models: dict[ModelName, ModelSettings] = Field(description="The models, by name.")
     gateway: GatewaySettings = Field(
-        default_factory=GatewaySettings, description="The HTTP side of it."
+        default_factory=GatewaySettings,
+        description="The gateways: the processes that callers reach over HTTP.",
     )
     scaling: CapacitySettings = Field(
         default_factory=CapacitySettings,
-        description="What all models together may take, and the pool that they share.",
+        description="The budget of all models together, and the pool of replicas that they share.",
     )
 
     @model_validator(mode="after")
@@ -152,17 +162,17 @@ class Settings(TenantsSettings):
         if all(model.optional for model in self.models.values()):
             first = next(iter(self.models))
             raise wrong(
-                "is true, as it is of all other models; must be false of one at least, which "
-                "readiness waits for",
+                "is true for every model; must be false for at least one model, for which the "
+                "server's readiness waits",
                 "models", first, "optional",
             )  # fmt: skip
         if self.gateway.tenants_path is not None and self.tenants:
-            raise wrong("must be left out: gateway.tenants_path says where they are", "tenants")
+            raise wrong("must be left out: gateway.tenants_path names another file", "tenants")
         for name, model in self.models.items():
             if self.gateway.replay and not model.retry:
                 raise wrong(
-                    "is false, and gateway.replay sends requests again; must be true, or "
-                    "gateway.replay false",
+                    "is false, but gateway.replay sends requests again; must be true, or "
+                    "gateway.replay must be false",
                     "models", name, "retry",
                 )  # fmt: skip
         wanted = dict(_models_of_tenants(self.tenants))
@@ -186,8 +196,10 @@ Complaint = tuple[tuple[str | int, ...], str]
 def dangling(
     wanted: Mapping[tuple[str | int, ...], Iterable[Any]], models: Collection[str]
 ) -> Iterator[Complaint]:
-    """Path and sentence of every name in a list of `models`, by the list's own path, that no model
-    has; of an adapter it is the model's that counts."""
+    """(path, error) of each name in the lists of `wanted` that is no model.
+
+    `wanted`: path of a list to its names. A name `model:adapter` counts as `model`.
+    """
     for at, names in wanted.items():
         for position, name in enumerate(names):
             if isinstance(name, str) and name.partition(":")[0] not in models:
@@ -204,18 +216,18 @@ def _models_of_tenants(
 
 
 def unpooled(scaling: CapacitySettings, models: Mapping[str, ModelSettings]) -> Iterator[Complaint]:
-    """Path and sentence of every model that the pool names and cannot hold."""
+    """(path, error) of each model that the shared pool names and cannot hold."""
     names = scaling.pool.models if scaling.pool else ()
     for position, name in enumerate(names if isinstance(names, tuple) else ()):
         at = ("scaling", "pool", "models", position)
         if name not in models:
             yield at, _not_one_of(name, models)
         elif not models[name].poolable:
-            yield at, f"is {name}, which generates; the pool holds models that are asked in batches"
+            yield at, f"is {name}, which has task generate; the pool holds only other models"
 
 
 def unranked(wanted: Mapping[str, Any], priorities: Collection[str]) -> Iterator[Complaint]:
-    """Path and sentence of every tenant's `priority` that the gateway does not have."""
+    """(path, error) of each tenant's priority that is none of the gateway's priorities."""
     for tenant, name in wanted.items():
         if isinstance(name, str) and name not in priorities:
             yield ("tenants", tenant, "priority"), _not_one_of(name, priorities)

@@ -52,8 +52,8 @@ def test_folders_and_archives_are_told_by_their_ends(url, folder, archive, name)
         ("https://h/m.onnx#sha256=abc", "sha256 is 'abc'; must be 64 digits"),
         (f"https://h/m.onnx#sha256={HEX.upper()}", "must be 64 digits, 0 to 9 and a to f"),
         ("https://h/m.onnx#sha256=../../etc", "must be 64 digits"),
-        (f"https://h/m.onnx#sha512={HEX}", "is not known; must be #sha256=DIGITS"),
-        (f"https://h/m.onnx#{HEX}", "is not known"),
+        (f"https://h/m.onnx#sha512={HEX}", "is unknown; must be #sha256=DIGITS"),
+        (f"https://h/m.onnx#{HEX}", "is unknown"),
         (f"https://h/m.zip#sha256={HEX}&inside=../x", "leads out of it"),
         (f"https://h/m.zip#sha256={HEX}&inside=/etc/passwd", "leads out of it"),
         (f"https://h/m.zip#sha256={HEX}&inside=a%2F..%2F..%2Fx", "leads out of it"),
@@ -114,7 +114,7 @@ def test_a_file_url_is_found(tmp_path):
 
 
 def test_what_lies_elsewhere_is_on_no_path():
-    with pytest.raises(SourceError, match=r"https://h/m.onnx has to be fetched"):
+    with pytest.raises(SourceError, match=r"https://h/m.onnx is not on this machine"):
         sources.resolve(f"https://h/m.onnx#sha256={HEX}")
 
 
@@ -124,7 +124,7 @@ def test_a_check_fetches_nothing_and_says_what_would_fail_everywhere(here, tmp_p
     assert sources.check(f"memory://b/m.onnx#sha256={HEX}", here=here) is None
     assert "has no digest" in str(sources.check("https://h/m.onnx", here=here))
     unknown = sources.check(f"s4://b/m.onnx#sha256={HEX}", here=here)
-    assert "the scheme s4 is not known; must be s3, gs, https, file" in str(unknown)
+    assert "the scheme s4 is unknown; must be s3, gs, https, file" in str(unknown)
     assert "must be file:///absolute/path" in str(sources.check("file://m.onnx", here=here))
     gone = sources.check(f"file://{tmp_path}/gone", here=here)
     assert (gone is not None) == here

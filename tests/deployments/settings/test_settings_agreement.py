@@ -37,7 +37,9 @@ def test_what_a_model_must_agree_with_is_checked_where_it_stands(tmp_path: Path)
     (only,) = mistakes(tmp_path, text)
     assert only == "8: models.a.accept.samples: is 20; must be a whole number, 200 to 1000000"
     against, artifact = mistakes(tmp_path, text.replace("samples: 20", "samples: 200"))
-    assert against.startswith("6: models.a.accept.against: 'torch:fp12' is no RUNTIME")
+    assert against.startswith(
+        "6: models.a.accept.against: 'torch:fp12' is not valid; must be RUNTIME"
+    )
     assert artifact == f"7: models.a.accept.artifact: no file or folder '{tmp_path / 'none.onnx'}'"
 
 

@@ -72,11 +72,20 @@ def test_a_reserve_says_after_which_wait_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ((GPU, GPU), "models.m.replicas.groups[1].name: is 'gpu', as of group 0; must be another"),
+        (
+            (GPU, GPU),
+            "models.m.replicas.groups[1].name: is 'gpu', the name of group 0 too; must be another",
+        ),
         (({"name": "Big GPU"},), "models.m.replicas.groups[0].name: is 'Big GPU'; must be 1 to 32"),
-        ((GPU | {"overflow": {"after_ms": 5}},), "groups[0].overflow: must be left out of one"),
+        (
+            (GPU | {"overflow": {"after_ms": 5}},),
+            "groups[0].overflow: must be left out of at least one",
+        ),
         ((GPU | {"overflow": {"after_ms": 0}},), "groups[0].overflow.after_ms"),
-        (({"name": "g", "num_gpus": 1.5},), "groups[0]: g makes of the model what is none"),
+        (
+            ({"name": "g", "num_gpus": 1.5},),
+            "groups[0]: g is not valid together with the model's settings",
+        ),
         (({"name": "g", "resources": {"GPU": 1}},), "must be given as num_gpus"),
         (({"name": "g", "resources": {"mig": 0}},), "groups[0].resources.mig"),
         (({"name": "g", "spare": 1},), "groups[0].spare: unknown setting"),
@@ -95,11 +104,11 @@ def test_a_generating_group_stands_beside_generating_ones_alone() -> None:
         "vllm", "synthetic",
     ]  # fmt: skip
     llm["replicas"] = {"groups": [{"name": "a", "runtime": "torch"}]}
-    with pytest.raises(ValidationError, match=r"a makes .* which generates nothing; must be vllm"):
+    with pytest.raises(ValidationError, match=r"a is not valid .* which cannot generate; must be"):
         ModelSettings.model_validate(llm)
     batches = {"runtime": "torch", "source": "models/bert"}
     batches["replicas"] = {"groups": [{"name": "a", "runtime": "vllm"}]}
-    with pytest.raises(ValidationError, match=r"a makes .* is tensors; must be generate"):
+    with pytest.raises(ValidationError, match=r"a is not valid .* is tensors; must be generate"):
         ModelSettings.model_validate(batches)
 
 

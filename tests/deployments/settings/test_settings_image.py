@@ -61,15 +61,15 @@ def test_an_images_length_is_its_patches(height, width, length):
         ({"image": {"size": 8, "mean": [0, float("inf"), 1]}}, "mean[1]: must be a finite number"),
         ({"image": {"size": 8, "std": 10**400}}, "std[0]: must be a finite number"),
         ({"image": {"size": 8, "std": [1, 0, 1]}}, "must be above 0"),
-        ({"image": {"size": 8, "colour": "grey", "std": [1, 1, 1]}}, "3 numbers for 1 channel"),
+        ({"image": {"size": 8, "colour": "grey", "std": [1, 1, 1]}}, "has 3 numbers; must have 1"),
         ({"image": {"size": 8, "colour": "rgb"}}, "RGB, BGR or grey"),
         ({"image": {"size": 8, "shorter_side": 7}}, "must be at least 8"),
         ({"image": {"size": [8, 9], "shorter_side": 9}}, "size has several entries"),
-        ({"image": {"size": 8}, "lengths": {"max": 9}}, "image.size says how long"),
+        ({"image": {"size": 8}, "lengths": {"max": 9}}, "image.size decides their lengths"),
         ({"classify": {"labels": [1]}}, "in quotes"),
         ({"classify": {"temperature": 0}}, "above 0"),
         ({"classify": {"threshold": 2}}, "0 to 1"),
-        ({"task": "tensors", "classify": {"top_k": 2}}, "it is of task classify"),
+        ({"task": "tensors", "classify": {"top_k": 2}}, "only task classify has it"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, fields, said):

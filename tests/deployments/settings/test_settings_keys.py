@@ -48,9 +48,9 @@ def test_keys_are_published_as_they_were_written(tmp_path: Path) -> None:
     [
         ("{id: x}", "keys[0].hash: is missing"),
         ("7", "keys[0]: is 7; must be a mapping"),
-        (f"{{hash: '{HASH_1}', expires: 2027-01-31}}", "expires: is no moment; must be a date and"),
-        (f"{{hash: '{HASH_1}', expires: '2027-01-31T00:00:00'}}", "expires: is no moment"),
-        (f"{{hash: '{HASH_1}', not_before: 2027-13-31T00:00:00Z}}", "not_before: is no moment"),
+        (f"{{hash: '{HASH_1}', expires: 2027-01-31}}", "expires: is not valid; must be a date and"),
+        (f"{{hash: '{HASH_1}', expires: '2027-01-31T00:00:00'}}", "expires: is not valid"),
+        (f"{{hash: '{HASH_1}', not_before: 2027-13-31T00:00:00Z}}", "not_before: is not valid"),
         (f"{{hash: '{HASH_1}', expires: 5}}", "expires: is 5; must be text"),
         (f"{{hash: '{HASH_1}', expires: {MOMENT}, not_before: {MOMENT}}}", "must be later than"),
         (f"{{hash: '{HASH_1}', id: a b}}", "keys[0].id: is no key's id"),
@@ -78,7 +78,7 @@ def test_two_keys_are_not_called_alike_whosever_they_are(tmp_path: Path) -> None
     keys = f"[{{id: x, hash: '{HASH_1}'}}]"
     operators = f"operators: {{keys: [{{id: x, hash: '{HASH_2}'}}]}}\n"
     (only,) = mistakes(tmp_path, DEVICE + f"tenants: {{a: {{keys: {keys}}}}}\n" + operators)
-    assert "operators.keys[0].id: is x, as a key of tenant a is called" in only
+    assert "operators.keys[0].id: is x, which is already the id of a key of tenant a" in only
     named = f"[{{id: '{'1' * 12}', hash: '{HASH_2}'}}]"
     text = DEVICE + f"tenants: {{a: {{keys: ['{HASH_1}']}}, b: {{keys: {named}}}}}\n"
     (only,) = mistakes(tmp_path, text)
@@ -88,7 +88,7 @@ def test_two_keys_are_not_called_alike_whosever_they_are(tmp_path: Path) -> None
 def test_one_hash_belongs_to_one_tenant_however_it_is_written(tmp_path: Path) -> None:
     keys = f"a: {{keys: ['{HASH_1}']}}, b: {{keys: [{{id: x, hash: '{HASH_1}'}}]}}"
     (only,) = mistakes(tmp_path, DEVICE + f"tenants: {{{keys}}}\n")
-    assert "tenants.b.keys[0]: is a key of tenant a already" in only
+    assert "tenants.b.keys[0]: is already a key of tenant a" in only
 
 
 def test_an_operators_key_says_nothing_of_models(tmp_path: Path) -> None:

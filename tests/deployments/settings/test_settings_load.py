@@ -110,22 +110,22 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("    lengths: {buckets: 65}", "is 65; must be auto, a number of buckets from 1 to 64"),
         ("    lengths: {buckets: true}", "must be auto, a number of buckets or a list of lengths"),
         ("    lengths: {adapt: {minimise: padding}}", "minimise: is no setting any more; leave it"),
-        ("    lengths: {adapt: {minimise: padding}}", "policies.edges names what edges are chosen"),
+        ("    lengths: {adapt: {minimise: padding}}", "policies.edges names what edges minimise"),
         ("    policies: {hedging: none}", "must be one of quantile, multiple, got 'none'"),
         ("    hedge: {multiple: 1}", "multiple: is 1; must be a number, above 1 and at most 1000"),
         ("    policies: {edges: waste}", "must be one of seconds, padding, quantiles, got 'waste'"),
         ("    batch: {max_slo_share: 0}", "is 0; must be a number, above 0 and at most 1"),
         ("    batch: {fixed_size: 33}", "is 33, above max_size (32); must be at most 32"),
         ("    batch: {max_passed_over_ms: 50}", "is no setting any more; leave it out: "),
-        ("    batch: {max_passed_over_ms: 50}", "queue.ageing_ms says how long"),
+        ("    batch: {max_passed_over_ms: 50}", "queue.ageing_ms bounds how long"),
         ("    queue: {ageing_ms: 0}", "ageing_ms: is 0; must be a number, above 0"),
         ("    admission: {codel: {mode: on}}", "is true; must be off, observe or enforce"),
         ("    admission: {codel: {interval_ms: 10}}", "is 10, shorter than target_ms (20)"),
         ("    admission: {limit: {most: 15}}", "most: is 15; must be at least 16 (least)"),
         ("    admission: off", "admission: is false; must be a mapping"),
-        ("    admission: {modes: {codel: off}}", "must be a controller without parameters"),
+        ("    admission: {modes: {codel: off}}", "must be a controller that has no section"),
         ("    policies: {admission: [best]}", "must be one of feasibility, best_effort_capacity"),
-        ("    policies: {admission: [codel, codel]}", "names one twice: codel, codel"),
+        ("    policies: {admission: [codel, codel]}", "has a name twice (codel, codel)"),
         ("    policies: {admission: codel}", "policies.admission"),
         ("    policies: {preemption: best}", "must be one of least_urgent, least_work_lost, none"),
         ("    hedge: {mode: enforce}", "is 'enforce'; must be off, hedge or tied"),
@@ -135,8 +135,11 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("    lengths: {buckets: [true, 512]}", "buckets[0]: is True; must be a whole number"),
         ("gateway: {port: 0}", "gateway.port: is 0; must be a whole number, 1 to 65535"),
         ("gateway: {port: 65536}", "gateway.port: is 65536"),
-        ("gateway: {port: 9400}", "metrics_port: uses port 9400, which port has; must differ"),
-        ("gateway: {replicas: 2, port: 9401}", "uses port 9401, which port has"),
+        (
+            "gateway: {port: 9400}",
+            "metrics_port: uses port 9400, which port uses too; must be another port",
+        ),
+        ("gateway: {replicas: 2, port: 9401}", "uses port 9401, which port uses too"),
         ("gateway: {haproxy_stats_port: 9101}", "haproxy_metrics_port: uses port 9101"),
         ("gateway: {replicas: 2, metrics_port: 65535}", "too few ports"),
         ("gateway: {host: 'a b'}", "host: is 'a b'; must be text such as 127.0.0.1"),
@@ -148,7 +151,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("gateway: {priorities: [A]}", "priorities[0]: must be 1 to 32 of a-z 0-9 - _"),
         ("gateway: {priorities: [on]}", "priorities[0]: must be 1 to 32 of a-z 0-9 - _"),
         ("gateway: {priorities: []}", "must be a list of 1 to 16 names, the most urgent first"),
-        ("gateway: {priorities: [a, b, a]}", "priorities[2]: is a, which stands above already"),
+        ("gateway: {priorities: [a, b, a]}", "priorities[2]: is a, which is already in the list"),
         ("tenants: {a: {priority: urgent}}", "a.priority: is 'urgent'; must be one of interactive"),
         ("tenants: {a: {rate: {requests_per_s: 0}}}", "is 0; must be a number, above 0"),
         ("tenants: {a: {max_queue_rows: 0}}", "is 0; must be a whole number, 1 to 10000000"),
@@ -156,7 +159,10 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("tenants: {a: {models: [devise]}}", "models[0]: is 'devise'; must be one of device"),
         ("tenants: {a: {models: [5]}}", "models[0]: is 5; must be text; write it in quotes"),
         ("tenants: {a: {keys: [abc]}}", "keys[0]: must be sha256: followed by 64 digits"),
-        (f"tenants: {{default: {{keys: ['{HASH_1}']}}}}", "default is who calls without one"),
+        (
+            f"tenants: {{default: {{keys: ['{HASH_1}']}}}}",
+            "default stands for callers without a key",
+        ),
     ],
 )
 def test_each_mistake_says_where_and_what_is_right(
@@ -189,8 +195,8 @@ def test_no_models_at_all_are_refused(tmp_path: Path) -> None:
 def test_a_server_of_optional_models_alone_is_refused(tmp_path: Path) -> None:
     text = "models:\n  a: {runtime: synthetic, optional: true}\n"
     assert mistakes(tmp_path, text) == [
-        "2: models.a.optional: is true, as it is of all other models; must be false of one at "
-        "least, which readiness waits for"
+        "2: models.a.optional: is true for every model; must be false for at least one model, for "
+        "which the server's readiness waits"
     ]
 
 
@@ -351,7 +357,7 @@ def test_address_of_the_command_line_wins(tmp_path: Path) -> None:
 
 
 def test_port_of_the_command_line_may_not_collide(tmp_path: Path) -> None:
-    with pytest.raises(SettingsErrors, match="uses port 8404, which port has"):
+    with pytest.raises(SettingsErrors, match="uses port 8404, which port uses too"):
         with_address(load(write(tmp_path, FULL)), host=None, port=8404)
 
 

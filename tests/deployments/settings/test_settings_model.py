@@ -66,39 +66,39 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
     ("written", "message"),
     [
         (STREAM | {"batch": {"max_size": 4}}, "the engine batches by itself"),
-        (STREAM | {"policies": {"edges": "padding"}}, "nothing is padded where an engine batches"),
+        (STREAM | {"policies": {"edges": "padding"}}, "an engine batches by itself, unpadded"),
         (
             {
                 "runtime": "synthetic",
                 "lengths": {"max": 64, "buckets": [16, 64]},
                 "policies": {"edges": "padding"},
             },
-            "lengths.buckets lists edges, which stay",
+            "lengths.buckets lists fixed edges",
         ),
-        (STREAM | {"slo": {"latency_ms": 50}}, "what is promised is ttft_ms and tpot_ms"),
+        (STREAM | {"slo": {"latency_ms": 50}}, "task generate has ttft_ms and tpot_ms"),
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
-        (STREAM | {"slo": {"max_timeout_ms": 900}}, r"asks for nothing \(600000, timeout_ms\)"),
-        (STREAM | {"hedge": {"mode": "tied"}}, "nothing is staged at an engine"),
+        (STREAM | {"slo": {"max_timeout_ms": 900}}, r"names none \(timeout_ms, 600000\)"),
+        (STREAM | {"hedge": {"mode": "tied"}}, "no batch is staged at an engine"),
         (
             STREAM | {"queue": {"preempt_streams": True}, "policies": {"preemption": "none"}},
             "must be left out with policies.preemption none",
         ),
         (STREAM | {"replicas": {"slots": 3}}, "how many requests a replica holds"),
-        (STREAM | {"cache": {"max_bytes": 1000}}, "answers that stream are not kept"),
+        (STREAM | {"cache": {"max_bytes": 1000}}, "answers that stream are not cached"),
         (STREAM | {"coalesce": True}, "answers that stream are not shared"),
         (STREAM | {"lengths": {"truncate": True}}, "a prompt has no tensors"),
-        ({"runtime": "vllm", "source": "m"}, "must be generate, which is what vllm does"),
-        ({"runtime": "torch", "source": "m", "task": "generate"}, "which generates nothing"),
+        ({"runtime": "vllm", "source": "m"}, "must be generate, the only task of vllm"),
+        ({"runtime": "torch", "source": "m", "task": "generate"}, "which cannot generate"),
         ({"runtime": "synthetic", "slo": {"ttft_ms": 5}}, "only task generate has tokens"),
         (
             {"runtime": "synthetic", "queue": {"preempt_streams": True}},
             "run batches, which are not",
         ),
-        ({"runtime": "synthetic", "hedge": {"mode": "tied"}, "retry": False}, "nothing runs twice"),
-        ({"runtime": "synthetic", "lengths": {"input": "ids"}}, "has inputs of its own"),
+        ({"runtime": "synthetic", "hedge": {"mode": "tied"}, "retry": False}, "no row runs twice"),
+        ({"runtime": "synthetic", "lengths": {"input": "ids"}}, "has fixed inputs"),
         (
             {"runtime": "vllm", "source": "m", "task": "generate", "image": {"size": 8}},
-            "asked in its engine's words",
+            "takes prompts, not images",
         ),
         ({"runtime": "synthetic", "generation": {"output_weight": 3}}, "generates nothing"),
     ],
@@ -119,5 +119,5 @@ def test_defaults_written_out_are_no_mistake() -> None:
 def test_of_a_model_that_generates_lengths_may_be_recorded_and_prompts_not() -> None:
     assert model(record={"folder": "recorded", "max_requests": 5}).record.max_requests == 5
     for name in ("max_rows", "max_bytes"):
-        with pytest.raises(ValidationError, match="prompts are not kept, only their lengths"):
+        with pytest.raises(ValidationError, match="only the lengths of prompts are recorded"):
             model(record={"folder": "recorded", name: 2000 if name == "max_bytes" else 1})

@@ -23,7 +23,10 @@ def test_a_folder_that_another_model_has_is_refused(tmp_path: Path, again: str, 
     with pytest.raises(SettingsErrors) as refused:
         load(path)
     said = [str(each).removeprefix(f"{path}:") for each in refused.value.mistakes]
-    assert "3: models.b.record.folder: is models.a's; must be its own" in said
+    assert (
+        "3: models.b.record.folder: is also the folder of models.a; must be a folder of its own"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,9 @@ def test_a_folder_that_another_model_has_is_refused(tmp_path: Path, again: str, 
 def test_a_folder_is_known_however_it_is_written(tmp_path: Path, one: str, again: str) -> None:
     path = tmp_path / "some.yaml"
     path.write_text(FILE.replace("{folder: recorded}", f"{{folder: {one}}}") % (again, 8000))
-    with pytest.raises(SettingsErrors, match=r"models\.b\.record\.folder: is models\.a's"):
+    with pytest.raises(
+        SettingsErrors, match=r"models\.b\.record\.folder: is also the folder of models\.a"
+    ):
         load(path)
 
 

@@ -31,4 +31,4 @@ def test_agreement_needs_copies():
 
 
 def test_prompts_are_not_copied():
-    assert "answers are drawn" in refusal({"shadow_percent": 5}, task="generate")
+    assert "are sampled" in refusal({"shadow_percent": 5}, task="generate")

@@ -44,18 +44,19 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
     ("data", "said"),
     [
         (model(replicas={"count": 2, "min": 1, "max": 3}),
-         "models.m.replicas.count: is given beside min and max; must be left out, or alone for a "
-         "fixed number"),
+         "models.m.replicas.count: is given beside min and max; must be left out, or be alone for "
+         "a fixed number"),
         (model(replicas={"min": 3, "max": 2}), "models.m.replicas.max: is 2; must be at least 3"),
         (model(replicas={"groups": [{"name": "pool"}]}),
-         "models.m.replicas.groups[0].name: is pool, as the shared pool's replicas are called"),
+         "models.m.replicas.groups[0].name: is pool, the name of the shared pool's replicas"),
         (model(replicas={"groups": [{"name": "g", "count": 1, "max": 2}]}),
-         "models.m.replicas.groups[0]: g makes of the model what is none: replicas.count"),
+         "models.m.replicas.groups[0]: g is not valid together with the model's settings: "
+         "replicas.count"),
         (model(scaling={"spare": 1}),
-         "models.m.scaling.spare: stands with the replicas; must be written as replicas.spare"),
+         "models.m.scaling.spare: is not a field of scaling; must be given as replicas.spare"),
         (model(scaling={"policy": "fastest"}),
-         "models.m.scaling.policy: is 'fastest'; must be one of bursty, cost-first, diurnal, fixed,"
-         " latency-first, scale-to-zero, or a file that ends in .yaml"),
+         "models.m.scaling.policy: is 'fastest', which is no policy; must be one of bursty, "
+         "cost-first, diurnal, fixed, latency-first, scale-to-zero, or a file that ends in .yaml"),
         (model(scaling={"policy": ["fixed"]}),
          "models.m.scaling.policy: must be a policy's name, a file that ends in .yaml, or a "),
         (model(scaling={"windows_s": [8, 4]}),
@@ -70,9 +71,9 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
         (model() | {"scaling": {"pool": {"models": ["x"]}}},
          "scaling.pool.models[0]: is 'x'; must be one of m"),
         (model() | {"scaling": {"pool": {"models": "some"}}},
-         "scaling.pool.models: must be all or a list of models' names"),
+         "scaling.pool.models: must be all, or a list of names of models"),
         (model(task="generate") | {"scaling": {"pool": {"models": ["m"]}}},
-         "scaling.pool.models[0]: is m, which generates; the pool holds models that are asked in"),
+         "scaling.pool.models[0]: is m, which has task generate; the pool holds only"),
         (model() | {"scaling": {"pool": {"num_gpus": 1.5}}}, "scaling.pool.num_gpus: is 1.5"),
         (model() | {"scaling": {"budget": {"resources": {"GPU": 1}}}}, "must be given as num_gpus"),
     ],
@@ -149,7 +150,7 @@ def test_a_policys_file_that_is_no_mapping_is_refused(file: Path, text: str):
 def test_a_model_that_nothing_would_ever_start_is_refused(tmp_path, scaling, replicas, mode):
     written = f"models: {{m: {{runtime: synthetic, scaling: {scaling}, replicas: {replicas}}}}}"
     (tmp_path / "s.yaml").write_text(written)
-    with pytest.raises(SettingsErrors, match=f"m.scaling: has mode {mode}, and replicas.min is 0"):
+    with pytest.raises(SettingsErrors, match=f"m.scaling: has mode {mode}, but replicas.min is 0"):
         load(tmp_path / "s.yaml")
 
 

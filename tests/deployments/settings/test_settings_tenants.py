@@ -33,7 +33,7 @@ def test_a_gateway_that_is_open_has_no_tenants_with_keys(tmp_path: Path) -> None
 
 def test_a_list_of_keys_whose_lines_were_taken_away_is_refused(tmp_path: Path) -> None:
     (only,) = mistakes(tmp_path, DEVICE + "tenants: {a: {keys: }}\n")
-    assert "tenants.a.keys: is empty; must be a list of hashes, [] if nobody" in only
+    assert "tenants.a.keys: is empty; must be a list of hashes, or [] if nobody" in only
 
 
 def test_an_emptied_list_of_keys_is_not_the_same_as_none(tmp_path: Path) -> None:

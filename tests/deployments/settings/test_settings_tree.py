@@ -108,7 +108,7 @@ def test_places_outside_the_tree_are_none() -> None:
 def test_a_key_belongs_to_one_tenant_once() -> None:
     key = "sha256:" + "a" * 64
     for tenants in ({"a": {"keys": [key, key]}}, {"a": {"keys": [key]}, "b": {"keys": [key]}}):
-        with pytest.raises(ValidationError, match="is a key of tenant a already"):
+        with pytest.raises(ValidationError, match="is already a key of tenant a"):
             TenantsSettings.model_validate({"tenants": tenants})
 
 

@@ -137,7 +137,7 @@ def test_files_of_a_folder_say_it_together(tmp_path: Path) -> None:
     (tmp_path / "more.yaml").write_text("tenants: {a: {weight: 4}}\n")
     assert not live.refresh()
     assert live.problem is not None
-    assert "tenants.a.weight: stands in another file of the folder too" in live.problem
+    assert "tenants.a.weight: is also in another file of the folder" in live.problem
 
 
 def test_keys_that_vanish_from_a_folder_do_not_open_the_door(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_reference_that_is_none_is_refused(folder, against):
     if against == "torch:":
         assert runtime_label(reference_for(candidate(folder), against)) == "torch fp32"
         return
-    with pytest.raises(CannotVerify, match="is no RUNTIME or RUNTIME:PRECISION"):
+    with pytest.raises(CannotVerify, match="is not valid; must be RUNTIME or RUNTIME:PRECISION"):
         reference_for(candidate(folder), against)
 
 

@@ -72,7 +72,7 @@ def test_the_user_s_samples_are_run_and_what_they_lack_is_drawn(
     ("arguments", "said"),
     [
         (["--against", "openvino"], "is what is to be verified"),
-        (["--against", "nothing"], "'nothing' is no RUNTIME"),
+        (["--against", "nothing"], "'nothing' is not valid; must be RUNTIME"),
         (["--samples", "199"], "Invalid value for '--samples'"),
         (["--samples-file", "none.npz"], "no such file"),
         (["--top1", "2"], "Invalid value for '--top1'"),
