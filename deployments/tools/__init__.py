@@ -1,1 +1,1 @@
-"""The command line's own work: serve, control, profile, verify, record, simulate."""
+"""What the commands of `headrace` do: serve, control, profile, verify, record, simulate."""

@@ -1,7 +1,7 @@
-"""`headrace cluster env | check`: what a node's `ray start` wants, and whether a cluster has it.
+"""`headrace cluster env | check`: the environment that a node needs, and whether a cluster has it.
 
-Neither imports Ray here: `env` prints data, `check` sends a job to the cluster and judges what it
-brings back.
+Neither command imports Ray: `env` prints data; `check` sends a job to the cluster and judges its
+findings.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ _SAYS = {
 
 
 def gateway_of(file: Path | None) -> GatewaySettings:
-    """As many nodes take it; without a file, by default. Raises SettingsErrors."""
+    """The gateway's settings for a cluster of several nodes; the defaults without a file. Raises
+    SettingsErrors."""
     settings = GatewaySettings() if file is None else load(file, here=False).gateway
     return addresses.in_cluster(settings)
 
 
 def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
-    """Prints the variables; the exit code."""
+    """Print the variables. Returns the exit code."""
     gateway = gateway_of(file)
     try:
         program = _program(gateway)
@@ -88,7 +89,7 @@ def exports(wanted: Sequence[Variable]) -> str:
 
 
 def check(file: Path | None, address: str | None, as_json: bool) -> int:
-    """Asks every node and prints what is wrong; the exit code.
+    """Ask every node and print what is wrong. Returns the exit code.
 
     Raises SettingsErrors, and ClusterError where the cluster does not answer.
     """
@@ -117,7 +118,7 @@ def jobs_of(address: str | None) -> RayJobs:
 
 
 def asked(jobs: RayJobs, question: node_facts.Question) -> list[node_facts.NodeFacts]:
-    """What the nodes say. Raises JobFailed, ClusterError."""
+    """The findings of every node. Raises JobFailed, ClusterError."""
     told = shlex.quote(json.dumps(asdict(question)))
     output = jobs.run(f"{_PYTHON} -m {node_survey.__name__} {told}", _CHECK_S)
     nodes = node_survey.read(output)

@@ -1,7 +1,6 @@
-"""The command line's groups, `headrace key`, `rollout`, `cluster` and `plan`: what their commands
-are told.
+"""Arguments and help of the command groups `headrace key`, `rollout`, `cluster` and `plan`.
 
-The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
+Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -27,23 +26,25 @@ def key() -> None:
 _url = click.option(
     "--url",
     metavar="URL",
-    help="Of a server's gateways, with an operator's key in $HEADRACE_OPERATOR_KEY.",
+    help="Gateways of a running server; an operator's key is read from $HEADRACE_OPERATOR_KEY.",
 )
 
 
 @key.command()
-@click.option("--tenant", metavar="NAME", help="Whose it will be.")
-@click.option("--operator", is_flag=True, help="An operator's: it sees all, and runs no model.")
-@click.option("--id", "key_id", metavar="ID", help="What it is called; unset, by its hash.")
-@click.option("--expires", "lives_s", type=Duration(), help="It ends after: 12h, 90d.")
+@click.option("--tenant", metavar="NAME", help="The tenant that the key is for.")
+@click.option(
+    "--operator", is_flag=True, help="Make an operator's key: it sees all, and cannot run a model."
+)
+@click.option("--id", "key_id", metavar="ID", help="Name of the key; unset, its hash's beginning.")
+@click.option("--expires", "lives_s", type=Duration(), help="The key ends after: 12h, 90d.")
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="MODEL",
-    help="Only for this model, or `model:adapter`; repeatable.",
+    help="The key is only for this model, or `model:adapter`; repeatable.",
 )
-@click.option("--file", type=_FILE, help="Write its hash into this settings or tenants file.")
+@click.option("--file", type=_FILE, help="Write the key's hash into this settings or tenants file.")
 def new(
     tenant: str | None,
     operator: bool,
@@ -52,11 +53,11 @@ def new(
     models: tuple[str, ...],
     file: Path | None,
 ) -> None:
-    """Make a key; its hash goes into the settings, the key to the tenant."""
+    """Make a key. Its hash goes into the settings; the key itself goes to the tenant."""
     if operator and (tenant or models):
-        raise click.UsageError("an operator's key is no tenant's and runs no model")
+        raise click.UsageError("--operator cannot be combined with --tenant or --model")
     if file is not None and not operator and tenant is None:
-        raise click.UsageError("--file needs --tenant NAME or --operator: whose key is it?")
+        raise click.UsageError("--file needs --tenant NAME or --operator, to say whose key it is")
     from deployments.tools.keys import NewKey
     from deployments.tools.keys import new as make
 
@@ -68,7 +69,7 @@ def new(
 @port_of_server
 @_url
 def list_keys(file: Path | None, port: int | None, url: str | None) -> None:
-    """Show all keys of FILE, or of a running server: whose they are, until when, their state."""
+    """Show all keys of FILE, or of a running server: id, owner, state and expiry."""
     from deployments.tools.keys import show
 
     sys.exit(show(file, port, url))
@@ -76,16 +77,17 @@ def list_keys(file: Path | None, port: int | None, url: str | None) -> None:
 
 @key.command()
 @click.argument("name", metavar="ID")
-@click.option("--file", type=_FILE, help="Take it out of this settings or tenants file.")
+@click.option("--file", type=_FILE, help="Remove the key from this settings or tenants file.")
 @port_of_server
 @_url
 def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> None:
-    """End a key, by its id or hash: at a running server at once and for good.
+    """Revoke a key, by its id or hash: at a running server, at once and for good.
 
-    With --file it is taken out of that file, and a server is told where --port or --url names it.
+    With --file the key is removed from that file, and a server is told only if --port or --url
+    names one.
     """
     if port is not None and url is not None:
-        raise click.UsageError("--port and --url are two ways to a server; must be one of them")
+        raise click.UsageError("--port and --url both name a server; must be one of them")
     from deployments.tools.keys import revoke as end
 
     sys.exit(end(name, file, port, url))
@@ -93,7 +95,7 @@ def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> N
 
 @click.group()
 def rollout() -> None:
-    """New versions that take a model over step by step (docs/rollouts.md)."""
+    """Rollouts: new versions that replace a model's live one step by step (docs/rollouts.md)."""
 
 
 @rollout.command("status")
@@ -111,7 +113,7 @@ def rollout_status(model: str | None, port: int | None, as_json: bool) -> None:
 @click.argument("model")
 @port_of_server
 def promote(model: str, port: int | None) -> None:
-    """Put MODEL's new version in the live one's place now, whatever is still to be seen of it."""
+    """Let MODEL's new version replace the live one now, without its remaining steps."""
     from deployments.tools.rollout import promote as decide
 
     sys.exit(decide(model, port))
@@ -122,7 +124,7 @@ def promote(model: str, port: int | None) -> None:
 @click.option("--reason", default="", help="Why, for the audit log.")
 @port_of_server
 def abort(model: str, reason: str, port: int | None) -> None:
-    """Take MODEL's new version away; the live one goes on as it is."""
+    """Remove MODEL's new version; the live version goes on unchanged."""
     from deployments.tools.rollout import abort as decide
 
     sys.exit(decide(model, reason, port))
@@ -132,9 +134,9 @@ def abort(model: str, reason: str, port: int | None) -> None:
 @click.argument("model")
 @port_of_server
 def rollback(model: str, port: int | None) -> None:
-    """Put the version of MODEL that ran before the present one, at once.
+    """Replace MODEL's version by the one that ran before it, at once.
 
-    Each time one further back; a server knows the last five versions since it started.
+    Each call goes one version further back. A server knows the last five since it started.
     """
     from deployments.tools.rollout import rollback as back
 
@@ -149,11 +151,11 @@ def cluster() -> None:
 @cluster.command()
 @click.argument("file", type=_FILE, required=False)
 @click.option(
-    "--layer", "layers", multiple=True, type=_LAYERS, help="Only what this layer says; repeatable."
+    "--layer", "layers", multiple=True, type=_LAYERS, help="Only this layer's; repeatable."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of shell.")
 def env(file: Path | None, layers: tuple[str, ...], as_json: bool) -> None:
-    """Print what must be exported on a node before `ray start`, for FILE's gateway.
+    """Print the variables to export on a node before `ray start`, for FILE's gateway.
 
     eval "$(headrace cluster env FILE)" && ray start …
     """
@@ -167,24 +169,24 @@ def env(file: Path | None, layers: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--address",
     metavar="URL",
-    help="Of the cluster's dashboard; unset, $RAY_API_SERVER_ADDRESS or this machine's.",
+    help="The cluster's dashboard; unset, $RAY_API_SERVER_ADDRESS or this machine's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def check(file: Path | None, address: str | None, as_json: bool) -> None:
-    """Ask every node of a Ray cluster whether it can serve FILE; say what is wrong."""
+    """Check whether every node of a Ray cluster can serve FILE; show what is wrong."""
     from deployments.tools.cluster import check as ask
 
     sys.exit(ask(file, address, as_json))
 
 
 _namespace = click.option(
-    "-n", "--namespace", metavar="NAMESPACE", help="The release's; unset, the context's own."
+    "-n", "--namespace", metavar="NAMESPACE", help="The release's namespace; unset, the context's."
 )
 _context = click.option(
-    "--context", metavar="CONTEXT", help="Of the kubeconfig; unset, its current."
+    "--context", metavar="CONTEXT", help="Context of the kubeconfig; unset, its current one."
 )
 _release = click.option(
-    "--release", metavar="RELEASE", help="Which one, where the namespace has several."
+    "--release", metavar="RELEASE", help="The release, if the namespace has several."
 )
 
 
@@ -194,7 +196,7 @@ _release = click.option(
 @_context
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def status(release: str | None, namespace: str | None, context: str | None, as_json: bool) -> None:
-    """Show a release on Kubernetes: its pods, where they run, what each waits for.
+    """Show a release on Kubernetes: its pods, where they run, and what each waits for.
 
     Reads with your kubeconfig; needs the extra `k8s` (docs/kubernetes.md).
     """
@@ -211,7 +213,7 @@ def status(release: str | None, namespace: str | None, context: str | None, as_j
 def why(
     target: str | None, namespace: str | None, context: str | None, release: str | None
 ) -> None:
-    """Say of each thing on Kubernetes that is not well what it waits for, and what would help."""
+    """Explain what is not well on Kubernetes: what each thing waits for, and what would help."""
     from deployments.tools.kube.commands import why as explain
 
     sys.exit(explain(target, namespace, context, release))
@@ -222,16 +224,18 @@ def why(
 @_namespace
 @_context
 @_release
-@click.option("--since", type=Duration(), help="Only what is younger: 90s, 10m, 2h, 1d.")
-@click.option("--tail", type=click.IntRange(1), help="Only so many last lines of each pod.")
+@click.option("--since", type=Duration(), help="Only lines younger than this: 90s, 10m, 2h, 1d.")
+@click.option("--tail", type=click.IntRange(1), help="Only the last lines of each pod.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("-p", "--previous", is_flag=True, help="Of containers before their last restart.")
+@click.option(
+    "-p", "--previous", is_flag=True, help="Logs of containers before their last restart."
+)
 def logs(
     target: str, namespace: str | None, context: str | None, release: str | None, **options: Any
 ) -> None:
-    """Print what the pods of a model, of gateways or of the head printed, merged, by pod.
+    """Print the logs of the pods of a model, of gateways or of the head, merged.
 
-    A model's pods are those of the groups that its replicas fit in.
+    A model's pods are those of the worker groups that its replicas fit in.
     """
     from deployments.tools.kube.commands import logs as show
     from deployments.tools.kube.merged_logs import LogOptions

@@ -1,4 +1,4 @@
-"""What the files of the command line share: how arguments are written, and how work is called."""
+"""What the modules of the command line share: types of arguments, and calls of a command's work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ port_of_server = click.option(
 address_of_cluster = click.option(
     "--address",
     metavar="URL",
-    help="Of a Ray cluster's dashboard (http://HEAD:8265): that cluster, not a server started "
-    "here. Its token is $RAY_AUTH_TOKEN.",
+    help="Dashboard of a Ray cluster (http://HEAD:8265): acts on that cluster, not on a server "
+    "started here. The dashboard's token is read from $RAY_AUTH_TOKEN.",
 )
 
 
@@ -31,7 +31,9 @@ class Replicas(click.ParamType[int | None]):
         if value == "auto":
             return None
         if not (isinstance(value, int) or str(value).isdecimal()):
-            self.fail(f"{value!r} is no number of replicas; must be 0 or more, or auto", param, ctx)
+            self.fail(
+                f"{value!r} is not a number of replicas; must be 0 or more, or auto", param, ctx
+            )
         return int(value)
 
 
@@ -44,12 +46,12 @@ class Duration(click.ParamType[int]):
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         number, unit = (value[:-1], value[-1:]) if value[-1:] in self._UNITS else (value, "s")
         if not (number.isdecimal() and int(number) > 0):
-            self.fail(f"{value!r} is no time; must be like 90s, 10m, 2h or 1d", param, ctx)
+            self.fail(f"{value!r} is not a duration; must be like 90s, 10m, 2h or 1d", param, ctx)
         return int(number) * self._UNITS[unit]
 
 
 def function(module: str, name: str) -> Callable[..., Any]:
-    """Imported now, not before: whoever asks for `--help` waits for no import."""
+    """The named function. Its module is imported now, not earlier, so that `--help` is instant."""
     from importlib import import_module
 
     found: Callable[..., Any] = getattr(import_module(module), name)
@@ -57,12 +59,12 @@ def function(module: str, name: str) -> Callable[..., Any]:
 
 
 def call(module: str, name: str, *args: Any, **kwargs: Any) -> None:
-    """Calls a function that gives an exit code, and exits with it."""
+    """Call a function that returns an exit code, and exit with that code."""
     sys.exit(function(module, name)(*args, **kwargs))
 
 
 def say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Of the package, and how its scheduling core was installed: as Python or as C."""
+    """Print the package's version, and whether its scheduling core is interpreted or compiled."""
     if not is_asked or context.resilient_parsing:
         return
     from importlib.metadata import version
@@ -76,7 +78,7 @@ def say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> N
 
 
 def built_in_example() -> Path:
-    """`minilm.yaml` as it was installed."""
+    """The path of the installed `minilm.yaml`, the default settings file."""
     from importlib.resources import files
 
     return Path(str(files("examples").joinpath("minilm.yaml")))

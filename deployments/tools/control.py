@@ -1,8 +1,8 @@
-"""The command line's way to a running Headrace on this machine: its host's control socket.
+"""Commands on a server of this machine, by its control socket: `status`, `apply`, `diff`, `stop` …
 
-One request a connection, one JSON line each way, over a Unix socket in its run folder; so
-`status`, `apply`, `freeze` and `stop` need not import Ray. On Kubernetes the same is done by the
-cluster's own means.
+Each request is a connection to the host's Unix socket in its run folder, with one JSON line each
+way, so these commands need not import Ray. For Ray clusters see `remote.py`; on Kubernetes the
+cluster's own tools do this.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _STOP_S = 86_400.0
 
 
 class ServerRefused(Exception):
-    """The host refused; the message says why."""
+    """The server's host refused; the message says why."""
 
 
 def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dict[str, Any]:
-    """One question to the host on `port`. Raises NoServer or ServerRefused."""
+    """The answer of the host on `port` to one request. Raises NoServer or ServerRefused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as conn:
         conn.settimeout(timeout_s)
         try:
@@ -47,25 +47,27 @@ def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dic
                 line = lines.readline()
         except TimeoutError as late:
             raise ServerRefused(
-                f"no answer within {timeout_s:g} s; it may still come about"
+                f"the server did not answer within {timeout_s:g} s; it may still do what was asked"
             ) from late
         except OSError:
             line = b""
-    answer: dict[str, Any] = json.loads(line) if line else {"error": "the host went away"}
+    answer: dict[str, Any] = (
+        json.loads(line) if line else {"error": "the server ended before it answered"}
+    )
     if "error" in answer:
         raise ServerRefused(answer["error"])
     return answer
 
 
 def status(port: int | None) -> StatusSnapshot:
-    """Of the server on `port`, or of the only one there is. Raises NoServer."""
+    """The status of the server on `port`, or of the only one. Raises NoServer, ServerRefused."""
     state = find(port, state_folder())
     return ask(state.port, {"do": "status"})  # type: ignore[return-value]
 
 
 def apply(path: Path, port: int | None, wait_for: WaitFor | None = None) -> int:
-    """Sends the file's path and prints what it changed; the exit code, which is that of `wait_for`
-    where rollouts began. Raises SettingsErrors."""
+    """Apply a settings file to a running server, and print what changed. Returns the exit code:
+    that of `wait_for`, if rollouts began. Raises SettingsErrors, NoServer."""
     load(path)
     state = find(port, state_folder())
     try:
@@ -79,8 +81,8 @@ def apply(path: Path, port: int | None, wait_for: WaitFor | None = None) -> int:
 
 
 def diff(path: Path, port: int | None) -> int:
-    """Says what `apply` would restart, and why; the exit code. Raises SettingsErrors, NoServer and
-    ServerRefused."""
+    """Print what `apply` would restart, and why. Returns the exit code. Raises SettingsErrors,
+    NoServer and ServerRefused."""
     load(path)
     state = find(port, state_folder())
     changes = ask(state.port, {"do": "diff", "path": str(path.resolve())}, _APPLY_S)
@@ -92,8 +94,8 @@ def diff(path: Path, port: int | None) -> int:
 
 
 def freeze(frozen: bool, port: int | None) -> int:
-    """Freezes the controllers of all models, or lets them learn again; the exit code. Waits for no
-    change that is under way. Raises NoServer."""
+    """Freeze the controllers of all models, or let them learn again. Returns the exit code. Does
+    not wait for changes under way. Raises NoServer."""
     state = find(port, state_folder())
     try:
         changes = ask(state.port, {"do": "freeze", "frozen": frozen}, _APPLY_S)
@@ -111,8 +113,9 @@ def _say(changes: dict[str, Any]) -> None:
 
 
 def stop(port: int | None) -> int:
-    """Asks the host to drain and end, and waits for it; ends what a killed one left. The exit code.
-    Raises NoServer when there is neither."""
+    """Ask the host to drain and end, and wait for it; also end processes that a killed host left.
+    Returns the exit code. Raises NoServer if there is neither, ServerRefused if one does not end.
+    """
     folder = state_folder()
     try:
         state = find(port, folder)
@@ -131,8 +134,8 @@ def stop(port: int | None) -> int:
 
 
 def _clear_orphans(port: int | None, folder: Path) -> int:
-    """Of the dead servers on a port, or on all; how many of them had left processes, each of which
-    a line was said of. Raises ServerRefused when one does not end."""
+    """End the processes that dead servers left, on one port or on all, with a line for each server.
+    Returns how many servers had left some. Raises ServerRefused if a process does not end."""
     known = server_files.listing(folder) if port is None else server_files.known(port, folder)
     dead = [state for state in known if not state.alive]
     try:

@@ -1,4 +1,4 @@
-"""What `headrace check` says of a file that is fine: what each model's policy will do."""
+"""What does each model's scaling policy do? `headrace check` prints it for a valid file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from deployments.settings.tree import Settings
 
 
 def scaling_lines(settings: Settings) -> Iterator[str]:
-    """Of models whose number of replicas is decided, or was to be; a fixed one explains itself."""
+    """Lines about each model that has a range of replicas or a `scaling` section. A fixed number
+    needs no explanation."""
     terms = scaling_document(settings).settings.models
     for name, model in settings.models.items():
         if _is_scaled(model):

@@ -1,7 +1,8 @@
 """`headrace key new | list | revoke`: keys of tenants and operators, in a file or a running server.
 
-A key is printed once, when it is made, and stands nowhere else: files hold its hash. Revoking at a
-running server holds at once and for good; in a file, from the next time that it is applied.
+A key is printed once, when it is made, and stored nowhere; files hold only its hash. A key that is
+revoked at a running server ends at once and for good. A key that is removed from a file ends when
+the file is applied.
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ from deployments.tools.tenants_file import add_key, as_item, remove_key, tenants
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """`tenant`: None of an operator's, and where nobody said. `lives_s`: seconds from now on that
-    it is good, None: for ever."""
+    """The key that the command line asks for."""
 
-    tenant: str | None = None
+    tenant: str | None = None  # None: an operator's key, or no tenant was named
     is_operators: bool = False
     id: str | None = None
-    lives_s: int | None = None
-    models: tuple[str, ...] = ()
+    lives_s: int | None = None  # seconds from now until it expires; None: never
+    models: tuple[str, ...] = ()  # empty: all models
 
     def settings(self, hashed: str, wall_s: float) -> dict[str, Any]:
         said: dict[str, Any] = {"id": self.id, "hash": hashed}
@@ -47,8 +47,8 @@ class NewKey:
 
 
 def new(wanted: NewKey, file: Path | None) -> int:
-    """Makes a key, and writes its hash into a file or says what to write. Raises SettingsErrors and
-    CannotEdit, before anything was shown."""
+    """Make a key and print it; write its hash into `file`, or print what to write. Returns the exit
+    code. Raises SettingsErrors and CannotEdit, both before anything is printed."""
     made, hashed = new_key()
     settings = wanted.settings(hashed, time.time())
     owner = "operators" if wanted.is_operators else f"tenant {wanted.tenant}"
@@ -69,7 +69,7 @@ def new(wanted: NewKey, file: Path | None) -> int:
 
 
 def show(file: Path | None, port: int | None, url: str | None) -> int:
-    """Ids, owners, ends and states. Of a running server unless there is a file."""
+    """Print the keys of `file`, or else of a running server. Returns the exit code."""
     if file is not None:
         rows = key_rows(tenants_of(file), (), time.time())
     elif url is not None:
@@ -77,28 +77,29 @@ def show(file: Path | None, port: int | None, url: str | None) -> int:
     else:
         rows = ask(find(port, state_folder()).port, {"do": "keys"})["keys"]
     if not rows:
-        click.echo("nobody has a key")
+        click.echo("there are no keys")
     for line in _table(rows):
         click.echo(line)
     return 0
 
 
 def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> int:
-    """Tells a running server, where one is named or no file is; and takes it out of the file, where
-    one is given: afterwards, since that may be where the server looks what it is called."""
+    """Revoke a key at a running server (if one is named, or no file is), and remove it from the
+    file, if one is given. The file comes last: the server may read it to find the key by its id.
+    """
     if url is not None:
         _say(operator.revoke(name, url), url)
         if file is None:
-            click.echo("take it out of the server's settings too, or of where it has its tenants")
+            click.echo("remove it from the server's settings file or tenants file too")
     elif file is None or port is not None:
         state = find(port, state_folder())
         _say(ask(state.port, {"do": "revoke", "key": name}), f"port {state.port}")
         if file is None:
-            click.echo(f"take it out of {state.settings_path} too, or of where it has its tenants")
+            click.echo(f"remove it from {state.settings_path} or the tenants file too")
     if file is not None:
         with _audited("key revoke", f"key {audit.nameable(name)}", file):
             owner = remove_key(file, name)
-        click.echo(f"{file}: {name} of {owner} is gone from it")
+        click.echo(f"{file}: removed {name} of {owner}")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""The command line's work on one model, without a server: `verify`, `record`, `fingerprint`,
-`profile`; and on the files of all of them, `stage`.
+"""Arguments and help of the commands that need no server: `verify`, `record`, `fingerprint`,
+`profile` (of one model) and `stage` (of a file's models).
 
-The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
+Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deployments.tools.command_line import FILE, built_in_example, call
 _LIMIT = click.FloatRange(min=0)
 _SHARE = click.FloatRange(0, 1)
 _file_of_model = click.option(
-    "-f", "--file", type=FILE, help="Settings file that has MODEL; without it, the example's."
+    "-f", "--file", type=FILE, help="Settings file that has MODEL; unset, the example's."
 )
 
 
@@ -24,20 +24,20 @@ _file_of_model = click.option(
 @click.argument("model")
 @_file_of_model
 @click.option("--against", metavar="RUNTIME[:PRECISION]", help="Reference; unset, see the docs.")
-@click.option("--artifact", type=FILE, help="What the reference runs, instead of MODEL's own.")
-@click.option("--samples", type=click.IntRange(200), help="Rows to compare at least.")
-@click.option("--samples-file", type=FILE, help="Those rows: .jsonl, .npz or a recorded folder.")
-@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn.")
+@click.option("--artifact", type=FILE, help="Artifact of the reference; unset, MODEL's own.")
+@click.option("--samples", type=click.IntRange(200), help="Least number of rows to compare.")
+@click.option("--samples-file", type=FILE, help="The rows: .jsonl, .npz or a recorded folder.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the random rows.")
 @click.option("--max-abs", type=_LIMIT, help="Largest absolute error allowed.")
 @click.option("--mean-abs", type=_LIMIT, help="Largest mean absolute error allowed.")
 @click.option("--max-rel", type=_LIMIT, help="Largest relative error allowed.")
 @click.option("--mean-rel", type=_LIMIT, help="Largest mean relative error allowed.")
-@click.option("--cosine", type=click.FloatRange(-1, 1), help="Least cosine of a row.")
-@click.option("--top1", type=_SHARE, help="Least share of equal best classes.")
+@click.option("--cosine", type=click.FloatRange(-1, 1), help="Least cosine similarity of a row.")
+@click.option("--top1", type=_SHARE, help="Least share of rows with the same best class.")
 @click.option(
-    "--layers", is_flag=True, help="Find the first tensor inside that drifts, and a cure."
+    "--layers", is_flag=True, help="Find the first tensor inside that drifts, and a remedy."
 )
-@click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
+@click.option("--report", type=FILE, help="Write the report to this file (.md, else JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def verify(model: str, file: Path | None, **options: Any) -> None:
     """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
@@ -57,7 +57,7 @@ def verify(model: str, file: Path | None, **options: Any) -> None:
 @_file_of_model
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for the joined files.")
 def record(model: str, file: Path | None, to: Path | None) -> None:
-    """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
+    """Join what gateways recorded of MODEL (models.<name>.record), for calibration and replay."""
     call("deployments.tools.record", "show", file or built_in_example(), model, to)
 
 
@@ -66,7 +66,7 @@ def record(model: str, file: Path | None, to: Path | None) -> None:
 @_file_of_model
 @click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
 def fingerprint(model: str, file: Path | None, write: bool) -> None:
-    """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""
+    """Show how MODEL's inputs are prepared; a stored fingerprint is compared at every start."""
     call("deployments.tools.verify.stamp", "stamp", file or built_in_example(), model, write=write)
 
 
@@ -75,13 +75,13 @@ def fingerprint(model: str, file: Path | None, write: bool) -> None:
 @click.option(
     "--convert",
     is_flag=True,
-    help="Also convert what backends convert, by loading each model that needs no GPU.",
+    help="Also convert the files as backends do, by loading each model that needs no GPU.",
 )
 def stage(file: Path, convert: bool) -> None:
-    """Bring the models' files of FILE to this node's cache, before a replica needs them.
+    """Bring the files of FILE's models to this node's cache, before a replica needs them.
 
-    What is there already is not fetched again; what was cut is resumed. Safe beside replicas that
-    start. Relative paths are looked for below $HEADRACE_SOURCES, else beside FILE.
+    Files that are there are not fetched again; interrupted ones are resumed. It is safe to run
+    while replicas start. Relative paths are below $HEADRACE_SOURCES, else beside FILE.
     """
     call("deployments.tools.stage", "stage", file, convert=convert)
 
@@ -94,12 +94,12 @@ def stage(file: Path, convert: bool) -> None:
     type=click.FloatRange(1, 86_400),
     default=60.0,
     show_default=True,
-    help="How long to measure, beside loading and warm-up.",
+    help="How long to measure, besides loading and warm-up.",
 )
 @click.option(
     "--lengths",
     type=FILE,
-    help="How long rows are: one length a line, a recording (.csv, .jsonl) or a scenario.",
+    help="Lengths of rows: one a line, a recording (.csv, .jsonl) or a scenario.",
 )
 @click.option(
     "--compare", metavar="RUNTIME[:PRECISION],…", help="Find the fastest backend instead."
@@ -108,7 +108,7 @@ def stage(file: Path, convert: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("--html", type=FILE, help="Write tables and pictures into this file.")
 @click.option("--trace", type=FILE, help="Write a Chrome trace of every batch into this file.")
-@click.option("--seed", type=int, default=0, help="Decides every random choice.")
+@click.option("--seed", type=int, default=0, help="Seed of every random choice.")
 def profile(
     model: str | None,
     file: Path | None,
@@ -118,15 +118,15 @@ def profile(
     compare: str | None,
     **output: Any,
 ) -> None:
-    """Measure what MODEL costs on this machine, and store what serve starts from.
+    """Measure what MODEL's batches cost on this machine, and store the profile for serve.
 
-    MODEL may be left out where the settings have only one.
+    MODEL may be left out if the settings have only one.
     """
     from deployments.tools.profile.command import ProfileOutput
     from deployments.tools.profile.subject import ProfileOptions
 
     if seconds != seconds:
-        raise click.BadParameter("nan is no number of seconds", param_hint="--seconds")
+        raise click.BadParameter("is nan; must be a number of seconds", param_hint="--seconds")
     options = ProfileOptions(file or built_in_example(), model, seconds, lengths, seed)
     if compare is None:
         call("deployments.tools.profile.command", "profile", options, ProfileOutput(**output))

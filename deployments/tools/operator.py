@@ -1,4 +1,7 @@
-"""The command line's way to a running server through its gateways, with an operator's key."""
+"""Commands on a running server through its gateways (`--url`), with an operator's key.
+
+The key is read from $HEADRACE_OPERATOR_KEY. All functions raise OperatorRefused.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,30 @@ _ANSWER_S = 15.0
 
 
 class OperatorRefused(Exception):
-    """The server did not do it; the message says why."""
+    """The server did not do what was asked; the message says why."""
 
 
 def status(url: str) -> StatusSnapshot:
-    """Raises OperatorRefused."""
+    """The server's status, with its URL."""
     found = _ask("GET", url, "/admin/status")
     return {"url": url, **found}  # type: ignore[typeddict-item]
 
 
 def freeze(frozen: bool, url: str) -> int:
-    """Raises OperatorRefused."""
+    """Freeze the controllers of all models, or let them learn again. Returns the exit code."""
     _ask("PUT", url, "/admin/controllers", json={"frozen": frozen})
     click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
     return 0
 
 
 def keys(url: str) -> list[KeyRow]:
-    """Raises OperatorRefused."""
+    """The keys of tenants and operators that the server knows."""
     found: list[KeyRow] = _ask("GET", url, "/admin/keys")["keys"]
     return found
 
 
 def revoke(name: str, url: str) -> dict[str, Any]:
-    """Raises OperatorRefused."""
+    """Revoke a key, by its id or hash. Returns the server's answer: the key's id and owner."""
     return _ask("POST", url, "/admin/keys/revoke", json={"key": name})
 
 
@@ -53,9 +56,13 @@ def _ask(method: str, url: str, path: str, **body: Any) -> dict[str, Any]:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise OperatorRefused(f"{url} does not answer: {error}") from None
     except ValueError:
-        raise OperatorRefused(f"{url} is no gateway of Headrace ({answer.status_code})") from None
+        raise OperatorRefused(
+            f"{url} is not a gateway of Headrace: it answered {answer.status_code} without JSON"
+        ) from None
     if answer.status_code == 401:
-        raise OperatorRefused(f"{found.get('error', 'refused')}; its key is read from ${KEY}")
+        raise OperatorRefused(
+            f"{found.get('error', 'refused')}; the operator's key is read from ${KEY}"
+        )
     if answer.status_code != 200:
         raise OperatorRefused(str(found.get("error", answer.status_code)))
     return found

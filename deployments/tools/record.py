@@ -1,9 +1,10 @@
-"""`headrace record`: what was recorded of a model, put together for calibration and replay.
+"""`headrace record`: joins what gateways recorded of a model, for calibration and replay.
 
-Joins what each gateway wrote (`parts/*`) into `samples.npz` and `trace.csv`, while gateways go on
-recording, and prints how many rows there are of each length bucket: a calibration needs all of
-them. The parts may lie in a folder, where the joined files go too unless told otherwise, or in an
-object store, from which they are copied: then this runs on any machine that may read there.
+Each gateway writes a folder below `parts/`. This joins them into `samples.npz` (rows) and
+`trace.csv` (requests), while gateways go on recording, and prints the number of rows in each length
+bucket: a calibration needs rows of all buckets. The parts are in a folder, where the joined files
+go too unless told otherwise, or in an object store. From a store they are copied, so that any
+machine that may read the store can run this.
 """
 
 from __future__ import annotations

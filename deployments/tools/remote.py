@@ -1,5 +1,5 @@
-"""The command line's way to a Ray cluster that it did not start: `deploy`, and `diff`, `status`,
-`freeze` and `stop` with `--address`, over Serve's REST interface.
+"""Commands on a Ray cluster that runs already: `deploy`, and `diff`, `status`, `freeze` and `stop`
+with `--address`. They use Serve's REST interface, and import no Ray.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _DIGITS = 12  # of a digest
 
 
 def build(path: Path) -> int:
-    """Prints the applications of a settings file as YAML. Raises SettingsErrors."""
+    """Print the Serve applications of a settings file as YAML. Raises SettingsErrors."""
     click.echo(yaml.safe_dump(serve_config(_portable(path)), sort_keys=False), nl=False)
     return 0
 
 
 def deploy(path: Path, address: str | None, *, wait: bool) -> int:
-    """The exit code: 1 when an application failed. Raises SettingsErrors and ClusterError."""
+    """Deploy a settings file to the cluster. `wait`: until its applications run. Returns the exit
+    code: 1 if an application failed. Raises SettingsErrors and ClusterError."""
     settings = _portable(path)
     config = serve_config(settings)
     cluster = _cluster(address)
@@ -53,7 +54,7 @@ def deploy(path: Path, address: str | None, *, wait: bool) -> int:
 
 
 def diff(path: Path, address: str) -> int:
-    """Says what `deploy` would do, and why. Raises SettingsErrors and ClusterError."""
+    """Print what `deploy` would do, and why. Raises SettingsErrors and ClusterError."""
     cluster, config = _cluster(address), serve_config(_portable(path))
     _say_later(cluster.heard_later(config))
     _say(cluster.differences(config))
@@ -61,7 +62,8 @@ def diff(path: Path, address: str) -> int:
 
 
 def status(address: str, *, as_json: bool) -> int:
-    """What Serve says of our applications; what gateways know they say themselves."""
+    """Print the states of Headrace's applications as Serve reports them. The state of queues is
+    known to gateways alone (`--url`). Raises ClusterError."""
     found = _cluster(address).states()
     if as_json:
         click.echo(json.dumps({"applications": [asdict(state) for state in found]}))
@@ -74,7 +76,7 @@ def status(address: str, *, as_json: bool) -> int:
 
 
 def freeze(frozen: bool, address: str) -> int:
-    """Raises ClusterError."""
+    """Freeze the controllers of all models, or let them learn again. Raises ClusterError."""
     with _audited("freeze", f"controllers: {'frozen' if frozen else 'free'}", address):
         _cluster(address).freeze(frozen)
     click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
@@ -82,17 +84,17 @@ def freeze(frozen: bool, address: str) -> int:
 
 
 def stop(address: str) -> int:
-    """Lets our applications finish what they have, and deletes them. Raises ClusterError."""
+    """Drain Headrace's applications and delete them. Raises ClusterError."""
     with _audited("stop", "all applications", address):
         _cluster(address).remove(lambda line: click.echo(line, err=True))
-    click.echo("Headrace's applications are gone from the cluster")
+    click.echo("Headrace's applications are deleted from the cluster")
     return 0
 
 
 def _audited(
     verb: str, what: str, address: str | None, after: str = ""
 ) -> AbstractContextManager[object]:
-    """On this machine; what the cluster itself says of it stands in its own logs."""
+    """Write the command into this machine's audit log; the cluster's logs are its own."""
     line = AuditLine(audit.user(), verb, what, address_of(address), after=after[:_DIGITS])
     return audit.audited(line, commands_audit_file(state_folder()))
 
@@ -103,22 +105,25 @@ def _cluster(address: str | None) -> RemoteCluster:
 
 
 def _portable(path: Path) -> Settings:
-    """For machines that are not this one: files are looked for there."""
+    """The settings for other machines: the models' files are not looked for on this one."""
     return load(path, here=False, absolute=False)
 
 
 def _say_later(names: list[str]) -> None:
     for name in names:
-        click.echo(f"{name} is heard only when Serve starts (`serve shutdown`)", err=True)
+        click.echo(
+            f"{name} takes effect only when Serve starts again (`serve shutdown`, then deploy)",
+            err=True,
+        )
 
 
 def _say_at_once(settings: Settings, found: list[Difference]) -> None:
-    """Of models that would be rolled out by `apply` on one machine."""
+    """Warn about models with a `rollout`, which only a server on one machine carries out."""
     restarted = {each.application for each in found if each.kind == "restarted"}
     names = [n for n, m in settings.models.items() if m.rollout and model_app(n) in restarted]
     if names:
         click.echo(
-            f"{', '.join(names)}: changed at once; on a cluster nothing carries out a `rollout` "
+            f"{', '.join(names)}: replaced at once, since a cluster carries out no `rollout` "
             "(docs/rollouts.md)",
             err=True,
         )

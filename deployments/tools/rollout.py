@@ -1,5 +1,6 @@
-"""`headrace rollout status | promote | abort` and `headrace rollback`, through the host's socket;
-and waiting for the rollouts that an `apply` began.
+"""`headrace rollout status | promote | abort`, `rollback`, and the wait of `apply` for rollouts.
+
+All of them use the control socket of a server on this machine.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _INTERRUPTED = 130
 
 
 def apply(path: Path, port: int | None, *, wait: bool) -> int:
-    """As `control.apply`; waits for the rollouts that it began, if `wait`."""
+    """`control.apply`; with `wait`, until the rollouts that it began are over."""
     return control.apply(path, port, wait_for if wait else None)
 
 
 def status(model: str | None, port: int | None, *, as_json: bool) -> int:
-    """Raises NoServer and ServerRefused."""
+    """Print the rollouts of a model, or of all models. Raises NoServer and ServerRefused."""
     found = _records(find(port, state_folder()).port)
     if model is not None:
         found = [record for record in found if record["model"] == model]
@@ -48,25 +49,27 @@ def status(model: str | None, port: int | None, *, as_json: bool) -> int:
 
 
 def promote(model: str, port: int | None) -> int:
-    """Raises NoServer and ServerRefused."""
+    """Promote the model's canary at once. Raises NoServer and ServerRefused."""
     ask(find(port, state_folder()).port, {"do": "promote", "model": model})
-    click.echo(f"{model}: the new version starts in the live one's place")
+    click.echo(f"{model}: the new version replaces the live one")
     return 0
 
 
 def abort(model: str, reason: str, port: int | None) -> int:
-    """Raises NoServer and ServerRefused."""
+    """Abort the model's rollout. Raises NoServer and ServerRefused."""
     ask(find(port, state_folder()).port, {"do": "abort", "model": model, "reason": reason})
-    click.echo(f"{model}: the new version gets no more requests and goes; the live one goes on")
+    click.echo(f"{model}: the new version gets no more requests and ends; the live one goes on")
     click.echo(STILL_IN_FILE)
     return 0
 
 
 def rollback(model: str, port: int | None) -> int:
-    """Raises NoServer and ServerRefused."""
+    """Replace the model's version by the one before it. Raises NoServer and ServerRefused."""
     request = {"do": "rollback", "model": model}
     done = ask(find(port, state_folder()).port, request, _CHANGE_S)
-    click.echo(f"{model}: the version before runs again; known before it: {done['left']}")
+    click.echo(
+        f"{model}: the previous version runs again; {done['left']} earlier ones are still known"
+    )
     for reason in done["reasons"]:
         click.echo(f"  {reason}")
     return 0
@@ -75,8 +78,8 @@ def rollback(model: str, port: int | None) -> int:
 def wait_for(
     rollouts: Mapping[str, int], port: int, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Until all of these, by model and the host's number of each, have ended; shows them meanwhile.
-    The exit code: 1 where one was aborted, 130 for Ctrl-C, which ends the waiting alone."""
+    """Show these rollouts (model to the host's number of the rollout) until all are over. Returns
+    the exit code: 1 if one was aborted; 130 for Ctrl-C, which ends only the wait."""
     display = _Display()
     try:
         with display:
@@ -84,7 +87,9 @@ def wait_for(
                 found = {r["model"]: r for r in _records(port) if r["model"] in rollouts}
                 replaced = [n for n, number in rollouts.items() if _other(found.get(n), number)]
                 if replaced:
-                    click.echo(f"another version came instead: {', '.join(replaced)}", err=True)
+                    click.echo(
+                        f"replaced by another rollout meanwhile: {', '.join(replaced)}", err=True
+                    )
                     return 1
                 display.show(list(found.values()))
                 if all(record["over"] for record in found.values()):
@@ -92,8 +97,10 @@ def wait_for(
                 pause(_LOOKS_S)
     except KeyboardInterrupt:
         models = ", ".join(rollouts)
-        click.echo(f"no longer waiting; the rollout goes on ({models}): `headrace rollout status`",
-                   err=True)  # fmt: skip
+        click.echo(
+            f"no longer waiting; the rollout of {models} goes on: see `headrace rollout status`",
+            err=True,
+        )
         return _INTERRUPTED
     return _outcome(found)
 
@@ -106,7 +113,9 @@ def _outcome(found: Mapping[str, RolloutRecord]) -> int:
     aborted = {name: r["why"] for name, r in found.items() if r["phase"] == "aborted"}
     for name, record in found.items():
         if name not in aborted:
-            click.echo(f"{name}: promoted, {record['canary']['answered']} requests in it")
+            click.echo(
+                f"{name}: promoted, after it answered {record['canary']['answered']} requests"
+            )
     for name, why in aborted.items():
         click.echo(f"{name}: aborted, the live version goes on: {why}", err=True)
     if aborted:
@@ -120,7 +129,7 @@ def _records(port: int) -> list[RolloutRecord]:
 
 
 class _Display(contextlib.ExitStack):
-    """On a terminal a line a rollout, redrawn; elsewhere a line a step."""
+    """Shows rollouts: on a terminal one line each, redrawn; elsewhere a new line for each step."""
 
     def __init__(self) -> None:
         super().__init__()

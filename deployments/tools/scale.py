@@ -1,6 +1,6 @@
-"""`headrace scale MODEL N|auto`: a number of replicas by hand, on this machine or on a cluster.
+"""`headrace scale MODEL N|auto`: sets a model's number of replicas by hand, here or on a cluster.
 
-Holds until `auto`, across restarts of whatever decides; a file that is applied keeps it too.
+The number holds until `auto`, also when the autoscaler restarts or a settings file is applied.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PYTHON = "python"
 
 
 def here(target: ManualTarget, port: int | None) -> int:
-    """Through the host on this machine. Raises NoServer and ServerRefused."""
+    """Set the number on this machine, by its host. Raises NoServer and ServerRefused."""
     state = find(port, state_folder())
     return _say(target, ask(state.port, {"do": "scale", **asdict(target)}))
 
 
 def there(target: ManualTarget, address: str) -> int:
-    """On a cluster, by a job. Raises ClusterError and ServerRefused."""
+    """Set the number on a cluster, by a Ray job. Raises ClusterError and ServerRefused."""
     told = shlex.quote(json.dumps(asdict(target)))
     line = AuditLine(audit.user(), "scale", str(target), address)
     with audit.audited(line, commands_audit_file(state_folder())):
@@ -40,7 +40,7 @@ def there(target: ManualTarget, address: str) -> int:
             output = jobs.run(f"{_PYTHON} -m {manual_target.__name__} {told}", _JOB_S)
         answer = manual_target.read(output)
         if answer is None:
-            raise JobFailed("the job said nothing", output)
+            raise JobFailed("the job printed no answer", output)
         if "error" in answer:
             raise ServerRefused(answer["error"])
     return _say(target, answer)

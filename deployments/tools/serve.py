@@ -1,10 +1,10 @@
 """`headrace serve` in the foreground: starts the host process, shows its progress, passes signals.
 
-The host runs in a session of its own; the first Ctrl-C or SIGTERM asks it to drain, a second one
-asks nothing more (draining is bounded by gateway.drain_s). The host notices when this process dies,
+The host runs in a session of its own. The first Ctrl-C or SIGTERM asks it to drain; further ones
+change nothing (draining is bounded by gateway.drain_s). The host notices when this process dies,
 because its standard input closes. When the host is killed, or cannot end what it began, this
-process ends that (`server_guard`). What the host said last is shown for a few seconds at most where
-nobody reads it.
+process ends that (`server_guard`). After the host has ended, this process ends within
+`_LAST_WORDS_S`, even if nobody reads its output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAST_WORDS_S = 5.0
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     """The exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
     settings = load(settings_path)
-    # -P: what lies in the user's folder must not be imported instead of ours.
+    # -P: modules in the user's folder must not be imported in place of this package's.
     command = [sys.executable, "-P", "-m", "deployments.cluster.host_process", str(settings_path)]
     command += ["--port", str(port)] if port is not None else []
     command += ["--host", host] if host is not None else []
@@ -57,7 +57,7 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
 
 
 def _show_all(child: subprocess.Popen[str], models: list[str], guard: ServerGuard) -> None:
-    """What the host says until it ends."""
+    """Show the host's messages until it ends."""
     assert child.stdout is not None
     events = _guarded(_events(child.stdout), guard)
     with StartupDisplay(models) as progress:
@@ -82,10 +82,9 @@ def _guarded(events: Iterator[dict[str, Any]], guard: ServerGuard) -> Iterator[d
 
 @contextlib.contextmanager
 def _ends_with(child: subprocess.Popen[str], guard: ServerGuard, limit_s: float) -> Iterator[None]:
-    """Clears what the host left as soon as it has ended, since that may hold the host's output
-    open. Ends this process `limit_s` later if it has not come to its own end by then: a terminal or
-    a pipe that nobody reads holds whoever writes for ever, and a supervisor would wait for a server
-    that is gone."""
+    """End what the host left as soon as the host has ended, since that may hold the host's output
+    open. End this process at the latest `limit_s` seconds later. A write to a terminal or pipe that
+    nobody reads blocks for ever, and a supervisor would wait for a dead server."""
     over = threading.Event()
 
     def watch() -> None:
@@ -102,11 +101,12 @@ def _ends_with(child: subprocess.Popen[str], guard: ServerGuard, limit_s: float)
 
 
 def _ours(code: int) -> int:
+    """This process's exit code for the host's: 1 if the host was ended by a signal."""
     return code if code >= 0 else 1
 
 
 def _exit_code(code: int) -> int:
-    """Ours for the host's; one that was killed is said so."""
+    """This process's exit code for the host's. Says so if the host was killed."""
     if code < 0:
         _show_error(f"the server's own process was ended by {signal.Signals(-code).name}")
     return _ours(code)
@@ -122,13 +122,14 @@ def _show_error(text: str) -> None:
 
 
 def _show(text: str, *, err: bool) -> None:
-    """A log on a full disk, or a reader that left, must not end the server."""
+    """Print the text. Errors are ignored: a full disk or a closed pipe must not end the server."""
     with contextlib.suppress(OSError):
         click.echo(text, err=err)
 
 
 def _ask_to_stop(child: subprocess.Popen[str]) -> None:
-    """When the host has ended, nothing is left but to show what it said, where nobody may read."""
+    """Ask the host to drain. If it has already ended, end this process, which could only be
+    blocked on output that nobody reads."""
     code = child.poll()
     if code is None:
         child.send_signal(signal.SIGTERM)
@@ -137,7 +138,7 @@ def _ask_to_stop(child: subprocess.Popen[str]) -> None:
 
 
 def _events(lines: IO[str]) -> Any:
-    """The host's JSON lines; whatever else a library prints is passed over."""
+    """The host's events, one JSON line each; other lines, printed by libraries, are skipped."""
     for line in lines:
         try:
             event = json.loads(line)
@@ -148,7 +149,8 @@ def _events(lines: IO[str]) -> Any:
 
 
 def _until_ready(events: Any, progress: StartupDisplay) -> dict[str, Any]:
-    """Shows phases; returns the event that ends this: ready, failed or the beginning of a stop."""
+    """Show phases until the start is over. Returns the event that ended it: ready, failed, or the
+    beginning of a stop; {} if the host ended without one."""
     for event in events:
         if event["event"] == "progress":
             for model in event["models"]:

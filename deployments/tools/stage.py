@@ -1,9 +1,10 @@
-"""`headrace stage FILE`: brings what models of a settings file are made of to this node's cache.
+"""`headrace stage FILE`: brings the files of a settings file's models to this node's cache.
 
-What a replica's start would fetch, verify, unpack and, asked to, convert is there before: by the
-same code under the same file locks, so that it goes on where an earlier run was cut, and that
-several at once, or replicas that start meanwhile, do the work once. A model that cannot be had
-holds up no other. Nothing is served. Exit codes: 0 all is there, 1 not, 2 the settings are wrong.
+It fetches, verifies, unpacks and (with --convert) converts what a starting replica would, by the
+same code under the same file locks. So it resumes interrupted runs, and several runs or replicas
+that start at the same time do the work once. A model that cannot be staged does not stop the
+others. Nothing is served. Exit codes: 0 all models are staged, 1 some are not, 2 the settings are
+wrong.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _FAULTS = (RuntimeFault, SourceError, CannotMake, OSError)
 
 
 def stage(path: Path, *, convert: bool) -> int:
-    """The exit code; a line a model. Raises SettingsErrors. `convert`: also what backends make of
-    the files, of models that need no GPU."""
+    """Stage each model and print a line about it. Returns the exit code. `convert`: also make the
+    files that backends convert to, for models that need no GPU. Raises SettingsErrors."""
     settings = load(path, here=False, absolute=sources_folder() is None)
     backend_env.set_compiler_cache(cache_dir())
     failed = 0
@@ -52,7 +53,7 @@ def stage(path: Path, *, convert: bool) -> int:
 
 
 def _staged(name: str, model: ModelSettings, convert: bool) -> str:
-    """What was done. Of a model with groups, for each of them."""
+    """Stage one model (for a model with groups, each of them). Returns what was done."""
     done: dict[str, None] = {}
     views = model.views() or {"": model}
     with shown_progress(name) as shown:
@@ -60,7 +61,7 @@ def _staged(name: str, model: ModelSettings, convert: bool) -> str:
             here = settings_here(shaping(view), 1)
             done[_fetched(here, shown)] = None
             if convert and view.replicas.num_gpus:
-                done["needs a GPU: its first replica converts it"] = None
+                done["not converted, since that needs a GPU: its first replica does it"] = None
             elif convert:
                 done[_converted(name, here, shown)] = None
     return ", ".join(done)
@@ -80,13 +81,14 @@ def _fetched(model: ModelSettings, shown: Note) -> str:
         return "has no files"
     if not is_url(model.source):
         resolve(model.source)
-    return "fetched" if worked else "was there"
+    return "fetched" if worked else "already there"
 
 
 def _converted(name: str, model: ModelSettings, shown: Note) -> str:
-    """By loading it as a replica would; an engine that generates makes nothing that lasts."""
+    """Convert a model by loading it as a replica would. The engine of a model that generates
+    converts nothing that could be kept."""
     if model.task == "generate":
-        return "is not converted"
+        return "needs no conversion"
     model = local_model(model, cache_dir(), shown)
     runtime = catalog.create(describe.runtime_settings(name, model, cache_dir(), shown))
     try:

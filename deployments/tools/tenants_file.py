@@ -1,9 +1,9 @@
-"""A key put into, or taken out of, a file that a person wrote: the rest of it stays as it is.
+"""Adds or removes one key in a settings or tenants file that a person wrote, and keeps the rest.
 
-The file is read to nodes, which know where they stand in the text; only a key's own characters or
-lines are written or cut, so comments and layout survive. What comes of it is read back before it
-replaces the file, and must differ by that key alone: what is written in a way that this does not
-understand is refused, and left to the person.
+The file is parsed to YAML nodes, which know their positions in the text. Only the characters or
+lines of the key are inserted or cut, so comments and layout survive. The result is parsed before it
+replaces the file, and must differ by that key alone. A file whose layout is not understood is left
+unchanged (CannotEdit).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ OPERATORS = "operators"
 
 
 class CannotEdit(Exception):
-    """The message says why, and what to do by hand."""
+    """The file was not changed; the message says why, and what to do by hand."""
 
 
 class _Flow(yaml.SafeDumper):
-    """Plain data on one line, in its own order."""
+    """A YAML dumper that does not change `yaml.SafeDumper`."""
 
 
 def as_item(key: Mapping[str, Any]) -> str:
-    """A key as an item of a list, on one line: its bare hash where there is nothing else to say."""
+    """A key as one line of YAML, to be an item of a list; its hash alone if it has nothing else."""
     value: Any = key["hash"] if set(key) == {"hash"} else dict(key)
     text = yaml.dump(value, Dumper=_Flow, default_flow_style=True, sort_keys=False, width=10_000)
     return text.removesuffix("\n").removesuffix("...").strip()
 
 
 def add_key(path: Path, tenant: str | None, key: Mapping[str, Any]) -> None:
-    """`tenant`: whose; None: an operator's. Raises SettingsErrors for a file with mistakes, or a
-    key that it may not have, CannotEdit."""
+    """Add a key to the tenant, or to the operators (None). Raises SettingsErrors for a file with
+    mistakes; CannotEdit."""
     text, before = _read(path)
     if tenant is not None and tenant not in before.tenants:
         there = ", ".join(before.tenants) or "none"
@@ -52,7 +52,7 @@ def add_key(path: Path, tenant: str | None, key: Mapping[str, Any]) -> None:
 
 
 def remove_key(path: Path, name: str) -> str:
-    """Whose it was. `name`: its id or hash. Raises as `add_key`."""
+    """Remove the key with this id or hash. Returns its owner. Raises as `add_key`."""
     text, before = _read(path)
     try:
         owner, key = before.key_called(name)
@@ -67,7 +67,7 @@ def remove_key(path: Path, name: str) -> str:
 
 
 def tenants_of(path: Path) -> TenantsSettings:
-    """Raises SettingsErrors, CannotEdit."""
+    """The tenants, controllers and operators of a file. Raises SettingsErrors, CannotEdit."""
     return _read(path)[1]
 
 
@@ -85,7 +85,7 @@ def _parsed(text: str, path: Path) -> TenantsSettings:
 
 
 def _priorities(text: str) -> tuple[str, ...]:
-    """Those that the file gives itself, where it is a whole settings file."""
+    """The priorities that the file sets, if it is a whole settings file; else the defaults."""
     try:
         named = (yaml.safe_load(text) or {}).get("gateway", {})["priorities"]
         return tuple(str(each) for each in named)
@@ -98,7 +98,8 @@ def _hashes(settings: TenantsSettings) -> set[str]:
 
 
 def _replace(path: Path, text: str, hashes: set[str]) -> None:
-    """In one step, behind a link too; only if the keys are then these."""
+    """Replace the file's text atomically (the target, if it is a link), provided that its keys are
+    then those with these hashes."""
     try:
         became = _hashes(_parsed(text, path))
     except SettingsErrors as wrong:

@@ -1,8 +1,8 @@
-"""Files of the chart that are written from the settings, its own values and what is watched.
+"""Generates files of the Helm chart from the settings, the chart's values, alerts and dashboards.
 
-Go templates know none of our defaults, nor the table of Ray's environment, so both lie beside them
-as data; alerts and dashboards do because other Prometheus and Grafana servers read them too. A
-test compares all of them with what stands there, so that they cannot fall behind.
+Go templates cannot read the settings' defaults or the table of Ray's environment variables, so both
+are stored beside them as data. Alerts and dashboards are stored too, because other Prometheus and
+Grafana servers read them. A test compares the stored files with what would be generated.
 """
 
 from __future__ import annotations

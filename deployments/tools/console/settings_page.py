@@ -1,7 +1,7 @@
-"""The manual's page of all settings, written from the tree itself: `docs/settings.md`.
+"""Writes `docs/settings.md`, the page of all settings, from the settings' own classes.
 
 `python -m deployments.tools.console.settings_page` rewrites the page; a test compares it with the
-tree, so that it cannot fall behind. Options of a backend are not in the tree and not on the page.
+classes, so that it cannot fall behind. Options of backends are not in the tree, so not on the page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `status` shows: a server's models, replicas and queues, as a table or as JSON.
+"""Prints what `headrace status` shows: a server's models, replicas and queues.
 
-The snapshot is put together by the caller from what gateways and replicas have published; times
-are seconds, queues are rows. Nothing is asked for or computed here.
+The caller brings the snapshot, made from what gateways and replicas published. Times are seconds;
+queues are counted in rows. Nothing is fetched or computed here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What `serve` shows while models get ready.
+"""Shows the models' progress while `headrace serve` starts.
 
-On a terminal one line a model, redrawn; elsewhere (logs, pipes) one plain line a change of phase.
-Phases come from the replicas: staging, compiling, verifying, warming, ready or failed. Nothing is
-measured here but elapsed seconds as seen from this side.
+On a terminal, one line for each model, redrawn; elsewhere (logs, pipes), one line for each change
+of phase. Phases are the replicas': staging, compiling, verifying, warming, ready or failed. Elapsed
+seconds are measured here.
 """
 
 from __future__ import annotations

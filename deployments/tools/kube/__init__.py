@@ -1,1 +1,1 @@
-"""`headrace cluster status | why | logs`: a release's pods, and what they wait for."""
+"""`headrace cluster status | why | logs`: the pods of a release, and what each waits for."""

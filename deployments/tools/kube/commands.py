@@ -1,6 +1,6 @@
-"""`headrace cluster status | why | logs`: asks the Kubernetes API once, and prints.
+"""`headrace cluster status | why | logs`: asks the Kubernetes API once, and prints the answer.
 
-Exit codes: 0 it was told, 1 the cluster, the release or what was asked for cannot be had.
+Exit codes: 0 if it was printed; 1 if the cluster, the release or the target cannot be found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is known of a release: Kubernetes' own objects as plain data, and what is made of them.
+"""Types of `headrace cluster`: a release's Kubernetes objects, and what is concluded from them.
 
-Nothing here speaks to a server. Times are UTC; an object is what the API answers, as a dict.
+Objects are dicts as the API answers them. Times are UTC. Nothing here connects to a server.
 """
 
 from __future__ import annotations

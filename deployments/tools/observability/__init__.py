@@ -1,1 +1,1 @@
-"""What is watched of a running Headrace: one description, and what is made of it."""
+"""Alerts and dashboards of a running Headrace: one description, and the files made from it."""

@@ -1,4 +1,4 @@
-"""What a description of alerts and dashboards is made of.
+"""The types in which alerts and dashboards are described.
 
 Queries are PromQL. Those of dashboards may hold Grafana's variables (`$tenant`,
 `$__rate_interval`), which `queries.plain` fills in for who has no Grafana.

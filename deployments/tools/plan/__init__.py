@@ -1,1 +1,1 @@
-"""`headrace plan`: what to ask a cluster for before there is one."""
+"""`headrace plan`: what to order for a cluster, before the cluster exists."""

@@ -1,6 +1,6 @@
-"""`headrace plan …` on the command line: what its commands are told.
+"""Arguments and help of `headrace plan`.
 
-The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
+Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`headrace plan mig`: a settings file's replicas on slices, and what that asks of a cluster.
+"""`headrace plan mig`: packs a settings file's replicas onto MIG slices of GPUs.
 
-Reads the file, asks what each replica needs, packs, and shows or writes the outcome. Nothing runs
-and no GPU is looked at.
+Reads the file, computes the memory that each replica needs, packs the replicas, and prints the plan
+or writes it as files for a cluster. Nothing is run, and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HEADINGS = {
 
 
 class WrongRequest(click.UsageError):
-    """What was asked for names nothing that there is."""
+    """An option is wrong; the message says how."""
 
 
 def plan_mig(file: Path, request: MigRequest, *, form: str, to: Path | None) -> int:
-    """Prints as `form` (table, json, yaml) says and writes the files into the folder `to`; the exit
-    code: 1 where a replica has no place. Raises SettingsErrors and WrongRequest."""
+    """Print the plan as `form` (table, json, yaml), and write its files into the folder `to`.
+    Returns the exit code: 1 if a replica has no place. Raises SettingsErrors and WrongRequest."""
     made = planned(load(file, here=False), request)
     if to is not None:
         _write(made, to)
@@ -65,7 +65,7 @@ def planned(settings: Settings, request: MigRequest) -> MigPlan:
     for name in (*request.need_mib, *request.profiles):
         if name not in names(settings):
             raise WrongRequest(
-                f"no {name!r} is served; must be one of {', '.join(names(settings))}"
+                f"{name!r} is not in the settings; must be one of {', '.join(names(settings))}"
             )
     gpu = _gpu(request)
     wanted = needs(settings, Told(request.need_mib, request.profiles, request.margin))

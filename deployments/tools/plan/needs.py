@@ -1,8 +1,8 @@
-"""Which groups of a settings file want slices, how many, and how much memory each replica needs.
+"""Which groups of a settings file need MIG slices, how many, and with how much memory?
 
-A group wants one if it asks for a GPU or for a MIG resource, or if the user names it. Who cannot
-run on a slice, or whose need cannot be known, is refused with the reason; the margin is on top of
-what nobody measured.
+A group needs slices if it asks for a GPU or for a MIG resource, or if the user names it. A group
+that cannot run on a slice, or whose memory cannot be known, is refused with the reason. A margin is
+added to memory that was not measured.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Of one group of a model's replicas, "" of a model without groups. replicas: at most; least:
-    at least; surge: how many more start beside them while the model changes. cpus, host_mib: what
-    one takes of its node, None: not said. profile: what was asked for, "": nothing. unknown: why it
-    has no need; skipped: why it is not planned at all."""
+    """What the replicas of one group of a model need."""
 
     model: str
-    group: str
-    replicas: int
-    least: int
-    surge: int
+    group: str  # "": the model has no groups
+    replicas: int  # the largest number
+    least: int  # the least number
+    surge: int  # replicas that start beside the old ones while the model changes
+
+    # Of one replica.
     cpus: float
-    host_mib: int | None
-    profile: str = ""
+    host_mib: int | None  # memory of its node; None: not set
+    profile: str = ""  # the MIG profile that was asked for; "": none
     parts: tuple[Part, ...] = ()
     margin: float = MARGIN
+
     remarks: tuple[str, ...] = ()
-    unknown: str = ""
-    skipped: str = ""
+    unknown: str = ""  # why the memory cannot be known
+    skipped: str = ""  # why the group is not planned
 
     @property
     def name(self) -> str:

@@ -1,4 +1,5 @@
-"""`headrace profile`: what a model costs on this machine, and what `serve` should know of it.
+"""`headrace profile`: measures what a model's batches cost on this machine, for `serve` to use.
 
-Measured in this process on the live backend, without Ray or HTTP; kept in the cache folder.
+It runs the real backend in this process, without Ray or HTTP. The result is stored in the cache
+folder; starting replicas read it from there.
 """

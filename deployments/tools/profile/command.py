@@ -1,7 +1,7 @@
-"""`headrace profile`: measure a model, say what it costs, and store what `serve` starts from.
+"""`headrace profile`: measures a model, prints what its batches cost, and stores the profile.
 
-Tables go to standard output, progress to standard error. Nothing is stored where it was stopped
-before the end or asked not to; what is stored is whole.
+Tables go to standard output, progress to standard error. The profile is stored only if the run was
+complete and --dry-run was not given.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What follows from timed batches: the cost model, the batch target and the bucket edges.
+"""Derives the cost model, the batch target and the bucket edges from timed batches.
 
-The cost model that gateways plan with is given the medians of the grid's shapes, and judged by the
-batches that were held out: by their medians, which is the model's own error, and run by run, which
-has the machine's noise in it. The knee of one length is the smallest batch that serves within
-`GAIN` of the most rows a second that any size serves: beyond it throughput gains less than that
-while latency grows with the rows. The target is the largest knee of all lengths, as the core has
-one bound for all. Edges come from the solver that a gateway runs on its live histogram.
+The gateways' cost model is fitted to the median time of each shape of the grid. It is judged by the
+batches that were held out: by their medians (the model's own error), and run by run (which includes
+the machine's noise). The knee of a length is the smallest batch that serves within `GAIN` of the
+most rows a second of any size; larger batches gain less throughput than that, and add latency. The
+batch target is the largest knee of all lengths, because the core has one bound for all. The edges
+come from the solver that gateways run on their live histograms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A profile from its start: load, the first request's memory, warm, peaks, sweep, what follows.
+"""Runs one profile: load, memory of a first request, warm-up, machine peaks, sweep, conclusions.
 
-Measuring takes `seconds` in all, whatever the model; loading and warm-up come on top, as a replica
-pays them, too. Whoever stops it gets what was found so far: nothing is written here.
+Measuring takes `seconds` in all, for any model; loading and warm-up come on top, as in a replica.
+If it is stopped early, the findings so far are kept. Nothing is written to disk here.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Times batches on the live backend: which ones, and in which order.
+"""Which batches are timed on the live backend, and in which order?
 
-A grid of rows x lengths to fit the cost model to, and ragged batches as traffic would make them,
-between the grid's points, which the fit never sees: what it is wrong by there is its error. The
-grid's extremes come first, so that they are known when time is short; after that each round goes
-through all in another order, so that a machine that drifts does so for every shape alike.
+A grid of rows x lengths, to which the cost model is fitted; and ragged batches between the grid's
+points, as traffic would make them, which are held out of the fit to measure its error. The extremes
+of the grid come first, so that they are known if time is short. Each later round has a new random
+order, so that a drift of the machine affects all shapes alike.
 
-One thread runs them one after another, as a replica's does. The first run of a shape that was not
-warmed compiles and allocates and does not count. Short batches are run several times at each visit,
-since what disturbs them is longer than they are. A batch that would take longer than what is left
-of the time is left out; what was measured before an interruption is kept.
+One thread runs the batches one after another, as in a replica. The first run of a shape that was
+not warmed up compiles and allocates; it does not count. Short batches run several times at each
+visit, because disturbances last longer than they do. A batch that would take longer than the time
+left is skipped. Measurements before an interruption are kept.
 """
 
 from __future__ import annotations

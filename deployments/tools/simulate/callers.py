@@ -1,9 +1,8 @@
-"""A scenario's requests as the simulator wants them, and what came of them as a summary wants it.
+"""Translates a scenario's requests for the simulator, and their outcomes for the summary.
 
-The go-between of `loadtests.traffic.plan` and `loadtests.results.summary` on one side and
-`routers.simulation.simulator` on the other: it knows both vocabularies and decides nothing. A
-refused caller is told what the header would say: whole seconds. Latencies include the scenario's
-`network_ms`.
+It stands between `loadtests.traffic.plan` and `loadtests.results.summary` on one side and
+`routers.simulation.simulator` on the other, and decides nothing. A refused caller gets
+`Retry-After` in whole seconds, as in HTTP. Latencies include the scenario's `network_ms`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`headrace simulate`: run a scenario on virtual time and print what came of it.
+"""`headrace simulate`: runs a scenario on virtual time and prints the outcome.
 
-Nothing is served and nothing loaded: a minute of traffic takes seconds.
+No server is started and no model loaded: a minute of traffic takes seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from deployments.tools.simulate.simulation import SimulateOptions, prepare
 def simulate(
     path: Path, options: SimulateOptions, *, as_json: bool = False, plot: Path | None = None
 ) -> int:
-    """The exit code. Raises ScenarioErrors, SettingsErrors, TraceError and NoPlots."""
+    """Run the scenario, and what it is compared with; print the results. Returns the exit code.
+    Raises ScenarioErrors, SettingsErrors, TraceError and NoPlots."""
     if plot is not None:
         from deployments.tools.simulate.plots import must_be_there, write
 

@@ -1,9 +1,9 @@
-"""The replicas of a scenario: from when to when each lives, and how it misbehaves.
+"""The simulated replicas of a scenario: when each begins and ends, and how it misbehaves.
 
-Each place for a replica has lives one after another: the one that runs at the start (or joins), and
-one more each time a death is made good. A life is a device of its own, as a replica that Ray starts
-anew has a name of its own. Places are those of the first group, then of the next; who joins is of
-the first. Times are seconds from the start of the run.
+A scenario numbers places for replicas, those of the first group first. A place holds one replica
+after another: the one that runs at the start (or joins later), and a new one each time a dead one
+is replaced. Each is a device of its own, as a replica that Ray restarts has a new name. A replica
+that joins belongs to the first group. Times are seconds from the start of the run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The replicas of a simulated model as Serve would have them: ordered, starting, serving, draining.
+"""Simulates Serve's part in scaling: replicas are ordered, start, serve and drain.
 
-Serve's part is played as it is in the product: more are started at once, each in a time drawn from
-a measured distribution; of too many, those go first that do not serve yet, then the newest; one
-that is lost is started anew. A replica counts from its order until it has left. Decides nothing
-about how many there should be.
+As Serve does: missing replicas start at once, each in a time drawn from a measured distribution; of
+surplus replicas those that do not serve yet are stopped first, then the newest; a lost replica is
+replaced. A replica counts from its order until it has left. How many there should be is decided by
+the autoscaler.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The production autoscaler beside a simulated model: hears, decides, and its numbers are followed.
+"""Runs the production autoscaler (`autoscaling/`) on a simulated model.
 
-Once a second, as in the product: gateways' cores say what was asked for (`gateway.scaling.demand`
-makes the reading, as a gateway does), the fleet says what runs, `autoscaling.autoscaler` decides,
-and the fleet does what Serve would. While the decider is away its last numbers hold; its successor
-begins with what it saved last. Who dies when is the scenario's.
+Once a second, as in production: demand is read from the gateways' cores (by
+`gateway.scaling.demand`, as gateways do) and replicas from the simulated fleet; the autoscaler
+decides; the fleet does what Serve would do. While the autoscaler is away its last targets hold, and
+its successor starts from the last state that was saved. The scenario decides which replicas die.
 """
 
 from __future__ import annotations

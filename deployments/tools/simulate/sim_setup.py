@@ -1,8 +1,8 @@
-"""A scenario's server in a simulation: its core, its device, who may call and how.
+"""Sets up a simulated server from a scenario and its settings: core, device, and tenants' limits.
 
-Settings become the core's by the very translation that the service uses, so that the two cannot
-differ; a model that is not `synthetic` is described as if it were, with the device that the
-scenario names. Nothing is loaded and no time passes.
+Settings are translated for the core by the code that the service uses (`deployments/contract/`), so
+the two cannot differ. A model of any other runtime is treated as `synthetic`, with the device that
+the scenario names. Nothing is loaded and no time passes.
 """
 
 from __future__ import annotations

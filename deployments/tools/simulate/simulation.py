@@ -1,8 +1,8 @@
-"""A scenario made ready, run, and what came of it.
+"""Prepares and runs a simulation: reads a scenario and its settings, and runs them on virtual time.
 
-Reads scenario and settings, checks that they fit together, runs them on virtual time. The outcome
-hangs on the files and the seed alone, not on this machine or its clock. What is left over at the
-end (requests that never ended, leases never closed) is counted: it is 0, or the core is broken.
+The outcome depends only on the files and the seed, not on this machine or its clock. Requests that
+never ended and leases that were never closed are counted at the end (`left_over`); unless all
+counts are 0, the scheduling core has a bug.
 """
 
 from __future__ import annotations
@@ -40,34 +40,30 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What the command line says beside the scenario's file. `changes`: `path=value`; those whose
-    path begins with `settings.` change the settings file's tree. `policies`: `kind=name`, of those
-    that it is compared with."""
+    """The command line's options besides the scenario's file."""
 
-    changes: Sequence[str] = ()
-    trace: Path | None = None
+    changes: Sequence[str] = ()  # `path=value`; `settings.PATH=value` changes the settings
+    trace: Path | None = None  # replayed in place of the scenario's traffic
     replicas: int | None = None
     seed: int | None = None
-    fifo: bool = False
-    policies: Sequence[str] = ()
+    fifo: bool = False  # compare with a plain queue without the dispatcher
+    policies: Sequence[str] = ()  # `kind=name` of the policies to compare with
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of a run. `utilisation`: busy share of the time that replicas were there, 0..1;
-    `slo_share`: of the requests that should be in time, as the settings say; `cores`: what each
-    gateway's held when nothing was left to happen; `scaling`: None where the number of replicas was
-    fixed."""
+    """The outcome of a run."""
 
     summary: Summary
-    utilisation: float
-    slo_share: float
-    cores: tuple[Snapshot, ...]
-    scaling: ScalingRecord | None = None
+    utilisation: float  # busy share of the replicas' lifetime, 0..1
+    slo_share: float  # share of requests that should be in time, as the settings say, 0..1
+    cores: tuple[Snapshot, ...]  # each gateway's core after the last event
+    scaling: ScalingRecord | None = None  # None: the number of replicas was fixed
 
     @property
     def left_over(self) -> dict[str, int]:
-        """What should have ended and has not."""
+        """By kind: how many have not ended, or are counted wrongly. All are 0 unless the core has
+        a bug."""
         return {
             "requests": self.summary.time_series.unfinished,
             "rows": sum(core.waiting_rows + core.leased_rows for core in self.cores),
@@ -101,14 +97,13 @@ def _core_as_json(core: Snapshot) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A scenario ready to run, any number of times. `devices`: where their number is fixed;
-    `scaling_setup`: where it is not."""
+    """A scenario ready to run, any number of times."""
 
     path: Path
     scenario: Scenario
     setup: SimSetup
-    devices: tuple[SimDevice, ...]
-    scaling_setup: ScalingSetup | None = None
+    devices: tuple[SimDevice, ...]  # empty if the number of replicas is not fixed
+    scaling_setup: ScalingSetup | None = None  # None: the number of replicas is fixed
 
     @property
     def title(self) -> str:
@@ -116,7 +111,7 @@ class Simulation:
 
     @property
     def left_out(self) -> list[str]:
-        """What the scenario asks for and a simulation has no counterpart of."""
+        """Parts of the scenario that a simulation cannot do."""
         callers = [tenant for _, tenant in self.scenario.callers()]
         malformed = any(tenant.malformed for tenant in callers)
         output = any(self.scenario.output_of(tenant) for tenant in callers)
@@ -129,7 +124,8 @@ class Simulation:
         ]
 
     def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> SimulationResult:
-        """`advance` hears of virtual seconds and requests so far. Raises TraceError."""
+        """Run the scenario. `advance` is called with virtual seconds and requests so far. `fifo`:
+        without the dispatcher. Raises TraceError."""
         scenario, setup = self.scenario, self.setup
         begin_s, end_s = scenario.warmup_s, scenario.run_s
         summary = Summary(setup.claims(), setup.core.bucket_edges, begin_s, end_s)
@@ -155,22 +151,22 @@ class Simulation:
         return SimulationResult(summary, busy, setup.slo_share, cores, record)
 
     def with_policies(self, choices: Sequence[str]) -> Simulation:
-        """The same with other policies, `kind=name` each. Raises ScenarioErrors."""
+        """The same simulation with other policies (`kind=name`). Raises ScenarioErrors."""
         chosen = [_policy(choice) for choice in choices]
         names: dict[str, Any] = dict(chosen)
         if len(names) < len(chosen):
-            raise ScenarioErrors("--policy: one of a kind at a time")
+            raise ScenarioErrors("--policy: names a kind twice; must name each kind once")
         if "batching" in names and self.setup.engine is not None:
             raise ScenarioErrors("--policy batching=…: this model is batched by its engine")
         if "edges" in names and not self.setup.core.buckets.adaptive:
-            raise ScenarioErrors("--policy edges=…: this model's length intervals stay as they are")
+            raise ScenarioErrors("--policy edges=…: this model's edges are fixed (lengths.buckets)")
         policies = replace(self.setup.core.policies, **names)
         core = replace(self.setup.core, policies=policies)
         return replace(self, setup=replace(self.setup, core=core))
 
     @property
     def _beside(self) -> Callable[[DispatcherSettings], Core]:
-        """What the dispatcher is compared with."""
+        """The baseline that the dispatcher is compared with."""
         return Fifo if self.setup.engine is None else RoundRobin
 
     def _utilisation(self, summary: Summary, scaling: ScalingRecord | None) -> float:
@@ -197,28 +193,26 @@ def _policy(choice: str) -> tuple[str, str | tuple[str, ...]]:
         said = f"{kind} must be one of {', '.join(known)}{several}"
         raise ScenarioErrors(f"--policy {choice}: {said}")
     if len(set(names)) < len(names):
-        raise ScenarioErrors(f"--policy {choice}: names one twice")
+        raise ScenarioErrors(f"--policy {choice}: names a policy twice; must name each once")
     return kind, names if kind in SEVERAL else value
 
 
 def prepare(path: Path, options: SimulateOptions) -> Simulation:
-    """Reads and checks everything but traces. Raises ScenarioErrors and SettingsErrors."""
+    """Read and check everything but traces. Raises ScenarioErrors and SettingsErrors."""
     changes = [each for each in options.changes if not each.startswith(_OF_SETTINGS)]
     changes += [f"replicas={options.replicas}"] if options.replicas is not None else []
     changes += [f"seed={options.seed}"] if options.seed is not None else []
     scenario = scenario_file.load(path, changes, options.trace)
     if scenario.settings is None:
-        raise ScenarioErrors(
-            f"{path}: settings: is missing; a simulation needs a server's settings"
-        )
+        raise ScenarioErrors(f"{path}: settings: is missing; must name a settings file")
     settings = _settings(path.parent / scenario.settings, options.changes)
     try:
-        # A recording is of another model's lengths: what is too long for this one is cut.
+        # A trace may be recorded at another model: rows that are too long for this one are cut.
         setup = set_up(scenario, settings, cut=options.trace is not None)
         scaling = scaling_setup_of(scenario, settings, setup)
         if scaling is not None:
             if options.fifo:
-                raise SimSetupError("--fifo: cannot be compared with where replicas come and go")
+                raise SimSetupError("--fifo: needs a fixed number of replicas")
             return Simulation(path, scenario, with_reserve(setup, scaling), (), scaling)
         check_places(scenario, setup)
         return Simulation(path, scenario, setup, devices(scenario, setup))

@@ -1,7 +1,7 @@
-"""`headrace verify`: one model of a settings file against a reference, on this machine, now.
+"""`headrace verify`: compares one model of a settings file with a reference, on this machine.
 
-Loads the model exactly as a replica would (same settings, threads, staged artifact, fingerprint),
-shows progress, prints the report and gives the exit code: 0 accepted, 1 not.
+The model is loaded exactly as by a replica (same settings, threads, staged artifact, fingerprint).
+Prints progress and a report. Exit code: 0 if the model is accepted, 1 if not.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ Note = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where the report goes besides the terminal. `as_json`: printed instead of tables. `layers`:
-    whether the tensors inside are looked at too."""
+    """What is written."""
 
-    report: Path | None = None
-    as_json: bool = False
-    layers: bool = False
+    report: Path | None = None  # file that also gets the report
+    as_json: bool = False  # print JSON instead of tables
+    layers: bool = False  # compare the tensors inside the model too
 
 
 def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> int:
-    """The exit code. `given`: see `of_command_line`. Raises SettingsErrors, `CannotVerify` and what
-    loading raises."""
+    """Verify a model and write the report. Returns the exit code. `given`: see `of_command_line`.
+    Raises SettingsErrors, `CannotVerify` and what loading raises."""
     model = chosen(file, name)
     _check(given, written)
     with shown_progress(name) as note:
@@ -77,13 +76,15 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
 
 
 def _check(given: Mapping[str, Any], written: Written) -> None:
-    """What would come to light only after the work."""
+    """Check the options before the work, which takes minutes. Raises `CannotVerify`."""
     for measure in MEASURES:
         if given[measure] is not None and not isfinite(given[measure]):
             option = measure.replace("_", "-")
             raise CannotVerify(f"--{option} is {given[measure]}; must be a finite number")
     if written.report is not None and not written.report.absolute().parent.is_dir():
-        raise CannotVerify(f"--report {written.report}: its folder does not exist")
+        raise CannotVerify(
+            f"--report is {written.report}, whose folder does not exist; must be in an existing one"
+        )
 
 
 def chosen(file: Path, name: str) -> ModelSettings:
@@ -108,7 +109,7 @@ def verified(
 
 @contextmanager
 def shown_progress(name: str) -> Iterator[Note]:
-    """A line on a terminal's standard error, gone when it is over; nothing elsewhere."""
+    """A progress line on standard error, removed at the end; nothing if that is no terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     hidden = not console.is_terminal

@@ -1,10 +1,10 @@
-"""Where inside a graph a candidate leaves its reference, and what would keep it there.
+"""Where inside a graph do a candidate's values drift from its reference's, and what would cure it?
 
-A tensor's error is the root mean square of the difference over the reference's own; it drifts where
-that is more than ten roundings of the number format. Error that came in with an operation's inputs
-is not its own: an origin is one whose output is several times worse than all it was made of. What
-to keep in fp32 is an origin with its neighbours: values that overflow must reach who scales them
-back, and values that nearly cancel must come unrounded. Pure: two traces in, names out.
+A tensor's error is the root mean square of the difference, over the root mean square of the
+reference. A tensor drifts if its error is above ten roundings of the number format. An operation is
+an origin of the drift if its output's error is several times that of all its inputs. The cure is to
+keep an origin and its neighbours in fp32: values that overflow must reach the operation that scales
+them back, and values that nearly cancel must arrive unrounded. Pure: two traces in, names out.
 """
 
 from __future__ import annotations
@@ -32,26 +32,24 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """`error`: relative, inf where values are finite on one side alone; `given`: the worst of its
-    inputs'. `largest`: the reference's largest absolute value."""
+    """One tensor's error."""
 
     name: str
-    node: str
+    node: str  # the operation that made it
     kind: str
-    error: float
-    given: float
-    largest: float
+    error: float  # relative; inf if values are finite on one side only
+    given: float  # the largest error among the operation's inputs
+    largest: float  # the reference's largest absolute value
 
 
 @dataclass(frozen=True, slots=True)
 class Drifts:
-    """`compared`: tensors that both traces have. `first`: the first beyond `allowed`, in the order
-    of computation. `origins`: those whose error is their own, the worst first."""
+    """The drifts of a candidate."""
 
-    compared: int
-    allowed: float
-    first: Drift | None
-    origins: tuple[Drift, ...]
+    compared: int  # tensors that both traces have
+    allowed: float  # the error that is rounding alone
+    first: Drift | None  # the first above `allowed`, in the order of computation
+    origins: tuple[Drift, ...]  # the worst first
 
 
 def drifts(reference: Sequence[Layer], candidate: Sequence[Layer], precision: str) -> Drifts:

@@ -1,7 +1,7 @@
-"""`headrace fingerprint`: what will be done to a model's inputs here, printed or stored beside it.
+"""`headrace fingerprint`: prints how a model's inputs are prepared, or stores it beside the model.
 
-Run with `--write` where the model is known to be right, its `preprocessing.json` then travels with
-the artifact; or the file is written by whoever trained it, who knows best.
+Run with `--write` on a machine where the model's answers are known to be right: the file
+`preprocessing.json` then travels with the artifact. Better still, the training script writes it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from runtimes import fingerprint
 
 
 def stamp(file: Path, name: str, *, write: bool) -> int:
-    """The exit code. Raises SettingsErrors for a file that is wrong, a stored fingerprint that
-    disagrees included: what is stored is never overwritten by what contradicts it."""
+    """Print the fingerprint; with `write`, store it. Returns the exit code. Raises SettingsErrors,
+    also if a stored fingerprint disagrees: it is never overwritten. Raises CannotVerify."""
     model = chosen(file, name)
     if model.source is None:
-        raise CannotVerify(f"models.{name} has no artifact: there is nothing to store it with")
+        raise CannotVerify(f"models.{name} has no artifact to store a fingerprint beside")
     if write and is_remote(model.source):
         raise CannotVerify(
             f"models.{name} is fetched from {shown(model.source)}: nothing can be stored beside it "
-            "from here; store it where the artifact is made, and its digest anew"
+            "from here; store it where the artifact is made, and update the source's digest"
         )
     with shown_progress(name) as note:
         source = local_file(model.source, cache_dir(), note)
     does = preprocessing_support.supported_preprocessing(model, source)
     if not does:
-        raise CannotVerify(f"models.{name} gets its tensors as they come: nothing is done to them")
+        raise CannotVerify(f"models.{name} gets its tensors unchanged: it has no fingerprint")
     click.echo(json.dumps(does, indent=2))
     if write:
         stored = fingerprint.read(source)

@@ -70,7 +70,7 @@ def test_a_key_is_written_into_a_file_and_shown_once(file: Path) -> None:
     again = run("new", "--tenant", "acme", "--id", "new", "--file", str(file))
     assert again.exit_code == 1
     assert "hr_" not in again.output  # a key that nobody knows of is not handed out
-    assert "is new, as a key of tenant acme is called" in again.output
+    assert "is new, which is already the id of a key of tenant acme" in again.output
 
 
 def test_an_operators_key_has_no_tenant(file: Path) -> None:
@@ -86,7 +86,7 @@ def test_keys_of_a_file_are_listed(file: Path) -> None:
     assert header.split() == ["ID", "OWNER", "STATE", "EXPIRES", "MODELS"]
     assert only.split() == ["laptop", "tenant", "acme", "good", "never", "m"]
     file.write_text("tenants: {acme: {}}\n")
-    assert run("list", str(file)).stdout == "nobody has a key\n"
+    assert run("list", str(file)).stdout == "there are no keys\n"
 
 
 def test_keys_of_a_running_server_are_listed(told: list[Any]) -> None:
@@ -98,7 +98,7 @@ def test_a_key_is_revoked_at_the_server_unless_only_a_file_is_named(
     file: Path, told: list[Any]
 ) -> None:
     done = run("revoke", "laptop")
-    assert "take it out of /here.yaml too" in done.stdout
+    assert "remove it from /here.yaml or" in done.stdout
     asked = (8000, {"do": "revoke", "key": "laptop"})
     assert told == [asked]
     assert run("revoke", "laptop", "--file", str(file)).exit_code == 0
@@ -119,8 +119,8 @@ def test_a_key_is_revoked_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(operator, "_ask", answer)
     said = run("revoke", "laptop", "--url", "http://x").stdout
     assert "revoked laptop of tenant acme" in said
-    assert "take it out of the server's settings too" in said
-    assert run("list", "--url", "http://x").stdout == "nobody has a key\n"
+    assert "remove it from the server's settings file" in said
+    assert run("list", "--url", "http://x").stdout == "there are no keys\n"
     assert asked == [
         ("POST", "/admin/keys/revoke", {"json": {"key": "laptop"}}),
         ("GET", "/admin/keys", {}),

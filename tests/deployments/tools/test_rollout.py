@@ -60,7 +60,7 @@ def test_an_aborted_one_says_why(told, capsys):
 def test_another_version_in_its_place_ends_the_waiting(told, capsys):
     told += [[record("step")], [record("checking", id=2)]]
     assert wait() == 1
-    assert "another version came instead: m" in capsys.readouterr().err
+    assert "replaced by another rollout meanwhile: m" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_only_the_waiting(told, capsys):
@@ -70,7 +70,7 @@ def test_ctrl_c_ends_only_the_waiting(told, capsys):
         raise KeyboardInterrupt
 
     assert rollout.wait_for({"m": 1}, 8000, pause=pressed) == 130
-    assert "the rollout goes on (m)" in capsys.readouterr().err
+    assert "the rollout of m goes on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("waits", [True, False])

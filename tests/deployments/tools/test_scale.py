@@ -51,7 +51,7 @@ def test_a_refusal_or_a_job_that_says_nothing_is_told(monkeypatch: pytest.Monkey
     with pytest.raises(ServerRefused, match="no such"):
         scale.there(TARGET, "http://head")
     monkeypatch.setattr(scale, "jobs_of", lambda address: Jobs("Traceback"))
-    with pytest.raises(JobFailed, match="said nothing"):
+    with pytest.raises(JobFailed, match="printed no answer"):
         scale.there(TARGET, "http://head")
 
 

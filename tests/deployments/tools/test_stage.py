@@ -49,7 +49,7 @@ def test_what_lies_on_the_node_is_verified_where_it_lies(folder: Path) -> None:
         folder, {"a": onnx(source), "b": onnx("there.onnx"), "c": {"runtime": "synthetic"}}
     )
     assert answer.exit_code == 0
-    assert lines(answer) == ["a: was there", "b: was there", "c: has no files"]
+    assert lines(answer) == ["a: already there", "b: already there", "c: has no files"]
 
 
 def test_paths_are_relative_to_where_a_nodes_models_lie(
@@ -67,7 +67,7 @@ def test_a_model_that_cannot_be_had_holds_up_no_other(folder: Path) -> None:
     wrong = f"file://{folder}/there.onnx#sha256={'0' * 64}"
     answer = run(folder, {"a": onnx("missing.onnx"), "b": onnx(wrong), "c": onnx("there.onnx")})
     assert answer.exit_code == 1
-    assert lines(answer) == ["c: was there"]
+    assert lines(answer) == ["c: already there"]
     assert "a: cannot be staged: " in answer.stderr
     assert "missing.onnx" in answer.stderr
     assert DIGEST in answer.stderr
@@ -78,7 +78,7 @@ def test_what_lies_elsewhere_is_fetched_once_and_found_by_replicas(folder: Path)
     with serving(FileServer(CONTENT)) as server:
         source = f"{server.url()}#sha256={DIGEST}"
         assert lines(run(folder, {"a": onnx(source)})) == ["a: fetched"]
-        assert lines(run(folder, {"a": onnx(source)})) == ["a: was there"]
+        assert lines(run(folder, {"a": onnx(source)})) == ["a: already there"]
         assert len(server.asked) == 1
         found = local_file(source, folder / "cache" / "headrace", lambda *_: None)
     assert found.read_bytes() == CONTENT
@@ -114,7 +114,7 @@ def test_two_at_once_fetch_once(folder: Path) -> None:
 def test_every_groups_files_are_staged_and_told_once(folder: Path) -> None:
     groups = [{"name": "gpu", "num_gpus": 1}, {"name": "cpu", "runtime": "openvino"}]
     answer = run(folder, {"a": onnx("there.onnx", replicas={"groups": groups})})
-    assert lines(answer) == ["a: was there"]
+    assert lines(answer) == ["a: already there"]
 
 
 class Loading:
@@ -140,14 +140,16 @@ def test_converting_loads_a_model_and_lets_it_go(
     monkeypatch.setattr("deployments.tools.stage.catalog.create", lambda settings: backend)
     answer = run(folder, {"a": onnx("there.onnx")}, "--convert")
     assert (answer.exit_code, backend.done) == (code, ["load", "close"])
-    assert lines(answer) == (["a: was there, converted"] if not fault else [])
+    assert lines(answer) == (["a: already there, converted"] if not fault else [])
     assert fault in answer.stderr
 
 
 def test_what_needs_a_gpu_is_left_to_its_replicas(folder: Path) -> None:
     models = {"a": onnx("there.onnx", replicas={"num_gpus": 1})}
     answer = run(folder, models, "--convert")
-    assert lines(answer) == ["a: was there, needs a GPU: its first replica converts it"]
+    assert lines(answer) == [
+        "a: already there, not converted, since that needs a GPU: its first replica does it"
+    ]
     assert answer.exit_code == 0
 
 

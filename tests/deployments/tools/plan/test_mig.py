@@ -278,9 +278,9 @@ def test_no_replica_wants_a_slice(file):
     [
         (
             ("--need", "smal=1"),
-            "no 'smal' is served; must be one of small, large, plain, large/gpu",
+            "'smal' is not in the settings; must be one of small, large, plain, large/gpu",
         ),
-        (("--on", "large/gpus=1g.10gb"), "no 'large/gpus' is served"),
+        (("--on", "large/gpus=1g.10gb"), "'large/gpus' is not in the settings"),
         (("--need", "small"), "'small' must be MODEL=MIB"),
         (("--need", "small=0"), "'0' is no whole number of MiB of at least 1"),
         (("--usable", "1g.18gb=100"), "--usable: h100-80 has no profile 1g.18gb"),

@@ -126,7 +126,7 @@ def test_an_interruption_prints_what_there_is_and_stores_nothing(
         (("--trace", "/nowhere/at/all.json"), "/nowhere/at/all.json: its folder does not exist"),
         (("--html", "/"), "/: is a folder; name a file in it"),
         (("--seconds", "0"), "0.0 is not in the range"),
-        (("--seconds", "nan"), "nan is no number of seconds"),
+        (("--seconds", "nan"), "is nan; must be a number of seconds"),
         (("--compare", ""), "--compare: is ''; must be some of"),
     ],
 )

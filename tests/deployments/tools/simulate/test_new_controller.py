@@ -95,5 +95,5 @@ def test_the_command_line_compares_with_it(scenario):
 def test_its_mode_stands_among_those_of_controllers_without_parameters(scenario):
     file = scenario("enforce").parent / "settings.yaml"
     file.write_text(SETTINGS.replace("{few_rows: MODE}", "{codel: observe}"))
-    with pytest.raises(SettingsErrors, match=r"without parameters of its own \(few_rows\)"):
+    with pytest.raises(SettingsErrors, match=r"has no section of its own \(few_rows\)"):
         load(file)
