@@ -1,4 +1,4 @@
-"""Backends behind one protocol (`types.Runtime`): ragged batches in, ragged results out.
+"""Backends that run models, behind one protocol (`types.Runtime`): ragged batches in, results out.
 
-They know batches and devices; never queues, tenants or HTTP.
+A backend knows batches and devices, and nothing of queues, tenants or HTTP.
 """

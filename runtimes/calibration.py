@@ -1,11 +1,11 @@
-"""The recorded rows that eight-bit ranges are taken from.
+"""The recorded rows from which the ranges of int8 quantisation are taken.
 
-Read from what `headrace record` kept of real traffic, or from an `.npz` of like shape. Ranges are
-taken from these rows: values that only long rows reach are cut off where none was among them, and
-nothing in the averages would show it. So a calibration without rows of the longest length bucket is
-refused unless the settings insist; verification then has the last word.
+They come from `headrace record` (real traffic), or from an `.npz` of the same form. If no long row
+is among them, values that only long rows reach are cut off, and average errors would not show it.
+So a calibration without rows of the longest length bucket is refused, unless the settings insist
+(`short_calibration`); then only verification can find the error.
 
-It measures no ranges itself. Rows are spread evenly over the length buckets, 256 at most.
+This module chooses rows, spread evenly over the length buckets, 256 at most. It measures no ranges.
 """
 
 from __future__ import annotations

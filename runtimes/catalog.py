@@ -1,10 +1,9 @@
-"""The backends that there are, and what each takes.
+"""The table of all backends: names, classes, packages, precisions and tasks.
 
-One table: a backend's name in settings, where its classes are, the package and the extra that bring
-it, and the precisions it has. Everything but `create` and `available` answers without importing the
-backend's library, so that a settings file can be checked where the library is not installed.
-
-It holds no behaviour of any backend; a new one is a line here and a pass of the conformance suite.
+Only `create`, `create_stream`, `available` and `preload` need a backend's library. All other
+functions answer without importing it, so that a settings file can be checked where the library is
+not installed. A new backend is a new entry here and must pass the conformance suite
+(`tests/conformance/`).
 """
 
 from __future__ import annotations

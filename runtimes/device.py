@@ -1,8 +1,8 @@
-"""The device on which a backend runs a model.
+"""On which device does a backend run a model?
 
-A model's option `device` is `cpu`, `cuda` (the first), `cuda:N`, or `auto`: the first GPU where the
-backend sees one, else the processors. What is asked for and missing is a `MissingBackend` that says
-what the backend saw; nothing falls back silently. GPUs are counted by the backend's own library,
+A model's option `device` is `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU if
+the backend sees one, else the processors. If the named device is missing, `MissingBackend` says
+what the backend saw; there is no silent fallback. GPUs are counted by the backend's own library,
 among those that the process was given (`replicas.num_gpus`).
 
 It imports no library and opens nothing.

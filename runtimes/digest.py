@@ -1,10 +1,9 @@
-"""The SHA-256 of files, without reading 90 MB at every start.
+"""The SHA-256 of a model's files, cached so that a start need not read them again.
 
-Streams each file once and remembers the result in the cache folder under the file's path, size and
-modification time in nanoseconds; a changed file is read again. The memo is a hint only: a lost or
-damaged one costs a read. Who can write the cache folder can already replace what is staged there.
-
-Names enter the digest relative to the model's folder, so that a moved model keeps its identity.
+Each file is read once. Its hash is stored in the cache folder under the file's path, size and
+modification time in nanoseconds; a changed file is read again. A lost or damaged cache entry costs
+one read. Whoever can write the cache folder can replace staged models anyway, so the cache adds no
+risk. Names enter the digest relative to the model's folder, so a moved model keeps its identity.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""A backend around rows that only run together with rows of their own shape.
+"""Wraps a backend so that only rows of equal shape run together.
 
-An image padded to another's size is another image to a convolution, so its answer would depend on
-whom it was batched with. Here a batch is run in groups of equal shapes, each as the backend would
-run it alone, and the answers are put in the batch's order again. A scheduler that batches by length
-makes one group of nearly every batch; that it does is no condition of the answers being right.
-
-The backend inside sees no lengths but what its own limits say of each group.
+To a convolution, an image that is padded to another's size is a different image, so its answer
+would depend on the other rows of its batch. This wrapper runs a batch in groups of equal shapes,
+each as the backend would run it alone, and puts the answers back into the batch's order. With a
+scheduler that batches by length nearly every batch is one group, but the answers do not rely on
+that. The wrapped backend sees no lengths except those that its own limits declare.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RuntimeFault(Exception):
-    """Base of all that runtimes raise on purpose."""
+    """Base of all errors that runtimes raise on purpose."""
 
 
 class LoadError(RuntimeFault):
@@ -12,7 +12,7 @@ class LoadError(RuntimeFault):
 
 
 class MissingBackend(LoadError):
-    """The backend's package or hardware is not there; the message names the extra to install."""
+    """The backend's package or hardware is missing; the message names the extra to install."""
 
 
 class RefusedArtifact(LoadError):
@@ -24,8 +24,8 @@ class BadRows(RuntimeFault):
 
 
 class RunError(RuntimeFault):
-    """The backend failed on this batch; other batches may do."""
+    """The backend failed on this batch; other batches may succeed."""
 
 
 class Unhealthy(RuntimeFault):
-    """The backend will not recover: its process ends, for another one to take its place."""
+    """The backend will not recover: its process ends, and a new one replaces it."""

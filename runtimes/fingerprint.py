@@ -1,10 +1,11 @@
-"""The preprocessing fingerprint: what was done to inputs where the model was trained.
+"""The preprocessing fingerprint: how inputs were prepared when the model was trained.
 
-A fingerprint is a mapping of fields to plain values, stored as `preprocessing.json` in the model's
-folder or beside its file. What the service will do is described by the same fields, and every
-stored one is compared when the model is loaded: a model that was trained on RGB and is fed BGR
-answers, only wrongly. A field that the file leaves out is not compared; one that it has and nothing
-here does is refused, because it would be left undone.
+A fingerprint maps fields to plain values. It is stored as `preprocessing.json` in the model's
+folder or beside its file. The service describes its own preprocessing by the same fields, and every
+stored field is compared when the model is loaded, because a model that was trained on RGB and is
+fed BGR answers wrongly without an error. A field that the file does not have is not compared. A
+field that the file has and the service does not know is refused, because the service would not do
+it.
 
 Fields: `tokenizer` ("sha256:" and the digest of tokenizer.json); of images `resize`, `antialias`,
 `size`, `mean`, `std`, `layout`, `colour`. More may come: the mechanism knows none of them.

@@ -1,11 +1,9 @@
-"""What a row's length is, where both the settings and the model speak.
+"""What a row's length is, from the settings and what the model declares.
 
-The settings name an input, an axis, a mask and a longest length; each left out is what the model
-declares. Nothing is bent to fit: what the model does not have, and a longest length beyond what it
-takes, are `LoadError`s in the words of the settings file, at the start rather than at the first
-long row.
-
-Which input a model declares by itself is the backend's to find.
+The settings may name an input, an axis, a mask and a longest length; whatever they leave out is as
+the model declares. An input that the model does not have, or a longest length that it cannot take,
+is a `LoadError` in the words of the settings file, at the start and not at the first long row. The
+backend finds what the model declares.
 """
 
 from __future__ import annotations

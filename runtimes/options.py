@@ -1,10 +1,11 @@
-"""The options of a backend, as the settings file has them, checked.
+"""Checks a backend's options, as the settings file has them.
 
-Turns the free `options` mapping of a model into the backend's frozen dataclass. Every mistake is a
-`LoadError` that names the option and what would be right; all mistakes come in one message.
+Turns a model's free `options` mapping into the backend's frozen dataclass. A `LoadError` names all
+mistakes at once: which option, and what would be right.
 
-Types it knows: bool, int, float (whole numbers do), str, `None`, `Literal`, unions of them and
-tuples of one of them (`tuple[int, ...]`; a list will do). It converts nothing else: "2" is no int.
+Known types: bool, int, float (whole numbers are accepted), str, `None`, `Literal`, unions of these,
+and tuples of one of them (`tuple[int, ...]`; a list is accepted). Nothing else is converted: "2" is
+not an int.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A ragged batch as the one padded array that a device wants, and back.
+"""Turns a ragged batch into the padded array that a device needs, and back.
 
 `pad` and `cut` are each other's inverse: rows one after another in a flat buffer on one side, a
 dense array with the batch on axis 0 on the other. Padding is zero (an empty byte string for BYTES).
 Work is one vectorised copy for rows of one axis, none where the rows have the same shape.
 
-It optimises microseconds a batch and knows nothing of tensors' meaning: which axis is the length
-is the caller's to say, and no value is checked.
+It takes microseconds a batch and knows nothing of what tensors mean: the caller says which axis is
+the length, and no value is checked.
 """
 
 from __future__ import annotations

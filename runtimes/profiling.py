@@ -1,11 +1,11 @@
-"""Measured times of batches of each size on this device, before the first caller asks.
+"""Times batches of each size on this device, before the replica serves.
 
-Times the shapes that warm-up runs, and one length between two edges. One row of each length comes
-first, then the largest batch of each, then what lies between, so that the extremes are known when
-time is short. A batch that would take longer than what is left is left out: as seen from a smaller
-one, time grows at most with the rows and with the square of the length. Each is run at least twice
-and its least time kept, which is the device's without what disturbed it. For warm batch runtimes;
-what a stream runtime takes is no matter of batches.
+The shapes are those of warm-up, and one length between each two edges. One row of each length comes
+first, then the largest batch of each, then the sizes between, so that the extremes are known if
+time is short. A batch that would take longer than the time left is skipped; its time is estimated
+from a smaller batch, growing at most with the rows and with the square of the length. Each shape
+runs at least twice and the shortest time counts, which is the device's time without disturbances.
+For warm batch runtimes; for engines see `stream_profiling.py`.
 """
 
 from __future__ import annotations

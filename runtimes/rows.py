@@ -1,10 +1,9 @@
-"""The check of a batch against what the loaded model declared.
+"""Checks a batch against what the loaded model declared (`Limits`).
 
-The second line of defence after the gateway: names, datatypes, ranks, fixed axes, row counts and
-lengths of a batch against a backend's `Limits`. Everything wrong is the caller's fault, `BadRows`,
-and is found before the device sees any of it. Costs are in microseconds a batch, not a row's value.
-
-It looks at no value: token ids out of range are the backend's to find, who knows the vocabulary.
+This is the second check, after the gateway's: names, datatypes, ranks, fixed axes, row counts and
+lengths. Whatever is wrong is the caller's fault, `BadRows`, and is found before the batch reaches
+the device. It takes microseconds a batch, because no values are read: the backend, which knows the
+vocabulary, finds token ids that are out of range.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What kind of model lies at a path, which files make it up, and its identity.
+"""What kind of model is at a path, which files belong to it, and what is its digest?
 
 Four kinds: an ONNX file with its external data, a Hugging Face folder with safetensors, OpenVINO
-IR, and a `torch.export` archive. The identity is a SHA-256 over the files that decide what the
-model computes and how texts become its tokens. Whatever could run code when opened (pickles,
-TorchScript) or is not what its name says is refused unopened.
+IR, and a `torch.export` archive. The digest is a SHA-256 over the files that decide what the model
+computes and how texts become its tokens. A file that could run code when it is opened (pickles,
+TorchScript), or that is not what its name says, is refused without being opened.
 
 No model is loaded here. Sources: the formats' own descriptions; sentence-transformers' folders.
 """

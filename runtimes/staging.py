@@ -1,13 +1,13 @@
-"""Models converted once a host, however many replicas start at the same time.
+"""Converts each model once a host, however many replicas start at the same time.
 
-`staged` gives the folder that holds the result of a build, keyed by everything the result depends
-on. The first caller builds under a file lock, in a folder of its own, writes a manifest, flushes
-and renames; whoever waited finds it there. A build that died leaves a folder that the next one
-removes; an entry whose files are missing or of another size is built again.
+`staged` returns the folder with the result of a build. Its key is everything that the result
+depends on. The first caller builds under a file lock in a temporary folder, writes a manifest,
+flushes and renames the folder; callers that waited find it there. A build that died leaves a folder
+that the next build removes. An entry with a missing file, or one of another size, is built again.
 
-Sizes are checked, contents are not: the cache folder belongs to the user of the service, and is as
-trusted as the installed code. A build also removes entries that no replica has started from for 30
-days, never one that another process holds; the age is the file system's own clock's.
+Sizes are checked, contents are not: the cache folder belongs to the user that runs the service, and
+is trusted like the installed code. A build also removes entries from which no replica has started
+for 30 days (by the file system's clock), except those that another process holds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The number of processors that this process may really use.
+"""How many processors may this process use?
 
-The smallest of what the scheduler's affinity mask and the control groups' CPU quotas allow, whole
-processors rounded up, at least 1. A container with a quota of 2 on a host of 64 gets 2, where the
-libraries' own guess of 64 threads would have them throttled for most of every period.
+The smallest number that the scheduler's affinity mask and the control groups' CPU quotas allow,
+rounded up, at least 1. A container with a quota of 2 on a host of 64 gets 2; libraries would start
+64 threads by themselves, and be throttled for most of every period.
 
 It reads files and caches nothing. Sources: Linux `cgroups(7)`; the kernel's admin guide on control
 group v2 (`cpu.max`) and on CFS bandwidth control (`cpu.cfs_quota_us`).

@@ -1,9 +1,12 @@
-"""What a backend takes, gives and declares: ragged batches in, ragged results out.
+"""The contract of a backend: what it takes, what it returns, and what it declares.
 
-Shapes: a ragged tensor is one flat buffer in row-major order, rows one after another, plus each
-row's own shape (without the batch axis). Nothing is padded outside a runtime; the runtime pads (or
-packs) for its device and cuts its outputs back. Data types carry the Open Inference Protocol's
-names (BOOL, UINT8 … INT64, FP16, BF16, FP32, FP64, BYTES).
+A ragged tensor is one flat buffer in row-major order, one row after another, with the shape of each
+row (without the batch axis). Tensors are padded only inside a runtime: it pads (or packs) for its
+device and cuts its outputs back to the rows. Data types have the Open Inference Protocol's names
+(BOOL, UINT8 … INT64, FP16, BF16, FP32, FP64, BYTES).
+
+`Runtime` is for models that run batches, `StreamRuntime` for engines that batch by themselves. Both
+have six members: load, warm, limits, run, health, close.
 """
 
 from __future__ import annotations
@@ -18,20 +21,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, Open Inference datatype and shape with -1 for a dynamic axis; axis 0 is the batch."""
+    """One input or output of a model."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
+    datatype: str  # the Open Inference Protocol's name
+    shape: tuple[int, ...]  # -1 for a dynamic axis; axis 0 is the batch
 
 
 @dataclass(frozen=True, slots=True)
 class RowShapes:
-    """The only shapes that rows of `input` have (None: the model's only input of that rank), where
-    padding one to another's would change its answer, as an image's. `shapes`: (length, shape
-    without the batch axis), lengths ascending; the length is the shell's own measure."""
+    """The only shapes that rows of one input may have. For rows such as images, whose answer would
+    change if they were padded to another row's shape."""
 
-    input: str | None
+    input: str | None  # None: the model's only input of that rank
+    # (length, shape without the batch axis), lengths ascending. The caller defines the length.
     shapes: tuple[tuple[int, tuple[int, ...]], ...]
 
     @property
@@ -41,22 +44,21 @@ class RowShapes:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """`data`: 1-D array of all rows' elements (dtype object of bytes for BYTES).
-    `shapes`: one tuple a row, without the batch axis; Σ prod(shape) == data.size."""
+    """One tensor of a batch, unpadded. Invariant: Σ prod(shape) == data.size."""
 
     datatype: str
-    data: np.ndarray[Any, Any]
-    shapes: tuple[tuple[int, ...], ...]
+    data: np.ndarray[Any, Any]  # 1-D, all rows' elements; for BYTES, dtype object of bytes
+    shapes: tuple[tuple[int, ...], ...]  # one a row, without the batch axis
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`lengths`: int64 [rows], tokens; `inputs` by name; `outputs`: those wanted, None for all."""
+    """The rows that a runtime runs together."""
 
     rows: int
-    lengths: np.ndarray[Any, Any]
-    inputs: Mapping[str, Ragged]
-    outputs: tuple[str, ...] | None = None
+    lengths: np.ndarray[Any, Any]  # int64 [rows], tokens
+    inputs: Mapping[str, Ragged]  # by name
+    outputs: tuple[str, ...] | None = None  # the outputs that are wanted; None: all
 
 
 @dataclass(slots=True)
@@ -71,92 +73,87 @@ class StageTimes:
 
     @classmethod
     def total(cls, results: Sequence[Result]) -> StageTimes:
-        """Of runs one after another, stage by stage."""
+        """The sums of several runs' times, stage by stage."""
         names = [field.name for field in fields(cls)]
         return cls(*(sum(getattr(r.times, name) for r in results) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One `Ragged` an output, rows in the batch's order; padded_tokens is rows x padded length."""
+    """The outputs of one batch."""
 
-    outputs: Mapping[str, Ragged]
+    outputs: Mapping[str, Ragged]  # by name; rows in the batch's order
     times: StageTimes
-    padded_tokens: int
+    padded_tokens: int  # rows x padded length
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a loaded backend declares.
-
-    pads: the device sees rows x longest (else the sum of lengths). fixed_edges: lengths it was
-    compiled for, empty when any will do. max_rows / max_length: hard bounds, None when unbounded;
-    max_length is what the settings ask for, which is never more than the model takes.
-    length_input / length_axis: whose and which axis (batch axis is 0) is "the length"; None when
-    rows have no length. mask_input: which input is 1 for real tokens, made by the runtime when the
-    caller leaves it out; None when the model has none. id_bounds: inputs that index a table, and
-    its number of entries, as far as known. row_shapes: the shapes that rows have, only equal ones
-    of which run together; None where any will do.
-    """
+    """What a loaded backend declares of its model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    pads: bool = True
-    fixed_edges: tuple[int, ...] = ()
-    max_rows: int | None = None
-    max_length: int | None = None
-    length_input: str | None = None
-    length_axis: int = 1
-    mask_input: str | None = None
+
+    # How batches may look.
+    pads: bool = True  # the device computes rows x longest; False: the sum of lengths
+    fixed_edges: tuple[int, ...] = ()  # lengths that it was compiled for; empty: any length
+    max_rows: int | None = None  # None: unbounded
+    max_length: int | None = None  # as the settings ask, never above the model's; None: unbounded
+
+    # What a row's length is.
+    length_input: str | None = None  # the input that has the length axis; None: rows have no length
+    length_axis: int = 1  # of `length_input`; axis 0 is the batch
+    mask_input: str | None = None  # 1 for real tokens; the runtime makes it if the caller does not
+    row_shapes: RowShapes | None = None  # only rows of equal shape run together; None: any shape
+
     optional_inputs: tuple[str, ...] = ()
+    id_bounds: Mapping[str, int] = field(
+        default_factory=dict
+    )  # input of ids to entries of its table
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""  # Open Inference `platform`, such as "onnxruntime_onnx"
-    id_bounds: Mapping[str, int] = field(default_factory=dict)
-    row_shapes: RowShapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """What it takes to load one model; produced by the shell from the settings file.
-
-    source: a file or folder (None for synthetic). cache_dir: where staged artifacts live, keyed by
-    content, runtime, version and processor. threads: 0 means what the cgroup allows.
-    length_input / length_axis / mask_input: what a row's length is, None for what the model
-    declares; max_length: the longest row to accept, tokens, None for the longest it takes.
-    edges / max_size / max_tokens: the grid that warm-up covers. row_shapes: as of `Limits`; a
-    length is then what they say, and no axis. options: the backend's own settings, validated by
-    the backend. progress: called with (phase, fraction 0..1), phases "staging", "compiling",
-    "verifying", "warming".
-    """
+    """What a backend needs to load one model. The replica makes it from the settings file."""
 
     name: str
     runtime: str
-    source: Path | None
-    cache_dir: Path
+    source: Path | None  # a file or folder; None: synthetic
+    cache_dir: Path  # of staged artifacts, keyed by content, runtime, version and processor
     precision: str = "fp32"
-    threads: int = 0
+    threads: int = 0  # 0: as many as the control group allows
     task: str = "tensors"  # tensors | embed | classify | generate
+
+    # What a row's length is. None: as the model declares.
     length_input: str | None = None
     length_axis: int | None = None
     mask_input: str | None = None
-    max_length: int | None = None
+    max_length: int | None = None  # longest row to accept, tokens
+    row_shapes: RowShapes | None = None  # as in `Limits`; lengths then come from here, not an axis
+
+    # The batches that warm-up runs: rows up to `max_size` at each edge, within `max_tokens`.
     edges: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     max_size: int = 32
     max_tokens: int = 8192
-    row_shapes: RowShapes | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+
+    options: Mapping[str, Any] = field(default_factory=dict)  # checked by the backend
+    # Called with (phase, fraction 0..1); phases: staging, compiling, verifying, warming.
     progress: Callable[[str, float], None] = lambda phase, fraction: None
 
 
 class Runtime(Protocol):
-    """A batch backend. One thread at a time calls it; `close` may be called once, from any.
+    """A batch backend. One thread at a time calls it; `close` may be called from any thread.
 
-    load: stage, compile, allocate; raises `LoadError`. warm: run real batches over the grid of
-    lengths x sizes; raises `LoadError` where one fails. limits: after load. run: raises `BadRows`
-    for input that is the caller's fault and `RunError` for its own; never leaves the device in a
-    state that fails the next batch.
-    health: raises `Unhealthy`, as `run` may: the device is lost to this process, which ends.
+    load: stages, compiles and allocates; raises `LoadError`.
+    warm: runs real batches over the grid of lengths x sizes; raises `LoadError` if one fails.
+    limits: what the loaded model declares; only after `load`.
+    run: raises `BadRows` for the caller's faults and `RunError` for the backend's own. A failed
+    batch must not make the next one fail.
+    health: raises `Unhealthy` if the device is lost to this process, which then ends; `run` may
+    raise it too.
     close: frees everything; idempotent.
     """
 
@@ -170,50 +167,48 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Prefetching(Protocol):
-    """Beside `Runtime`, of a backend whose device copies while it computes: `prefetch` puts a batch
-    there for the `run` that follows with the very same object. Another thread than the one that
-    runs may call it; it never raises for what is wrong with a batch, `run` does."""
+    """A `Runtime` whose device can copy one batch while it computes another.
+
+    `prefetch` copies a batch to the device, for a later `run` with the same object. It may be
+    called from another thread than `run`. It never raises for a faulty batch; `run` does."""
 
     def prefetch(self, batch: Batch) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request to generate, in OpenAI's JSON as it came. `endpoint`: "chat" or "completions";
-    `request_id`: unique among those that run; `priority`: 0 is the most urgent; `salt`: what is
-    kept of its prompt is found again by those of the same salt alone, whatever its body says."""
+    """One request to generate."""
 
-    request_id: str
-    endpoint: str
-    body: bytes
-    priority: int = 0
-    salt: str = ""
+    request_id: str  # unique among the running requests
+    endpoint: str  # "chat" or "completions"
+    body: bytes  # the caller's JSON in OpenAI's form, unchanged
+    priority: int = 0  # 0 is the most urgent
+    salt: str = ""  # only requests of the same salt share cached prompts, whatever the body says
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of an answer: server-sent events, each whole with its blank line, where the body asks
-    to stream; else all of the JSON, at once. Counts are tokens so far, over all sequences: `cached`
-    of the prompt were in the cache, `held` places of the cache are taken. `status`: HTTP's."""
+    """A piece of an answer to a request to generate."""
 
+    # Whole server-sent events with their blank lines, if the body asks to stream; else the whole
+    # JSON answer in one piece.
     data: bytes
+    # Tokens so far, over all sequences of the request.
     input_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # of the prompt, found in the cache
     output_tokens: int
-    held_tokens: int
-    status: int = 200
+    held_tokens: int  # places of the KV cache that the request takes now
+    status: int = 200  # of HTTP
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """What a loaded engine declares. context_tokens: the longest prompt and output together.
-    cache_tokens: places in its key-value cache. max_sequences: that it runs at once. block_tokens:
-    the unit in which prompts share the cache, 0: they do not."""
+    """What a loaded engine declares."""
 
-    context_tokens: int
-    cache_tokens: int
-    max_sequences: int
-    block_tokens: int = 0
+    context_tokens: int  # the longest prompt and output together
+    cache_tokens: int  # places in its KV cache
+    max_sequences: int  # that it runs at once
+    block_tokens: int = 0  # the unit in which prompts share the cache; 0: they do not share
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""
@@ -221,12 +216,13 @@ class StreamLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """An engine's own account. running, waiting: sequences; cache_used: share, 0..1; the rest are
-    counters, ever."""
+    """An engine's load, and counts since it was loaded."""
 
-    running: int = 0
-    waiting: int = 0
-    cache_used: float = 0.0
+    # Now.
+    running: int = 0  # sequences
+    waiting: int = 0  # sequences
+    cache_used: float = 0.0  # share of the KV cache, 0..1
+    # Counters.
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -234,12 +230,13 @@ class EngineLoad:
 
 
 class StreamRuntime(Protocol):
-    """An engine that batches by itself, on the event loop that loaded it; any number of runs.
+    """An engine that batches by itself. It runs on the event loop that loaded it, and any number of
+    `run`s may be under way at once.
 
-    As `Runtime`, but `run` yields as it goes, nothing held back; closing the iterator aborts the
-    work and frees its tokens. A fault of the request is a chunk with its status and OpenAI's error;
-    `RunError` is the engine's on this request, and `Unhealthy`, of `run` and `health`, says that
-    the engine itself has died, with all that ran there.
+    It differs from `Runtime` in `run`: that yields each piece of the answer at once; closing the
+    iterator aborts the request and frees its tokens. A fault of the request is a chunk with an HTTP
+    status and OpenAI's error. `run` raises `RunError` if the engine fails this request. `run` and
+    `health` raise `Unhealthy` if the engine has died, with all requests that ran there.
     """
 
     async def load(self) -> None: ...

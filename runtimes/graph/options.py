@@ -1,8 +1,7 @@
-"""The options that all backends of stored graphs have, beside the common settings.
+"""The options that all backends of stored graphs share (`openvino`, `onnxruntime`, …).
 
-These are the options that `openvino` and `onnxruntime` share; each adds its own. Most models need
-none: the names that Hugging Face exports use are found by themselves, and a folder declares its
-pooling. None means as found.
+Each backend adds options of its own. Most models need none: the names in Hugging Face's exports are
+known, and a folder declares its pooling. None means: as found in the model.
 """
 
 from __future__ import annotations
@@ -17,23 +16,19 @@ from runtimes.warmup import WARM_S
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """pooling, normalize: how task `embed` makes one vector, over what the model declares.
-    embed_output: which of several outputs holds the embedding or the hidden states.
-    pad_multiple: lengths are padded up to a multiple of this. layout: where images have their
-    channels. warm_s: warm-up starts no new batch after so many seconds. calibration: of precision
-    int8, the folder of recorded rows; short_calibration: also where no long ones are among them.
-    keep_fp32: names of operations that compute in fp32 whatever the precision is, as `headrace
-    verify --layers` proposes them.
-    """
+    """Options of a backend that runs a stored graph."""
 
+    # How task `embed` makes one vector of a row, in place of what the model declares.
     pooling: Literal["mean", "cls"] | None = None
     normalize: bool | None = None
-    embed_output: str | None = None
-    pad_multiple: int = 1
-    layout: Layout | None = None
-    warm_s: float = WARM_S
-    calibration: str | None = None
-    short_calibration: bool = False
+    embed_output: str | None = None  # the output with the embedding or the hidden states
+
+    pad_multiple: int = 1  # lengths are padded to a multiple of this
+    layout: Layout | None = None  # of images: where the channels are
+    warm_s: float = WARM_S  # warm-up starts no new batch after so many seconds
+    calibration: str | None = None  # for precision int8: the folder of recorded rows
+    short_calibration: bool = False  # accept a calibration without rows of the longest bucket
+    # Operations that compute in fp32 at any precision, as `headrace verify --layers` proposes them.
     keep_fp32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -45,9 +40,9 @@ class GraphOptions:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions(GraphOptions):
-    """Of backends that can use a GPU. device: see `runtimes.device`."""
+    """Options of a backend of stored graphs that can use a GPU."""
 
-    device: str = device.AUTO
+    device: str = device.AUTO  # see `runtimes.device`
 
     def __post_init__(self) -> None:
         GraphOptions.__post_init__(self)

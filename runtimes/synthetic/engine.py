@@ -1,15 +1,15 @@
-"""A model of an engine that batches by itself: steps, chunked prefill, a cache, shared prefixes.
+"""Models an engine with continuous batching: steps, chunked prefill, a KV cache, shared prefixes.
 
-A step gives each sequence that has been read one token and reads up to `step_tokens` less those of
-the others' prompts, in the order of their admission, a long one over several steps. One waits,
-first come, while sequences or cache are at their most; where the cache runs full, the sequence
-admitted last gives up what it holds and is read again (preemption by recomputation). Blocks of
-prompts that were read are not read again; those used least recently are forgotten.
+In a step each sequence whose prompt has been read gets one token. The rest of `step_tokens` is used
+to read the others' prompts in the order of admission, a long prompt over several steps. A sequence
+waits, first come first served, while the number of sequences or the cache is at its maximum. If the
+cache runs full, the sequence admitted last gives up its cache and is read again later (preemption
+by recomputation). Blocks of prompts that are cached are not read again; the least recently used
+blocks are forgotten.
 
-Pure: the caller lets the time between a step's begin and its end pass. Nothing else is modelled: no
-attention that grows with the context, no detokenising; a prefix that several sequences share counts
-for each of them, and blocks that none uses take no room. The synthetic runtime serves with it and
-simulations run on it.
+Pure: the caller lets the time of a step pass. Not modelled: attention that grows with the context,
+and detokenising. A prefix that several sequences share counts for each of them, and blocks that no
+sequence uses take no room. The synthetic runtime and simulations use this engine.
 
 Source: Sarathi-Serve (OSDI'24) for chunked prefill; vLLM's scheduler.
 """
@@ -24,19 +24,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """A step takes `base_s`, `sequence_s` for each sequence that it gives a token and `token_s` for
-    each token that it reads. `step_tokens`: tokens given and read in a step; `chunk_tokens`: the
-    most that one sequence reads in a step, 0: as much as the step has left; `block_tokens`: what
-    prompts share their beginnings by, 0: they share nothing."""
+    """The engine's speed and size."""
 
+    # A step takes the sum of these.
     base_s: float
-    sequence_s: float
-    token_s: float
+    sequence_s: float  # for each sequence that gets a token
+    token_s: float  # for each token that is read
+
     cache_tokens: int
-    max_sequences: int = 256
-    step_tokens: int = 2048
-    block_tokens: int = 16
-    chunk_tokens: int = 0
+    max_sequences: int = 256  # that run at once
+    step_tokens: int = 2048  # most tokens given and read in a step
+    block_tokens: int = 16  # the unit in which prompts share the cache; 0: they do not share
+    chunk_tokens: int = 0  # most that one sequence reads in a step; 0: all that the step has left
 
     def engine(self) -> SyntheticEngine:
         """A new one, with nothing to do."""
@@ -52,23 +51,21 @@ class EngineShape:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`owner`: whoever added it, opaque here; `prompt`: its tokens; `most`: output tokens that it
-    is to get; `blocks`: ids of the prompt's whole blocks, each of all before it. The rest is the
-    engine's: `read`: tokens in the cache of those to be read (`to_read`: the prompt, and after
-    a preemption its output so far), `cached` of the prompt were there before; `chunk`: what the
-    running step reads of it; `part_s`: its share of that step, `device_s`: of all before."""
+    """One output that the engine generates. Unit: tokens."""
 
-    owner: Any
+    owner: Any  # whoever added it; opaque here
     prompt: int
-    most: int
-    blocks: tuple[int, ...]
-    to_read: int
-    read: int = 0
-    cached: int = 0
+    most: int  # output tokens that it is to get
+    blocks: tuple[int, ...]  # ids of the prompt's whole blocks; each stands for all before it too
+
+    # Written by the engine alone.
+    to_read: int  # the prompt and, after a preemption, the output so far
+    read: int = 0  # of `to_read`, in the cache
+    cached: int = 0  # of the prompt, in the cache before it was read
     output: int = 0
-    chunk: int = 0
-    part_s: float = 0.0
-    device_s: float = 0.0
+    chunk: int = 0  # that the running step reads of it
+    part_s: float = 0.0  # its share of the running step's time
+    device_s: float = 0.0  # its share of all earlier steps' time
 
     @property
     def held(self) -> int:
@@ -86,14 +83,13 @@ class Sequence:
 
 @dataclass(slots=True)
 class EngineCounts:
-    """Ever. `most_held`: tokens in the cache at once, at most; `prefix_queries`: tokens of prompts
-    that were looked up, of which `prefix_hits` were cached."""
+    """Counts since the engine began."""
 
     steps: int = 0
     preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    most_held: int = 0
+    prefix_queries: int = 0  # tokens of prompts that were looked up in the cache
+    prefix_hits: int = 0  # of these, found
+    most_held: int = 0  # the most tokens that were in the cache at once
 
 
 class SyntheticEngine:

@@ -1,13 +1,13 @@
-"""A batch backend that is nothing but time, to try what stands around a model.
+"""A batch backend that only takes time, for load tests and tests of everything around a model.
 
-A device that takes `base_ms + per_request_ms·B + per_token_us·B·L_padded` a batch of B rows, one
-batch at a time, and answers each row's true sum, so that a mix-up of rows shows. One input, INT64
-`ids` [-1, -1]; one output, FP32 `sum` [-1], and with `embed_width` a second one that stands in for
-an embedding, so that what surrounds such a model (tokenising included) can be load-tested.
+A batch of B rows takes `base_ms + per_request_ms·B + per_token_us·B·L_padded`, one batch at a time.
+The answer of each row is its true sum, so that a mix-up of rows shows. Input: INT64 `ids` [-1, -1].
+Output: FP32 `sum` [-1]; with `embed_width` also `embedding`, so that the path of such a model
+(tokenising included) can be load-tested.
 
-It sleeps instead of computing and so leaves its processor to the load generator; it is no stand-in
-for a model's use of memory or caches. Faults can be injected by token id: they are for tests of
-retries, bisection and replacement, and a service would never set them.
+It sleeps instead of computing, which leaves the processor to the load generator; it does not
+imitate a model's use of memory or caches. Faults can be injected by token id. They are for tests of
+retries, bisection and replacement; a service would never set them.
 """
 
 from __future__ import annotations
@@ -51,33 +51,32 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True)
 class SyntheticOptions:
-    """The device's speed, and faults for tests.
+    """The device's speed, and faults for tests."""
 
-    base_ms, per_request_ms, per_token_us: the time of a batch. embed_width: 0, or how wide its
-    output `embedding` is. load_s, warm_s: how long starting takes. hiccup_every, hiccup_ms,
-    hiccup_seed: as of `Hiccups`, in batches. A batch holding one of these ids in any row: fail_ids
-    raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids ends the whole process
-    at once, lose_ids loses the device: that batch and all after it raise `Unhealthy`. nan_ids: a
-    row that holds one is answered with NaN. answer_bias: what every answer is off by. grow_mib:
-    what every batch adds to the memory that the process has resident, for good.
-    """
-
+    # The time of a batch; see the module.
     base_ms: float = 2.0
     per_request_ms: float = 0.0
     per_token_us: float = 0.0
-    embed_width: int = 0
+    embed_width: int = 0  # width of the output `embedding`; 0: there is none
     load_s: float = 0.0
     warm_s: float = 0.0
+
+    # Stalls, in batches; see `Hiccups`.
     hiccup_every: int = 0
     hiccup_ms: float = 0.0
     hiccup_seed: int = 0
-    fail_ids: tuple[int, ...] = ()
-    hang_ids: tuple[int, ...] = ()
-    die_ids: tuple[int, ...] = ()
-    lose_ids: tuple[int, ...] = ()
-    nan_ids: tuple[int, ...] = ()
+
+    # Faults of a batch that holds one of these ids in any row.
+    fail_ids: tuple[int, ...] = ()  # it raises `RunError`
+    hang_ids: tuple[int, ...] = ()  # it hangs for `hang_s`, or until `close`
+    die_ids: tuple[int, ...] = ()  # the whole process ends at once
+    lose_ids: tuple[int, ...] = ()  # it and all later batches raise `Unhealthy`
+    nan_ids: tuple[int, ...] = ()  # the answers of rows that hold one are NaN
     hang_s: float = 3600.0
-    answer_bias: float = 0.0
+
+    # Faults of every batch.
+    answer_bias: float = 0.0  # is added to every answer
+    # Memory that stays resident after each batch.
     grow_mib: int = 0
 
     def __post_init__(self) -> None:

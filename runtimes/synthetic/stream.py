@@ -1,11 +1,11 @@
-"""A backend that generates and is nothing but time, to try what stands around a model.
+"""A backend that generates and only takes time, for load tests and tests of what surrounds a model.
 
-`runtime: synthetic` with `task: generate`: a `SyntheticEngine` whose steps are slept through, asked
-and answered in OpenAI's JSON. What it writes depends on the prompt alone, so that a mix-up of
-requests shows, and each output token is one word. Its texts are cut into tokens by the model's
-`tokenizer.json` where `source` has one, else every four bytes are one.
+`runtime: synthetic` with `task: generate`: a `SyntheticEngine` that sleeps through its steps.
+Requests and answers are OpenAI's JSON. The output depends only on the prompt, so that a mix-up of
+requests shows; each output token is one word. Texts are cut into tokens by the `tokenizer.json` of
+`source` if there is one; else every four bytes are a token.
 
-Faults can be injected by words in a prompt: they are for tests, and a service would never set them.
+Faults can be injected by words in a prompt. They are for tests; a service would never set them.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True)
 class SyntheticStreamOptions:
-    """The engine's speed and size, and faults for tests.
+    """The engine's speed and size, and faults for tests."""
 
-    base_ms, per_sequence_us, per_prefill_token_us: the time of a step. step_tokens: prompt and
-    output tokens of a step. max_sequences, cache_tokens, block_tokens, prefix_cache: what it holds.
-    output_tokens: after how many an output ends by itself, 0: never. load_s, warm_s: how long
-    starting takes. hiccup_every, hiccup_ms, hiccup_seed: as of `Hiccups`, in steps. A prompt with
-    one of these words: fail_words fails, hang_words stops the engine for all, engine_die_words ends
-    the engine and leaves the process, die_words ends the whole process at once.
-    """
-
+    # The time of a step.
     base_ms: float = 2.0
     per_sequence_us: float = 0.0
     per_prefill_token_us: float = 0.0
-    step_tokens: int = 2048
+    step_tokens: int = 2048  # most prompt and output tokens of a step
+
+    # What the engine holds.
     max_sequences: int = 64
     cache_tokens: int = 65536
     block_tokens: int = 16
     prefix_cache: bool = True
-    output_tokens: int = 0
+
+    output_tokens: int = 0  # after so many an output ends by itself; 0: never
     load_s: float = 0.0
     warm_s: float = 0.0
+
+    # Stalls, in steps; see `Hiccups`.
     hiccup_every: int = 0
     hiccup_ms: float = 0.0
     hiccup_seed: int = 0
-    fail_words: tuple[str, ...] = ()
-    hang_words: tuple[str, ...] = ()
-    engine_die_words: tuple[str, ...] = ()
-    die_words: tuple[str, ...] = ()
+
+    # Faults of a prompt that has one of these words.
+    fail_words: tuple[str, ...] = ()  # the request fails
+    hang_words: tuple[str, ...] = ()  # the engine stops for all requests
+    engine_die_words: tuple[str, ...] = ()  # the engine ends, the process goes on
+    die_words: tuple[str, ...] = ()  # the whole process ends at once
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

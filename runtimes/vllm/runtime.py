@@ -1,10 +1,10 @@
-"""A language model on vLLM: its engine batches, its own OpenAI layer reads requests and answers.
+"""Runs a language model on vLLM: vLLM's engine batches, and vLLM's OpenAI layer reads requests.
 
-So every parameter of a request means what it means to vLLM: tools, structured output, logprobs,
-stops, seeds, chat templates, names of LoRA adapters. What is added here is the count of tokens by
-request, the engine's account of itself, and that a closed iterator frees what it held. The engine
-runs in a process of its own, started by `load`. All that leans on vLLM's insides is in
-`serving` and `counts` beside this. Source: vLLM's documentation and code, 0.32.
+Every parameter of a request means what it means in vLLM: tools, structured output, logprobs, stops,
+seeds, chat templates, names of LoRA adapters. This module adds token counts of each request, the
+engine's load, and that closing the iterator frees what the request held. The engine runs in a
+process of its own, started by `load`. All code that depends on vLLM's internals is in `serving.py`
+and `counts.py`. Source: vLLM's documentation and code, 0.32.
 """
 
 from __future__ import annotations
@@ -36,34 +36,30 @@ _AT_LEAST_1 = (
 
 @dataclass(frozen=True, slots=True)
 class VLLMOptions:
-    """What is handed to the engine; None: as vLLM chooses.
+    """Options of the engine; None: as vLLM chooses."""
 
-    max_num_seqs, max_num_batched_tokens: sequences, and tokens, of a step. block_size: tokens of
-    one block of the cache. kv_cache_gib: the cache's memory; on a GPU unset: what
-    gpu_memory_utilization leaves. enable_prefix_caching: whether prompts share blocks.
-    scheduling: whether the more urgent go first in the engine too. tensor_parallel_size: GPUs a
-    replica. lora_modules: "name=folder", served under their names; max_lora_rank. chat_template: a
-    file, instead of the model's own. tool_call_parser, reasoning_parser: by vLLM's names.
-    media_domains: hosts from which images and sounds of a request may be fetched; none: they come
-    in the request itself. trust_files: whether the model's folder may hold what runs when it is
-    read (`inspection`). quantization, enforce_eager, seed: as in vLLM.
-    """
+    max_num_seqs: int | None = None  # sequences in a step
+    max_num_batched_tokens: int | None = None  # tokens in a step
+    scheduling: Literal["priority", "fcfs"] = "priority"  # priority: the engine runs urgent first
 
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    kv_cache_gib: float | None = None
-    gpu_memory_utilization: float | None = None
-    enable_prefix_caching: bool = True
-    scheduling: Literal["priority", "fcfs"] = "priority"
-    tensor_parallel_size: int = 1
-    lora_modules: tuple[str, ...] = ()
+    # The KV cache.
+    block_size: int | None = None  # tokens of a block
+    kv_cache_gib: float | None = None  # on a GPU, None: what `gpu_memory_utilization` leaves
+    gpu_memory_utilization: float | None = None  # share of the GPU's memory, 0..1
+    enable_prefix_caching: bool = True  # whether prompts share blocks
+
+    tensor_parallel_size: int = 1  # GPUs of a replica
+    lora_modules: tuple[str, ...] = ()  # "name=folder"; served under their names
     max_lora_rank: int | None = None
-    chat_template: str | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
+    chat_template: str | None = None  # a file, in place of the model's own template
+    tool_call_parser: str | None = None  # by vLLM's name
+    reasoning_parser: str | None = None  # by vLLM's name
+    # Hosts from which a request's images and sounds may be fetched; none: only inline ones.
     media_domains: tuple[str, ...] = ()
+    # Whether the model's folder may hold files that run code when they are read (`inspection`).
     trust_files: bool = False
+
+    # As in vLLM.
     quantization: str | None = None
     enforce_eager: bool = False
     seed: int = 0

@@ -1,8 +1,8 @@
-"""vLLM's engine and its OpenAI layer, without its HTTP server: bodies in, server-sent events out.
+"""Runs vLLM's engine and OpenAI layer without its HTTP server: bodies in, server-sent events out.
 
-Everything is made as `vllm serve` makes it, from the same arguments, so that answers and errors are
-its own. One place that knows how vLLM 0.32 is put together; another version is tried by the
-conformance suite first.
+Everything is constructed as by `vllm serve`, from the same arguments, so that answers and errors
+are vLLM's own. With `counts.py`, this is the only module that knows how vLLM 0.32 is put together;
+before another version is used, it must pass the conformance suite.
 """
 
 from __future__ import annotations
