@@ -1,1 +1,1 @@
-"""Policies that map a snapshot of load to a number of replicas (pure; no cluster, no clock)."""
+"""Decides how many replicas each model should have, from readings of load. No cluster, no clock."""

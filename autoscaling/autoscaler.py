@@ -1,9 +1,10 @@
 """How many replicas should each model have, and what should the shared pool hold?
 
-The core that an actor, a test or the simulator drives: readings in, `decide` out, given the time.
-Each model proposes (`model_scaler`), the budget that all share cuts (`budget`), the pool takes what
-the models' own replicas cannot (`pool`). What was learnt can be saved as plain values, with moments
-as ages, and loaded by a successor on another clock. Asks nobody and does nothing.
+An actor, a test or the simulator drives this core: it brings readings and the time, and carries out
+the decisions. Each model proposes a number (`model_scaler`), the shared budget cuts the proposals
+(`budget`), and the pool takes work that the models' own replicas cannot (`pool`). What was learnt
+can be saved as plain values, with times as ages, and loaded by a successor on another clock. This
+module fetches nothing and starts nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _UNMEASURED_LOAD_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Of a model into the pool, as measured last; 0: not yet."""
+    """The last measured load of a model into the pool; 0: not measured yet."""
 
     seconds: float = 0.0
     size_bytes: int = 0
 
 
 class Autoscaler:
-    """Of one cluster. Readings of models that the settings do not list are left out."""
+    """Decides for one cluster. Readings of models that the settings do not list are ignored."""
 
     def __init__(self, settings: ScalingSettings, now: float = 0.0) -> None:
         self.settings = settings
@@ -58,7 +59,7 @@ class Autoscaler:
         self._loaded: dict[str, tuple[Any, float]] = {}
         self.reconfigure(settings, now)
 
-    # -- what it is told
+    # -- readings and settings
 
     def reconfigure(self, settings: ScalingSettings, now: float) -> None:
         """Go on under new settings. A model that is no longer listed is forgotten."""
@@ -75,40 +76,41 @@ class Autoscaler:
                     self._models[name].load(*self._loaded.pop(name))
 
     def heard(self, gateway: str, model: str, reading: DemandReading, now: float) -> None:
-        """Demand of one model at one gateway. Raises ValueError for what is no amount of work."""
+        """Take the demand for one model at one gateway. Raises ValueError if an amount of work is
+        negative or not finite."""
         if model in self._models:
             self._models[model].demand.hear(gateway, reading, now)
 
     def gateway_gone(self, gateway: str) -> None:
-        """It is known to have ended: what it said last is not held."""
+        """Forget a gateway that is known to have ended."""
         for scaler in self._models.values():
             scaler.demand.gone(gateway)
 
     def frozen(self, on: bool) -> None:
-        """Whether all numbers hold, and nothing is learnt."""
+        """Freeze: all numbers hold, and nothing is learnt. False: go on."""
         self.is_frozen = on
 
     def observed(self, model: str, groups: tuple[GroupReading, ...], now: float) -> None:
-        """What runs of a model."""
+        """Take the replicas of a model as they are now."""
         if model in self._models:
             self._models[model].observe(groups, now)
 
     def described(self, model: str, known: bool) -> None:
-        """Whether a replica has ever said what the model takes."""
+        """Take whether a replica has ever described the model."""
         if model in self._models:
             self._models[model].described = known
 
     def started(self, reading: StartReading) -> None:
-        """A replica serves that was ordered before; left out while frozen."""
+        """Take the start of a replica that has begun to serve; ignored while frozen."""
         if reading.model in self._models and not self.is_frozen:
             self._models[reading.model].starts.add(reading)
 
     def cluster(self, resources: Mapping[str, float] | None) -> None:
-        """What all nodes have; None: not known, or nodes can be added."""
+        """Take the resources of all nodes. None: unknown, or nodes can be added."""
         self._resources = None if resources is None else dict(resources)
 
     def pool(self, reading: PoolReading, now: float) -> None:
-        """What a pool replica holds."""
+        """Take what a pool replica holds."""
         self._pool_readings[reading.replica] = reading
         for each in reading.residents:
             known = self._loads.get(each.model, _Load())
@@ -117,26 +119,27 @@ class Autoscaler:
             )
 
     def pool_gone(self, replica: str) -> None:
-        """That pool replica is there no more."""
+        """Forget a pool replica that has ended."""
         self._pool_readings.pop(replica, None)
 
     def pin(self, model: str, group: str, count: int | None, now: float) -> None:
-        """Have that many replicas, within the bounds, until None makes it automatic again. Raises
-        ValueError where there is no such group, or for a negative count."""
+        """Set a group's number of replicas by hand, within its bounds; None: automatic again.
+        Raises ValueError if there is no such group, or for a negative count."""
         scaler = self._models.get(model)
         if scaler is None or group not in {each.name for each in scaler.terms.groups}:
-            raise ValueError(f"there is no group {group!r} of a model {model!r} to set by hand")
+            raise ValueError(f"model {model!r} has no group {group!r} that could be set by hand")
         if count is None:
             scaler.pins.pop(group, None)
         elif count < 0:
-            raise ValueError(f"a number of replicas is at least 0, not {count}")
+            raise ValueError(f"the number of replicas is {count}; must be at least 0")
         else:
             scaler.pins[group] = count
 
-    # -- what it says
+    # -- decisions
 
     def decide(self, now: float) -> Decisions:
-        """What every model and the pool should have; asked each second and at a crossing."""
+        """The targets of all models and of the pool. Called each second, and at once when demand
+        crosses the plan."""
         scalers = self._models
         proposals = {name: each.propose(self.is_frozen, now) for name, each in scalers.items()}
         claims = [c for name, each in scalers.items() for c in each.claims(proposals[name])]
@@ -173,14 +176,14 @@ class Autoscaler:
         return self._pool.decide(self._pool_readings, excesses, terms, now, self.is_frozen)
 
     def pins(self, model: str) -> dict[str, int]:
-        """Numbers that were said by hand, by group."""
+        """The numbers of a model that were set by hand, by group."""
         return dict(self._models[model].pins) if model in self._models else {}
 
     def ladder(self, model: str) -> dict[State, LadderStep]:
-        """How long a start from each state took, of those that were seen."""
+        """How long a model's starts took, by the state in which they began."""
         return self._models[model].starts.ladder() if model in self._models else {}
 
-    # -- kept over its death
+    # -- state for a successor
 
     def save(self, now: float) -> dict[str, Any]:
         """Plain values that JSON can hold."""
@@ -190,8 +193,9 @@ class Autoscaler:
         }
 
     def load(self, state: dict[str, Any], now: float, age_s: float = 0.0) -> None:
-        """A predecessor's state, saved so many seconds ago. That of models which are not listed
-        yet is kept until they are. Raises KeyError, TypeError or ValueError for what is none."""
+        """Take over a predecessor's state, saved `age_s` seconds ago. The state of a model that is
+        not listed yet is kept until it is. Raises KeyError, TypeError or ValueError if `state` is
+        not a saved state."""
         self._pool.load(state["pool"])
         self._loaded = {}
         for name, saved in state["models"].items():
@@ -202,7 +206,7 @@ class Autoscaler:
 
 
 def _excess(scaler: ModelScaler, load: _Load, now: float) -> Excess:
-    """What of a model's demand its own hot replicas cannot take in time."""
+    """The part of a model's demand that its own hot replicas cannot take in time."""
     view = scaler.demand.view(WINDOWS_S, now)
     speed, rate = scaler.runs.speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)

@@ -1,11 +1,11 @@
-"""Who gets replicas when all models together want more than there is?
+"""Which models get replicas when all together want more than there is?
 
-Bounds are the budget's resources and money and what the cluster has. First everybody's minimum and
-what drains, since that holds its device until it is gone; the rest by priority, the most urgent
-first, and within a priority one replica after the other to whoever has the smallest dominant share
-(Ghodsi et al., NSDI 2011: its largest part of any bounded resource). A minimum is granted even
-where the bounds are lower. Decides counts, never which replica goes. Work: O(replicas · log
-models), and only when the sum of all that is asked does not fit.
+Bounds are the budget's resources and money, and what the cluster has. First come all minima and the
+draining replicas, because these hold their devices until they have ended. The rest goes by
+priority, the most urgent first; within a priority, one replica at a time goes to the model with the
+smallest dominant share (its largest share of any bounded resource; Ghodsi et al., NSDI 2011). A
+minimum is granted even above the bounds. Decides counts, not which replica is removed. Work:
+O(replicas · log models), and only if the sum of all claims does not fit.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Replicas of one group of a model. asked: that it should have; draining: that go and still
-    hold theirs."""
+    """The replicas that one group of a model asks for."""
 
     model: str
     group: str
-    needs: Needs
+    needs: Needs  # of one replica
     asked: int
-    least: int = 0
-    draining: int = 0
-    priority: int = 0
+    least: int = 0  # granted in any case
+    draining: int = 0  # replicas that still hold their devices
+    priority: int = 0  # 0 is the most urgent
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """bound: what there was too little of for more, "" where all was granted."""
+    """The replicas that a claim gets."""
 
     count: int
-    bound: str = ""
+    bound: str = ""  # the resource that was too short for more; "": all was granted
 
 
 def ceilings(budget: Budget, cluster: Mapping[str, float] | None) -> dict[str, float]:
-    """The lower of budget and cluster by resource; what neither names has no bound. cluster: None:
-    not known, or nodes can be added."""
+    """By resource, the lower of budget and cluster; a resource that neither names has no bound.
+    `cluster` None: unknown, or nodes can be added."""
     most = dict(cluster or {})
     for name, amount in budget.resources:
         most[name] = min(amount, most.get(name, amount))
@@ -55,7 +54,7 @@ def ceilings(budget: Budget, cluster: Mapping[str, float] | None) -> dict[str, f
 
 
 def share(claims: Iterable[Claim], most: Mapping[str, float]) -> dict[Key, Grant]:
-    """What each claim gets, by model and group."""
+    """The grant of each claim, by (model, group). `most`: the bounds."""
     claims = list(claims)
     left = dict(most)
     asked = dict(most)
@@ -76,17 +75,18 @@ def share(claims: Iterable[Claim], most: Mapping[str, float]) -> dict[Key, Grant
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """needs: of one replica, by claim; granted and bounds: so far; left of the bounds `most`."""
+    """A division under way."""
 
-    needs: dict[Key, dict[str, float]]
-    granted: dict[Key, int]
-    bounds: dict[Key, str]
-    left: dict[str, float]
-    most: Mapping[str, float]
+    needs: dict[Key, dict[str, float]]  # of one replica, by claim
+    granted: dict[Key, int]  # so far
+    bounds: dict[Key, str]  # what was too short, so far
+    left: dict[str, float]  # of the bounds
+    most: Mapping[str, float]  # the bounds
 
 
 def _divide(division: _Division, claims: list[Claim]) -> None:
-    """One replica at a time to the smallest dominant share, until nothing fits or is asked."""
+    """Give one replica at a time to the claim with the smallest dominant share, until nothing more
+    fits or is asked for."""
     asked = {(each.model, each.group): each.asked for each in claims}
     waiting = [(_dominant(division, key), n, key) for n, key in enumerate(asked)]
     heapify(waiting)
@@ -112,7 +112,7 @@ def _dominant(division: _Division, key: Key) -> float:
 
 
 def _bounded(needs: Needs, most: Mapping[str, float]) -> dict[str, float]:
-    """What one takes of what is bounded."""
+    """What one replica takes of the bounded resources."""
     takes = dict(needs.resources)
     takes[COST] = needs.cost_per_hour
     return {name: need for name, need in takes.items() if need > 0.0 and name in most}
@@ -124,6 +124,6 @@ def _take(left: dict[str, float], needs: Mapping[str, float], count: int) -> Non
 
 
 def _short(left: Mapping[str, float], needs: Mapping[str, float]) -> str:
-    """What there is too little of for one more, the first by name."""
+    """The resource that is too short for one more replica, the first by name; "": none."""
     tight = [name for name, need in needs.items() if left[name] < need - _SLIGHTLY]
     return min(tight, default="")

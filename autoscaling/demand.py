@@ -1,12 +1,12 @@
-"""How much work a second is one model asked for, over several windows?
+"""How much work a second is offered for one model, over several windows?
 
-Gateways tell counters that only grow (`DemandReading`). Here they become rates, summed over the
-gateways, each over the window that ends at its own last reading: what a gateway that is silent said
-last holds for `HELD_S`. After that its part is *unknown*, which is not nothing: the sum is called
-partial until the gateway has been silent for `FORGOTTEN_S` (it has probably been replaced, and its
-successor has another name). A gateway's first reading is where counting begins, since what came
-before it may be hours old. Work is in reference seconds (`settings`); times are seconds.
-Work: a bisection a gateway and window.
+Gateways report counters that only grow (`DemandReading`). These become rates, summed over the
+gateways, each over the window that ends at the gateway's last reading. The last reading of a silent
+gateway holds for `HELD_S`. After that its part is *unknown*, not zero: the sum is marked partial
+until the gateway has been silent for `FORGOTTEN_S` (it was then probably replaced; its successor
+has another name). Counting begins at a gateway's first reading, because earlier demand may be hours
+old. Work is in reference seconds (`settings.py`); times are seconds. Cost: a bisection a gateway
+and window.
 """
 
 from __future__ import annotations
@@ -32,21 +32,18 @@ _DISPERSION_BIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DemandView:
-    """Demand as it is known now. fresh: some gateway has spoken within `FRESH_S`. partial: another
-    one has been silent for longer than `HELD_S`, so that the rates are the least it may be.
-    span_s: how long the longest known gateway has been counted; 0.0: there is no rate yet.
-    rates: offered work a second by window. request_work_s: E[c²]/E[c] of requests' work, by which
-    work in a window of Poisson requests scatters; 0.0: unknown. urgent: something waits that no
-    running replica can take. requested_at: of the latest request; None: none was seen."""
+    """Demand as it is known now."""
 
-    fresh: bool = False
-    partial: bool = False
-    span_s: float = 0.0
-    rates: tuple[tuple[float, float], ...] = ()
+    fresh: bool = False  # some gateway has reported within `FRESH_S`
+    partial: bool = False  # another was silent for longer than `HELD_S`: rates are lower bounds
+    span_s: float = 0.0  # how long demand has been counted; 0.0: there is no rate yet
+    rates: tuple[tuple[float, float], ...] = ()  # (window, offered work a second)
+    # E[c²]/E[c] of requests' work, which says how work in a window scatters if requests are
+    # Poisson. 0.0: unknown.
     request_work_s: float = 0.0
-    backlog_s: float = 0.0
-    urgent: bool = False
-    requested_at: float | None = None
+    backlog_s: float = 0.0  # work that waits
+    urgent: bool = False  # requests wait that no running replica can take
+    requested_at: float | None = None  # of the latest request; None: none was seen
 
     @property
     def waits(self) -> bool:
@@ -56,10 +53,10 @@ class DemandView:
         return dict(self.rates)[window_s]
 
     def recent_rate(self) -> float:
-        """Work a second just now, where seconds matter: the rate of the longest window that the
-        shorter ones do not contradict. Each bounds it by what came in it, more or less what chance
-        adds. Steady demand is thus read over a minute, and demand that has begun or ended over the
-        few seconds that show it; one look in forty at each window is off by a little more."""
+        """Work a second just now: the rate of the longest window that shorter windows do not
+        contradict. Each window bounds the rate by the work in it, plus or minus chance (a bound is
+        wrong in one case of forty). So steady demand is measured over a minute, and demand that has
+        begun or ended over the few seconds that show it."""
         found = 0.0
         for window_s, rate in sorted(self.rates, reverse=True):
             low, high = _bounds(rate * window_s, self.request_work_s)
@@ -68,17 +65,20 @@ class DemandView:
 
 
 class Demand:
-    """One model's, at all gateways."""
+    """The demand for one model, at all gateways."""
 
     def __init__(self) -> None:
         self.requested_at: float | None = None
         self._gateways: dict[str, _Counters] = {}
 
     def hear(self, gateway: str, reading: DemandReading, now: float) -> None:
-        """Counters that are lower than before begin anew. Raises ValueError for what is no finite
-        number; a lower `now` than before is taken for the same moment."""
+        """Take a gateway's reading. If its counters are lower than before, counting begins again. A
+        `now` before the last one counts as the last one. Raises ValueError for an amount of work
+        that is negative or not finite."""
         if not _is_sound(reading):
-            raise ValueError(f"demand that gateway {gateway} told is no amount of work: {reading}")
+            raise ValueError(
+                f"gateway {gateway} reports {reading}; amounts of work must be finite, 0 or more"
+            )
         counters = self._gateways.get(gateway)
         if counters is None or counters.runs_back(reading):
             counters = self._gateways[gateway] = _Counters(reading, now)
@@ -89,7 +89,7 @@ class Demand:
             self.requested_at = now
 
     def gone(self, gateway: str) -> None:
-        """That gateway is known to have ended: nothing of it is held."""
+        """Forget a gateway that is known to have ended."""
         self._gateways.pop(gateway, None)
 
     def view(self, windows_s: Iterable[float], now: float) -> DemandView:
@@ -111,12 +111,13 @@ class Demand:
         )
 
     def work_since(self, since: float, now: float) -> float:
-        """Offered work that was told since then, reference seconds."""
+        """Offered work that was reported since then, reference seconds."""
         return sum(each.since(since) for each in self._gateways.values() if now - each.at <= HELD_S)
 
     def dispersion_s(self, now: float) -> float:
-        """Variance over mean of the work in bins of 2 s of the last minute, by differences of
-        successive bins, so that a slow rise is no scatter. 0.0: too little is known."""
+        """Variance over mean of the work in bins of 2 s over the last minute. The variance is that
+        of differences between successive bins, so that a slow rise does not count. 0.0: too little
+        is known."""
         bins: list[float] = []
         for counters in self._gateways.values():
             if now - counters.at <= HELD_S:
@@ -135,8 +136,8 @@ class Demand:
 
 
 class _Counters:
-    """One gateway's. Points of its counters over the longest window, at least `_CLOSEST_S` apart;
-    between two of them work is taken to have come evenly."""
+    """The counters of one gateway, at points over the longest window, at least `_CLOSEST_S` apart.
+    Between two points work is assumed to have come evenly."""
 
     def __init__(self, reading: DemandReading, now: float) -> None:
         self.last, self.at = reading, now
@@ -151,7 +152,7 @@ class _Counters:
         return reading.offered_s < self.last.offered_s or reading.requests < self.last.requests
 
     def add(self, reading: DemandReading, now: float) -> bool:
-        """Whether requests came since the last reading."""
+        """Take a reading. Returns whether requests came since the last one."""
         came = reading.requests > self.last.requests
         self.last, self.at = reading, max(now, self.at)
         if len(self._times) > 1 and self.at - self._times[-2] < _CLOSEST_S:
@@ -179,12 +180,12 @@ class _Counters:
         return self._squares[-1] - self._at(self._squares, self.at - LONGEST_WINDOW_S)
 
     def bins(self, bin_s: float, count: int) -> list[float]:
-        """Work in each, the latest first."""
+        """The work in each of the last `count` bins, the latest first."""
         edges = [self._at(self._offered, self.at - bin_s * n) for n in range(count + 1)]
         return [a - b for a, b in pairwise(edges)]
 
     def _at(self, series: list[float], moment: float) -> float:
-        """The counter as it stood then; the oldest that is known where that is later."""
+        """The counter's value at that moment; before the oldest point, the oldest value."""
         after = bisect_right(self._times, moment)
         if after == 0:
             return series[0]
@@ -196,7 +197,7 @@ class _Counters:
 
 
 def _bounds(work_s: float, request_work_s: float) -> tuple[float, float]:
-    """Of the mean of a window in which so much came (Wilson's, for Poisson counts)."""
+    """Bounds of the mean work of a window in which so much came (Wilson's, for Poisson counts)."""
     half_s = 0.5 * _SIGMAS * _SIGMAS * request_work_s
     spread_s = _SIGMAS * sqrt(work_s * request_work_s + 0.5 * half_s * request_work_s)
     return max(0.0, work_s + half_s - spread_s), work_s + half_s + spread_s

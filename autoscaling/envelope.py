@@ -1,13 +1,13 @@
-"""Is there more work than was planned for, so much that a replica must start now?
+"""Is there a spike: so much more work than planned that replicas must start now?
 
-Two signs. *Envelope*: the work of one of several windows exceeds the plan by more sigmas than
-chance does, where requests come independently (variance of a window's work: its mean times
-E[c²]/E[c], its skewness by Cornish and Fisher, or a few requests would be a spike); short windows
-see a steep burst at once, long ones a shallow one (InferLine, SoCC 2020). *Backlog*: what waits
-would take the running replicas more than half of the slack that the SLO leaves, in
-`BACKLOG_SAMPLES` decisions in a row. A spike holds for `hold_s` after its last sign. And one is
-expected where spikes came at this time before (`recurring`), early enough to start replicas for it.
-Answers in reference seconds of work a second.
+Two signs show a spike. *Envelope*: the work in one of several windows exceeds the plan by more
+sigmas than chance explains, for independent requests. (The variance of a window's work is its mean
+times E[c²]/E[c]; skewness is corrected by Cornish and Fisher, or a few requests would be a spike.)
+Short windows show a steep burst at once, long ones a shallow one (InferLine, SoCC 2020). *Backlog*:
+the waiting work would take the running replicas more than half of the SLO's slack, in
+`BACKLOG_SAMPLES` decisions in a row. A spike holds for `hold_s` after its last sign. A spike is
+also expected if spikes came at this time before (`recurring`), early enough to start replicas for
+it. Results are reference seconds of work a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAST_SLACK_S = 2.0
 
 
 def windows(settings: PolicySettings, time_to_capacity_s: float) -> tuple[float, ...]:
-    """Where replicas are there in a moment, shorter windows pay."""
+    """The windows to compare. If replicas start within seconds, shorter windows are worth it."""
     if time_to_capacity_s > _SHORT_START_S:
         return settings.windows_s
     return tuple(sorted({*_SHORT_WINDOWS_S, *settings.windows_s}))
@@ -36,16 +36,15 @@ def windows(settings: PolicySettings, time_to_capacity_s: float) -> tuple[float,
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """rate: work a second to size for at once, 0.0: there is no spike. window_s: that showed it,
-    0.0: the backlog did. expected: nothing shows it yet, it came at this time before."""
+    """A spike, or none."""
 
-    rate: float = 0.0
-    window_s: float = 0.0
-    expected: bool = False
+    rate: float = 0.0  # work a second to size for at once; 0.0: there is no spike
+    window_s: float = 0.0  # the window that showed it; 0.0: the backlog did
+    expected: bool = False  # no sign yet, but it came at this time before
 
 
 class Envelope:
-    """Of one model."""
+    """Finds the spikes of one model."""
 
     def __init__(self) -> None:
         self.recurring = RecurringSpikes()
@@ -63,7 +62,7 @@ class Envelope:
         self, demand: DemandView, planned_s: float, backlog: Backlog, settings: PolicySettings,
         now: float,
     ) -> Spike:  # fmt: skip
-        """planned_s: work a second that the replicas are sized for."""
+        """The spike that there is now. `planned_s`: work a second that replicas are sized for."""
         shown = self._backlog_spike(demand, backlog, now)
         if not settings.instant:
             return Spike()
@@ -97,17 +96,16 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """work_s: that waits; wait_s: what it takes the hot replicas; slack_s: that the SLO leaves
-    beside service; starts_in_s: until a replica ordered now would help."""
+    """The work that waits, and how long it would take."""
 
     work_s: float
-    wait_s: float
-    slack_s: float
-    starts_in_s: float = 0.0
+    wait_s: float  # seconds that the hot replicas need for it
+    slack_s: float  # seconds of the SLO that may be spent waiting
+    starts_in_s: float = 0.0  # until a replica ordered now would serve
 
 
 def _over_plan(demand: DemandView, planned_s: float, settings: PolicySettings) -> Spike:
-    """The window that shows most, of those that lie within what is known."""
+    """The spike of the window that shows the highest rate, among those that are fully known."""
     spike = Spike()
     for window_s, rate in demand.rates:
         if window_s > demand.span_s:
@@ -120,6 +118,6 @@ def _over_plan(demand: DemandView, planned_s: float, settings: PolicySettings) -
 
 
 def _chance(expected: float, request_work_s: float, sigmas: float) -> float:
-    """Work above what is expected that a window has as seldom as a Gaussian has those sigmas."""
+    """Work above the expectation that a window has as seldom as a Gaussian exceeds `sigmas`."""
     skew = (sigmas * sigmas - 1.0) / 6.0 * request_work_s
     return sigmas * sqrt(expected * request_work_s) + max(0.0, skew)

@@ -1,7 +1,7 @@
-"""What will a model's policy do? Sentences for `headrace check`, from its terms alone.
+"""What will a model's scaling policy do? Sentences for `headrace check`, from the settings alone.
 
-They say bounds, when replicas come and go, when the model sleeps and what it costs at most; nothing
-that only a measurement can know.
+They state the bounds, when replicas are added and removed, when the model sleeps, and what it costs
+at most. They state nothing that needs a measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autoscaling.start_times import UNMEASURED_S
 
 
 def explain(model: ModelTerms) -> list[str]:
-    """In the order in which they are read."""
+    """The sentences, in reading order."""
     policy = model.policy
     if policy.mode is Mode.OFF or all(group.min == group.max for group in model.groups):
         return [f"{_bounds(model)} The number is fixed; nothing is decided.", *_costs(model)]

@@ -1,14 +1,14 @@
-"""How much work a second must be planned for when a replica that starts now will serve?
+"""How much work a second should be planned for, for the time when a replica ordered now serves?
 
-Three candidates say each minute what they expect at the *horizon*, this model's own measured time
-to capacity: smoothing with a season, smoothing without, and persistence (it stays as it was in the
-median of the last five minutes, so that a burst does not count as what stays). Each is scored by
-its own residuals there, at the horizon and not one step ahead, and plans for their `quantile`. The
-loss is the pinball loss of that plan, over about the last six hours. The season counts only after
-two periods and while it lowers the loss; a forecast only while its loss is no greater than
-persistence's: else persistence plans, and that is said. What is planned never exceeds three times
-the last hour's busiest minute. Values are reference seconds of work a second. State is bounded: a
-season of 288 parts and 360 residuals a candidate, whatever the horizon.
+That time is the *horizon*: the model's measured time to capacity. Three candidates forecast each
+minute: smoothing with a season, smoothing without one, and persistence (the median of the last five
+minutes stays, so that a burst does not count). Each is scored by its residuals at the horizon, and
+plans for the `quantile` of them. The loss is the pinball loss of that plan, over about the last six
+hours. The season is used only after two periods, and while it lowers the loss. A forecast is used
+only while its loss is not above persistence's; else persistence plans (`trusted` is False). The
+plan never exceeds three times the busiest minute of the last hour. Values are reference seconds of
+work a second. State is bounded for any horizon: a season of 288 parts, and 360 residuals a
+candidate.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ _PERSISTENT = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """planned_s: work a second to size for; forecast_s: its middle. method: whose it is; trusted:
-    it is a forecast's, and that has been better than persistence. Minutes of the horizon."""
+    """The work a second to plan for."""
 
-    planned_s: float = 0.0
-    forecast_s: float = 0.0
-    method: str = PERSISTENCE
-    trusted: bool = False
-    horizon: int = 1
+    planned_s: float = 0.0  # to size for: the forecast and a margin for its error
+    forecast_s: float = 0.0  # the forecast without the margin
+    method: str = PERSISTENCE  # the candidate that made it
+    trusted: bool = False  # it is a forecast that has been better than persistence
+    horizon: int = 1  # minutes
 
 
 class Forecast:
-    """Of one model's offered work, a value a minute."""
+    """The forecast of one model's offered work, one value a minute."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.minute = 0
@@ -59,7 +58,7 @@ class Forecast:
         self._adopt(settings)
 
     def adopt(self, settings: PolicySettings) -> None:
-        """Go on under new settings; another season begins to be learnt anew."""
+        """Go on under new settings. If the season's period changes, learning starts again."""
         if settings != self._settings:
             season_is_same = settings.season_s == self._settings.season_s
             kept, plan = self.save(), self.plan
@@ -82,8 +81,8 @@ class Forecast:
         self._candidates = {name: _Candidate() for name in names}
 
     def add(self, value: float, request_work_s: float, horizon_s: float) -> Plan:
-        """The work a second of the minute that ended. request_work_s: E[c²]/E[c] of requests.
-        horizon_s: from an order to capacity."""
+        """Take the work a second of the minute that ended; returns the new plan. `request_work_s`:
+        E[c²]/E[c] of requests' work. `horizon_s`: time to capacity."""
         self.minute += 1
         self._request_work_s = request_work_s
         self._recent.append(value)
@@ -96,7 +95,7 @@ class Forecast:
         return self.plan
 
     def skip(self, minutes: int) -> None:
-        """Of so many minutes nothing is known."""
+        """Skip minutes of which nothing is known."""
         self.minute += minutes
         for smoothing in self._smoothings():
             smoothing.skip(minutes)
@@ -107,7 +106,8 @@ class Forecast:
         return [each for each in (self._plain, self._seasonal) if each is not None]
 
     def _follow(self, horizon_s: float) -> None:
-        """A horizon that shrinks by little is kept: residuals belong to one horizon."""
+        """Set the horizon. A slightly shorter one is ignored, because residuals are valid for one
+        horizon only and would have to be dropped."""
         wanted = min(_LONGEST_HORIZON, max(1, ceil(horizon_s / 60.0)))
         if wanted > self.horizon or horizon_s < 0.8 * 60.0 * (self.horizon - 1):
             self.horizon = wanted
@@ -122,7 +122,7 @@ class Forecast:
         return plans[best]
 
     def _said(self, name: str, most: float) -> Plan:
-        """What the candidate says; planned for the busiest minute until the horizon."""
+        """The candidate's plan, for the busiest minute until the horizon."""
         steps = range(1, self.horizon + 1)
         smoothing = {PLAIN: self._plain, SEASONAL: self._seasonal}.get(name)
         if smoothing is None:
@@ -156,7 +156,7 @@ class Forecast:
         enough = candidate.scored >= _LEAST_SCORED
         return enough and candidate.loss <= persistence.loss
 
-    # -- kept over the decider's death
+    # -- state for a successor
 
     def save(self) -> dict[str, Any]:
         return {
@@ -171,7 +171,8 @@ class Forecast:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where that was; one of other settings is left. What has passed since is skipped."""
+        """Take over a saved state. A state of other settings is ignored. The caller skips the
+        minutes since."""
         if state["on"] != self._settings.forecast or state["season_s"] != self._settings.season_s:
             return
         self.minute, self.horizon = int(state["minute"]), int(state["horizon"])
@@ -187,8 +188,8 @@ class Forecast:
 
 
 class _Candidate:
-    """One way to expect. pending: what it said, by the minute it was said of. loss: pinball loss of
-    its plans, the latest six hours most."""
+    """One forecasting method and its score. pending: its plans for minutes to come. loss: pinball
+    loss of its plans, weighted to the last six hours."""
 
     def __init__(self) -> None:
         self.pending: deque[tuple[int, float, float]] = deque(maxlen=_LONGEST_HORIZON + 1)

@@ -1,11 +1,11 @@
-"""What will the next minutes bring, if a level, a trend and perhaps a season go on as they did?
+"""Forecasts the next minutes from a level, a trend and perhaps a season (Holt-Winters).
 
-Holt and Winters' additive exponential smoothing with a damped trend (Gardner and McKenzie 1985;
-Hyndman and Athanasopoulos, *Forecasting*, chapter 8), one value a minute. A value far from what was
-expected counts only as the nearest that could have been: a burst enters neither level nor season,
-so that yesterday's is not expected today; after `_BURST` such minutes on one side it is no burst
-and counts ever more. A season is kept in at most `SEASON_BINS` parts of its period, read with
-interpolation; it is known once a whole period was seen.
+Additive exponential smoothing with a damped trend (Gardner and McKenzie 1985; Hyndman and
+Athanasopoulos, *Forecasting*, chapter 8), one value a minute. A value far from its expectation is
+clipped to the nearest plausible one, so that a burst enters neither level nor season, and
+yesterday's burst is not expected today. After `_BURST` such minutes in a row on one side it is no
+burst, and counts more with each minute. A season is stored in at most `SEASON_BINS` parts of its
+period and interpolated; it is known once a whole period was seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BURST = 10
 
 
 class Season:
-    """What each part of the period adds to the level. `minutes` of the period."""
+    """What each part of a period adds to the level. `minutes`: the length of the period."""
 
     def __init__(self, minutes: int) -> None:
         self.minutes = minutes
@@ -72,14 +72,14 @@ class Season:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """A state of another period is left: what it knew is not about this one."""
+        """Take over a saved state; ignored if its period is another one."""
         if state["minutes"] == self.minutes:
             self.periods, self.parts = float(state["periods"]), list(state["parts"])
             self._seen = list(state["seen"]) or [1.0] * len(self.parts)
 
 
 class HoltWinters:
-    """`season`: None for a model that expects none."""
+    """Exponential smoothing. `season`: None for no seasonal part."""
 
     def __init__(self, season: Season | None = None) -> None:
         self.season = season
@@ -89,7 +89,7 @@ class HoltWinters:
         self._clipped_for = 0
 
     def add(self, minute: int, value: float, request_work_s: float) -> None:
-        """The work a second of that minute."""
+        """Take the work a second of that minute."""
         if self.level is None:
             self.level = value
         expected = self.ahead(minute, 1)
@@ -107,11 +107,11 @@ class HoltWinters:
                 self.level -= self.season.at(minute)
 
     def skip(self, minutes: int) -> None:
-        """So many minutes of which nothing is known: the level stays, the trend fades."""
+        """Skip minutes of which nothing is known: the level stays, the trend decays."""
         self.trend *= _DAMPING ** min(minutes, 1000)
 
     def ahead(self, minute: int, steps: int) -> float:
-        """Expected for that minute, `steps` after the last that was added; never below 0."""
+        """The forecast for that minute, `steps` after the last one added; never below 0."""
         if self.level is None:
             return 0.0
         grown = _DAMPING * (1.0 - _DAMPING**steps) / (1.0 - _DAMPING)
@@ -119,8 +119,8 @@ class HoltWinters:
         return max(0.0, self.level + grown * self.trend + added)
 
     def _clipped(self, value: float, expected: float, request_work_s: float) -> float:
-        """At least what chance does to a minute's work is believed. `_clipped_for`: minutes in a
-        row, negative where they were too low."""
+        """The value, clipped to its plausible range, which is at least what chance explains.
+        `_clipped_for`: clipped minutes in a row, negative if the values were too low."""
         usual = median(self._errors) if len(self._errors) > 10 else expected
         chance = sqrt(max(value, expected) * request_work_s / 60.0)
         room = _CLIP_DEVIATIONS * max(usual, chance, 0.01 * expected)

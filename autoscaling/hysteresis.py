@@ -1,14 +1,16 @@
-"""When does a group's number follow what is wanted?
+"""When does a group's number of replicas follow the wanted number?
 
-Up at once, for a spike or where a little less work would need more too. Down only to the largest
-number that plans wanted over a window, when a little more work would be held by fewer, in steps,
-with a pause after each change, and never while something starts or a spike holds. So demand that
-scatters around a boundary changes nothing (the dead band), and a start that takes long is never
-undone by a lull that is shorter (kserve#1247). What a spike added above that follows the largest
-number that the spike wanted over `hold_s`: held for the window, short bursts would cost a quarter
-of all replica hours and serve nothing. Where it had gone when the next spike came, within a quarter
-of an hour, the next one's stays for one and a half times what lay between them: bursts that follow
-each other find it there. Counts are replicas of one group; times are seconds.
+Up: at once, for a spike, or if a little less work (`FIRM`) would need more replicas too. Down: only
+to the largest number that plans wanted within a window, only if fewer replicas would also serve a
+little more work (`RELAXED`), in steps, with a pause after each change, and never while a replica
+starts or a spike holds. So demand that scatters around a boundary changes nothing, and a lull that
+is shorter than a replica's start does not undo it (kserve#1247).
+
+Replicas that a spike added go earlier: they follow the largest number that spikes wanted within
+`hold_s`. Held for the whole window, short bursts would cost a quarter of all replica hours and
+serve nothing. If they were gone when the next spike came, within a quarter of an hour, those of the
+next spike stay for one and a half times that gap, so that repeated bursts find them there. Counts
+are replicas of one group; times are seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 from autoscaling.settings import PolicySettings
 
 FIRM, RELAXED = 0.95, 1.1
-"""Of the planned work: what must need more before there are more; what fewer must hold."""
+"""Shares of the planned work: FIRM must need more replicas before any is added; fewer replicas must
+be able to serve RELAXED before any is removed."""
 _LEAST_WINDOW_S = 600.0
 _LEAST_PAUSE_S = 60.0
 _LEAST_FALL = 0.25  # of the target, while a spike is not over
@@ -29,14 +32,12 @@ _LONGEST_GAP_S, _GAPS_HELD = 900.0, 1.5
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Of one group. planned: for the work as planned; firm: for a little less; relaxed: for a
-    little more, which fewer replicas must hold before one goes; spike: for a spike's work, 0: there
-    is none."""
+    """The numbers of replicas of one group that different amounts of work want."""
 
-    planned: int
-    firm: int
-    relaxed: int
-    spike: int = 0
+    planned: int  # the planned work
+    firm: int  # a little less
+    relaxed: int  # a little more
+    spike: int = 0  # a spike's work; 0: there is no spike
 
     @property
     def now(self) -> int:
@@ -45,13 +46,12 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """down_window_s: over which the largest want of plans holds; hold_s: that of spikes; pause_s:
-    after a change before fewer; down_step: largest share that goes at once."""
+    """How slowly replicas are removed."""
 
-    down_window_s: float
-    pause_s: float
-    down_step: float
-    hold_s: float
+    down_window_s: float  # the largest number that plans wanted within this time holds
+    pause_s: float  # after a change, before any is removed
+    down_step: float  # largest share that is removed at once
+    hold_s: float  # the largest number that spikes wanted within this time holds
 
     @classmethod
     def of(cls, settings: PolicySettings, time_to_capacity_s: float) -> Terms:
@@ -63,7 +63,7 @@ class Terms:
 
 
 class Peaks:
-    """The largest number over a sliding window, kept as those that no later one exceeds."""
+    """The maximum over a sliding window. Keeps only numbers that no later one exceeds."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, int]] = deque()
@@ -90,8 +90,11 @@ class Peaks:
 
 
 class Hysteresis:
-    """Of one group. in_spike: the target is above what plans wanted, because of a spike. gap_s:
-    between the latest two spikes, where what the first had ordered was gone at the second."""
+    """The hysteresis of one group.
+
+    in_spike: a spike has raised the target above what plans wanted. gap_s: seconds between the last
+    two spikes, if the first one's replicas were gone when the second began; else None.
+    """
 
     def __init__(self, now: float) -> None:
         self.since = self.changed_at = now
@@ -107,13 +110,13 @@ class Hysteresis:
         self._spikes.add(wants.spike, self._hold_s(terms), now)
 
     def _hold_s(self, terms: Terms) -> float:
-        """Longer where spikes followed each other: what one ordered is there for the next."""
+        """How long a spike's replicas stay; longer if spikes follow each other."""
         if self.gap_s is None or self.gap_s > _LONGEST_GAP_S:
             return terms.hold_s
         return max(terms.hold_s, _GAPS_HELD * self.gap_s)
 
     def up(self, target: int, wants: Wants, now: float) -> int:
-        """The target, raised where that is due."""
+        """The target, raised if that is due."""
         if wants.spike > target and wants.spike >= wants.planned:
             self.in_spike = True
             if self._lowered:
@@ -125,8 +128,8 @@ class Hysteresis:
         return target
 
     def down(self, target: int, wants: Wants, terms: Terms, now: float) -> int:
-        """The target, lowered where that is due. Nobody may be starting; where a spike holds, only
-        what it added may go."""
+        """The target, lowered if that is due. The caller asks only while no replica starts, and
+        while a spike holds only if the target is above plans because of it (`in_spike`)."""
         peak = max(self._plans.most, wants.planned)
         if self.in_spike:
             self.in_spike = self._spikes.most > 0

@@ -1,9 +1,9 @@
-"""How many replicas should one model have, before others' claims are heard?
+"""How many replicas should one model have, before the shared budget is applied?
 
-One step a decision: what is not to be decided (fixed, pinned, frozen, unknown) holds; a model
-asleep stays so until a request comes; else the forecast's plan and a spike are sized, and each
-group's number follows by its hysteresis. `propose` says the number, `settle` takes what the budget
-left of it. Keeps one model's state; knows no other model.
+In each decision: a number that must not change (fixed, set by hand, frozen, unknown) holds; a model
+that is asleep stays asleep until a request comes; else replicas are sized for the forecast's plan
+and for a spike, and each group's number follows by its hysteresis. `propose` returns the number;
+`settle` takes what the budget left of it. Keeps the state of one model and knows no other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ _LEAST_PATIENCE_S = 600.0
 
 
 class ModelScaler:
-    """`targets`: replicas by group as last decided; `runs`: what there is. `pins`: by group, as
-    somebody said. `described`: whether a replica has ever said what the model takes; None: nobody
-    has told yet."""
+    """Scales one model. Owner and only writer: `Autoscaler`.
+
+    `targets`: replicas by group, as last decided. `runs`: the replicas that there are. `pins`:
+    numbers set by hand, by group. `described`: whether a replica has ever described the model;
+    None: not known yet.
+    """
 
     def __init__(self, terms: ModelTerms, now: float) -> None:
         self.terms = terms
@@ -52,7 +55,7 @@ class ModelScaler:
         self._asleep_since = now
 
     def adopt(self, terms: ModelTerms) -> None:
-        """Go on under new terms; what they no longer list is forgotten."""
+        """Go on under new terms; groups that they no longer list are forgotten."""
         self.terms = terms
         names = {group.name for group in terms.groups}
         self.runs.keep(names)
@@ -61,7 +64,7 @@ class ModelScaler:
         self.planning.adopt(terms.policy)
 
     def observe(self, groups: tuple[GroupReading, ...], now: float) -> None:
-        """What is said of a group that the terms do not list is left out."""
+        """Take the replicas as they are now. Groups that the terms do not list are ignored."""
         known = {group.name for group in self.terms.groups}
         self.runs.take(groups, known, now)
         for name, reading in self.runs.readings.items():
@@ -75,12 +78,12 @@ class ModelScaler:
 
     @property
     def is_observed(self) -> bool:
-        """Whether decisions are shown and not done; what somebody set is done."""
+        """Whether decisions are shown and not carried out. A number set by hand is carried out."""
         return self.terms.policy.mode is Mode.OBSERVE and not self.pins
 
     @property
     def slack_s(self) -> float:
-        """Of the SLO beside the service of the first group's batch."""
+        """Seconds of the SLO that may be spent waiting, for the first group's batches."""
         return self.runs.slack_s(self.terms.slo_s, self.terms.groups[0].name)
 
     def view(self, now: float) -> DemandView:
@@ -110,8 +113,8 @@ class ModelScaler:
         return self._decided(held, view, now)
 
     def _held(self) -> dict[str, int]:
-        """Targets as they are, within bounds; empty while a group's is not known. What was only
-        observed is no target beside one that somebody set."""
+        """The targets as they are, within bounds; empty while one group's is unknown. In mode
+        OBSERVE with a number set by hand, the other groups' targets are those of the cluster."""
         held: dict[str, int] = {}
         targets = self.targets
         if self.pins and self.terms.policy.mode is Mode.OBSERVE:
@@ -129,11 +132,11 @@ class ModelScaler:
         return {**targets, **pins}
 
     def _unknown(self, view: DemandView, held: Mapping[str, int], now: float) -> str:
-        """What is not known, "" where all is."""
+        """What is not known, for the sentence; "": everything is known."""
         if not held or self.runs.is_stale(now):
-            return "what runs has not been said for 5 s"
+            return "running replicas have not been reported for 5 s"
         if not view.fresh:
-            return "no gateway has told its demand for 5 s"
+            return "no gateway has reported its demand for 5 s"
         if view.span_s < _LEAST_SPAN_S and not view.waits and any(held.values()):
             return "demand has been counted for less than 4 s"
         return ""
@@ -162,7 +165,7 @@ class ModelScaler:
     def _woken(
         self, held: dict[str, int], view: DemandView, plan: Plan, now: float
     ) -> Proposal | None:
-        """While nothing is hot; None: something is, and the rest is as usual."""
+        """The proposal while no replica is hot; None: one is, and scaling goes on as usual."""
         if not self.wake.wakes(view, self._asleep_since, now) and not sum(held.values()):
             return Proposal(Reason.ASLEEP, held, held, view, plan)
         if self.runs.hot:
@@ -178,7 +181,7 @@ class ModelScaler:
         return Proposal(Reason.AWAKE, wanted, targets, view, plan, detail=detail)
 
     def _awake(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """At least one, of the first group that is no reserve."""
+        """The counts, with at least one replica of the first group that is no reserve."""
         if sum(counts.values()) or not self.terms.groups:
             return dict(counts)
         first = min(self.terms.groups, key=lambda group: group.reserve)
@@ -233,8 +236,8 @@ class ModelScaler:
         return self.runs.is_unplaced(name, self.terms.policy.pending_limit_s)
 
     def _starts(self, now: float) -> bool:
-        """Whether a replica starts, or was ordered a moment ago; not those that find no place, or
-        that have been starting for so long that they may never end."""
+        """Whether a replica starts, or was ordered a moment ago. Replicas that wait for a node, or
+        have been starting for so long that they may never end, do not count."""
         patience_s = max(_LEAST_PATIENCE_S, 4.0 * self.starts.time_to_capacity_s())
         for name, reading in self.runs.readings.items():
             if self._is_unplaced(name):
@@ -292,14 +295,16 @@ class ModelScaler:
         return "demand needed more lately, or a little more demand would"
 
     def _missing(self) -> str:
-        """What the group that has waited longest for a place lacks, "" while none does."""
+        """What the replica lacks that has waited longest for a node, for the sentence; "": none
+        waits too long."""
         longest = self.runs.longest_unplaced(self.terms.policy.pending_limit_s)
         return sentences.unplaced(longest) if longest is not None else ""
 
-    # -- after the others were heard
+    # -- after the budget was applied
 
     def claims(self, proposal: Proposal) -> list[Claim]:
-        """Of what is observed only, the claim is what runs, and nobody else gets that."""
+        """The model's claims on the budget. In mode OBSERVE it claims what the cluster is asked for
+        already, so that no other model gets that."""
         claims = []
         for group in self.terms.groups:
             reading = self.runs.readings.get(group.name, GroupReading(group.name))
@@ -318,7 +323,8 @@ class ModelScaler:
     def settle(
         self, proposal: Proposal, grants: Mapping[tuple[str, str], Grant], now: float
     ) -> ModelDecision:
-        """What it is in the end. Without targets: nothing is known, and the cluster's hold."""
+        """The decision, after the budget. Without targets nothing is known, and the cluster keeps
+        its numbers."""
         name, reason = self.terms.name, proposal.reason
         observed = self.is_observed
         bound, targets = "", dict(proposal.targets)
@@ -354,7 +360,7 @@ class ModelScaler:
         if targets:
             self.targets = targets
 
-    # -- kept over the decider's death
+    # -- state for a successor
 
     def save(self, now: float) -> dict[str, Any]:
         return {
@@ -370,8 +376,8 @@ class ModelScaler:
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
-        """What was saved of groups that are no longer listed is left out. What the cluster is asked
-        for is not saved but heard from it."""
+        """Take over a saved state. Groups that are no longer listed are left out. Targets are not
+        saved: they are read from the cluster."""
         names = {group.name for group in self.terms.groups}
         self.pins = {name: n for name, n in state["pins"].items() if name in names}
         self.described = state["described"]

@@ -1,5 +1,7 @@
-"""What runs of one model, as it was last said: replicas by group, what they do, what waits for a
-place. Remembers and adds up; decides nothing."""
+"""The last known replicas of one model, by group: how many serve, start, or wait for a node.
+
+Keeps readings and adds them up; decides nothing. Times are seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from autoscaling.types import GroupReading
 
 
 class Observation:
-    """readings: by group. start_s: for how long some replica of a group has been starting."""
+    """The last reading of each group of one model (`readings`)."""
 
     def __init__(self) -> None:
         self.readings: dict[str, GroupReading] = {}
@@ -18,7 +20,7 @@ class Observation:
         self._starting_since: dict[str, float] = {}
 
     def take(self, groups: tuple[GroupReading, ...], names: Container[str], now: float) -> None:
-        """What is said of a group that the names do not hold is left out."""
+        """Take the readings of the groups in `names`, and ignore others."""
         self.readings = {each.name: each for each in groups if each.name in names}
         self._at = now
         self._starting_since = {
@@ -31,6 +33,7 @@ class Observation:
         self.readings = {name: each for name, each in self.readings.items() if name in names}
 
     def start_s(self, group: str, now: float) -> float:
+        """For how long some replica of the group has been starting."""
         return now - self._starting_since.get(group, now)
 
     def is_stale(self, now: float) -> bool:
@@ -42,20 +45,20 @@ class Observation:
 
     @property
     def speed(self) -> float:
-        """Work a second that the hot replicas do."""
+        """Work a second that the hot replicas can do."""
         return sum([each.hot * max(0.0, each.speed) for each in self.readings.values()])
 
     def slack_s(self, slo_s: float, group: str) -> float:
-        """Of the SLO beside the service of that group's batch."""
+        """Seconds of the SLO that may be spent waiting: all but the group's p99 batch time."""
         reading = self.readings.get(group)
         return max(0.0, slo_s - reading.batch_p99_s) if reading else slo_s
 
     def is_unplaced(self, group: str, limit_s: float) -> bool:
-        """Whether one has waited for a place for longer than that."""
+        """Whether a replica of the group has waited for a node for longer than `limit_s`."""
         reading = self.readings.get(group)
         return reading is not None and reading.unplaced_s > limit_s
 
     def longest_unplaced(self, limit_s: float) -> GroupReading | None:
-        """The group of the one that has waited longest, where that is longer than the limit."""
+        """The group whose replica has waited longest for a node, if longer than `limit_s`."""
         longest = max(self.readings.values(), key=lambda each: each.unplaced_s, default=None)
         return longest if longest is not None and longest.unplaced_s > limit_s else None

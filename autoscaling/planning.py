@@ -1,9 +1,9 @@
-"""Which work a second is a model sized for in the minute that begins?
+"""For how much work a second is a model sized, in the minute that begins?
 
-Each minute's demand goes into the forecast, whose plan holds for the next one. A minute of which
-too little is known (a gateway was silent, counting had only begun) is skipped: what is missing is
-not nothing. Before the first minute has ended, the plan is the demand there is and what chance
-adds.
+Each minute's demand goes into the forecast, whose plan holds for the next minute. A minute of which
+too little is known (a gateway was silent, or counting had just begun) is skipped, because unknown
+demand is not zero. Before the first minute has ended, the plan is the current demand plus a margin
+for chance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LEAST_SPAN_S = 30.0
 
 
 class Planning:
-    """Of one model. dispersion_s: scatter of work in the last minute that ended, see `Demand`;
-    0.0 but in the step that ended it."""
+    """The plan of one model. dispersion_s: see `Demand.dispersion_s`; set only in the step that
+    ends a minute, else 0.0."""
 
     def __init__(self, settings: PolicySettings, now: float) -> None:
         self.forecast = Forecast(settings)

@@ -1,11 +1,12 @@
 """How many pool replicas are worth their idle time?
 
-What a pool replica does is serve the work that a model's own replicas cannot take while more of
-them start. That excess is recorded over all models as it happens: the k-th pool replica would have
-served what exceeds k - 1 of them, at most one second of work a second. It is worth having while the
-work that it would have served, over about the last day, priced at what the SLO says of a miss,
-1 / (1 - percentile) replica seconds a second of work, exceeds what it costs idle. It goes at half
-of that. Without `auto` the number is the maximum. Says also what the pool has cost and saved.
+A pool replica serves the work that models' own replicas cannot take while more of them start. This
+excess is recorded over all models: the k-th pool replica would have served the excess above k - 1
+replicas, at most one second of work a second. A replica is worth having while the work that it
+would have served, over about the last day, is worth more than its idle time. The price of a missed
+second of work follows from the SLO: 1 / (1 - percentile) replica seconds. A replica is removed when
+its worth is below half of its cost. Without `auto` the number is the maximum. Also reports what the
+pool has cost and saved.
 """
 
 from __future__ import annotations
@@ -27,26 +28,25 @@ _MOST_STEP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Of one model that the pool may run. work: a second, beyond what its own hot replicas can do.
-    price: of a missed second of work, in seconds of an idle pool replica. want: for the choice of
-    residents."""
+    """The excess demand of one model that the pool may run."""
 
     model: str
-    work: float
-    price: float
-    want: ResidentWant
+    work: float  # a second, beyond what its own hot replicas can do
+    price: float  # of a missed second of work, in seconds of an idle pool replica
+    want: ResidentWant  # for the choice of residents
 
 
 @dataclass
 class Accounts:
-    """worth: idle-priced seconds that the k-th replica would have earned, forgotten over a day;
-    seen_s: over how long. cost_s: replica seconds of the pool so far; saved_s: work that its
-    replicas could serve and a model's own could not."""
+    """The pool's accounts."""
 
+    # By k: what the k-th replica would have been worth, in idle replica seconds, decaying over a
+    # day; and the time over which it was counted, decaying alike.
     worth: list[float] = field(default_factory=list)
     seen_s: float = 0.0
-    cost_s: float = 0.0
-    saved_s: float = 0.0
+    # Totals so far.
+    cost_s: float = 0.0  # replica seconds
+    saved_s: float = 0.0  # work that the pool could serve and a model's own replicas could not
 
 
 class Pool:
@@ -83,7 +83,8 @@ class Pool:
         self, readings: Mapping[str, PoolReading], excesses: list[Excess], terms: PoolTerms,
         now: float,
     ) -> None:  # fmt: skip
-        """What a time without decisions brought is not guessed."""
+        """Add the time since the last decision, at most `_MOST_STEP_S`: a longer gap is not
+        guessed."""
         step_s = 0.0 if self._at is None else min(_MOST_STEP_S, max(0.0, now - self._at))
         self._at = now
         accounts = self.accounts
@@ -109,7 +110,7 @@ class Pool:
         return count
 
     def worth(self, k: int) -> float:
-        """Of one more than k, as a multiple of what it costs idle."""
+        """The worth of one replica more than k, as a multiple of its idle cost."""
         seen_s = max(self.accounts.seen_s, _LEAST_SEEN_S)
         return self.accounts.worth[k] / seen_s if k < len(self.accounts.worth) else 0.0
 
@@ -144,7 +145,7 @@ def _held(reading: PoolReading) -> tuple[str, ...]:
 
 
 def _served(readings: Mapping[str, PoolReading], excesses: list[Excess]) -> float:
-    """Work a second that residents can take of what their models' own replicas cannot."""
+    """Work a second that residents can take and their models' own replicas cannot."""
     excess = {each.model: each.work for each in excesses}
     served = 0.0
     for reading in readings.values():

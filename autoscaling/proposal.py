@@ -1,4 +1,7 @@
-"""What one model would have, and from what that was decided, before others' claims are heard."""
+"""One model's proposal: the replicas that it would have by itself, and why.
+
+The budget that all models share is applied to proposals afterwards.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from autoscaling.types import Reason
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """wanted and targets: replicas by group; targets is empty where nothing is known to hold.
-    view, plan, spike: by which it was decided; detail: what else the sentence says."""
+    """What one model proposes."""
 
     reason: Reason
-    wanted: Mapping[str, int] = field(default_factory=dict)
-    targets: Mapping[str, int] = field(default_factory=dict)
+    wanted: Mapping[str, int] = field(default_factory=dict)  # replicas by group
+    targets: Mapping[str, int] = field(default_factory=dict)  # by group; empty: none is known yet
+
+    # What it was decided by.
     view: DemandView = field(default_factory=DemandView)
     plan: Plan = field(default_factory=Plan)
     spike: Spike = field(default_factory=Spike)
-    detail: str = ""
+    detail: str = ""  # what else the sentence for users says

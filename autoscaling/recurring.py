@@ -1,13 +1,14 @@
-"""Will a spike come now because it came at this time before?
+"""Is a spike expected now, because spikes came at this time before?
 
-Jobs that run by the clock make the same burst each hour or each day, and it is over before replicas
-that start then would help. Spikes are remembered by their onset, length and height (times the
-plan); one is *expected* where spikes began at its time in at least two of the last three periods,
-within `TOLERANCE_S`. From a start's time before the earliest moment that it may come until the
-latest, the plan times the greatest height seen at that time of the last periods is wanted; when it
-comes, the envelope sees it as any other. One that stays away costs that much waiting, and after two
-in a row is no longer expected. Looks at onsets alone: what a season of smooth demand needs is the
-forecast's. Seconds; work is in reference seconds a second. State: at most `MOST` spikes.
+Jobs that run by the clock make the same burst each hour or each day. It is over before replicas
+that start with it could help. Spikes are remembered by onset, length and height (a multiple of the
+plan). A spike is *expected* if spikes began at that time, within `TOLERANCE_S`, in at least two of
+the last three periods. Replicas are wanted for the plan times the greatest height seen at that time
+in the last periods: from a replica's start time before the earliest moment of the onset, until the
+latest. When the spike comes, the envelope sees it like any other. A spike that stays away costs the
+idle replicas; after two misses in a row it is not expected any more. Only onsets are considered:
+smooth seasonal demand is the forecast's task. Times are seconds; work is in reference seconds a
+second. State: at most `MOST` spikes.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _HEIGHTS = 8  # periods whose heights count
 
 @dataclass(slots=True)
 class Episode:
-    """A spike that was seen. last: its latest sign; height: its greatest rate over the plan's."""
+    """A spike that was seen."""
 
     onset: float
-    last: float
-    height: float
+    last: float  # its latest sign
+    height: float  # its greatest rate over the plan's
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """at: when it is likely to begin; height: times the plan."""
+    """A spike that is expected."""
 
-    at: float
-    height: float
+    at: float  # when it is likely to begin
+    height: float  # as a multiple of the plan
 
 
 class RecurringSpikes:
@@ -62,7 +63,7 @@ class RecurringSpikes:
         return {HOUR_S, DAY_S, *([self._season_s] if self._season_s > _LEAST_PERIOD_S else [])}
 
     def seen(self, rate: float, planned: float, now: float) -> None:
-        """A sign of a spike (its rate), or none (0.0), in the decision of that time."""
+        """Take whether this decision saw a spike: its rate, or 0.0."""
         current = self._open
         if rate > 0.0 and planned > 0.0:
             height = rate / planned
@@ -74,8 +75,8 @@ class RecurringSpikes:
             self._close(current, now)
 
     def expected(self, lead_s: float, now: float) -> float:
-        """How many times the plan is wanted now, for one that would have to be ordered `lead_s`
-        before it comes; 0.0: none is expected."""
+        """The multiple of the plan that is wanted now, if replicas must be ordered `lead_s` before
+        a spike; 0.0: none is expected."""
         while self._expected and self._expected[0].at + TOLERANCE_S < now:
             self._expected.pop(0)
         height = 0.0
@@ -86,7 +87,7 @@ class RecurringSpikes:
         return height
 
     def _close(self, episode: Episode, now: float) -> None:
-        """What lasts longer than a quarter of an hour is no spike, but demand."""
+        """End a spike. One that lasted longer than a quarter of an hour was demand, not a spike."""
         self._open = None
         if episode.last - episode.onset <= _LONGEST_S:
             self._episodes.append(episode)
@@ -94,7 +95,7 @@ class RecurringSpikes:
         self._expect(now)
 
     def _expect(self, now: float) -> None:
-        """Anew, for the period that begins; by time."""
+        """Compute the expected spikes again, sorted by time."""
         onsets = [each.onset for each in self._episodes]
         found: list[Expected] = []
         for period_s in self._periods:
@@ -113,14 +114,14 @@ class RecurringSpikes:
         return [Expected(at, max(heights))]
 
     def _height(self, at: float, onsets: list[float]) -> float:
-        """Of the highest spike that began then; 0.0: none did."""
+        """The height of the highest spike that began then; 0.0: none did."""
         place, height = bisect_left(onsets, at - TOLERANCE_S), 0.0
         while place < len(onsets) and onsets[place] <= at + TOLERANCE_S:
             height = max(height, self._episodes[place].height)
             place += 1
         return height
 
-    # -- kept over the decider's death
+    # -- state for a successor
 
     def save(self, now: float) -> dict[str, Any]:
         kept = [*self._episodes, *([self._open] if self._open else [])]
@@ -131,7 +132,7 @@ class RecurringSpikes:
         }  # fmt: skip
 
     def load(self, state: dict[str, Any], now: float) -> None:
-        """Raises KeyError, TypeError or ValueError for what is no saved state."""
+        """Take over a saved state. Raises KeyError, TypeError or ValueError if it is none."""
         self._open = None
         self._episodes = [
             Episode(now - float(onset), now - float(last), float(height))

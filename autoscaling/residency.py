@@ -1,12 +1,13 @@
 """Which models should each pool replica hold?
 
-A copy of a model is worth the seconds of work that would otherwise wait for a load: what waits now
-and no dedicated replica can take in time, and what is forecast for as long as it would stay. Work a
-byte decides: the dearest is loaded first, the cheapest goes first. That is GDSF (Cherkasova 1998)
-with the *forecast* demand in the place of the past count; the stay, which grows with the load time,
-is its cost. What is busy, loading or younger than its stay never goes, and what comes must be worth
-`MARGIN` times what goes: under stationary demand the most popular stay and nothing is swapped. It
-says what to hold, never when a replica loads it.
+A copy of a model is worth the seconds of work that would otherwise wait for a load: the work that
+waits now and that no dedicated replica can take in time, and the work that is forecast for as long
+as the copy would stay. Copies are ranked by worth a byte: the most valuable is loaded first, the
+least valuable is unloaded first. That is GDSF (Cherkasova 1998), with *forecast* demand in place of
+the past count, and with the stay, which grows with the load time, as the cost. A model that is
+busy, loading, or younger than its stay is never unloaded. A new model must be worth `MARGIN` times
+those that it replaces, so that under stationary demand the most popular stay and nothing is
+swapped. Decides what to hold, not when a replica loads it.
 """
 
 from __future__ import annotations
@@ -24,27 +25,22 @@ ONE_TAKES = 0.7  # work a second that a model may count on at one pool replica, 
 
 @dataclass(frozen=True, slots=True)
 class ResidentWant:
-    """What is known of a model that the pool may hold; work in seconds.
-
-    urgent_s: work that waits and that dedicated replicas cannot take in time. rate: offered work a
-    second, expected within its load time. load_s: of a load into the pool. size_bytes: of its
-    weights, 0: unknown. dedicated: hot replicas of its own.
-    """
+    """A model that the pool may hold, and how much it needs the pool. Work is in seconds."""
 
     model: str
-    urgent_s: float = 0.0
-    rate: float = 0.0
-    load_s: float = 1.0
-    size_bytes: int = 0
-    dedicated: int = 0
+    urgent_s: float = 0.0  # work that waits and that its own replicas cannot take in time
+    rate: float = 0.0  # offered work a second, expected within the load time
+    load_s: float = 1.0  # of a load into the pool
+    size_bytes: int = 0  # of its weights; 0: unknown
+    dedicated: int = 0  # hot replicas of its own
 
     def stay_s(self, terms: PoolTerms) -> float:
-        """How long it stays at least once it was loaded."""
+        """The least time that the model stays loaded."""
         return max(terms.residency_s, terms.residency_loads * self.load_s)
 
     def worth_s(self, copies: int, terms: PoolTerms) -> float:
-        """Work that one more copy beside so many would keep from waiting. With n replicas of its
-        own a spike or a loss leaves about 1/(n + 1) of the demand to the pool."""
+        """Seconds of work that one more copy, besides `copies`, would keep from waiting. With n
+        replicas of its own, a spike or a loss leaves about 1/(n + 1) of the demand to the pool."""
         left = self.rate / (1 + self.dedicated) - copies * ONE_TAKES
         waiting_s = self.urgent_s - copies * self.load_s  # the others work while it loads
         return max(0.0, left) * self.stay_s(terms) + max(0.0, waiting_s)
@@ -56,10 +52,10 @@ def choose_residents(
     terms: PoolTerms,
     now: float,
 ) -> dict[str, tuple[str, ...]]:
-    """By pool replica, the models that it should hold, those to keep included, dearest first.
+    """By pool replica, all models that it should hold, the most valuable first.
 
-    A model that `wants` does not name goes. One of unknown size is taken to be as large as the
-    largest known, and to fill a replica where none is known.
+    A model that `wants` does not name is unloaded. A model of unknown size is taken to be as large
+    as the largest known one; if no size is known, to fill a replica.
     """
     choice = _Choice(wants, terms, _sizes(pool, wants))
     for name, reading in pool.items():
@@ -76,16 +72,16 @@ def choose_residents(
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A pool replica. held: bytes by model; free: bytes beside them; evictable: who may go."""
+    """One pool replica, as chosen so far."""
 
     name: str
-    free: int
-    held: dict[str, int] = field(default_factory=dict)
-    evictable: set[str] = field(default_factory=set)
+    free: int  # bytes
+    held: dict[str, int] = field(default_factory=dict)  # model to bytes
+    evictable: set[str] = field(default_factory=set)  # models that may be unloaded
 
 
 class _Choice:
-    """What was chosen so far. `copies`: replicas that hold it, by model."""
+    """The choice so far. `copies`: number of pool replicas that hold each model."""
 
     def __init__(
         self, wants: Mapping[str, ResidentWant], terms: PoolTerms, sizes: Mapping[str, int]
@@ -100,18 +96,18 @@ class _Choice:
         return self._sizes[model] or self._assumed
 
     def rank(self, model: str) -> tuple[float, str]:
-        """Of its next copy: worth a byte; names decide between equals."""
+        """The worth a byte of the model's next copy; names decide between equals."""
         worth_s = self.wants[model].worth_s(self.copies[model], self.terms)
         return worth_s / self.size(model), model
 
     def loss_s(self, model: str) -> float:
-        """What one of its copies is worth beside the others."""
+        """What one of the model's copies is worth, besides its other copies."""
         return self.wants[model].worth_s(self.copies[model] - 1, self.terms)
 
-    # -- what goes and comes
+    # -- loads and evictions
 
     def load(self, model: str) -> bool:
-        """Place a further copy; False where that is not worth it."""
+        """Place one more copy. Returns False if no place is worth it."""
         gain_s = self.wants[model].worth_s(self.copies[model], self.terms)
         size = self.size(model)
         found: tuple[tuple[float, float], _Place, list[str]] | None = None
@@ -133,7 +129,7 @@ class _Choice:
         return True
 
     def make_fit(self, place: _Place) -> None:
-        """Where less fits than is held, because less memory is allowed now."""
+        """Evict models if less memory is allowed now than the place holds."""
         if place.free < 0:
             victims = self._victims(place, 0)
             self._evict(place, sorted(place.evictable) if victims is None else victims)
@@ -145,8 +141,8 @@ class _Choice:
             place.evictable.discard(model)
 
     def _victims(self, place: _Place, size: int) -> list[str] | None:
-        """The cheapest that make room for so many bytes, none but what is needed; None: they do
-        not."""
+        """The least valuable models that make room for so many bytes, no more than needed. None:
+        the evictable models do not make enough room."""
         victims: list[str] = []
         room = place.free
         for model in sorted(place.evictable, key=lambda each: self._density(place, each)):
@@ -166,7 +162,7 @@ class _Choice:
         return self.loss_s(model) / max(1, place.held[model]), model
 
     def _demand(self, place: _Place) -> float:
-        """Work a second that comes to what it holds: copies are spread by it."""
+        """Work a second of the models that the place holds. Copies go where it is least."""
         return sum(self.wants[model].rate for model in place.held)
 
     def in_order(self, held: Iterable[str]) -> tuple[str, ...]:
@@ -174,7 +170,7 @@ class _Choice:
 
 
 def _sizes(pool: Mapping[str, PoolReading], wants: Mapping[str, ResidentWant]) -> dict[str, int]:
-    """Bytes by model, as wanted or else as held somewhere; 0: unknown."""
+    """Bytes by model, from `wants` or else from a replica that holds it; 0: unknown."""
     sizes = {name: want.size_bytes for name, want in wants.items()}
     for reading in pool.values():
         for resident in reading.residents:
@@ -184,7 +180,7 @@ def _sizes(pool: Mapping[str, PoolReading], wants: Mapping[str, ResidentWant]) -
 
 
 def _place(name: str, reading: PoolReading, choice: _Choice, now: float) -> _Place:
-    """The replica as it stands; what is not wanted keeps its bytes while it has work."""
+    """The replica as it is now. A model that is not wanted keeps its bytes while it has work."""
     place = _Place(name, reading.free_bytes)
     for resident in reading.residents:
         want = choice.wants.get(resident.model)

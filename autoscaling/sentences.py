@@ -1,4 +1,4 @@
-"""Why a target is what it is, in one sentence with its numbers, for `status` and the log."""
+"""Why is a target what it is? One sentence with the numbers, for `headrace status` and the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoscaling.wake import Waking
 _CONSTANT = {
     Reason.FIXED: "the settings fix the number",
     Reason.FROZEN: "frozen, so the number holds",
-    Reason.FIRST: "a first one must say what the model takes",
+    Reason.FIRST: "a first replica must describe the model",
     Reason.ASLEEP: "asleep until a request comes",
 }
 
@@ -19,9 +19,9 @@ _CONSTANT = {
 def decision(
     proposal: Proposal, reason: Reason, targets: Mapping[str, int], hot: int, bound: str
 ) -> str:
-    """hot: replicas that serve. bound: what the budget or the cluster has too little of."""
+    """The sentence. `hot`: replicas that serve. `bound`: the resource that is too short."""
     if not targets:
-        return f"No number yet: {proposal.detail or 'what runs has not been said'}."
+        return f"No number yet: {proposal.detail or 'running replicas have not been reported'}."
     why = _why(proposal, reason, bound)
     return f"{_replicas(sum(targets.values()))}, {hot} hot: {why}."
 

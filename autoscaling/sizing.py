@@ -1,15 +1,16 @@
 """How many replicas does this much work need for the SLO?
 
-Replicas of a model serve batches from one queue: a queue of several servers whose jobs are batches
-(M/G/c, Allen and Cunneen's correction for what is not Poisson). Of what an answer may take, the
-slack is what the 99th percentile of a batch leaves; the share of batches that wait longer is
-Erlang's C times an exponential decay, and may be 1 - `percentile` at most. No replica is planned
-busier than the knee; for a spike, which has come already, the knee is `SPIKE_KNEE`, since its room
-is for what has not come yet. The arrivals' variability is measured (variance over mean of work in
-short bins); where it exceeds Poisson's, C is raised to one over it. Several groups count as one
-queue of as many servers as there are replicas, each with its mean. Against a simulation: none too
-few and at most two of 17 too many. Work: O(log n) looks of O(n); answers are kept for work that
-differs by less than half a percent.
+The replicas of a model serve batches from one queue: M/G/c, with batches as jobs, and Allen and
+Cunneen's correction for arrivals that are not Poisson. The slack is the SLO less the 99th
+percentile of a batch's time. The share of batches that wait longer than the slack is Erlang's C
+times an exponential decay; it may be at most 1 - `percentile`. No replica is planned busier than
+the knee. For a spike the knee is `SPIKE_KNEE`: the usual room is kept for demand that has not come
+yet, and a spike has come already. The arrivals' variability is measured (variance over mean of work
+in short bins); if it exceeds Poisson's, C is raised to the power of its inverse. Several groups
+count as one queue with one server a replica, with mean service times.
+
+Checked against a simulation: never too few, at most two of 17 too many. Work: O(log n) steps of
+O(n); results are reused for work that differs by less than half a percent.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _VARIABILITY = (0.05, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a replica of a group does, rounded so that small changes change nothing; see
-    `GroupReading`."""
+    """The speed of one replica of a group, rounded so that small changes have no effect. Fields as
+    in `GroupReading`."""
 
     speed: float = 1.0
     batch_s: float = 0.05
@@ -51,19 +52,18 @@ class Service:
 
 
 def _rounded(value: float) -> float:
-    """To about 2 %."""
+    """The value rounded to about 2 %."""
     return exp(round(log(value) / 0.02) * 0.02) if value > 1e-9 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A group as it can be sized. most: below its maximum where no more can be placed. counts: how
-    many of them do work at most, where others wait for a place; None: all."""
+    """One group, as it can be sized now."""
 
     terms: GroupTerms
     service: Service
-    most: int
-    counts: int | None = None
+    most: int  # below the group's maximum if no more replicas find a node
+    counts: int | None = None  # replicas that can work, if others wait for a node; None: all
 
     @property
     def price(self) -> float:
@@ -71,7 +71,7 @@ class Option:
 
 
 class Sizing:
-    """Of one model. dispersion_s: variance over mean of its work in short bins, 0.0: unknown."""
+    """Sizes one model. dispersion_s: variance over mean of work in short bins; 0.0: unknown."""
 
     def __init__(self) -> None:
         self.dispersion_s = 0.0
@@ -80,22 +80,23 @@ class Sizing:
         self._kept: dict[tuple[int | None, float, bool], dict[str, int]] = {}
 
     def adopt(self, model: ModelTerms, options: tuple[Option, ...]) -> None:
-        """What the next sizes are for."""
+        """Set the terms and groups for the next sizes."""
         if options != self._options or model is not self._model:
             self._model, self._options = model, options
             self._kept.clear()
 
     def scatter(self, dispersion_s: float) -> None:
-        """Followed slowly: a minute's bins say it to a quarter."""
+        """Take a measured dispersion. It is smoothed: a minute's bins show it only to 25 %."""
         if dispersion_s > 0.0:
             gain = 0.1 if self.dispersion_s else 1.0
             self.dispersion_s += gain * (dispersion_s - self.dispersion_s)
 
     def size(self, work: float, in_spike: bool = False) -> dict[str, int]:
-        """Replicas by group for so many reference seconds of work a second, `survive` and `spare`
-        included; never below a group's minimum or above what can be placed. Not to be changed."""
+        """Replicas by group for so many reference seconds of work a second, with `survive` and
+        `spare`; never below a group's minimum or above what finds a node. The caller must not
+        change the result: it is reused."""
         if self._model is None:
-            raise ValueError("a size was asked for before the model's terms were said: adopt first")
+            raise ValueError("the model's terms are not set; call `adopt` before `size`")
         grade = ceil(log(work) / _STEP) if work > 1e-9 else None
         dispersion_s = _rounded(self.dispersion_s)
         key = grade, dispersion_s, in_spike
@@ -125,7 +126,7 @@ class Sizing:
 
 
 def _fill(counts: dict[str, int], option: Option, queue: _Queue, work: float) -> None:
-    """As many of this group as the work needs beside the others; all, where these are too few."""
+    """Add replicas of this group until the work is served; all of them if that is not enough."""
     name = option.terms.name
     low, high = counts[name], option.most
     while low < high:
@@ -138,17 +139,17 @@ def _fill(counts: dict[str, int], option: Option, queue: _Queue, work: float) ->
 
 
 def _middle(low: int, high: int) -> int:
-    """Small numbers first: they are cheaper to look at, and likelier."""
+    """The next number to try. Small numbers first: they are cheaper to check, and likelier."""
     return min(low + (high - low) // 2, 2 * low + 8)
 
 
 def _cheapest_first(options: tuple[Option, ...]) -> list[Option]:
-    """Reserves last; those of one price as the settings list them."""
+    """The groups by price; reserves last, equal prices in the settings' order."""
     return sorted(options, key=lambda each: (each.terms.reserve, each.price))
 
 
 class _Queue:
-    """One queue before all replicas of a model."""
+    """The queueing model: one queue in front of all replicas of a model."""
 
     def __init__(
         self, model: ModelTerms, options: tuple[Option, ...], dispersion_s: float, knee: float
@@ -158,8 +159,7 @@ class _Queue:
         self._fastest = sorted(options, key=lambda each: -each.service.speed)
 
     def keeps(self, counts: Mapping[str, int], work: float) -> bool:
-        """Whether these replicas keep the SLO at so much work, also without the fastest `survive`
-        of them."""
+        """Whether these replicas keep the SLO at this work, even without the `survive` fastest."""
         if work <= 0.0:
             return True
         left = self._after_loss(counts)
@@ -198,7 +198,8 @@ class _Queue:
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Share of Poisson arrivals that find all servers busy; load in servers, below their number."""
+    """Share of Poisson arrivals that find all servers busy (Erlang's C). `load`: in servers, below
+    their number."""
     blocked = 1.0
     for n in range(1, servers + 1):
         blocked = load * blocked / (n + load * blocked)

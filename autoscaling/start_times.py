@@ -1,8 +1,8 @@
-"""How long does a replica of this model take from the order until it serves?
+"""How long does a replica of this model take from its order until it serves? Seconds.
 
-Measured starts, by the state that they began in; the last `_KEPT` of each. The time to capacity is
-their 90th percentile in the state that the latest one began in, since the next is likely to begin
-there too, and what the decision takes to reach the cluster. Seconds.
+Keeps the last `_KEPT` measured starts for each state in which they began. The time to capacity is
+the 90th percentile of starts from the state in which the latest one began (the next will probably
+begin there too), plus the time that a decision takes to reach the cluster.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ _MOST_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class LadderStep:
-    """Starts from one state: median and 90th percentile of their seconds, how many are known, and
-    the phases of the latest."""
+    """The starts from one state."""
 
     median_s: float
     p90_s: float
-    seen: int
-    phases: tuple[tuple[str, float], ...]
+    seen: int  # number of starts
+    phases: tuple[tuple[str, float], ...]  # of the latest one: (name, seconds)
 
 
 class StartTimes:
-    """Of one model. phases: of its latest start, by the state it began in."""
+    """The start times of one model. phases: of the latest start, by the state it began in."""
 
     def __init__(self) -> None:
         self.phases: dict[State, tuple[tuple[str, float], ...]] = {}
@@ -40,7 +39,7 @@ class StartTimes:
         self._likely_s = UNMEASURED_S
 
     def add(self, reading: StartReading) -> None:
-        """What is no number of seconds up to a day is left out."""
+        """Take a start. One that is not between 0 s and a day is ignored."""
         if not 0.0 <= reading.seconds <= _MOST_S:
             return
         kept = self._seconds.setdefault(reading.began_in, deque(maxlen=_KEPT))

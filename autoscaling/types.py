@@ -1,8 +1,8 @@
-"""What the autoscaler hears and says: readings in, decisions out. Plain values.
+"""The autoscaler's inputs (readings) and outputs (decisions). Plain values.
 
-Times are seconds on the caller's monotonic clock; work is in reference seconds (`settings`). What
-gateways say are counters that only grow, by source, so that a lost message loses nothing; a source
-that begins anew has another name. Nothing here knows Ray, HTTP or a clock.
+Times are seconds on the caller's monotonic clock; work is in reference seconds (`settings.py`).
+Gateways report counters that only grow, so a lost message loses nothing; a gateway that restarts
+has another name. Nothing here knows Ray, HTTP or a clock.
 """
 
 from __future__ import annotations
@@ -14,49 +14,45 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class DemandReading:
-    """What one gateway has seen of one model since it began.
+    """The demand for one model at one gateway."""
 
-    offered_s: predicted work of all first arrivals, before feasibility, bounds and fallback;
-    without refusals for a tenant's own limits and without kept answers. offered_sq_s2: sum of the
-    squares of each request's work. requests: their number. served_s: work that was answered.
-    refused: requests by reason. by_length: offered work by upper edge of the length interval,
-    tokens. Now: backlog_s, work that waits; oldest_wait_s; urgent: something waits that no running
-    replica can take.
-    """
-
+    # Counters since the gateway began. Offered work is the predicted work of first arrivals, before
+    # feasibility, bounds and fallback may refuse them; it excludes requests above a tenant's own
+    # limits and requests with cached answers.
     offered_s: float = 0.0
-    offered_sq_s2: float = 0.0
+    offered_sq_s2: float = 0.0  # sum of the squares of each request's work
     requests: int = 0
-    served_s: float = 0.0
-    refused: Mapping[str, int] = field(default_factory=dict)
-    by_length: Mapping[int, float] = field(default_factory=dict)
-    backlog_s: float = 0.0
+    served_s: float = 0.0  # work that was answered
+    refused: Mapping[str, int] = field(default_factory=dict)  # requests by reason
+    by_length: Mapping[int, float] = field(default_factory=dict)  # offered work by bucket's edge
+
+    # Now.
+    backlog_s: float = 0.0  # work that waits
     oldest_wait_s: float = 0.0
-    urgent: bool = False
+    urgent: bool = False  # requests wait that no running replica can take
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """Replicas of one group as they are now, and what one can do.
-
-    target: what the cluster is asked for; hot: can be sent work; starting; draining: told to go and
-    still there. speed: reference seconds of work that one does a second. batch_s: predicted seconds
-    of its typical batch at the planned size, batch_p99_s: their 99th percentile, batch_scv: squared
-    coefficient of variation of batches' service time. unplaced_s: how long the oldest that starts
-    has waited for a place, 0: none waits; missing: what it waits for.
-    """
+    """The replicas of one group now, and the speed of one of them."""
 
     name: str = ""
-    target: int = 0
-    hot: int = 0
+
+    # Numbers of replicas.
+    target: int = 0  # that the cluster is asked for
+    hot: int = 0  # that serve
     starting: int = 0
-    draining: int = 0
-    speed: float = 1.0
-    batch_s: float = 0.05
-    batch_p99_s: float = 0.1
-    batch_scv: float = 0.25
-    unplaced_s: float = 0.0
-    missing: str = ""
+    draining: int = 0  # that were told to stop and are still there
+
+    # Of one replica.
+    speed: float = 1.0  # reference seconds of work that it does a second
+    batch_s: float = 0.05  # predicted seconds of a typical batch at the planned size
+    batch_p99_s: float = 0.1  # 99th percentile of batches' seconds
+    batch_scv: float = 0.25  # squared coefficient of variation of batches' service time
+
+    # Of replicas that wait for a node with room.
+    unplaced_s: float = 0.0  # how long the oldest has waited; 0: none waits
+    missing: str = ""  # what it waits for
 
 
 class State(Enum):
@@ -71,101 +67,102 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartReading:
-    """One start that was seen to its end: seconds from the order to hot, from which state, and the
-    seconds of each phase in order."""
+    """One replica's start, after it has ended."""
 
     model: str
     group: str
     began_in: State
-    seconds: float
-    phases: tuple[tuple[str, float], ...] = ()
+    seconds: float  # from the order until the replica was hot
+    phases: tuple[tuple[str, float], ...] = ()  # (name, seconds), in order
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentReading:
-    """A model in a pool replica: whether it serves (else it is being loaded), its bytes, the
-    seconds its last load took, when it was loaded, and whether work runs or waits there."""
+    """One model in a pool replica."""
 
     model: str
-    serves: bool
+    serves: bool  # False: it is being loaded
     size_bytes: int
-    load_s: float
-    since: float
-    busy: bool
+    load_s: float  # seconds that its last load took
+    since: float  # when it was loaded
+    busy: bool  # work of it runs or waits there
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReading:
-    """One pool replica. free_bytes: for further weights."""
+    """One pool replica."""
 
     replica: str
     residents: tuple[ResidentReading, ...] = ()
-    free_bytes: int = 0
+    free_bytes: int = 0  # for further weights
 
 
 class Reason(Enum):
-    """Why a target is what it is; the first that applies."""
+    """Why a target is what it is: the first reason that applies."""
 
     FIXED = "fixed"  # min = max, or mode off
-    MANUAL = "manual"  # somebody said so
+    MANUAL = "manual"  # set by hand
     FROZEN = "frozen"
-    FIRST = "first"  # a first replica must say what the model is
-    UNKNOWN = "unknown"  # no fresh reading: hold
-    AWAKE = "awake"  # a request waits and nothing runs
+    FIRST = "first"  # the model is unknown until a first replica has described it
+    UNKNOWN = "unknown"  # no fresh reading: the number holds
+    AWAKE = "awake"  # a request waits and no replica runs
     SPIKE = "spike"
     BACKLOG = "backlog"
     FORECAST = "forecast"
     STEADY = "steady"  # as many as are wanted
-    HELD = "held"  # fewer are wanted, not yet
+    HELD = "held"  # fewer are wanted, but not for long enough yet
     DOWN = "down"
     ASLEEP = "asleep"
-    BUDGET = "budget"  # more are wanted than the budget or the cluster has
-    UNPLACED = "unplaced"  # one waits for a place: no further ones are asked for
+    BUDGET = "budget"  # more are wanted than the budget or the cluster allows
+    UNPLACED = "unplaced"  # a replica waits for a node with room: no further ones are ordered
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTarget:
-    """wanted: before budget, bounds in time and the manual switch; target: what to ask for."""
+    """The number of replicas for one group."""
 
     name: str
-    wanted: int
-    target: int
+    wanted: int  # before budget, hysteresis and numbers set by hand
+    target: int  # that the cluster is asked for
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDecision:
-    """reason and `text`, one sentence with the numbers, say why. Work a second: offered_s, measured
-    over the last 8 s; planned_s, what the sizes are for; forecast_s, 0.0: none; forecast_trusted:
-    it has been better than persistence. time_to_capacity_s: of a replica from the order to hot, p90
-    as measured. observed: in mode OBSERVE, the targets are what would have been asked for."""
+    """The targets of one model, and why."""
 
     model: str
     groups: tuple[GroupTarget, ...]
     reason: Reason
-    text: str
-    offered_s: float = 0.0
-    planned_s: float = 0.0
-    forecast_s: float = 0.0
-    forecast_trusted: bool = False
-    time_to_capacity_s: float = 0.0
-    observed: bool = False
+    text: str  # the reason as one sentence with the numbers
+
+    # Work a second.
+    offered_s: float = 0.0  # measured over the last 8 s
+    planned_s: float = 0.0  # for which the replicas are sized
+    forecast_s: float = 0.0  # 0.0: there is no forecast
+    forecast_trusted: bool = False  # the forecast has been better than persistence
+
+    time_to_capacity_s: float = 0.0  # from an order until the replica is hot, measured p90
+    observed: bool = False  # mode OBSERVE: the targets are shown, not carried out
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """replicas: how many the pool should have. residents: by pool replica, the models that it
-    should hold, those to keep included; what is not listed goes once it has no work. text: why.
-    cost_hours: replica hours of the pool so far; saved_s: work that it could take in them and the
-    models' own replicas could not."""
+    """What the shared pool should be."""
 
     replicas: int = 0
+    # By pool replica: the models that it should hold. A model that is not listed is unloaded once
+    # it has no work there.
     residents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    text: str = ""
-    cost_hours: float = 0.0
-    saved_s: float = 0.0
+    text: str = ""  # why, in a sentence
+
+    # The pool's account so far.
+    cost_hours: float = 0.0  # replica hours
+    saved_s: float = 0.0  # work that the pool could take and the models' own replicas could not
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
+    """One decision of the autoscaler, for all models and the pool."""
+
     models: Mapping[str, ModelDecision] = field(default_factory=dict)
     pool: PoolDecision = PoolDecision()

@@ -1,11 +1,11 @@
-"""May this model sleep, and when does it wake, with how many?
+"""May this model sleep, when does it wake, and with how many replicas?
 
-Only for a model all of whose minima are 0. Requests wake it and nothing else: a reading without a
-new request, a new gateway, a decider that begins anew change nothing. It sleeps after `idle_s`
-without a request, counted from when demand was first heard of. It wakes with enough replicas for
-the rate since the first request of its waking and for what waits, within the slack of the SLO; that
-rate, not how many requests are held, so that a hundred callers who wait do not start a hundred
-replicas.
+Only for a model whose groups all have the minimum 0. Only requests wake it; a reading without a new
+request, a new gateway, or a restarted autoscaler do not. It sleeps after `idle_s` without a
+request, counted at the earliest from the first reading of demand. It wakes with enough replicas for
+the rate since the first request of this waking, and for the waiting work, within the SLO's slack.
+The number of waiting requests does not count, so that a hundred waiting callers do not start a
+hundred replicas.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _SHORTEST_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Waking:
-    """work: a second, to size for at once. waiting_s: reference seconds of work that wait."""
+    """The work with which a model wakes."""
 
-    work: float
-    waiting_s: float
+    work: float  # a second, to size for at once
+    waiting_s: float  # reference seconds of work that wait
 
 
 class Wake:
-    """Of one model. woken_at: when the first request of this waking was seen; None: it sleeps or
-    has slept until nothing woke it."""
+    """Whether one model sleeps or wakes. woken_at: when the first request of this waking was seen;
+    None: it is not waking."""
 
     def __init__(self) -> None:
         self.woken_at: float | None = None
         self._heard_since: float | None = None
 
     def is_idle(self, demand: DemandView, idle_s: float, now: float) -> bool:
-        """Whether the last replica may go. What waits, or is not known, keeps it."""
+        """Whether the last replica may be removed; not while work waits or demand is unknown."""
         if not demand.fresh:
             return False
         if self._heard_since is None:

@@ -1,1 +1,1 @@
-"""Capacity on MIG-partitioned GPUs: which slices fit together, and whose replica goes where."""
+"""Packs replicas onto MIG-partitioned GPUs: which slices fit together, and where replicas go."""

@@ -1,12 +1,11 @@
-"""The fewest GPUs that hold given numbers of instances: exact while it is cheap, else said.
+"""What is the least number of GPUs that hold the given numbers of instances?
 
-Every GPU is one of the maximal layouts (`geometry.maximal`), of which any part may be used, so this
-is a covering by few patterns. Asks for one GPU more at a time, from a lower bound on, by a
-depth-first search that serves the largest kind first; states that are known to fail are not tried
-again. Best-fit decreasing gives what to beat. After `STEPS` steps that stands, and the answer says
-that nobody proved it.
-
-Optimises the number of GPUs alone; which replica goes where is `spreading`'s.
+Exact while that is cheap; else the result says that it is not proved (`Cover.proved`). Every GPU is
+one of the maximal layouts (`geometry.maximal`), of which any part may be used, so this is a
+covering problem. Best-fit decreasing gives a first solution. From a lower bound on, a depth-first
+search tries one GPU more at a time; it serves the largest kind first and never tries a state again
+that is known to fail. After `STEPS` steps the best-fit solution is kept. Which replica goes where
+is decided by `spreading`.
 """
 
 from __future__ import annotations

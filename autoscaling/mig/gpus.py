@@ -1,10 +1,10 @@
-"""GPUs that can be partitioned, and how much memory a replica finds in each of their slices.
+"""The table of GPUs that can be partitioned, with the usable memory of each of their slices.
 
-A profile's name is not its size: 1g.18gb of an H200 holds 16,384 MiB. Here stands the least that a
-driver has been seen to print or a process to find; where nobody has published a figure there is
-none, and the slice is not planned with until somebody gives one. Drivers differ by some %: what a
-node says of itself (`nvidia-smi mig -lgip`, GPU feature discovery's `nvidia.com/mig-….memory`)
-goes before this table, see `with_usable`.
+A profile's name is not its size: 1g.18gb of an H200 holds 16,384 MiB. The table has the least
+memory that a driver was seen to print or a process to find. A slice without a published figure has
+none, and is not used in plans until the user gives one. Drivers differ by some percent, so what a
+node reports (`nvidia-smi mig -lgip`, GPU feature discovery's `nvidia.com/mig-….memory`) takes
+precedence over this table; see `with_usable`.
 
 Sources: printed lists of `nvidia-smi mig -lgip` for A100, H100 and H200; runs of users for 3g of
 H200 and 1g of B200; a profile of equal memory slices stands in for 4g.20gb, 1g.35gb and 4g.71gb.

@@ -1,12 +1,12 @@
-"""Which slice of which GPU each replica gets, on as few GPUs as can be, and what has no place.
+"""Which slice of which GPU does each replica get, on as few GPUs as possible, and which have none?
 
-Each replica gets the cheapest slice that holds it (or the one that was chosen for it), which never
-costs a GPU more than a larger one (`geometry`). The number of GPUs is `covering`'s, whose replica
-goes where `spreading`'s. Where GPUs are too few, every demand gets its first replica before any
-gets a second, in the order given. Never an impossible placement: `geometry` checks every layout.
+Each replica gets the cheapest slice that holds it (or the one that was asked for); a larger slice
+would never save a GPU (`geometry`). `covering` finds the number of GPUs; `spreading` decides which
+replica goes where. If there are too few GPUs, every demand gets its first replica before any gets a
+second, in the order given. `geometry` checks every layout, so no placement is impossible.
 
-Slices are interchangeable to a scheduler: that there is a place for all is what this proves, not
-that a pod will stand on the GPU that is named here.
+To a scheduler equal slices are interchangeable. The plan proves that all replicas fit, not that a
+pod will run on the GPU that is named here.
 """
 
 from __future__ import annotations

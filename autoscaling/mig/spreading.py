@@ -1,10 +1,10 @@
-"""Whose replica goes to which GPU, once the number of GPUs is known: a model's far from each other.
+"""Which replica goes to which GPU, so that a lost GPU costs each model as few replicas as possible?
 
-So that a lost GPU costs each model as few replicas as it can. Starts from a dealing-out in turn and
-improves it by exchanges between two GPUs (a replica for up to four smaller ones), as long as the
-sum over models and GPUs of the squared number of replicas falls; layouts may change on the way,
-their number does not. Ends where no such exchange is better, or after `TRIES`: not always at the
-best. Equal input gives equal output.
+The number of GPUs is given. Replicas are first dealt out in turn. Then exchanges between two GPUs
+(one replica for up to four smaller ones) are made as long as they lower the sum, over models and
+GPUs, of the squared number of replicas. Layouts may change, their number does not. Ends when no
+such exchange helps, or after `TRIES` of them, so the result is not always the best. Equal input
+gives equal output.
 """
 
 from __future__ import annotations

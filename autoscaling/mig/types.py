@@ -1,4 +1,4 @@
-"""What is to be placed on partitioned GPUs, and where it was. Plain values; memory in MiB."""
+"""Demands for slices of MIG-partitioned GPUs, and plans of them. Plain values; memory in MiB."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from autoscaling.mig.gpus import Gpu, Profile
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Replicas that are alike, each of which gets a slice of its own.
+    """Equal replicas, each of which gets a slice of its own."""
 
-    name: a model, or a model's group. need_mib: what one takes of its slice, all in. profile: the
-    slice that was chosen for it, "": the cheapest that holds it.
-    """
-
-    name: str
+    name: str  # a model, or a model's group
     replicas: int
-    need_mib: int
-    profile: str = ""
+    need_mib: int  # all memory that one replica takes of its slice
+    profile: str = ""  # the slice that was asked for; "": the cheapest that holds a replica
 
 
 @dataclass(frozen=True, slots=True)

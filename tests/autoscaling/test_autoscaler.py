@@ -98,7 +98,7 @@ def test_runs_not_observed_for_five_seconds_hold():
     cluster.run(6, 2.0)
     cluster.run(60, 12.0)
     assert cluster.target() == 3
-    assert "what runs has not been said" in cluster.last().text
+    assert "running replicas have not been reported" in cluster.last().text
 
 
 def test_gateway_that_is_silent_stops_downs_and_not_ups():
@@ -139,9 +139,9 @@ def test_pin_of_one_group_leaves_the_other_automatic():
 
 def test_pin_of_what_is_not_there_says_so():
     core = Autoscaler(ScalingSettings({"m": model()}))
-    with pytest.raises(ValueError, match="no group 'gpu' of a model 'm'"):
+    with pytest.raises(ValueError, match="model 'm' has no group 'gpu'"):
         core.pin("m", "gpu", 2, 0.0)
-    with pytest.raises(ValueError, match="at least 0, not -1"):
+    with pytest.raises(ValueError, match="is -1; must be at least 0"):
         core.pin("m", "", -1, 0.0)
 
 

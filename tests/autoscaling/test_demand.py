@@ -116,7 +116,7 @@ def test_counters_that_run_back_begin_anew():
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_what_is_no_amount_of_work_is_refused(wrong):
     demand = Demand()
-    with pytest.raises(ValueError, match="gateway a told"):
+    with pytest.raises(ValueError, match="gateway a reports"):
         demand.hear("a", DemandReading(offered_s=wrong), 0.0)
     assert not demand.view((8.0,), 0.0).fresh
 

@@ -122,7 +122,7 @@ def test_what_waits_for_a_place_does_no_work():
 
 
 def test_size_before_terms_says_what_is_missing():
-    with pytest.raises(ValueError, match="adopt first"):
+    with pytest.raises(ValueError, match="call `adopt` before"):
         Sizing().size(1.0)
 
 
