@@ -1,1 +1,1 @@
-"""Load tests: generators, benchmarks and peers. Speaks HTTP to a running server, nothing else."""
+"""Load tests: a load generator, benches, and other servers to compare with. All speak only HTTP."""

@@ -1,8 +1,8 @@
 """The command line: `headrace load SCENARIO --url URL`, also `python -m loadtests`.
 
-A scenario's file in the place of a sub-command plays it. Exit codes: 0 fine; 1 the run does not
-count, or nothing was answered, or a promise was broken; 2 scenario, server, record or arguments are
-wrong.
+With a scenario's file in place of a sub-command, the scenario is played. Exit codes: 0 success;
+1 the run does not count, nothing was answered, or a promise was broken; 2 the scenario, server,
+record or arguments are wrong.
 """
 
 from __future__ import annotations

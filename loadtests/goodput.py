@@ -3,7 +3,7 @@
 A rate holds when at least 99 % of what was *offered* at it was answered in time. Doubling brackets
 the highest such rate, bisection narrows it down. One run proves little, so each rate is decided by
 the majority of up to `repeats` runs, and at the end both bounds are run in turn until each has had
-all of them. The answer is an interval: up to `holds` every run held, and at `fails` most did not.
+`repeats` runs. The answer is an interval: up to `holds` every run held; at `fails` most did not.
 
 Pure but for `measure`, which plays a load at a rate, waits until the server is idle again, and
 gives the share in time.

@@ -1,8 +1,8 @@
-"""One run at a rate, for the search for goodput: the share of what was offered that was in time.
+"""Plays one run at a given rate, for the goodput search; returns the share answered in time.
 
-Each run has another seed, so that repeats differ as days do. Between runs the server gets time to
-finish: all that was sent has ended, and after a run in which callers gave up it may still work for
-them, as long as their timeout. A run that the generator spoilt is played again, once.
+Each run has another seed, so that repeats differ. Between runs the server gets time to become idle:
+all requests have ended, but after a run in which callers gave up, the server may still work for
+them for as long as their timeout. A run in which the generator fell behind is repeated once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtests.traffic.scaled import rate_of, scaled
 
 
 class GeneratorBehind(RuntimeError):
-    """This machine cannot send at a rate; what was measured says nothing of the server."""
+    """This machine cannot send at the rate, so the measurement does not tell about the server."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""A run of a scenario, from the command line's options to its record.
+"""Runs a scenario against a server, from the command line's options to the record.
 
-The model, its SLO and its length buckets come from the settings file that the scenario names, where
-there is one; what is said on the command line wins.
+The model, its SLO and its length buckets come from the settings file that the scenario names, if it
+names one; options of the command line take precedence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = ("headrace", "uvloop", "numpy")
 
 
 class InvalidRunOptions(ValueError):
-    """The command line asks for what cannot be; says what would be right."""
+    """Options of the command line are wrong; the message says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)

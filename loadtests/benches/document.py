@@ -1,8 +1,8 @@
-"""Writes `docs/benchmarks.md` from exactly those figures that were measured.
+"""Writes `docs/benchmarks.md` from measured reports alone.
 
-`python -m loadtests.benches.document` writes the page from the reports under `out/bench`, one
-section a report in a fixed order, each with its command, machine and date. A figure without a
-report keeps the section it had; one that never had a report has no section.
+`python -m loadtests.benches.document` writes the page from the reports under `out/bench`: one
+section for each report, in a fixed order, with its command, machine and date. A bench without a
+report keeps the section that the page has; one that never had a report has no section.
 """
 
 from __future__ import annotations

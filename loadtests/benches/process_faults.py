@@ -1,9 +1,10 @@
-"""Faults of a running server's processes, one after the other: killed, asked to end, or stopped.
+"""Injects faults into a running server's processes, one after the other: kill, terminate or stop.
 
-Each fault is a process and a signal; a seed decides their order. Ends strike the youngest process
-of its name, stops (SIGSTOP, then SIGCONT after `STOPPED_S`, shorter than what any watch gives up
-on) the oldest, so that one of each name may live throughout. The next fault comes when all is back
-that the one before took, or after `BACK_S`. Times are those of `time.monotonic`.
+Each fault is a process and a signal; a seed decides their order. Kill and terminate strike the
+youngest process of a name. Stop (SIGSTOP, then SIGCONT after `STOPPED_S`, which is shorter than any
+watchdog's limit) strikes the oldest, so that one process of each name may live throughout. The next
+fault comes when everything that the last one took is back, or after `BACK_S`. Times are those of
+`time.monotonic`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs a bench: what one is, is data (options, measured runs, columns, bars); this is the rest.
+"""Runs a bench that is described as data: options, measured runs, columns of the table, and bars.
 
 A run is one measurement of one side (a server, a mode, a kind of start) in one case (a number of
-clients, a model); sides take turns, every other repeat the other way round, so that drift of the
-machine meets them alike. Columns are medians, spreads and sums over a side's runs; bars compare
+clients, a model). Sides alternate, in reverse order every other repeat, so that drift of the
+machine affects all alike. Columns are medians, spreads and sums over a side's runs; bars compare
 them with what is promised. The report is printed, written under `out/bench`, and decides the exit
 code.
 """

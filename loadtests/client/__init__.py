@@ -1,1 +1,1 @@
-"""How it is sent: connections, pacing and what comes back."""
+"""The load generator: connections, the times of requests, and the answers."""

@@ -1,8 +1,8 @@
-"""The description of one run, and its fleet of connections.
+"""`Load` describes one run; `Fleet` owns its connections.
 
-`Load` is the whole description of one run. `Fleet` owns the connections of both the closed and the
-open loop: it connects, reconnects (after 50 ms where refused), times out and counts. Times are
-`perf_counter` seconds (uvloop's own clock has a resolution of 1 ms).
+The fleet serves the closed and the open loop: it connects, reconnects (after 50 ms if the server
+refused), times requests out and counts. Times are `perf_counter` seconds, because uvloop's clock
+has a resolution of 1 ms.
 """
 
 from __future__ import annotations

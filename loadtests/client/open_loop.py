@@ -1,4 +1,4 @@
-"""The open loop: requests come when they come, whether or not earlier ones are answered.
+"""The open loop: requests are sent at random times, whether or not earlier ones were answered.
 
 Poisson arrivals from a seeded generator, sent over at most `clients` keep-alive connections.
 Latency counts from the time a request was *meant* to be sent, so a server (or a pool of

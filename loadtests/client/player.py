@@ -1,13 +1,13 @@
 """Plays a scenario's requests to a real server.
 
-Sends what `plan` says when it says so, open loop, whether or not earlier ones are answered, over at
-most `connections` keep-alive connections; refused and unanswered requests come again as their
-tenant's `retry` says while the scenario lasts, closed loops go on, and callers who leave hang up.
-Every try becomes one `PlayedRequest`, handed to `on_end`. Rendering is the caller's: it is told
-what is planned and gives bytes.
+Requests are sent at the times of the plan (`traffic/plan.py`), open loop, over at most
+`connections` keep-alive connections. Refused and unanswered requests are sent again as their
+tenant's `retry` says, while the scenario lasts; closed loops send their next request; callers who
+leave disconnect. Each try becomes one `PlayedRequest`, which is passed to `on_end`. The caller
+renders a planned request to bytes.
 
 Times are seconds from the start of the warm-up. Latency counts from when a request was meant to be
-sent (no coordinated omission); `left_s` is when it really left.
+sent (no coordinated omission); `left_s` is when it was really sent.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _CALLERS_FAULT = {400, 401, 403, 404, 405, 413, 415}  # asking again would not h
 
 @dataclass(frozen=True, slots=True)
 class PlayedRequest:
-    """How one try ended. `status` 0: it was not answered, for `trouble`. `taken_s`: when this
-    client turned to it, so `taken_s - planned.at_s` is what it alone was late by; the rest until
-    `left_s` it waited for a connection. `head`: of the answer; `heard`: what its body told."""
+    """How one try ended."""
 
     planned: Planned
-    left_s: float
+    left_s: float  # when it was really sent
     ended_s: float
-    status: int
+    status: int  # 0: it was not answered, because of `trouble`
     trouble: str = ""
+    # When this client began with it: `taken_s - planned.at_s` is the client's own delay; from then
+    # until `left_s` it waited for a connection.
     taken_s: float = 0.0
-    head: bytes = b""
-    heard: Heard | None = None
+    head: bytes = b""  # of the answer
+    heard: Heard | None = None  # what the answer's body said
 
     @property
     def ok(self) -> bool:
@@ -59,7 +59,7 @@ class PlayedRequest:
 
     @property
     def answer_s(self) -> float:
-        """From when it left: what the server took, and the network."""
+        """Seconds from when it was really sent: the server's time and the network's."""
         return self.ended_s - self.left_s
 
 
@@ -69,16 +69,15 @@ def nobody(planned: Planned) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlayerSettings:
-    """Where a scenario is played. `connections`: at most so many, `ready` of them from the start.
-    Unanswered after `timeout_s` is the end of a try. `listen`: who hears a request's answer, None
-    where its status says all."""
+    """How a scenario is played to a server."""
 
     target: Target
     render: Callable[[Planned], bytes]
+    # The listener that reads a request's answer; None: the answer's status is enough.
     listen: Callable[[Planned], ResponseListener | None] = nobody
-    connections: int = 1024
-    ready: int = 32
-    timeout_s: float = 30.0
+    connections: int = 1024  # most connections
+    ready: int = 32  # connections that are opened at the start
+    timeout_s: float = 30.0  # a try without an answer by then has ended
 
 
 @dataclass(slots=True)

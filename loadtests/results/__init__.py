@@ -1,1 +1,1 @@
-"""What came of it: counts, percentiles, shares, tables."""
+"""The results of a load test: counts, percentiles, shares, tables."""

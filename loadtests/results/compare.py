@@ -1,7 +1,7 @@
-"""The differences of two runs: by how much, for whom, and whether it is more than chance.
+"""How do two runs differ: by how much, for whom, and is it more than chance?
 
-Pure: two records in, their differences and what else is unlike out. B is measured against
-A. Whether a difference is more than chance is `noise`'s to say.
+Pure: two records in; their differences, and warnings about anything else that differs, out. Record
+B is measured against record A. `noise.py` decides whether a difference is more than chance.
 """
 
 from __future__ import annotations

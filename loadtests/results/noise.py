@@ -1,14 +1,16 @@
-"""Whether what lies between two runs is more than chance.
+"""Is the difference between two runs more than chance?
 
-Intervals of 99 % for shares (Wilson) and percentiles (the values at the ranks that a binomial
-count would reach), and of the distance between two of either (MOVER, which for shares is Newcombe's
-method). Requests are not independent: queues make neighbours alike. So they count as fewer than
-they are (`inflations`): by how much more parts of the run differ, in shares in time and medians,
-than independent requests would make them; or, where that is less, by how much more the differences
-between both runs' parts do, so that what a scenario does to both is no noise. On busy servers tails
-are more alike still, and equal runs look different there more often than once in a hundred. It
-knows nothing of what differs from one run to the next but not within one. Sources: Zou & Donner,
-"Construction of confidence limits about effect measures" (2008); Newcombe (1998).
+Computes 99 % intervals of shares (Wilson), of percentiles (the values at the ranks that a binomial
+count would reach), and of differences between two of them (MOVER, which for shares is Newcombe's
+method). Requests are not independent, because queues make neighbours alike, so they count as fewer
+requests (`inflations`). The factor is how much more parts of a run differ, in shares in time and
+medians, than independent requests would; or, if that is smaller, how much more the differences
+between both runs' parts vary, so that changes which the scenario causes in both runs are no noise.
+
+Limits: on busy servers tails are more correlated still, so equal runs look different there more
+often than once in a hundred. Changes between runs that do not show within a run are not covered.
+Sources: Zou & Donner, "Construction of confidence limits about effect measures" (2008); Newcombe
+(1998).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a nightly job asks of a server: a scenario, how it is played, what must come of it.
+"""The file of `headrace load smoke`: a scenario, how it is played, and the promises to check.
 
 One YAML file, read with a scenario's care; mistakes are ScenarioErrors. Whether the tenants and
 lengths that it speaks of exist is known once its scenario is read.

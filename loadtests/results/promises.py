@@ -1,9 +1,10 @@
-"""The promises made of a server, and whether a run kept them.
+"""Promises about a server, and the check whether a run kept them. Pure.
 
-A promise is one or more bounds on what a record holds, of all of it or of one tenant or length, and
-is kept if every one of them is. Percentiles are of *offered* requests: one without an answer took
-longer than any limit, so that refusing does not make a server fast. A rate that requests should
-have come at is met if no more are missing than chance explains (three standard deviations). Pure.
+A promise is one or more bounds on a record's figures, for all requests or those of one tenant or
+length. It is kept if all bounds are. Percentiles are of *offered* requests: a request without an
+answer counts as slower than any limit, so that refusing does not make a server fast. A bound on the
+offered rate is met if no more requests are missing than chance explains (three standard
+deviations).
 """
 
 from __future__ import annotations

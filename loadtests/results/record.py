@@ -1,9 +1,9 @@
-"""What a load test measured, kept so that a later run can be compared with it.
+"""The record of a load test: one JSON object that later runs can be compared with.
 
-A record holds everything that its table, its report and a comparison show, and what reproduces it:
-scenario, target, machine, versions. Latencies are raw histograms, so that percentiles of parts and
-of the whole are exact and never averaged. It is one JSON object; times are seconds from the start
-of the measured time unless a name says otherwise.
+It has everything that tables, reports and comparisons show, and what is needed to repeat the run:
+scenario, target, machine, versions. Latencies are stored as histograms, so that percentiles of
+parts and of the whole are computed and never averaged. Times are seconds from the start of the
+measured time unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class RecordError(ValueError):
 
 @dataclass(slots=True)
 class Cell:
-    """One tenant's requests of one length interval. `reasons`: of those without an answer, by kind
-    (`503`, `429`, `timeout`, `connect` …); `rejected`: of them, those turned away for load or
-    limits. `tokens_out`, `first` and `per_token` (seconds to the first token, and a token after
-    it) are of streams alone. `wait`: in the server's queue, as its answers say."""
+    """One tenant's requests of one length interval."""
 
     offered: int = 0
     in_slo: int = 0
-    rejected: int = 0
+    rejected: int = 0  # refused because of load or limits
     retries: int = 0
     tokens_in: int = 0
-    tokens_out: int = 0
+    tokens_out: int = 0  # of streams
+    # Requests without an answer, by kind: `503`, `429`, `timeout`, `connect` …
     reasons: dict[str, int] = field(default_factory=dict)
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    # Time in the server's queue, as its answers say.
     wait: LatencyHistogram = field(default_factory=LatencyHistogram)
+    # Of streams: time to the first token, and of each token after it.
     first: LatencyHistogram = field(default_factory=LatencyHistogram)
     per_token: LatencyHistogram = field(default_factory=LatencyHistogram)
 
@@ -81,12 +81,9 @@ class Client:
 
 @dataclass(slots=True)
 class Record:
-    """`edges`: ascending upper bounds of the length intervals, also the keys of `cells[tenant]`.
-    `batch_sizes`: answers by the batch they ran in; `tokens` and `padded_tokens`: of those whose
-    answer says its bucket. `checks`: what else was asked of the run, in words, and whether it
-    held (`headrace load smoke`, the MLPerf scenarios). `malformed`: malformed requests by
-    their status or trouble; they are in no cell."""
+    """The record of one run."""
 
+    # What reproduces the run.
     name: str
     about: str = ""
     scenario: dict[str, Any] = field(default_factory=dict)
@@ -97,19 +94,22 @@ class Record:
     started: str = ""
     machine: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+
+    seconds: float = 0.0  # the measured time
     slo_ms: float | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-    edges: tuple[int, ...] = ()
-    cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
+    edges: tuple[int, ...] = ()  # upper bounds of the length intervals, ascending
+    cells: dict[str, dict[int, Cell]] = field(default_factory=dict)  # by tenant and edge
     time_series: list[Second] = field(default_factory=list)
-    batch_sizes: dict[int, int] = field(default_factory=dict)
+    batch_sizes: dict[int, int] = field(default_factory=dict)  # answers by size of their batch
+    # Of answers that say their bucket.
     tokens: int = 0
     padded_tokens: int = 0
     client: Client = field(default_factory=Client)
+    # (what, how, whether it held) of promises and rules: `headrace load smoke`, MLPerf scenarios.
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
-    malformed: dict[str, int] = field(default_factory=dict)
+    malformed: dict[str, int] = field(default_factory=dict)  # by status or trouble; in no cell
 
     def total(self) -> Cell:
         return merged(cell for cells in self.cells.values() for cell in cells.values())

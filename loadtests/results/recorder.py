@@ -1,10 +1,10 @@
-"""Makes a record try by try while a run goes on, in several processes, and adds them up.
+"""Builds a record try by try while a run goes on, in several processes, and merges the parts.
 
-A try counts by when it was meant to be sent, if that was in the measured time, retries as further
-requests. In time is an answer within its tenant's limit, all of it for a stream, and whose tokens
-kept theirs; without a limit every answer is. Malformed requests count apart. What the answers' own
+A try counts if it was meant to be sent in the measured time; a retry counts as a further request.
+An answer is in time if the whole of it came within its tenant's limit and its tokens kept theirs;
+without a limit every answer is in time. Malformed requests are counted apart. Reading what answers'
 headers say of batches, buckets and waits costs about a microsecond a try. Times are the player's:
-seconds from the warm-up's start.
+seconds from the start of the warm-up.
 """
 
 from __future__ import annotations

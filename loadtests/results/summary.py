@@ -1,10 +1,10 @@
-"""What came of a scenario: how many in time, how fast, how fair, for whom.
+"""The outcome of a scenario: how many requests were in time, how fast, how fair, by tenant.
 
-Counts while a run goes on, in memory that does not grow with it; simulator and load generator fill
-in the same `Summary` and print the same object. Every try counts as a request: a caller that was
-refused and comes again has offered two. A request counts by when it was meant to be sent, if that
-was in the measured time; latencies are those of answered ones. Times are seconds from the start of
-the warm-up and ascend.
+`Summary` counts while a run goes on, in memory that does not grow with the run. Simulator and load
+generator fill in the same class and print the same object. Every try counts as a request: a caller
+that is refused and tries again has offered two. A request counts if it was meant to be sent in the
+measured time. Latencies are those of answered requests. Times are seconds from the start of the
+warm-up, and ascend.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from loadtests.results.time_series import TimeSeries
 
 @dataclass(slots=True)
 class Group:
-    """What some requests came to. `reasons`: of those without an answer; `rejected`: of them, those
-    turned away for load or limits; `cost_s`: of the answered ones, see `fairness`. `first`,
-    `per_token`: of generations, until the first token and for each one after it."""
+    """The outcomes of a group of requests."""
 
     offered: int = 0
     in_slo: int = 0
-    rejected: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    rejected: int = 0  # refused because of load or limits
+    reasons: Counter[str] = field(default_factory=Counter)  # of requests without an answer
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     wait: LatencyHistogram = field(default_factory=LatencyHistogram)
+    # Of generations: time to the first token, and of each token after it.
     first: LatencyHistogram = field(default_factory=LatencyHistogram)
     per_token: LatencyHistogram = field(default_factory=LatencyHistogram)
-    cost_s: float = 0.0
+    cost_s: float = 0.0  # of the answered requests; see `fairness`
 
     @property
     def in_slo_share(self) -> float:
-        """Of what was offered, 0..1; 1 of nothing."""
+        """Share of the offered requests that were in time, 0..1; 1 if none was offered."""
         return self.in_slo / self.offered if self.offered else 1.0
 
     def add(self, ending: Ending) -> None:

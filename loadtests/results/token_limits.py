@@ -1,7 +1,7 @@
-"""Whether an answer's tokens were in time: the first within its limit, the others at their rate.
+"""Were an answer's tokens in time: the first within its limit, the others at their rate? Seconds.
 
-Of an answer that did not stream nobody saw tokens come: all of it has to be there by the time that
-both limits give together. An answer whose first token was never heard is not in time. Seconds.
+The tokens of an answer that did not stream cannot be timed: the whole answer must be there by the
+time that both limits allow together. A stream whose first token was not seen is not in time.
 """
 
 from __future__ import annotations

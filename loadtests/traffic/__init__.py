@@ -1,1 +1,1 @@
-"""What is sent: scenarios, what they draw, recorded traces."""
+"""The traffic of a load test: scenarios, the requests drawn from them, recorded traces."""

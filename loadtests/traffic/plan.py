@@ -1,10 +1,10 @@
-"""The requests that a scenario makes, and when.
+"""Which requests does a scenario make, and when?
 
-The same for the simulator and the load generator: `TrafficPlan` gives them in order of time, one by
-one, and says when a caller that was refused, or whose request has ended, sends again. Everything is
-drawn from generators that hang on the scenario's seed and the tenant's name, arrivals apart from
-what they are, so that a change to one tenant moves nothing of another's. Times are seconds from the
-start of the warm-up.
+The simulator and the load generator use the same plan. `TrafficPlan` returns requests one by one in
+order of time, and says when a caller sends again after a refusal or after its request has ended.
+All random numbers depend on the scenario's seed and the tenant's name; arrival times and contents
+have generators of their own. So a change to one tenant changes no other tenant's requests. Times
+are seconds from the start of the warm-up.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ MALFORMED_LEAVES_S = 1.0  # some of it is never answered
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request: `lengths` of its rows; `attempt` from 1; `session` "" for none; `in_loop`: a
-    closed loop's, whose end lets the next one follow; `output`: tokens asked for, 0: nothing is
-    said; `leave_s`: when, after it was sent, its caller hangs up; `malformed`: it is no request."""
+    """One request of the plan."""
 
-    at_s: float
+    at_s: float  # when it is meant to be sent
     tenant: str
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # of its rows, tokens
     gateway: int = 0
-    session: str = ""
-    attempt: int = 1
-    in_loop: bool = False
-    output: int = 0
-    leave_s: float | None = None
-    malformed: bool = False
+    session: str = ""  # "": none
+    attempt: int = 1  # counted from 1
+    in_loop: bool = False  # of a closed loop: when it ends, the loop's next request follows
+    output: int = 0  # tokens asked for; 0: the request does not say
+    leave_s: float | None = None  # seconds after it was sent at which its caller disconnects
+    malformed: bool = False  # it is made wrong on purpose
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """Every `of`th request from number `number` on: together all parts make the whole plan."""
+    """Every `of`th request, from number `number` on. All parts together are the whole plan."""
 
     number: int = 0
     of: int = 1

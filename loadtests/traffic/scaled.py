@@ -1,7 +1,7 @@
-"""The same scenario at another rate: everybody calls more or less often in proportion.
+"""Scales a scenario to another rate: all callers call more or less often, in proportion.
 
-The rate of a scenario is what its plan holds, a second of the measured time, first tries only; so
-bursts, ramps and recordings count as they come. Closed loops have no rate.
+The rate of a scenario is the number of first tries in its plan, per second of the measured time, so
+bursts, ramps and recordings are counted as they are. Closed loops have no rate.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A scenario: who calls how often with what, for how long, and what breaks meanwhile.
 
-One format for `headrace simulate` and the load generator: these classes are the file, checked once
-and then immutable; `scenario_file` reads it, `plan` makes requests of it. Times in ms are promises
-to callers or patience, times in s are moments and spans; moments count from the end of the warm-up.
-Rates are requests a second over all gateways, lengths are tokens. What the model is, who its
-tenants are and what they may do stands in the settings file that a scenario names; other servers
-than Headrace have none.
+`headrace simulate` and the load generator share this format. These classes are the file's content,
+checked once and then immutable. `scenario_file.py` reads the file; `plan.py` makes requests from
+it. Times in ms are promises to callers or callers' patience; times in s are moments and spans.
+Moments count from the end of the warm-up. Rates are requests a second over all gateways; lengths
+are tokens. The model, its tenants and their limits are in the settings file that a scenario names;
+a server other than Headrace needs none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a protocol defines: how a planned request looks, and what its answer says.
+"""The contract of a protocol: it renders planned requests, and reads what answers say.
 
-A `Wire` is one protocol towards one server: it renders requests and, where a status is not all that
-counts, hears answers as they come. Sending, pacing and counting are the player's business.
+A `Wire` is one protocol towards one server. It renders requests and, if more than the status
+counts, reads answers as they arrive. The player sends, times and counts requests.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go and as whom. `url`: of the server, paths are the protocol's. `keys`: by
-    tenant, sent as bearer tokens. `extra`: laid over each JSON body. `budgets_ms`, `priorities`:
-    by tenant, of those that have one. `adapter`: the file of a `custom` protocol."""
+    """The server that requests are sent to, and how callers present themselves."""
 
-    url: str
+    url: str  # of the server; the protocol adds paths
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    budgets_ms: Mapping[str, float] = field(default_factory=dict)
+
+    # By tenant, for tenants that have one.
+    keys: Mapping[str, str] = field(default_factory=dict)  # sent as bearer tokens
+    budgets_ms: Mapping[str, float] = field(default_factory=dict)  # sent as `x-timeout-ms`
     priorities: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    extra: Mapping[str, Any] = field(default_factory=dict)  # merged into each JSON body
     stream: bool = True
-    adapter: str = ""
+    adapter: str = ""  # the file of a `custom` protocol
 
     @property
     def target(self) -> Target:
@@ -42,17 +43,17 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Heard:
-    """What an answer said beside its status. `first_s`, `last_s`: when its first and last token
-    came, on the player's clock; None of what is no stream. `trouble`: why a 2xx is no answer."""
+    """What an answer said besides its status."""
 
+    # When the first and the last token came, on the player's clock; None: not a stream.
     first_s: float | None = None
     last_s: float | None = None
     tokens_out: int = 0
-    trouble: str = ""
+    trouble: str = ""  # why an answer with a 2xx status does not count as one
 
     @property
     def per_token_s(self) -> float | None:
-        """Between tokens after the first; None of fewer than two."""
+        """Mean seconds of a token after the first; None for fewer than two tokens."""
         if self.first_s is None or self.last_s is None or self.tokens_out < 2:
             return None
         return (self.last_s - self.first_s) / (self.tokens_out - 1)
