@@ -3,8 +3,8 @@
 The host runs in a session of its own. The first Ctrl-C or SIGTERM asks it to drain; further ones
 change nothing (draining is bounded by gateway.drain_s). The host notices when this process dies,
 because its standard input closes. When the host is killed, or cannot end what it began, this
-process ends that (`server_guard`). After the host has ended, this process ends within
-`_LAST_WORDS_S`, even if nobody reads its output.
+process ends that (`server_guard`). Then this process ends within `_LAST_WORDS_S`, even if nobody
+reads its output.
 """
 
 from __future__ import annotations
