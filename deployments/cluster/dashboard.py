@@ -26,6 +26,10 @@ class ClusterError(Exception):
     """The cluster did not do what was asked. The message says what to do."""
 
 
+class NoAnswer(ClusterError):
+    """Nobody answered at the dashboard's address, or not in time."""
+
+
 def address_of(given: str | None, environ: Mapping[str, str] | None = None) -> str:
     """The dashboard's address: `given`, else $RAY_API_SERVER_ADDRESS, else this machine's."""
     found = given or (os.environ if environ is None else environ).get(ADDRESS) or _DEFAULT_ADDRESS
@@ -56,8 +60,8 @@ def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None)
 
 
 class Dashboard:
-    """A client of one dashboard. Every method raises ClusterError. Methods block, at most for
-    `answer_s`."""
+    """A client of the dashboard at `address`. Every method raises ClusterError, or
+    NoAnswer. Methods block, at most for `answer_s`."""
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Dashboard:
         answer_s: float = _ANSWER_S,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._address = address
+        self.address = address
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(
             base_url=address, headers=headers, timeout=answer_s, transport=transport
@@ -78,7 +82,7 @@ class Dashboard:
         answer = self.answer(method, path, **more)
         if answer.status_code in (401, 403):
             raise ClusterError(
-                f"{self._address} wants the cluster's token: set ${_TOKEN} or ${_TOKEN_PATH}"
+                f"{self.address} wants the cluster's token: set ${_TOKEN} or ${_TOKEN_PATH}"
             )
         if answer.status_code >= 400:
             said = answer.text.strip()[:_SHOWN]
@@ -90,8 +94,8 @@ class Dashboard:
         try:
             return self._client.request(method, path, **more)
         except httpx.HTTPError as error:
-            raise ClusterError(
-                f"no Ray dashboard answers at {self._address} ({error}); --address names it, "
+            raise NoAnswer(
+                f"no Ray dashboard answers at {self.address} ({error}); --address names it, "
                 "http://HEAD:8265 unless it was started otherwise"
             ) from None
 
