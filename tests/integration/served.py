@@ -132,7 +132,9 @@ class Server:
         os.close(inside)
         threading.Thread(target=self._read, daemon=True).start()
         if ready:
-            self.until(lambda: get(f"{self.url}/readyz") == 200 and "ready: " in self.output, 120)
+            # A replica's own log says "ready: " too, before the command line does.
+            said = "ready: http"
+            self.until(lambda: get(f"{self.url}/readyz") == 200 and said in self.output, 120)
             self.started_s = time.monotonic() - began
         return self
 
