@@ -21,6 +21,18 @@ _OF_THE_MODEL = (
     Struck("the model's anchor", r"^ray::ServeReplica:model-steady:anchor"),
 )
 FOUND = {each.name: each for each in server_processes(_OF_THE_MODEL, gateways=2)}
+_BESIDE = (
+    Struck("the command line", r" -m deployments\.cli serve "),
+    Struck("the host", r" -m deployments\.cluster\.host_process "),
+    Struck("Ray's dashboard", r"/ray/dashboard/dashboard\.py "),
+    Struck("the dashboard's part for Serve", r"^ray-dashboard-ServeHead"),
+    Struck("Ray's DashboardAgent", r"^ray::DashboardAgent"),
+    Struck("Ray's RuntimeEnvAgent", r"^ray::RuntimeEnvAgent"),
+)
+# No request comes to these.
+BESIDE = {each.name: each for each in _BESIDE}
+# With the end of these ends the server. One of Ray's agents takes the raylet with it.
+ENDS_SERVER = ("the command line", "the host", "Ray's DashboardAgent", "Ray's RuntimeEnvAgent")
 _ENDS = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -39,7 +51,8 @@ class Fault:
 
 
 def blow(server: Server, fault: Fault, lasts_s: float) -> Blow:
-    """Callers go on for `lasts_s` after the fault, and after the hanging one goes on."""
+    """Callers go on for `lasts_s` after the fault, and after the hanging one goes on, and until all
+    of FOUND are there."""
     struck = processes(server, fault.process)[0]
     without = {struck.pid} if fault.number in _ENDS else set[int]()
     return Blow(
@@ -52,8 +65,10 @@ def blow(server: Server, fault: Fault, lasts_s: float) -> Blow:
 
 
 def processes(server: Server, name: str) -> list[psutil.Process]:
-    """`name`: of FOUND; the newest first: a HAProxy that was replaced finishes what it has."""
-    found = [p for p in server.processes() if FOUND[name].is_it(describe(p))]
+    """`name`: of FOUND or BESIDE; the newest first: a HAProxy that was replaced finishes what it
+    has."""
+    struck = (FOUND | BESIDE)[name]
+    found = [p for p in server.processes() if struck.is_it(describe(p))]
     return sorted(found, key=psutil.Process.create_time, reverse=True)
 
 

@@ -3,12 +3,11 @@ what ends meanwhile is started again."""
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from blocked_output import block
 from fault_cost import LOADS, Blow, measured
 from process_faults import all_run, processes
 from served import Server, running, synthetic
@@ -27,20 +26,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield made
     finally:
         made.reads.set()
-
-
-def block(server: Server) -> None:
-    """Whoever writes a line from now on waits until somebody reads."""
-    server.reads.clear()
-    there = os.open(f"/proc/{server.process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        while os.write(there, b"." * 64):
-            pass
-    except OSError as full:
-        if full.errno != errno.EAGAIN:
-            raise
-    finally:
-        os.close(there)
 
 
 def test_a_server_whose_output_nobody_reads_serves_and_replaces_and_ends(server):

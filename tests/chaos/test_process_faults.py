@@ -1,14 +1,22 @@
 """What callers notice when a process of a server with two gateways and two replicas is killed,
-asked to end, or hangs. `make chaos` runs every process and every fault, CI those without marks."""
+asked to end, or hangs. `make chaos` runs every process and every fault, CI those without marks.
+
+Those whose end is the server's are in `test_ended_servers.py`.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
-from fault_cost import LOADS, FaultCost, cost_of, measured
-from process_faults import FOUND, Fault, all_run, blow, processes
+from blocked_output import block
+from fault_cost import LOADS, Blow, FaultCost, cost_of, measured
+from process_faults import BESIDE, ENDS_SERVER, FOUND, Fault, all_run, blow, processes
 from served import Server, patient, running, synthetic
 
 from tests.cluster.steady_load import Outcome
@@ -28,6 +36,14 @@ EVERY = [
     for number in (SIGKILL, SIGTERM, SIGSTOP)
     for load in LOADS
 ]
+QUICK_BESIDE = [Fault("Ray's dashboard", SIGKILL)]
+EVERY_BESIDE = [
+    Fault(process, number, load, HANGS_S if number is SIGSTOP else 0.0)
+    for process in BESIDE
+    for number in (SIGKILL, SIGTERM, SIGSTOP)
+    for load in LOADS
+    if number is SIGSTOP or process not in ENDS_SERVER
+]
 # With these end the connections of all callers, and until a stand-in has the port nobody can
 # connect: so long at most; a HAProxy that hangs has to be found first, by three looks.
 ENDS_CONNECTIONS = {"HAProxy", "HAProxy's manager"}
@@ -39,15 +55,18 @@ GAP_S = 2.0
 # machine, until another is there.
 WATCHED = {"a gateway", "a replica", "the model's anchor", "the registry", "the autoscaler"}
 WATCHED_S = 15.0
+MODEL = synthetic(options={"base_ms": 20}) | {"replicas": {"count": 2}}
 WHOLE = {"state": "ready", "replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = synthetic(options={"base_ms": 20}) | {"replicas": {"count": 2}}
-    made = Server(tmp_path_factory.mktemp("chaos"), {"steady": model}, gateway={"replicas": 2})
-    with running(made):
-        yield made
+    made = Server(tmp_path_factory.mktemp("chaos"), {"steady": MODEL}, gateway={"replicas": 2})
+    try:
+        with running(made):
+            yield made
+    finally:
+        made.reads.set()
 
 
 def until_whole(server: Server) -> None:
@@ -93,6 +112,63 @@ def test_a_fault_costs_no_more_than_what_was_in_flight_on_what_ended(server, fau
 @pytest.mark.parametrize("fault", EVERY, ids=str)
 def test_every_fault_of_every_process(server, fault):
     strike(server, fault, LASTS_S)
+
+
+def apply(server: Server, file: Path) -> float:
+    """How many seconds that took."""
+    began = time.monotonic()
+    applied = server.headrace("apply", str(file), "--port", str(server.port))
+    assert applied.returncode == 0, applied.stderr
+    return time.monotonic() - began
+
+
+def strike_beside(server: Server, fault: Fault, lasts_s: float) -> None:
+    """No request comes to it; but `apply` and `status` do."""
+    hit, applied = blow(server, fault, lasts_s), list[Future[float]]()
+    with ThreadPoolExecutor() as meanwhile:
+
+        def begin() -> None:
+            hit.strike()
+            applied.append(meanwhile.submit(apply, server, server.file))
+
+        cost = measured(server, replace(hit, strike=begin))
+        meanwhile_s = applied[0].result()
+    changed = server.write("changed.yaml", {"steady": MODEL, "another": MODEL})
+    after_s = [apply(server, file) for file in (changed, server.file)]
+    print(cost, f"applied meanwhile {meanwhile_s:.1f} s, afterwards {after_s}")
+    until_whole(server)
+    assert (cost.lost, cost.refused) == (0, 0), cost
+    assert cost.gap_s <= patient(GAP_S), cost
+    assert all(processes(server, name) for name in BESIDE)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fault", QUICK_BESIDE, ids=str)
+def test_a_fault_beside_costs_nothing_and_models_still_change(server, fault):
+    strike_beside(server, fault, 3.0)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("fault", EVERY_BESIDE, ids=str)
+def test_every_fault_beside_costs_nothing_and_models_still_change(server, fault):
+    strike_beside(server, fault, LASTS_S)
+
+
+@pytest.mark.integration
+def test_a_replica_is_replaced_while_nobody_reads_what_the_server_writes(server):
+    struck = processes(server, "a replica")[0]
+
+    def begin() -> None:
+        block(server)
+        struck.send_signal(SIGKILL)
+
+    name = "output blocked, a replica killed, light load"
+    try:
+        cost = measured(server, Blow(name, begin, is_back=lambda: all_run(server, {struck.pid})))
+    finally:
+        server.reads.set()
+    print(cost)
+    assert (cost.lost, cost.refused) == (0, 0), cost
 
 
 def outcome(sent_s: float, ended_s: float, reason: str = "") -> Outcome:
