@@ -2,16 +2,16 @@
 
 Two kinds of refusal. What two readers may understand differently never reaches a gateway: no Host,
 two keys, a header's name that is not letters, digits and dashes, a path that climbs or that cannot
-be decoded. And nobody takes the places of all. A body that fits HAProxy's buffer (`tune.bufsize`,
-16 KiB) is read whole before a gateway hears of it, so a slow one holds a connection here and
-nothing else. One that does not fit holds one of a gateway's places while it comes in; how fast it
-must come is the gateway's to say. So such bodies are counted, by the address they come from: over
-half of all places, addresses that have a sixteenth are refused; over three quarters, all are. A
-quarter stays for requests that are whole. Connections are bounded in the same way: when four fifths
-are taken, those addresses are refused that have a tenth. An address alone may have all but the last
-of everything, since behind a load balancer all callers have one; `trusted_proxies` say whose word
-for the caller's is taken. Of IPv6 an address is the first 64 bits: who has one network has 2^64 of
-the rest (RFC 6177).
+be decoded; and no `Upgrade` does. And nobody takes the places of all. A body that fits HAProxy's
+buffer (`tune.bufsize`, 16 KiB) is read whole before a gateway hears of it, so a slow one holds a
+connection here and nothing else. One that does not fit holds one of a gateway's places while it
+comes in; how fast it must come is the gateway's to say. So such bodies are counted, by the address
+they come from: over half of all places, addresses that have a sixteenth are refused; over three
+quarters, all are. A quarter stays for requests that are whole. Connections are bounded in the same
+way: when four fifths are taken, those addresses are refused that have a tenth. An address alone may
+have all but the last of everything, since behind a load balancer all callers have one;
+`trusted_proxies` say whose word for the caller's is taken. Of IPv6 an address is the first 64 bits:
+who has one network has 2^64 of the rest (RFC 6177).
 
 What is counted ends with a request, not with its body: HAProxy has no rule for that.
 Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
@@ -100,6 +100,9 @@ def _unambiguous(options: Options) -> list[str]:
         # What cannot be decoded is no sample, and no rule about the decoded path would find it.
         _refused("path", "!{ path,url_dec -m found }"),
         *_of_operators(options),
+        # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
+        # the body for its next request, which no rule here has seen.
+        "http-request del-header upgrade",
         f"http-request set-header x-forwarded-for %[src]{own}",
         f"http-request set-header x-forwarded-proto {scheme}{own}",
         "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",

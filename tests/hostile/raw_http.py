@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
@@ -13,6 +14,7 @@ INFER = b"/v2/models/device/infer"
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[^\r\n]*\r\n")
 _IDLE_S = 0.03
 _LONGEST_S = 3.0
+_PAUSE_S = 0.2
 _CANARY_S = 2.0
 _CANARY = b"x-tenant: default\r\nconnection: close\r\n"
 
@@ -40,12 +42,21 @@ class Target:
         began = time.monotonic()
         with socket.create_connection(("127.0.0.1", self.port), 5) as conn:
             conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
+            with contextlib.suppress(OSError):
                 for part in parts:
                     conn.sendall(part)
-            except OSError:
-                pass
             data, closed = _heard(conn, began + _LONGEST_S, idle_s)
+        return Said(data, closed, time.monotonic() - began)
+
+    def ask_slowly(self, *parts: bytes) -> Said:
+        """Each part once what came before it was read or answered."""
+        began, data, closed = time.monotonic(), b"", False
+        with socket.create_connection(("127.0.0.1", self.port), 5) as conn:
+            for part in parts:
+                with contextlib.suppress(OSError):
+                    conn.sendall(part)
+                said, closed = _heard(conn, time.monotonic() + _PAUSE_S, _PAUSE_S)
+                data += said
         return Said(data, closed, time.monotonic() - began)
 
     def canary(self) -> bool:

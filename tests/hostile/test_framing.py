@@ -114,6 +114,26 @@ def test_nobody_changes_to_http_2(target: Target):
     assert 101 not in said.statuses, said
 
 
+@pytest.mark.parametrize("token", [b"foo", b"h2c", b"websocket"])
+@pytest.mark.parametrize("framed", ["length", "chunks", "nothing"])
+def test_behind_an_upgrade_comes_the_body_and_no_request(target: Target, token: bytes, framed: str):
+    """More than HAProxy's buffer first, so that the gateway gets the rest by itself."""
+    lines = [b"connection: upgrade", b"upgrade: " + token, b"sec-websocket-version: 13",
+             b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="]  # fmt: skip
+    first, then = BODY + b" " * 17_000, SMUGGLED
+    if framed == "length":
+        lines.append(b"content-length: %d" % (len(first) + len(then)))
+    elif framed == "chunks":
+        lines.append(CHUNKED)
+        first = b"%x\r\n%b\r\n" % (len(first), first)
+        then = b"%x\r\n%b\r\n0\r\n\r\n" % (len(then), then)
+    else:
+        first, then = b"", SMUGGLED.replace(b"/smuggled", b"/after")
+    said = target.ask_slowly(head(*lines) + first, then)
+    assert 101 not in said.statuses, said
+    assert said.statuses[0] == 400, said
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_trailers_never_say_who_calls(target: Target, servers, together: bool):
     forged = [b"x-tenant: acme", b"authorization: Bearer other", b"x-forwarded-for: 6.6.6.6"]

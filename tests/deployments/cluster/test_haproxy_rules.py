@@ -143,6 +143,17 @@ async def test_a_load_balancers_check_may_be_of_http_1_0(edge: Edge):
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("token", [b"foo", b"h2c", b"websocket"])
+async def test_nothing_upgrades_and_a_body_is_read_whole(edge: Edge, token: bytes):
+    """As RFC 9110 §7.8 allows. Java's own client sends `h2c` with every request."""
+    lines = (b"connection: upgrade\r\n", b"upgrade: %b\r\n" % token,
+             b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+             b"content-length: %d\r\n" % LARGE)  # fmt: skip
+    answer = await edge.said(ask(HOST, *lines, method=b"POST") + b"x" * LARGE)
+    assert b'"size": %d' % LARGE in answer
+    assert b"\\r\\nupgrade:" not in answer
+
+
 FORGED = (b"x-forwarded-for: 6.6.6.6\r\n", b"x-forwarded-proto: https\r\n")
 
 

@@ -156,6 +156,26 @@ async def test_a_large_body_in_small_chunks_is_taken(port):
     assert answer.endswith(b"%d" % (MOST_HEAD_BYTES // 2))
 
 
+def upgrading(token: bytes, *more: bytes) -> bytes:
+    lines = (b"connection: upgrade", b"upgrade: " + token, b"sec-websocket-version: 13",
+             b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==", *more)  # fmt: skip
+    return b"GET / HTTP/1.1\r\nhost: x\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("token", [b"websocket", b"h2c", b"foo"])
+@pytest.mark.parametrize("framed", [b"content-length: 27", b"transfer-encoding: chunked", b"x: 1"])
+async def test_what_comes_behind_a_refused_upgrade_is_no_request(port, token, framed):
+    """The body of the one is the next request of who does not read it."""
+    answer = await said(port, upgrading(token, framed), GET + b"\r\n", pause_s=0.01)
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    assert status(answer) == b"400" or answer == b"reset"
+
+
+async def test_connect_is_refused(port):
+    answer = await said(port, b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", GET + CLOSE)
+    assert status(answer) == b"400" or answer == b"reset"
+
+
 ANSWER = bytes(32 << 20)
 
 
