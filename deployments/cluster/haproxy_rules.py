@@ -99,6 +99,8 @@ def _unambiguous(options: Options) -> list[str]:
         _refused("path", "{ path_end /.. /. }"),
         # What cannot be decoded is no sample, and no rule about the decoded path would find it.
         _refused("path", "!{ path,url_dec -m found }"),
+        # Serve's own list of routes and applications, which needs no key.
+        _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
         *_of_operators(options),
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.

@@ -129,6 +129,7 @@ async def test_what_two_readers_may_understand_differently_reaches_no_gateway(ed
         b"404 slash encoded": ask(HOST, path=b"/v1%2Fmodels"),
         b"404 not to be decoded": ask(HOST, path=b"/v1/models/%zz"),
         b"404 half a code": ask(HOST, path=b"/v1/models/m%6"),
+        b"404 Serve's own": ask(HOST, path=b"/-/routes"),
         b"400 many headers": ask(HOST, *(b"x-%d: 1\r\n" % n for n in range(120))),
     }
     for why, request in refused.items():
