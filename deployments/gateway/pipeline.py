@@ -45,7 +45,7 @@ from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rollout.copies import Answered
 from deployments.gateway.rows.types import RowAnswer, Rows
-from deployments.gateway.tenancy.tenants import Caller
+from deployments.gateway.tenancy.tenants import Caller, Tenant
 
 T = TypeVar("T")
 
@@ -121,7 +121,8 @@ class Pipeline:
             selection.check_room(demand_of(context, selection.promise))
         # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
         # the model could use. It is inflated off the event loop.
-        body = await services.read_body(exchange, caller, partial(self._bound, selection, codec))
+        bound = partial(self._bound, caller.tenant, selection, codec)
+        body = await services.read_body(exchange, caller, bound)
         # 6. Parse. Small bodies at once, large ones in the thread pool, where tenants take turns.
         # Where the body names the model, the model is looked up now, as in 3 and 4.
         context.request_bytes = len(body)
@@ -287,11 +288,13 @@ class Pipeline:
             )
         return await self._services.tokenize(caller, model.tokenizer, texts)
 
-    def _bound(self, selection: ModelSelection | None, codec: Codec | GenerationCodec) -> BodyBound:
-        """How large a body may be: what the selected model could use; with a canary, the canary or
-        the live version; while no model is known, any model."""
-        if selection is None:
-            return widest(model.description for model in self._services.models.queued.values())
+    def _bound(
+        self, tenant: Tenant, selection: ModelSelection | None, codec: Codec | GenerationCodec
+    ) -> BodyBound:
+        """How large a body may be: what the selected version, or the live one, could use."""
+        if selection is None:  # any model of the tenant's: a refusal names the model
+            models = (model.description for model in self._services.models.queued.values())
+            return widest(model for model in models if tenant.may_see(model.name))
         if not selection.on_canary:
             return bound_of(selection.model.description, numbers=codec.names_tensors)
         bounds = [bound_of(d, numbers=codec.names_tensors) for d in selection.takers]

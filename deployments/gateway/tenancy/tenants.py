@@ -77,6 +77,10 @@ class Tenant:
             return f"{model}:{adapter}" in self.models or f"{model}:*" in self.models
         return model in self.models
 
+    def may_see(self, model: str) -> bool:
+        """Whether the tenant may use the model, or an adapter of it."""
+        return _sees(self.models, model)
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -107,7 +111,7 @@ class Reader:
 
     def may_see(self, model: str) -> bool:
         """Whether it may use the model, or an adapter of it."""
-        return self.models is None or any(name.partition(":")[0] == model for name in self.models)
+        return _sees(self.models, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,10 @@ def _tenant(name: str, given: TenantSettings, middle: str) -> Tenant:
         rate=given.rate,
         record=given.record,
     )
+
+
+def _sees(allowed: frozenset[str] | None, model: str) -> bool:
+    return allowed is None or any(name.partition(":")[0] == model for name in allowed)
 
 
 def _key(given: OperatorKeySettings, tenant: Tenant | None) -> Key:

@@ -97,6 +97,17 @@ async def test_anothers_model_is_as_one_that_is_not_there(stand: Stand, path: st
     assert theirs.body.replace(b"theirs", b"absent") == absent.body
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/chat/completions"])
+async def test_a_body_that_is_too_large_names_no_model_of_others(tmp_path: Path, path: str) -> None:
+    """The body was to say which model, so its bound is of the largest."""
+    small = SYNTHETIC | {"lengths": {"max": 64}}
+    async with standing({"mine": small, "theirs": SYNTHETIC}, tmp_path, tenants=TENANTS) as stand:
+        headers = [(b"authorization", b"Bearer hr_acme"), (b"content-length", b"60000000")]
+        answer = await ask(stand.app, "POST", path, headers, [b"{", None])
+    assert answer.status == 413
+    assert b"rows of 64, which 'mine' takes" in answer.body
+
+
 async def test_metrics_are_for_operators_alone(stand: Stand) -> None:
     assert (await get(stand, "/metrics", "hr_acme")).status == 403
     assert b"headrace_" in (await get(stand, "/metrics", OPERATOR)).body
