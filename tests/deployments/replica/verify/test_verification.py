@@ -77,7 +77,10 @@ def test_the_user_s_samples_are_run_and_what_they_lack_is_drawn(
         (["--samples-file", "none.npz"], "no such file"),
         (["--top1", "2"], "Invalid value for '--top1'"),
         (["--max-abs", "nan"], "--max-abs is nan; must be a finite number"),
-        (["--report", "/nowhere/at/all.md"], "--report /nowhere/at/all.md: its folder"),
+        (
+            ["--report", "/nowhere/at/all.md"],
+            "--report is /nowhere/at/all.md, whose folder does not exist",
+        ),
     ],
 )
 def test_what_is_asked_wrongly_is_said_in_a_line(settings_file, tokens_onnx, arguments, said):
