@@ -350,7 +350,7 @@ def test_finish_first_uses_a_slow_replica_less_and_round_robin_does_not():
 
 
 def test_a_controller_that_is_named_twice_or_given_a_mode_elsewhere_is_refused():
-    with pytest.raises(BadSettings, match=r"policies\.admission has a name twice (codel, codel)"):
+    with pytest.raises(BadSettings, match=r"policies\.admission names one twice: codel, codel"):
         Dispatcher(under(admission=("codel", "codel")))
     with pytest.raises(BadSettings, match=r"policies\.admission must be one of .*, got 'best'"):
         Dispatcher(under(admission=("codel", "best")))
