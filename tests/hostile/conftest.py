@@ -1,7 +1,8 @@
-"""A gateway in this process behind uvicorn with our protocol, and the real HAProxy in front of it.
+"""Two gateways in this process behind uvicorn with our protocol, and the real HAProxy in front of
+each: one gateway needs no key, the other has tenants with keys, an operator and TLS.
 
-Both are asked by raw bytes. What arrives at the gateway's app is kept, so that a test sees a
-request that nobody sent. The tests' own modules are those of tests/deployments.
+All are asked by raw bytes. What arrives at a gateway's app is kept, so that a test sees a request
+that nobody sent. The tests' own modules are those of tests/deployments.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "deployments"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from in_process import Stand
+from keyed import CALLER, Keyed
 from raw_http import Target
 from real_haproxy import in_front_of
 from uvicorn_server import serving
@@ -30,7 +33,7 @@ from uvicorn_server import serving
 from deployments.cluster import haproxy
 from deployments.gateway.http import strict_protocol, whole_response
 
-MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}}
+MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}
 GATEWAY = {
     "limits": {"max_body_bytes": 400_000, "max_inflated_bytes": 500_000, "body_timeout_s": 0.3}
 }
@@ -38,22 +41,24 @@ EDGE = {"BODY_S": 1, "HEADERS_S": 1, "MAX_BODY_BYTES": 400_000}
 
 
 class Servers:
-    """On a loop of their own. `arrived`: path and headers of every request that the app got."""
+    """On a loop of their own. `build`: makes the gateway; `told`: HAProxy's options."""
 
-    def __init__(self, folder: Path) -> None:
-        self.arrived: list[tuple[str, list[tuple[bytes, bytes]]]] = []
+    def __init__(self, folder: Path, build: Callable[[], Stand], told: dict[str, object]) -> None:
+        self._arrived: list[tuple[str, list[tuple[bytes, bytes]]]] = []
         self._folder = folder
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._running = AsyncExitStack()
-        self.edge, self.gateway = self._do(self._start())
+        self.edge, self.gateway = self._do(self._start(build, told))
 
     def _do(self, what: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
-    async def _start(self) -> tuple[Target, Target]:
-        stand = Stand({"device": MODEL}, self._folder, gateway=GATEWAY)
+    async def _start(
+        self, build: Callable[[], Stand], told: dict[str, object]
+    ) -> tuple[Target, Target]:
+        stand = build()
         self._running.callback(stand.close)
         whole_response.offer()
         config = uvicorn.Config(
@@ -63,14 +68,16 @@ class Servers:
         port = await self._running.enter_async_context(serving(config))
         wrapper = str(haproxy.program(self._folder / "program", self._folder))
         url = await self._running.enter_async_context(
-            in_front_of(port, folder=self._folder, wrapper=wrapper, **EDGE)
+            in_front_of(port, folder=self._folder, wrapper=wrapper, **told)
         )
-        return Target("edge", urlsplit(url).port or 0), Target("gateway", port)
+        edge = Target("edge", urlsplit(url).port or 0, arrived=self._arrived)
+        return edge, Target("gateway", port, arrived=self._arrived)
 
     def _kept(self, app: Any) -> Any:
         async def keeping(scope: Any, receive: Any, send: Any) -> None:
+            # The list itself: what is added to it later is seen, too.
+            self._arrived.append((scope["path"], scope["headers"]))
             await app(scope, receive, send)
-            self.arrived.append((scope["path"], list(scope["headers"])))
 
         return keeping
 
@@ -81,23 +88,72 @@ class Servers:
         self._loop.close()
 
 
-@pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    found = Servers(tmp_path_factory.mktemp("hostile"))
+def until_answered(target: Target) -> None:
     began = time.monotonic()
-    while not found.edge.canary():
+    while not target.canary():
         assert time.monotonic() - began < 15
         time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("hostile")
+    found = Servers(folder, lambda: Stand({"device": MODEL}, folder, gateway=GATEWAY), EDGE)
+    until_answered(found.edge)
     yield found
     found.close()
 
 
+@pytest.fixture(scope="session")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    """The one with keys. `edge` speaks TLS."""
+    folder = tmp_path_factory.mktemp("keyed")
+    found = Keyed(folder)
+    running = Servers(folder, lambda: found.built(GATEWAY), EDGE | found.told)
+    found.edge = replace(running.edge, tls=found.trusting())
+    found.gateway = running.gateway
+    until_answered(replace(found.edge, says=CALLER))
+    yield found
+    running.close()
+    found.close()
+
+
+def _left_alone(*targets: Target) -> None:
+    """All answer everybody else, and nothing came that nobody sent."""
+    for each in targets:
+        assert each.canary(), f"{each.name} answers nobody else any more"
+    assert not [path for path, _ in targets[0].arrived if "smuggled" in path]
+
+
 @pytest.fixture(params=["edge", "gateway"])
 def target(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Target]:
-    """Where a hostile request is sent. Afterwards both still answer everybody else, and nothing
-    came that nobody sent."""
-    servers.arrived.clear()
-    yield getattr(servers, request.param)
-    for each in (servers.edge, servers.gateway):
-        assert each.canary(), f"{each.name} answers nobody else any more"
-    assert not [path for path, _ in servers.arrived if "smuggled" in path]
+    """Where a hostile request is sent."""
+    found: Target = getattr(servers, request.param)
+    found.arrived.clear()
+    yield found
+    _left_alone(servers.edge, servers.gateway)
+
+
+@pytest.fixture(params=["edge", "gateway"])
+def locked(request: pytest.FixtureRequest, keyed: Keyed) -> Iterator[Target]:
+    """As `target`, where callers need keys. Afterwards no key stands in any log."""
+    found: Target = getattr(keyed, request.param)
+    found.arrived.clear()
+    yield found
+    _left_alone(*(replace(each, says=CALLER) for each in (keyed.edge, keyed.gateway)))
+    assert not keyed.logged_secrets()
+
+
+@pytest.fixture(params=["edge", "gateway", "tls"])
+def framed(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """As `target`, or HAProxy's TLS before the gateway with keys: there each request has a key, one
+    that is smuggled, too."""
+    if request.param == "tls":
+        found = replace(request.getfixturevalue("keyed").edge, says=CALLER)
+        others = [found]
+    else:
+        servers = request.getfixturevalue("servers")
+        found, others = getattr(servers, request.param), [servers.edge, servers.gateway]
+    found.arrived.clear()
+    yield found
+    _left_alone(*others)

@@ -4,13 +4,16 @@ was not let in: 401, 403 and 429.
 Metrics count everything; lines are for finding one. A flood of refusals must not cost what it was
 refused to save, so at most `most_per_s` lines a second are written of either kind, so that those
 who are not let in hide no failure; the next line written says how many were left out. A request
-that gets no line costs two comparisons.
+that gets no line costs two comparisons. A key that a caller puts into a path by mistake is cut.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
+
+from deployments.gateway.tenancy.tenants import PREFIX
 
 logger = logging.getLogger("headrace.access")
 
@@ -38,6 +41,7 @@ class AccessLine:
 
 NOT_LET_IN = (401, 403, 429)
 _ALL_FAILURES = 599
+_KEY = re.compile(rf"(?<={PREFIX})[\w-]{{20,}}")
 
 
 class AccessLog:
@@ -71,11 +75,12 @@ class AccessLog:
 
     def write(self, line: AccessLine) -> None:
         extra = {name: getattr(line, name) for name in AccessLine.__slots__}
+        extra["path"] = path = _KEY.sub("…", line.path)
         extra["total_ms"] = round(line.total_ms, 3)
         extra["suppressed"] = self._suppressed or None
         self._suppressed = 0
         level = logging.WARNING if line.status >= 500 else logging.INFO
-        logger.log(level, "%s %s %d", line.method, line.path, line.status, extra=extra)
+        logger.log(level, "%s %s %d", line.method, path, line.status, extra=extra)
 
     def settle(self, now: float) -> None:
         """Says what was left out if no line came since; once a second."""
