@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.cost_gate import Fit, LiveCosts
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.rollout import RolloutRoute
 from deployments.contract.rollout.rollouts import Rollouts
-from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary
+from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
 
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""
@@ -32,6 +33,7 @@ LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0  # a gateway's snapshot is dropped after that
 GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce again
 _MOST_PROGRESS = 1024
+_MOST_SERVED = 32  # settings of a model's replicas that are remembered
 RATES, CRASHES = "rates", "crashes"
 EXCHANGED = (RATES, CRASHES)
 """The parts of a gateway's snapshot that other gateways get: its tenants' rates, and inputs that
@@ -119,6 +121,8 @@ class Registry:
     last_generation: int = 0
     rollouts: Rollouts = field(default_factory=Rollouts)
     controller_ends: int = 0
+    # By model, the digests of replicas' settings that have been announced, the newest last.
+    served: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def declare(self, names: Collection[str], now: float) -> bool:
         """Set the whole list of models that ought to exist; all others become unknown (404).
@@ -127,6 +131,7 @@ class Registry:
         self.declared, self.listed = set(names), True
         self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
         self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
+        self.served = {n: d for n, d in self.served.items() if n in self.declared}
         self.rollouts.declare(self.declared)
         changed |= self._complete_gathering(now)
         if changed:
@@ -154,6 +159,7 @@ class Registry:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = RegistryEntry(description, now + LEASE_S)
+        self._remember(description)
         # An earlier registry gave this generation, and the clock may have been set back since.
         self.last_generation = max(self.last_generation, description.generation)
         self._complete_gathering(now)
@@ -165,6 +171,32 @@ class Registry:
         models = self.view().models
         known = (models[each] for each in (name, canary_of(name)) if each in models)
         return next((found for each in known if (found := _profile(each, digest))), ())
+
+    def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
+        """What the costs of a group's replica with these settings are to be compared with before
+        it serves. None if with nothing: no version is live, the live one has no such group, these
+        settings have served before (so that a rollback is never refused), or the replica is a
+        canary's, which its rollout judges."""
+        live = self.view().models.get(name)
+        if live is None or is_canary(name) or digest in self.served.get(name, ()):
+            return None
+        if not live.groups:
+            return None if group else LiveCosts(live.profile, self._fits(name))
+        profile = next((each.profile for each in live.groups if each.name == group), None)
+        if profile is None:
+            return None
+        first = group == live.groups[0].name  # which gateways say the fit of
+        return LiveCosts(profile, self._fits(name) if first else ())
+
+    def _fits(self, name: str) -> tuple[Fit, ...]:
+        found = (_fit_of(said, name) for _, said in self.gateways.values())
+        return tuple(fit for fit in found if fit is not None)
+
+    def _remember(self, description: ModelDescription) -> None:
+        """That these settings have served."""
+        name, new = model_of(description.name), tuple(description.group_digests().values())
+        known = (each for each in self.served.get(name, ()) if each not in new)
+        self.served[name] = (*known, *new)[-_MOST_SERVED:]
 
     def serves(self, name: str) -> bool:
         """Whether an anchor of any generation has announced it and its lease still runs."""
@@ -339,6 +371,14 @@ def _rollouts_of(snapshot: dict[str, object]) -> list[Observations]:
     said = snapshot.get("rollouts", ())
     assert isinstance(said, list | tuple)
     return [each for each in said if isinstance(each, Observations)]
+
+
+def _fit_of(snapshot: dict[str, object], name: str) -> Fit | None:
+    """What a gateway predicts of the model's batches; None if it does not know the model."""
+    models = snapshot.get("models", {})
+    assert isinstance(models, dict)
+    found: Fit | None = models[name]["cost_fit"] if name in models else None
+    return found
 
 
 def _profile(d: ModelDescription, digest: str) -> tuple[tuple[int, int, float], ...]:

@@ -30,6 +30,7 @@ from deployments.contract.registry import (
     View,
 )
 from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.cost_gate import LiveCosts
 from deployments.contract.rollout.terms import RolloutTerms
 from deployments.contract.scaling import actor_name
 from deployments.contract.scaling.watch import keep_alive
@@ -142,6 +143,10 @@ class RegistryActor:
     async def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
         """As `Registry.profile`, for a replica that starts beside others."""
         return self._registry.profile(name, digest)
+
+    async def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
+        """As `Registry.live_costs`, for a replica that has measured its costs."""
+        return self._registry.live_costs(name, group, digest)
 
     async def loading_beside(self, name: str, digest: str) -> int:
         """As `Registry.loading_beside`, for a replica that is ready before others of its

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry_actor import registry
-from deployments.replica import describe
+from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts
+from deployments.replica import cost_admission, describe
 from deployments.replica.device import DeviceWorker, hang_limits
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.memory_limit import watch_memory
@@ -56,6 +58,8 @@ class BatchReplica(ModelReplica):
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         measured = await self._measured_by_others(digest)
         costs = await self._loop.run_in_executor(None, self._load_and_measure, cache_dir, measured)
+        if not measured:
+            costs = replace(costs, points=await self._admitted(costs.points, cache_dir))
         return describe.describe(self._name, self._settings, digest, self._runtime, costs)
 
     async def _measured_by_others(self, digest: str) -> Profile:
@@ -70,12 +74,38 @@ class BatchReplica(ModelReplica):
             logger.warning("the registry knows no costs: %s", fault, extra={"model": self._name})
             return ()
 
+    async def _admitted(self, points: Profile, cache_dir: Path) -> Profile:
+        """The costs, if this version may serve with them. Raises `TooCostly`."""
+        model = self._settings
+        bounds = CostBounds(model.deadline_s, model.accept.max_cost_ratio)
+        again = partial(
+            self._loop.run_in_executor, None, cost_admission.measured_again,
+            self._runtime_settings, self._runtime, model.profile_s, cache_dir,
+        )  # fmt: skip
+        if bounds.max_ratio and points:
+            points = await cost_admission.admit(points, bounds, self._live_costs, again)
+        cost_admission.warn_of_late_rows(self._name, points, bounds.slo_s)
+        return points
+
+    async def _live_costs(self) -> LiveCosts | None:
+        """As `Registry.live_costs`; None if the registry does not answer."""
+        asked = registry().live_costs.remote(self._name, self._group, self._digest)
+        try:
+            found: LiveCosts | None = await asyncio.wait_for(asked, _ANSWER_S)
+        except Exception as fault:
+            logger.warning(
+                "the live version's costs are not known: %s", fault, extra={"model": self._name}
+            )
+            return None
+        return found
+
     def _load_and_measure(self, cache_dir: Path, measured: Profile) -> KnownCosts:
         model = self._settings
         settings = describe.runtime_settings(
             self._name, model, cache_dir, self._progress.tell, reserved_cpus()
         )
         start = replace(start_of(settings, model, cache_dir), measured=measured)
+        self._runtime_settings = start.settings
         self._runtime: Runtime = catalog.create(start.settings)
         runtime = self._runtime
         runtime.load()

@@ -1,8 +1,10 @@
-"""`accept`: the reference that a model must agree with before it may serve, and how closely.
+"""`accept`: the reference that a model must agree with before it may serve, how closely, and what
+the model may cost.
 
-An empty section asks for no check. A bound that is left out is not checked; if a reference is named
-and no bound at all, absolute and relative errors may be at most 1e-3. The check and its measures
-are in `deployments/replica/verify/`; `headrace verify` runs it.
+A section that names neither a reference nor a bound of agreement compares no answers. A bound that
+is left out is not checked; if a reference is named and no bound at all, absolute and relative
+errors may be at most 1e-3. The check and its measures are in `deployments/replica/verify/`;
+`headrace verify` runs it. Costs are compared in `deployments/replica/cost_admission.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pydantic import Field, StringConstraints
 from yaml_document.section import Section
 
 LEAST_SAMPLES = 200
+MAX_COST_RATIO = 5.0
 PATHS = ("artifact", "samples_file")
 BOUNDS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "top1")
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -73,9 +76,19 @@ class AcceptSettings(Section):
         "reference.",
     )
 
+    max_cost_ratio: float = Field(
+        default=MAX_COST_RATIO,
+        ge=0,
+        le=1000,
+        description="A replica of a changed model does not start, and the live version goes on, if "
+        "the replica's batches take more than this times as long as the live version's, compared "
+        "by length, or if a single row misses the deadline and the live version's does not. 0: "
+        "costs are not compared. Not for a canary, which has `rollout.max_cost_ratio`.",
+    )
+
     @property
     def required(self) -> bool:
-        """Whether the section asks for a check at all."""
+        """Whether answers are compared; costs are compared by themselves."""
         named = (self.against, self.artifact, self.samples_file)
         bounds = (getattr(self, name) for name in BOUNDS)
         return any(each is not None for each in (*named, *bounds))

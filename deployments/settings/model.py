@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError, model_validator
 
+from deployments.settings.accept import MAX_COST_RATIO
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
@@ -142,6 +143,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("cache",), "must be left out: answers that stream are not cached"
     if model.accept.required:
         yield ("accept",), "must be left out: generated text cannot be compared with a reference"
+    if model.accept.max_cost_ratio != MAX_COST_RATIO:
+        yield ("accept", "max_cost_ratio"), "must be left out: an engine's steps are not compared"
     for name in ("max_rows", "max_bytes"):
         if getattr(model.record, name) != getattr(RecordSettings(), name):
             yield ("record", name), "must be left out: only the lengths of prompts are recorded"

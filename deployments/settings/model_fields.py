@@ -180,7 +180,8 @@ class ModelFields(Section):
     accept: AcceptSettings = Field(
         default_factory=AcceptSettings,
         description="The reference that the model must agree with before it may serve "
-        "(docs/verify.md). Left out or empty: none.",
+        "(docs/verify.md; left out or empty: none), and what a changed model may cost "
+        "(docs/rollouts.md).",
     )
     rollout: RolloutSettings | None = Field(
         default=None,

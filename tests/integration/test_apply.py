@@ -91,7 +91,7 @@ def test_a_model_under_load_changes_hands_without_a_failure(server):
 
 def test_replicas_that_are_told_to_go_finish_what_they_have(server):
     """Nothing may run twice here, so that a batch that was lost would be a failure."""
-    slow = {**A, "options": {"base_ms": 150}, "retry": False}
+    slow = {**A, "options": {"base_ms": 150}, "retry": False, "accept": {"max_cost_ratio": 0}}
     few, many = ({**slow, "replicas": {"count": count, "num_cpus": 0}} for count in (1, 3))
     apply(server, {"a": many, "b": B})
     server.until(lambda: len(server.replicas("a")) == 3, 60)
@@ -162,6 +162,21 @@ def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
     assert load.failures == []
     assert version(server, "b") == before
     # The refused version's process may take its time to go.
+    server.until(lambda: server.replicas("b") == pids, 30)
+
+
+def test_a_version_that_costs_many_times_as_much_leaves_the_old_one_serving(server):
+    pids, before = server.replicas("b"), version(server, "b")
+    slow = {**B, "options": {"base_ms": 100}, "profile_s": 0.3}
+    with server.load("b") as load:
+        refused = apply(server, {"a": A, "b": slow})
+        load.goes_on(server)
+    assert refused.returncode == 1
+    said = refused.stderr.replace("\n", " ")
+    assert "model b cannot start and goes on as it was: a batch of length " in said
+    assert "more than 5 times as long (measured 3 times; accept.max_cost_ratio)" in said
+    assert load.failures == []
+    assert version(server, "b") == before
     server.until(lambda: server.replicas("b") == pids, 30)
 
 

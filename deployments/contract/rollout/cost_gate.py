@@ -3,18 +3,70 @@
 Both versions have measured batches of the same rows and lengths in their warm-up, with the same
 code. They are compared by length, because a version may be as fast on average and twice as slow for
 the longest rows.
+
+A version with a rollout serves beside the live one, so little is lost if it is refused wrongly
+(`too_costly`). A version that changes at once would not serve at all. It measures while the live
+version serves, perhaps on the same processors, so it is compared with what the live version takes
+by now, as gateways have fitted it (`refusal`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.terms import RolloutTerms
 
 _NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions
+_SURELY_SLOWER = 1.5  # times the live version's time; less may be another load on the machine
 Profile = tuple[tuple[int, int, float], ...]
+Fit = tuple[float, float, float, float]
+"""Seconds of a batch: constant, for each row, for each token, for each token times the width."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCosts:
+    """What batches of the live version take: `profile` as a replica measured them when it started,
+    `fits` as each gateway predicts them by now."""
+
+    profile: Profile
+    fits: tuple[Fit, ...] = ()
+
+    def seconds(self, rows: int, length: int) -> float:
+        """The longest that any of them says; 0 if none knows."""
+        measured = (s for r, n, s in self.profile if (r, n) == (rows, length))
+        return max((*measured, *(_predicted(fit, rows, length) for fit in self.fits)), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CostBounds:
+    """What a new version that changes at once is held to."""
+
+    slo_s: float
+    max_ratio: float  # to the live version's time; 0: not compared
+
+
+def refusal(live: LiveCosts, new: Profile, bounds: CostBounds) -> str:
+    """Why a new version may not take the live one's place; "" if it may. It may, too, if they have
+    measured no batch in common, or where the live version takes longer than the deadline too."""
+    return next(_refusals(live, new, bounds), "") if bounds.max_ratio else ""
+
+
+def _refusals(live: LiveCosts, new: Profile, bounds: CostBounds) -> Iterator[str]:
+    surely = min(_SURELY_SLOWER, bounds.max_ratio)
+    for length, new_s in _over(new, bounds.slo_s):
+        live_s = live.seconds(1, length)
+        if 0.0 < live_s <= bounds.slo_s and new_s > live_s * surely + _NOISE_S:
+            yield (f"{_late(length, new_s, bounds.slo_s)}; the live version takes {_ms(live_s)}")
+    common = tuple((r, n, live.seconds(r, n)) for r, n, _ in live.profile)
+    yield from _slower(common, new, bounds.max_ratio)
+
+
+def late_rows(new: Profile, slo_s: float) -> str:
+    """Which single row takes longer than its deadline, the shortest of them; "" if none does."""
+    return next((_late(length, cost_s, slo_s) for length, cost_s in _over(new, slo_s)), "")
 
 
 def too_costly(live: ModelDescription, new: ModelDescription, terms: RolloutTerms) -> str:
@@ -27,27 +79,45 @@ def _complaints(
     live: ModelDescription, new: ModelDescription, terms: RolloutTerms
 ) -> Iterator[str]:
     slo_s = new.scheduling.slo_s
-    for (rows, length), cost_s in sorted(_one_row(_profile(new)).items()):
-        if cost_s > slo_s:
+    for length, cost_s in _over(_profile(new), slo_s):
+        yield _late(length, cost_s, slo_s)
+    yield from _slower(_profile(live), _profile(new), terms.max_cost_ratio)
+
+
+def _slower(live: Profile, new: Profile, max_ratio: float) -> Iterator[str]:
+    for length, (new_s, live_s) in _by_length(live, new).items():
+        if new_s > live_s * max_ratio + _NOISE_S:
             yield (
-                f"{rows} row of length {length} takes it {cost_s * 1000:.3g} ms, more than its "
-                f"deadline ({slo_s * 1000:g} ms)"
+                f"a batch of length {length} takes it {_ms(new_s)}, the live version "
+                f"{_ms(live_s)}: more than {max_ratio:g} times as long"
             )
-    for length, (new_s, live_s) in _by_length(_profile(live), _profile(new)).items():
-        if new_s > live_s * terms.max_cost_ratio + _NOISE_S:
-            yield (
-                f"a batch of length {length} takes it {new_s * 1000:.3g} ms, the live version "
-                f"{live_s * 1000:.3g} ms: more than {terms.max_cost_ratio:g} times as long"
-            )
+
+
+def _over(profile: Profile, slo_s: float) -> Iterable[tuple[int, float]]:
+    """The lengths of single rows that take longer than that, ascending, and their seconds."""
+    return sorted((length, s) for rows, length, s in profile if rows == 1 and s > slo_s)
+
+
+def _late(length: int, cost_s: float, slo_s: float) -> str:
+    return (
+        f"1 row of length {length} takes it {_ms(cost_s)}, more than its deadline "
+        f"({slo_s * 1000:g} ms)"
+    )
+
+
+def _ms(seconds: float) -> str:
+    digits = ".3g" if seconds < 0.999 else ".0f"
+    return f"{seconds * 1000:{digits}} ms"
+
+
+def _predicted(fit: Fit, rows: int, length: int) -> float:
+    launch_s, row_s, token_s, square_s = fit
+    return launch_s + rows * (row_s + length * (token_s + square_s * length))
 
 
 def _profile(d: ModelDescription) -> Profile:
     """The profile of the model, or of its first group if it has groups."""
     return d.groups[0].profile if d.groups else d.profile
-
-
-def _one_row(profile: Profile) -> dict[tuple[int, int], float]:
-    return {(rows, length): cost_s for rows, length, cost_s in profile if rows == 1}
 
 
 def _by_length(live: Profile, new: Profile) -> Mapping[int, tuple[float, float]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from deployments.contract.preprocess.tokenizer import CacheStatistics
@@ -86,7 +86,8 @@ def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> dict[str, An
     """`rows_by_bucket`: rows that wait by upper edge, tokens; `rows_by_tenant`: by name; the empty
     ones left out. `engines`: running and waiting sequences and the share of the cache in use, by
     replica, of a model that generates. `ejected`: replicas left out as slow. `asleep`: it answers
-    without a replica."""
+    without a replica. `cost_fit`: seconds of a batch by now, of the first group where there are
+    several, see `cost_gate.Fit`."""
     core = levels.core
     return {
         "replicas": len(core.replicas),
@@ -105,6 +106,7 @@ def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> dict[str, An
         },
         "ejected": [replica.replica_id for replica in core.replicas if replica.ejected],
         "asleep": levels.asleep,
+        "cost_fit": astuple(levels.coefficients),
     }
 
 

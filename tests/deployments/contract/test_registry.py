@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from deployments.contract.registry import (
     Registry,
     ReplicaProgress,
 )
+from deployments.contract.rollout.cost_gate import LiveCosts
 
 Describe = Callable[..., ModelDescription]
 
@@ -323,3 +325,60 @@ def test_a_model_serves_from_its_announcement_until_its_last_anchor_goes(
     assert registry.serves("device")
     registry.withdraw("device", 2)
     assert not registry.serves("device")
+
+
+PROFILE = ((1, 8, 0.010),)
+COST_FIT = (0.001, 0.0, 0.0, 0.0)
+
+
+def test_a_new_version_s_costs_are_compared_with_the_live_one_s_and_what_gateways_say(
+    registry: Registry, description: Describe
+) -> None:
+    assert registry.live_costs("device", "", "new") is None
+    registry.announce(description(profile=PROFILE), b"", 10.0)
+    registry.push("g", {"models": {"device": {"cost_fit": COST_FIT}}}, 10.0)
+    registry.push("other", {"models": {}}, 10.0)
+    assert registry.live_costs("device", "", "new") == LiveCosts(PROFILE, (COST_FIT,))
+
+
+def test_settings_that_have_served_are_never_compared_again(
+    registry: Registry, description: Describe
+) -> None:
+    registry.announce(description(profile=PROFILE), b"", 10.0)
+    assert registry.live_costs("device", "", "d") is None
+    registry.announce(description(profile=PROFILE, digest="fast", generation=2), b"", 20.0)
+    assert registry.live_costs("device", "", "d") is None
+    assert registry.live_costs("device", "", "new") is not None
+
+
+def test_what_has_served_as_a_canary_is_promoted_without_a_comparison(
+    registry: Registry, description: Describe
+) -> None:
+    registry.declare(["device", "device@canary"], 0.0)
+    registry.announce(description(profile=PROFILE), b"", 10.0)
+    assert registry.live_costs("device@canary", "", "new") is None
+    registry.announce(description(name="device@canary", digest="new"), b"", 10.0)
+    assert registry.live_costs("device", "", "new") is None
+
+
+def test_a_group_is_compared_with_its_own_past(registry: Registry, description: Describe) -> None:
+    first = GroupDescription("fast", "f", "synthetic", "fp32", "cpu", 2, 8, profile=PROFILE)
+    slow = replace(first, name="slow", digest="s", profile=((1, 8, 0.5),))
+    registry.announce(description(groups=(first, slow)), b"", 10.0)
+    registry.push("g", {"models": {"device": {"cost_fit": COST_FIT}}}, 10.0)
+    assert registry.live_costs("device", "fast", "new") == LiveCosts(PROFILE, (COST_FIT,))
+    assert registry.live_costs("device", "slow", "new") == LiveCosts(slow.profile)
+    assert registry.live_costs("device", "fast", "f") is None
+    for unknown in ("another", ""):
+        assert registry.live_costs("device", unknown, "new") is None
+
+
+def test_of_many_settings_the_last_ones_are_remembered(
+    registry: Registry, description: Describe
+) -> None:
+    for number in range(40):
+        registry.announce(description(digest=f"d{number}", generation=number), b"", 10.0)
+    assert registry.live_costs("device", "", "d0") is not None
+    assert registry.live_costs("device", "", "d8") is None
+    registry.declare([], 11.0)
+    assert registry.served == {}

@@ -48,6 +48,17 @@ def test_a_device_that_is_nothing_but_time_has_nothing_to_agree_with(tmp_path: P
     assert only == "2: models.a.accept: must be left out: a synthetic model has no artifact"
 
 
+def test_what_a_changed_model_may_cost_is_said_of_any_model_of_batches(tmp_path: Path) -> None:
+    text = "models:\n  a: {runtime: synthetic, accept: {max_cost_ratio: 0}}\n"
+    accept = load(write(tmp_path, text)).models["a"].accept
+    assert (accept.max_cost_ratio, accept.required) == (0, False)
+    generates = text.replace("synthetic", "synthetic, task: generate")
+    (only,) = mistakes(tmp_path, generates)
+    assert only == (
+        "2: models.a.accept.max_cost_ratio: must be left out: an engine's steps are not compared"
+    )
+
+
 @pytest.mark.parametrize(("accept", "asked"), [("{}", False), ("", False), ("{top1: 1}", True)])
 def test_an_empty_section_asks_for_no_agreement(tmp_path: Path, accept: str, asked: bool) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deployments.contract.rollout.cost_gate import too_costly
+import pytest
+
+from deployments.contract.rollout.cost_gate import (
+    CostBounds,
+    LiveCosts,
+    late_rows,
+    refusal,
+    too_costly,
+)
 from deployments.contract.rollout.terms import RolloutTerms
 
 TERMS = RolloutTerms()
@@ -44,6 +52,68 @@ def test_one_batch_that_was_measured_badly_is_outvoted(description):
 def test_nothing_measured_refuses_nothing(description):
     assert too_costly(description(), description(profile=LIVE), TERMS) == ""
     assert too_costly(description(profile=LIVE), description(), TERMS) == ""
+
+
+# ---- a version that changes at once --------------------------------------------------------------
+
+AT_ONCE = CostBounds(slo_s=10.0, max_ratio=5.0)
+
+
+@pytest.mark.parametrize("by", [0.1, 1.0, 4.9])
+def test_a_version_that_changes_at_once_may_be_some_times_slower(by):
+    assert refusal(LiveCosts(LIVE), scaled(by), AT_ONCE) == ""
+
+
+def test_many_times_slower_at_one_length_is_refused_and_the_bound_is_named():
+    assert refusal(LiveCosts(LIVE), scaled(10, 64), AT_ONCE) == (
+        "a batch of length 64 takes it 1000 ms, the live version 100 ms: more than 5 times as long"
+    )
+
+
+def test_without_a_bound_nothing_is_compared():
+    unbounded = CostBounds(slo_s=0.001, max_ratio=0.0)
+    assert refusal(LiveCosts(LIVE), scaled(1000), unbounded) == ""
+
+
+def test_what_slows_the_live_version_by_now_excuses_the_new_one():
+    as_slow_by_now = (0.0, 0.0, 10 * 0.040 / 64, 0.0)  # ten times what it measured, at length 64
+    slowed = LiveCosts(LIVE, fits=((0.001, 0.0, 0.0, 0.0), as_slow_by_now))
+    assert refusal(slowed, scaled(10, 64), AT_ONCE) == ""
+    assert "a batch of length 64" in refusal(slowed, scaled(60, 64), AT_ONCE)
+
+
+def test_a_row_that_has_become_too_slow_for_its_deadline_is_refused():
+    bounds = replace(AT_ONCE, slo_s=0.100)
+    assert refusal(LiveCosts(LIVE), scaled(3, 64), bounds) == (
+        "1 row of length 64 takes it 120 ms, more than its deadline (100 ms); the live version "
+        "takes 40 ms"
+    )
+
+
+def test_over_the_deadline_by_what_may_be_noise_is_let_in():
+    bounds = replace(AT_ONCE, slo_s=0.041)
+    assert refusal(LiveCosts(LIVE), scaled(1.5, 64), bounds) == ""
+
+
+def test_a_deadline_that_the_live_version_misses_too_is_no_reason():
+    bounds = replace(AT_ONCE, slo_s=0.039)
+    assert refusal(LiveCosts(LIVE), scaled(4, 64), bounds) == ""
+
+
+def test_a_length_that_the_live_version_never_had_is_judged_by_its_fit():
+    new, bounds = (*LIVE, (1, 512, 0.9)), replace(AT_ONCE, slo_s=0.6)
+    slower = (*LIVE, (1, 512, 1.2))
+    assert refusal(LiveCosts(LIVE), new, bounds) == ""
+    linear, square = (0.0, 0.0, 0.001, 0.0), (0.0, 0.0, 0.0, 0.000_01)
+    assert refusal(LiveCosts(LIVE, (linear,)), slower, bounds).startswith("1 row of length 512 ")
+    assert refusal(LiveCosts(LIVE, (square,)), new, bounds) == ""  # 2.6 s: it is late as well
+
+
+def test_rows_that_nothing_is_compared_with_are_told_of():
+    assert late_rows(LIVE, 0.040) == ""
+    assert late_rows(LIVE, 0.039) == (
+        "1 row of length 64 takes it 40 ms, more than its deadline (39 ms)"
+    )
 
 
 def _with_slo(description, slo_s):
