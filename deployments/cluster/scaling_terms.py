@@ -64,7 +64,7 @@ def model_terms(name: str, model: ModelSettings, pool_key: str | None = None) ->
 
 
 def policy_settings(model: ModelSettings) -> PolicySettings:
-    given = model.scaling.tuned()
+    given = model.scaling.resolved_policy()
     replicas = {"spare": model.replicas.spare, "survive": model.replicas.survive}
     given |= {name: number for name, number in replicas.items() if number is not None}
     if "mode" in given:

@@ -19,17 +19,17 @@ LEAST_SAMPLES = 200
 MAX_COST_RATIO = 5.0
 PATHS = ("artifact", "samples_file")
 BOUNDS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "top1")
-Text = Annotated[str, StringConstraints(min_length=1)]
+NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
 
 
 class AcceptSettings(Section):
-    against: Text | None = Field(
+    against: NonEmptyText | None = Field(
         default=None,
         examples=["torch or openvino:fp32"],
         description="Runtime, and after a colon its precision, that the model is compared with. "
         "Unset: in fp32, the most trusted runtime other than the model's own.",
     )
-    artifact: Text | None = Field(
+    artifact: NonEmptyText | None = Field(
         default=None,
         examples=["models/minilm.onnx"],
         description="Artifact that the reference runs, relative to this file, such as the graph "
@@ -41,7 +41,7 @@ class AcceptSettings(Section):
         le=1_000_000,
         description="Least number of rows that are compared.",
     )
-    samples_file: Text | None = Field(
+    samples_file: NonEmptyText | None = Field(
         default=None,
         examples=["samples.jsonl"],
         description="File with these rows: .jsonl, .npz, or a folder that `headrace record` wrote, "

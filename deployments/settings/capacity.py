@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from deployments.settings.groups import Amount, Text, not_rays_own
+from deployments.settings.groups import Amount, NonEmptyText, not_rays_own
 from yaml_document.section import Section, listed, wrong
 
 
@@ -28,7 +28,7 @@ class BudgetSettings(Section):
         le=1_099_511_627_776,
         description="Memory, MiB, of the replicas that reserve memory. Unset: all of the cluster.",
     )
-    resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
+    resources: Annotated[dict[NonEmptyText, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
         examples=["{mig_3g: 4}"],
         description="Custom resources, name to amount.",
@@ -103,7 +103,7 @@ class PoolSettings(Section):
         le=64,
         description="GPUs that Ray reserves for a pool replica; a fraction only below 1.",
     )
-    resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
+    resources: Annotated[dict[NonEmptyText, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
         examples=["{mig_3g: 1}"],
         description="Custom resources that Ray reserves for a pool replica.",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.channel import ChannelSettings, channel_ports
-from deployments.settings.groups import Text
+from deployments.settings.groups import NonEmptyText
 from deployments.settings.tls import TlsSettings
 from yaml_document.section import Section, listed, wrong
 
@@ -192,7 +192,7 @@ class GatewaySettings(Section):
         le=100,
         description="Gateways that may be on one node, on a cluster of several nodes.",
     )
-    labels: dict[Text, Text] = Field(
+    labels: dict[NonEmptyText, NonEmptyText] = Field(
         default_factory=dict,
         examples=["{headrace.io/role: gateway}"],
         description="Labels of the nodes that gateways may run on, in the form of Ray's label "

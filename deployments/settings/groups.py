@@ -20,7 +20,7 @@ from yaml_document.section import Section, finite, wrong
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 RuntimeName = Literal["onnxruntime", "openvino", "tensorrt", "torch", "vllm", "synthetic"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
-Text = Annotated[str, StringConstraints(min_length=1)]
+NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
 Amount = Annotated[float, Field(gt=0, le=1_000_000)]
 Options = Annotated[
     dict[str, Any],
@@ -93,10 +93,12 @@ class GroupSettings(Section):
     num_cpus: float | None = Field(default=None, ge=0, le=4096, description="As the model's.")
     num_gpus: float | None = Field(default=None, ge=0, le=64, description="As the model's.")
     memory_mib: int | None = Field(default=None, ge=1, le=16_777_216, description="As the model's.")
-    resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] | None = Field(
+    resources: Annotated[dict[NonEmptyText, Amount], AfterValidator(not_rays_own)] | None = Field(
         default=None, description="As the model's."
     )
-    labels: dict[Text, Text] | None = Field(default=None, description="As the model's.")
+    labels: dict[NonEmptyText, NonEmptyText] | None = Field(
+        default=None, description="As the model's."
+    )
     threads: int | None = Field(default=None, ge=0, le=4096, description="As the model's.")
     overflow: OverflowSettings | None = Field(
         default=None,

@@ -25,10 +25,10 @@ from deployments.settings.accept import PATHS
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
-from deployments.settings.record import shared
-from deployments.settings.reuse import astray
-from deployments.settings.scaling import take_in_policies
-from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
+from deployments.settings.record import shared_folders
+from deployments.settings.reuse import fallback_mistakes
+from deployments.settings.scaling import inline_policy_files
+from deployments.settings.tree import Settings, TenantsSettings, unknown_models, unknown_priorities
 from yaml_document.document import Document, read_document, read_file
 from yaml_document.mistakes import DocumentErrors, Mistake, explain
 
@@ -52,7 +52,7 @@ def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Setti
     """
     document = _read(path)
     folder = Path(path).absolute().parent
-    wrong_policies = take_in_policies(document.data.get("models"), document, folder)
+    wrong_policies = inline_policy_files(document.data.get("models"), document, folder)
     written = copy.deepcopy(document.data)
     make_paths_absolute(document.data.get("models"), folder)
     mistakes = document.mistakes + wrong_policies
@@ -112,7 +112,7 @@ def _tenants_of(document: Document, priorities: Collection[str]) -> TenantsSetti
             [*document.mistakes, *explain(error, TenantsSettings, document.mistake)]
         ) from None
     ranks = {name: tenant.priority for name, tenant in tenants.tenants.items()}
-    document.mistakes += [document.mistake(*each) for each in unranked(ranks, priorities)]
+    document.mistakes += [document.mistake(*each) for each in unknown_priorities(ranks, priorities)]
     if document.mistakes:
         raise SettingsErrors(document.mistakes)
     return tenants
@@ -240,7 +240,8 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
     mistakes: list[Mistake] = []
     if isinstance(models, dict):
         mistakes += [
-            document.mistake(*each) for each in itertools.chain(astray(models), shared(models))
+            document.mistake(*each)
+            for each in itertools.chain(fallback_mistakes(models), shared_folders(models))
         ]
     if not isinstance(tenants, dict):
         return mistakes
@@ -254,10 +255,10 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
             ("tenants", name, "models"): _listed(tenant.get("models"))
             for name, tenant in given.items()
         }
-        mistakes += [document.mistake(*each) for each in dangling(wanted, models)]
+        mistakes += [document.mistake(*each) for each in unknown_models(wanted, models)]
     if (priorities := _priorities(document.data.get("gateway"))) is not None:
         ranks = {name: tenant.get("priority") for name, tenant in given.items()}
-        mistakes += [document.mistake(*each) for each in unranked(ranks, priorities)]
+        mistakes += [document.mistake(*each) for each in unknown_priorities(ranks, priorities)]
     return mistakes
 
 

@@ -40,7 +40,7 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
 def _zero_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
     """A model that may have no replica at all (in any group) needs the autoscaler, because nothing
     else starts a replica. One group may have none while another has some."""
-    mode = model.scaling.tuned().get("mode", "enforce")
+    mode = model.scaling.resolved_policy().get("mode", "enforce")
     replicas = [view.replicas for view in model.views().values()] or [model.replicas]
     if mode == "enforce" or any(each.least for each in replicas):
         return []
@@ -113,13 +113,13 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, st
 
 
 def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
-    from deployments.settings.reference import CannotVerify, named
+    from deployments.settings.reference import CannotVerify, parse_reference
 
     accept = model.accept
     complaints: list[tuple[Path, str]] = []
     if accept.against is not None:
         try:
-            named(accept.against, here=here)
+            parse_reference(accept.against, here=here)
         except CannotVerify as error:
             complaints.append((("accept", "against"), str(error)))
     for name in PATHS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deployments.settings.remote_source import HTTP, SourceError, shown
+from deployments.settings.remote_source import HTTP, SourceError, redacted
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "az": "azure"}
 
@@ -23,8 +23,8 @@ def complaint(url: str, *, here: bool) -> str | None:
     scheme = url.partition("://")[0]
     if scheme not in fsspec.available_protocols():
         return (
-            f"{shown(url)}: the scheme {scheme} is unknown; must be s3, gs, https, file or another "
-            "scheme of fsspec"
+            f"{redacted(url)}: the scheme {scheme} is unknown; must be s3, gs, https, file or "
+            "another scheme of fsspec"
         )
     if here:
         try:
@@ -32,7 +32,7 @@ def complaint(url: str, *, here: bool) -> str | None:
         except ImportError as error:
             extra = EXTRAS.get(scheme)
             how = f"pip install 'headrace[{extra}]'" if extra else str(error)
-            return f"{shown(url)}: the library for {scheme}:// is not installed; {how}"
+            return f"{redacted(url)}: the library for {scheme}:// is not installed; {how}"
     return None
 
 
@@ -42,14 +42,14 @@ def store(url: str) -> tuple[Any, str]:
 
     if url.partition("://")[0] in HTTP:
         raise SourceError(
-            f"{shown(url)} cannot be written or listed; must be the URL of an object store"
+            f"{redacted(url)} cannot be written or listed; must be the URL of an object store"
         )
     if wrong := complaint(url, here=True):
         raise SourceError(wrong)
     try:
         file_system, path = fsspec.core.url_to_fs(url)
     except Exception as error:  # each store's library has errors of its own
-        raise SourceError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{redacted(url)}: {type(error).__name__}: {error}") from error
     return file_system, str(path)
 
 

@@ -27,7 +27,7 @@ def _writable(folder: str) -> str:
         raise ValueError(str(error)) from None
     if folder.partition("://")[0] in remote_source.HTTP or "#" in folder or "@" in folder:
         raise ValueError(
-            f"{remote_source.shown(folder)} cannot be written to; must be a folder or an object "
+            f"{remote_source.redacted(folder)} cannot be written to; must be a folder or an object "
             "store's URL, such as s3://bucket/recorded/minilm, without a digest or password"
         )
     return folder
@@ -66,7 +66,7 @@ class RecordSettings(Section):
     )
 
 
-def shared(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def shared_folders(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """(path, error) of each `record.folder` that an earlier model uses too.
 
     A calibration from a shared folder would use the other model's inputs. `models`: name to plain

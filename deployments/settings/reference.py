@@ -19,7 +19,7 @@ class CannotVerify(LoadError):
     """No reference can be had as asked; the message says what would work."""
 
 
-def named(against: str, *, here: bool = True) -> tuple[str, str]:
+def parse_reference(against: str, *, here: bool = True) -> tuple[str, str]:
     """(runtime, precision) that `accept.against` names. `here`: the runtime must be installed.
     Raises `CannotVerify`."""
     runtime, _, precision = against.partition(":")

@@ -54,7 +54,7 @@ class RemoteSource:
         return not self.is_folder and self.name.lower().endswith(ARCHIVES)
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return redacted(self.url)
 
 
 def is_url(source: str) -> bool:
@@ -72,24 +72,24 @@ def parse(source: str) -> RemoteSource:
     url, _, fragment = source.rpartition("#") if "#" in source else (source, "", "")
     parts = _split(url)
     if not parts.netloc:
-        raise SourceError(f"{shown(url)} names no host or bucket")
+        raise SourceError(f"{redacted(url)} names no host or bucket")
     if "@" in parts.netloc:
         raise SourceError(
-            f"{shown(url)} holds a user's name or password; must be left out: each node takes "
+            f"{redacted(url)} holds a user's name or password; must be left out: each node takes "
             "them from its own environment (docs/sources.md)"
         )
-    given = _fragment(shown(url), fragment)
+    given = _fragment(redacted(url), fragment)
     if "sha256" not in given:
         raise SourceError(
-            f"{shown(url)} has no digest; must end with #sha256= and the 64 digits that "
+            f"{redacted(url)} has no digest; must end with #sha256= and the 64 digits that "
             "`sha256sum` prints of the file (docs/sources.md: of a folder)"
         )
     name = unquote(PurePosixPath(parts.path).name) or parts.netloc
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise SourceError(f"{shown(url)} names no file or folder")
+        raise SourceError(f"{redacted(url)} names no file or folder")
     if parts.scheme in HTTP and url.endswith("/"):
         raise SourceError(
-            f"{shown(url)} is a folder, which {parts.scheme} cannot list; name a file, or an "
+            f"{redacted(url)} is a folder, which {parts.scheme} cannot list; name a file, or an "
             f"archive of the folder ({', '.join(ARCHIVES)})"
         )
     return RemoteSource(url, name, given["sha256"], given.get("inside", ""))
@@ -112,7 +112,7 @@ def path_of(folder: str) -> str:
     return local_path(folder)[0] if is_url(folder) else folder
 
 
-def shown(url: str) -> str:
+def redacted(url: str) -> str:
     """The URL for messages: without its digest, and without parts that may be secret (a password,
     a signature)."""
     plain = (url.rpartition("#")[0] or url).partition("?")[0]
@@ -121,7 +121,7 @@ def shown(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def leads_out(path: str) -> bool:
+def escapes_folder(path: str) -> bool:
     """Whether a path that should stay inside a folder leads out of it."""
     return path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts
 
@@ -130,7 +130,7 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url, allow_fragments=False)  # keys of objects may hold a #
     except ValueError as error:
-        raise SourceError(f"{shown(url)} is no URL: {error}") from None
+        raise SourceError(f"{redacted(url)} is no URL: {error}") from None
 
 
 def _fragment(url: str, fragment: str) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _fragment(url: str, fragment: str) -> dict[str, str]:
         raise SourceError(
             f"{url}: sha256 is {given['sha256'][:80]!r}; must be 64 digits, 0 to 9 and a to f"
         )
-    if leads_out(given.get("inside", "")):
+    if escapes_folder(given.get("inside", "")):
         raise SourceError(f"{url}: inside is {given['inside']!r}, which leads out of it")
     return given
 

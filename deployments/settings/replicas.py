@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from deployments.settings.groups import (
     Amount,
     GroupSettings,
-    Text,
+    NonEmptyText,
     group_complaints,
     not_rays_own,
 )
@@ -103,12 +103,12 @@ class ReplicaSettings(Section):
         "reports which batch was running. Unset: no limit. Replicas of the shared pool and of task "
         "`generate` have no limit.",
     )
-    resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
+    resources: Annotated[dict[NonEmptyText, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
         examples=["{mig_3g: 1}"],
         description="Custom resources, name to amount, that Ray reserves for a replica.",
     )
-    labels: dict[Text, Text] = Field(
+    labels: dict[NonEmptyText, NonEmptyText] = Field(
         default_factory=dict,
         examples=['{"ray.io/accelerator-type": H100}'],
         description="Labels of the nodes that a replica may run on, in the form of Ray's label "

@@ -1,8 +1,8 @@
 """`cache` and `fallback`: how a model's request is answered without a run of that model.
 
 Both are off by default: a cached answer is right only for a model that gives equal answers to equal
-inputs, and a fallback model gives different answers. `astray` checks, over all models, that each
-fallback names a model that exists, has the same task, and does not lead back.
+inputs, and a fallback model gives different answers. `fallback_mistakes` checks, over all models,
+that each fallback names a model that exists, has the same task, and does not lead back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CacheSettings(Section):
     )
 
 
-def astray(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def fallback_mistakes(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """(path, error) of each `fallback` that names no model, leads back, or has another task.
 
     `models`: name to plain data with `fallback` and `task`; other mistakes in it are ignored.

@@ -185,7 +185,7 @@ class ModelScalingSettings(PolicyTuning):
                 raise wrong(f"is not a field of scaling; must be given as replicas.{name}", name)
         return value
 
-    def tuned(self) -> dict[str, Any]:
+    def resolved_policy(self) -> dict[str, Any]:
         """The policy's fields, replaced by those beside `policy`. Fields that neither sets are
         absent."""
         policy = named_policies()[self.policy] if isinstance(self.policy, str) else self.policy
@@ -194,7 +194,7 @@ class ModelScalingSettings(PolicyTuning):
         return whole.model_dump(exclude_none=True) | own
 
 
-def take_in_policies(models: Any, document: Document, folder: Path) -> list[Mistake]:
+def inline_policy_files(models: Any, document: Document, folder: Path) -> list[Mistake]:
     """Replace each policy's file name, in the plain data of models, by the file's content.
 
     Returns the mistakes in these files, and the names of files that do not exist.

@@ -61,7 +61,7 @@ def resolve(source: str) -> Path:
     """The artifact's file or folder. Raises SourceError if it is missing or remote."""
     if remote_source.is_remote(source):
         raise SourceError(
-            f"{remote_source.shown(source)} is not on this machine; must be fetched before use"
+            f"{remote_source.redacted(source)} is not on this machine; must be fetched before use"
         )
     if source.startswith(MADE):
         path = _made(source)

@@ -20,8 +20,8 @@ from deployments.settings.capacity import CapacitySettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.key import OperatorKeySettings
 from deployments.settings.model import ModelSettings
-from deployments.settings.record import shared
-from deployments.settings.reuse import astray
+from deployments.settings.record import shared_folders
+from deployments.settings.reuse import fallback_mistakes
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 from yaml_document.section import Section, listed, name_check, wrong
 
@@ -180,11 +180,11 @@ class Settings(TenantsSettings):
         leads = {n: {"fallback": m.fallback, "task": m.task} for n, m in self.models.items()}
         folders = {n: {"record": {"folder": m.record.folder}} for n, m in self.models.items()}
         for path, message in chain(
-            dangling(wanted, self.models),
-            unranked(ranks, self.gateway.priorities),
-            astray(leads),
-            shared(folders),
-            unpooled(self.scaling, self.models),
+            unknown_models(wanted, self.models),
+            unknown_priorities(ranks, self.gateway.priorities),
+            fallback_mistakes(leads),
+            shared_folders(folders),
+            unpoolable_models(self.scaling, self.models),
         ):
             raise wrong(message, *path)
         return self
@@ -193,7 +193,7 @@ class Settings(TenantsSettings):
 Complaint = tuple[tuple[str | int, ...], str]
 
 
-def dangling(
+def unknown_models(
     wanted: Mapping[tuple[str | int, ...], Iterable[Any]], models: Collection[str]
 ) -> Iterator[Complaint]:
     """(path, error) of each name in the lists of `wanted` that is no model.
@@ -215,7 +215,9 @@ def _models_of_tenants(
             yield ("tenants", name, "keys", position, "models"), key.models or ()
 
 
-def unpooled(scaling: CapacitySettings, models: Mapping[str, ModelSettings]) -> Iterator[Complaint]:
+def unpoolable_models(
+    scaling: CapacitySettings, models: Mapping[str, ModelSettings]
+) -> Iterator[Complaint]:
     """(path, error) of each model that the shared pool names and cannot hold."""
     names = scaling.pool.models if scaling.pool else ()
     for position, name in enumerate(names if isinstance(names, tuple) else ()):
@@ -226,7 +228,9 @@ def unpooled(scaling: CapacitySettings, models: Mapping[str, ModelSettings]) -> 
             yield at, f"is {name}, which has task generate; the pool holds only other models"
 
 
-def unranked(wanted: Mapping[str, Any], priorities: Collection[str]) -> Iterator[Complaint]:
+def unknown_priorities(
+    wanted: Mapping[str, Any], priorities: Collection[str]
+) -> Iterator[Complaint]:
     """(path, error) of each tenant's priority that is none of the gateway's priorities."""
     for tenant, name in wanted.items():
         if isinstance(name, str) and name not in priorities:

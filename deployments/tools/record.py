@@ -77,7 +77,7 @@ def joined(source: Path, model: ModelSettings, folder: Path, shown: str = "") ->
     lines = sorted(line for part in parts for line in _lines(part))
     columns = _columns(parts)
     if not lines and not columns:
-        name = remote_source.shown(shown) if remote_source.is_url(shown) else source
+        name = remote_source.redacted(shown) if remote_source.is_url(shown) else source
         raise CannotVerify(f"{name} holds nothing yet; it is written some time after requests")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_trace(folder / TRACE, lines)
@@ -100,7 +100,7 @@ def _copy_parts(folder: str, to: Path) -> None:
     file_system, path = object_store.store(folder)
     try:
         for name, _ in list(object_store.files_below(file_system, f"{path.rstrip('/')}/{PARTS}")):
-            if remote_source.leads_out(name):
+            if remote_source.escapes_folder(name):
                 continue
             (to / PARTS / name).parent.mkdir(parents=True, exist_ok=True)
             file_system.get_file(f"{path.rstrip('/')}/{PARTS}/{name}", str(to / PARTS / name))
@@ -108,7 +108,7 @@ def _copy_parts(folder: str, to: Path) -> None:
         return  # nothing is there yet
     except Exception as error:  # each store's library has errors of its own
         raise remote_source.SourceError(
-            f"{remote_source.shown(folder)} cannot be read: {type(error).__name__}: {error}"
+            f"{remote_source.redacted(folder)} cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -104,7 +104,7 @@ class ObjectPart:
         self._lines: list[Line] = []
 
     def __str__(self) -> str:
-        return f"{remote_source.shown(self._folder).rstrip('/')}/{PARTS}/{self._name}"
+        return f"{remote_source.redacted(self._folder).rstrip('/')}/{PARTS}/{self._name}"
 
     def append(self, lines: Sequence[Line]) -> None:
         self._lines += lines

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from deployments.replica.artifacts.room import free_bytes
-from deployments.settings.remote_source import ARCHIVES, SourceError, leads_out
+from deployments.settings.remote_source import ARCHIVES, SourceError, escapes_folder
 
 MOST_ENTRIES = 100_000
 _PIECE_BYTES = 1 << 20
@@ -72,7 +72,7 @@ def unpack(file: Path, folder: Path) -> None:
 
 def _place(archive: str, entry: _Entry, folder: Path, room: int) -> int:
     """Write the entry; returns the bytes that it took."""
-    if leads_out(entry.name) or "\0" in entry.name:
+    if escapes_folder(entry.name) or "\0" in entry.name:
         raise SourceError(f"{archive} has an entry {entry.name!r}, which leads out of it")
     if not entry.name:
         raise SourceError(f"{archive} has an entry without a name")

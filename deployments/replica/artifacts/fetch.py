@@ -22,7 +22,7 @@ from deployments.replica.artifacts.download import RemoteFile, Sleep, download, 
 from deployments.replica.artifacts.readers import HttpReader, StoreReader, store_faults
 from deployments.replica.artifacts.room import check_room, disk_fault
 from deployments.settings.object_store import files_below, store
-from deployments.settings.remote_source import HTTP, RemoteSource, SourceError, leads_out
+from deployments.settings.remote_source import HTTP, RemoteSource, SourceError, escapes_folder
 from runtimes.staging import KEPT_UNUSED_S
 
 MOST_FILES = 10_000
@@ -130,7 +130,7 @@ class Fetch:
         ]  # fmt: skip
 
     def _file_below(self, reader: StoreReader, name: str, size: int) -> RemoteFile:
-        if leads_out(name) or PurePosixPath(name).as_posix() != name:
+        if escapes_folder(name) or PurePosixPath(name).as_posix() != name:
             raise SourceError(f"{self._remote} has a file named {name!r}, which leads out of it")
         shown = f"{str(self._remote).rstrip('/')}/{name}"
         return RemoteFile(f"{self._remote.name}/{name}", shown, reader, size)

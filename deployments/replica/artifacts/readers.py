@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from deployments.settings.remote_source import SourceError, shown
+from deployments.settings.remote_source import SourceError, redacted
 
 SILENCE_S = 30.0  # without any bytes, until a read is interrupted
 _PIECE_BYTES = 4 << 20
@@ -72,7 +72,7 @@ class HttpReader:
         except httpx.TransportError as error:
             raise Interrupted(f"{type(error).__name__}: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise SourceError(f"{shown(self._url)}: {type(error).__name__}: {error}") from error
+            raise SourceError(f"{redacted(self._url)}: {type(error).__name__}: {error}") from error
 
     def _opened(self, answer: httpx.Response, at: int) -> Opened:
         status = answer.status_code
@@ -95,7 +95,7 @@ class HttpReader:
             return Interrupted(f"it answers {told}", float(pause) if pause.isdigit() else None)
         if status in (401, 403):
             told += "; a name and password are taken from the node's netrc file"
-        return SourceError(f"{shown(self._url)} cannot be fetched: it answers {told}")
+        return SourceError(f"{redacted(self._url)} cannot be fetched: it answers {told}")
 
 
 class StoreReader:
@@ -136,13 +136,13 @@ def store_faults(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise SourceError(f"{shown(url)} is not there") from error
+        raise SourceError(f"{redacted(url)} is not there") from error
     except PermissionError as error:
         raise SourceError(
-            f"{shown(url)} may not be read with the credentials that this node has: {error}"
+            f"{redacted(url)} may not be read with the credentials that this node has: {error}"
         ) from error
     except (ImportError, NotImplementedError) as error:
-        raise SourceError(f"{shown(url)}: {error}") from error
+        raise SourceError(f"{redacted(url)}: {error}") from error
     except Exception as error:
         raise Interrupted(f"{type(error).__name__}: {error}") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from deployments.settings.reference import PREFERRED, CannotVerify, named
+from deployments.settings.reference import PREFERRED, CannotVerify, parse_reference
 from runtimes import catalog, source
 from runtimes.source import SourceKind
 from runtimes.types import RuntimeSettings
@@ -36,7 +36,7 @@ def reference_for(
         raise CannotVerify(
             f"a {candidate.runtime} model has no artifact that a reference could run"
         )
-    runtime, precision = named(against) if against else _chosen(candidate, place)
+    runtime, precision = parse_reference(against) if against else _chosen(candidate, place)
     wanted = replace(
         candidate,
         runtime=runtime,

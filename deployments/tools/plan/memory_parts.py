@@ -72,7 +72,7 @@ def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
 def _source(model: ModelSettings) -> Source:
     written = model.source or ""
     if remote_source.is_remote(written):
-        raise CannotTell(f"its file is elsewhere ({remote_source.shown(written)})")
+        raise CannotTell(f"its file is elsewhere ({remote_source.redacted(written)})")
     try:
         return unread(sources.resolve(written))
     except LoadError as error:

@@ -15,7 +15,7 @@ from deployments.replica.artifacts.local_model import local_file
 from deployments.settings import preprocessing_support
 from deployments.settings.made import cache_dir
 from deployments.settings.reference import CannotVerify
-from deployments.settings.remote_source import is_remote, shown
+from deployments.settings.remote_source import is_remote, redacted
 from deployments.tools.verify.command import chosen, shown_progress
 from runtimes import fingerprint
 
@@ -28,8 +28,8 @@ def stamp(file: Path, name: str, *, write: bool) -> int:
         raise CannotVerify(f"models.{name} has no artifact to store a fingerprint beside")
     if write and is_remote(model.source):
         raise CannotVerify(
-            f"models.{name} is fetched from {shown(model.source)}: nothing can be stored beside it "
-            "from here; store it where the artifact is made, and update the source's digest"
+            f"models.{name} is fetched from {redacted(model.source)}: nothing can be stored beside "
+            "it from here; store it where the artifact is made, and update the source's digest"
         )
     with shown_progress(name) as note:
         source = local_file(model.source, cache_dir(), note)

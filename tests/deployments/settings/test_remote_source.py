@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.settings import remote_source, sources
-from deployments.settings.remote_source import SourceError, is_remote, is_url, parse, shown
+from deployments.settings.remote_source import SourceError, is_remote, is_url, parse, redacted
 
 HEX = "0123456789abcdef" * 4
 
@@ -75,7 +75,7 @@ def test_passwords_and_signatures_are_never_said():
     with pytest.raises(SourceError, match="holds a user's name or password") as refused:
         parse(f"https://me:secret@h/m.onnx?token=secret#sha256={HEX}")
     assert "secret" not in str(refused.value)
-    assert shown("s3://me:secret@b/m?token=secret#sha256=x") == "s3://b/m"
+    assert redacted("s3://me:secret@b/m?token=secret#sha256=x") == "s3://b/m"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_policys_file_is_taken_in_where_the_settings_are_read(file: Path):
     (file.parent / "mine.yaml").write_text("knee: 0.4\nidle_s: 60\nspare: 2\n")
     for absolute in (True, False):
         scaling = load(file, here=False, absolute=absolute).models["m"].scaling
-        assert scaling.tuned() == {"knee": 0.7, "idle_s": 60.0, "spare": 2}
+        assert scaling.resolved_policy() == {"knee": 0.7, "idle_s": 60.0, "spare": 2}
 
 
 def test_what_is_wrong_with_a_policys_file_is_told_with_its_line(file: Path):
