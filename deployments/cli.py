@@ -226,8 +226,8 @@ def scale(
 
     target = ManualTarget(model, group, replicas)
     if address is not None:
-        call("deployments.tools.scale", "there", target, address)
-    call("deployments.tools.scale", "here", target, port)
+        call("deployments.tools.scale", "scale_on_cluster", target, address)
+    call("deployments.tools.scale", "scale_locally", target, port)
 
 
 @main.command()

@@ -44,11 +44,11 @@ def verify(model: str, file: Path | None, **options: Any) -> None:
 
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
     """
-    from deployments.tools.verify.command import Written
+    from deployments.tools.verify.command import OutputOptions
 
     call(
         "deployments.tools.verify.command", "run", file or built_in_example(), model, options,
-        Written(options["report"], options["as_json"], options["layers"]),
+        OutputOptions(options["report"], options["as_json"], options["layers"]),
     )  # fmt: skip
 
 
@@ -67,7 +67,13 @@ def record(model: str, file: Path | None, to: Path | None) -> None:
 @click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
 def fingerprint(model: str, file: Path | None, write: bool) -> None:
     """Show how MODEL's inputs are prepared; a stored fingerprint is compared at every start."""
-    call("deployments.tools.verify.stamp", "stamp", file or built_in_example(), model, write=write)
+    call(
+        "deployments.tools.verify.stamp",
+        "write_fingerprint",
+        file or built_in_example(),
+        model,
+        write=write,
+    )
 
 
 @click.command()

@@ -25,13 +25,13 @@ _JOB_S = 60.0
 _PYTHON = "python"
 
 
-def here(target: ManualTarget, port: int | None) -> int:
+def scale_locally(target: ManualTarget, port: int | None) -> int:
     """Set the number on this machine, by its host. Raises NoServer and ServerRefused."""
     state = find(port, state_folder())
     return _say(target, ask(state.port, {"do": "scale", **asdict(target)}))
 
 
-def there(target: ManualTarget, address: str) -> int:
+def scale_on_cluster(target: ManualTarget, address: str) -> int:
     """Set the number on a cluster, by a Ray job. Raises ClusterError and ServerRefused."""
     told = shlex.quote(json.dumps(asdict(target)))
     line = AuditLine(audit.user(), "scale", str(target), address)

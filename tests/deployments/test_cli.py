@@ -152,8 +152,8 @@ def test_scale_names_model_group_and_number(monkeypatch: pytest.MonkeyPatch) -> 
         calls.append(args)
         return 0
 
-    monkeypatch.setattr(scale, "here", record)
-    monkeypatch.setattr(scale, "there", record)
+    monkeypatch.setattr(scale, "scale_locally", record)
+    monkeypatch.setattr(scale, "scale_on_cluster", record)
     assert run("scale", "minilm", "3").exit_code == 0
     assert run("scale", "minilm", "auto", "--group", "gpu", "--port", "8001").exit_code == 0
     assert run("scale", "minilm", "0", "--address", "http://head:8265").exit_code == 0

@@ -20,7 +20,7 @@ from deployments.settings.load import load
 from deployments.settings.tree import Settings
 from deployments.tools.console import mig_table
 from deployments.tools.plan import manifests
-from deployments.tools.plan.needs import Need, Told, names, needs
+from deployments.tools.plan.needs import MemoryOverrides, Need, names, needs
 from deployments.tools.plan.types import MigPlan, MigRequest
 
 HEADINGS = {
@@ -68,7 +68,7 @@ def planned(settings: Settings, request: MigRequest) -> MigPlan:
                 f"{name!r} is not in the settings; must be one of {', '.join(names(settings))}"
             )
     gpu = _gpu(request)
-    wanted = needs(settings, Told(request.need_mib, request.profiles, request.margin))
+    wanted = needs(settings, MemoryOverrides(request.need_mib, request.profiles, request.margin))
     able = [need for need in wanted if not need.unknown and not need.skipped]
     demands = [Demand(each.name, each.replicas, each.mib, each.profile) for each in able]
     if request.surge:

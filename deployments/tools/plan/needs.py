@@ -60,7 +60,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MemoryOverrides:
     """What the user says on the command line, by model or MODEL/GROUP. need_mib: all in, of one
     replica. profile: the slice to take."""
 
@@ -73,7 +73,7 @@ class Told:
         return said.get(need.name, said.get(need.model))
 
 
-def needs(settings: Settings, told: Told) -> list[Need]:
+def needs(settings: Settings, told: MemoryOverrides) -> list[Need]:
     """In the order of the file, the shared pool last."""
     found = [
         _of_model(_blank(name, group, view.replicas), view, told)
@@ -84,7 +84,7 @@ def needs(settings: Settings, told: Told) -> list[Need]:
 
 
 def names(settings: Settings) -> list[str]:
-    """What `Told` may name."""
+    """What `MemoryOverrides` may name."""
     groups = [f"{n}/{group}" for n, model in settings.models.items() for group in model.views()]
     return [*settings.models, *groups, *([] if settings.scaling.pool is None else [POOL])]
 
@@ -96,7 +96,7 @@ def _blank(name: str, group: str, replicas: ReplicaSettings) -> Need:
     )
 
 
-def _of_model(blank: Need, model: ModelSettings, told: Told) -> Need:
+def _of_model(blank: Need, model: ModelSettings, told: MemoryOverrides) -> Need:
     wants = model.replicas.num_gpus > 0 or model.runtime == "tensorrt"
     need = _asking(blank, told, model.replicas.resources, wants)
     refused = next(_no_slice(model), "")
@@ -106,7 +106,7 @@ def _of_model(blank: Need, model: ModelSettings, told: Told) -> Need:
     return _filled(need, told, lambda: memory_parts.parts(model))
 
 
-def _of_pool(settings: Settings, told: Told) -> Need:
+def _of_pool(settings: Settings, told: MemoryOverrides) -> Need:
     pool = settings.scaling.pool
     assert pool is not None
     blank = Need(POOL, "", pool.max, pool.min, 0, pool.num_cpus, None)
@@ -120,7 +120,9 @@ def _of_pool(settings: Settings, told: Told) -> Need:
     return _filled(need, told, lambda: memory_parts.of_pool(pool.memory_mib, models))
 
 
-def _asking(blank: Need, told: Told, resources: Mapping[str, float], wants: bool) -> Need:
+def _asking(
+    blank: Need, told: MemoryOverrides, resources: Mapping[str, float], wants: bool
+) -> Need:
     """With the profile that was asked for; skipped where no slice is wanted."""
     profile = told.of(told.profile, blank) or asked_for(resources)
     if not wants and not profile and told.of(told.need_mib, blank) is None:
@@ -128,7 +130,7 @@ def _asking(blank: Need, told: Told, resources: Mapping[str, float], wants: bool
     return replace(blank, profile=profile, margin=told.margin)
 
 
-def _filled(need: Need, told: Told, parts: Callable[[], Sequence[Part]]) -> Need:
+def _filled(need: Need, told: MemoryOverrides, parts: Callable[[], Sequence[Part]]) -> Need:
     """With its parts, or with why they cannot be told."""
     given = told.of(told.need_mib, need)
     if given is not None:

@@ -43,7 +43,7 @@ Note = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class OutputOptions:
     """What is written."""
 
     report: Path | None = None  # file that also gets the report
@@ -51,7 +51,7 @@ class Written:
     layers: bool = False  # compare the tensors inside the model too
 
 
-def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> int:
+def run(file: Path, name: str, given: Mapping[str, Any], written: OutputOptions) -> int:
     """Verify a model and write the report. Returns the exit code. `given`: see `of_command_line`.
     Raises SettingsErrors, `CannotVerify` and what loading raises."""
     model = chosen(file, name)
@@ -75,7 +75,7 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     return 0 if report.verdict.accepted else 1
 
 
-def _check(given: Mapping[str, Any], written: Written) -> None:
+def _check(given: Mapping[str, Any], written: OutputOptions) -> None:
     """Check the options before the work, which takes minutes. Raises `CannotVerify`."""
     for measure in MEASURES:
         if given[measure] is not None and not isfinite(given[measure]):

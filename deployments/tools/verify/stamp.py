@@ -20,7 +20,7 @@ from deployments.tools.verify.command import chosen, shown_progress
 from runtimes import fingerprint
 
 
-def stamp(file: Path, name: str, *, write: bool) -> int:
+def write_fingerprint(file: Path, name: str, *, write: bool) -> int:
     """Print the fingerprint; with `write`, store it. Returns the exit code. Raises SettingsErrors,
     also if a stored fingerprint disagrees: it is never overwritten. Raises CannotVerify."""
     model = chosen(file, name)

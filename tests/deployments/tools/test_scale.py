@@ -38,7 +38,7 @@ def printed(answer: dict[str, Any]) -> str:
 def test_a_cluster_is_told_by_a_job(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     jobs = Jobs(printed({"model": "m", "group": "gpu", "replicas": 3}))
     monkeypatch.setattr(scale, "jobs_of", lambda address: jobs)
-    assert scale.there(TARGET, "http://head") == 0
+    assert scale.scale_on_cluster(TARGET, "http://head") == 0
     (command,) = jobs.commands
     assert command.startswith("python -m deployments.cluster.manual_target '{")
     assert '"replicas": 3' in command
@@ -49,10 +49,10 @@ def test_a_cluster_is_told_by_a_job(monkeypatch: pytest.MonkeyPatch, capsys) -> 
 def test_a_refusal_or_a_job_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "jobs_of", lambda address: Jobs(printed({"error": "no such"})))
     with pytest.raises(ServerRefused, match="no such"):
-        scale.there(TARGET, "http://head")
+        scale.scale_on_cluster(TARGET, "http://head")
     monkeypatch.setattr(scale, "jobs_of", lambda address: Jobs("Traceback"))
     with pytest.raises(JobFailed, match="printed no answer"):
-        scale.there(TARGET, "http://head")
+        scale.scale_on_cluster(TARGET, "http://head")
 
 
 def test_automatic_again_says_so(capsys) -> None:

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from deployments.settings.load import load
 from deployments.tools.plan.memory_parts import CONTEXT_MIB, GRAPHS_MIB
-from deployments.tools.plan.needs import Need, Told, needs
+from deployments.tools.plan.needs import MemoryOverrides, Need, needs
 
 CONFIG = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
@@ -21,7 +21,7 @@ LLM = {
     "runtime": "vllm", "source": "model", "task": "generate", "precision": "bf16",
     "lengths": {"max": 1024}, "replicas": {"num_gpus": 1},
 }  # fmt: skip
-NOTHING = Told({}, {})
+NOTHING = MemoryOverrides({}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def of(tmp_path: Path, model: dict, told: Told = NOTHING) -> list[Need]:
+def of(tmp_path: Path, model: dict, told: MemoryOverrides = NOTHING) -> list[Need]:
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump({"models": {"m": model}}))
     return needs(load(file, here=False), told)
@@ -102,7 +102,7 @@ def test_adapters_are_said_to_be_left_out(tmp_path):
 
 
 def test_what_is_given_stands_for_everything_without_a_margin(tmp_path):
-    (need,) = of(tmp_path, BERT, Told({"m": 5_000}, {}))
+    (need,) = of(tmp_path, BERT, MemoryOverrides({"m": 5_000}, {}))
     assert need.mib == 5_000
 
 
@@ -149,8 +149,8 @@ def test_an_engine_of_unknown_shape_is_not_guessed(tmp_path, folder):
 def test_who_asks_for_no_gpu_is_left_out_unless_named(tmp_path):
     model = BERT | {"replicas": {}}
     assert of(tmp_path, model)[0].skipped
-    assert not of(tmp_path, model, Told({"m": 100}, {}))[0].skipped
-    assert not of(tmp_path, model, Told({}, {"m": "1g.10gb"}))[0].skipped
+    assert not of(tmp_path, model, MemoryOverrides({"m": 100}, {}))[0].skipped
+    assert not of(tmp_path, model, MemoryOverrides({}, {"m": "1g.10gb"}))[0].skipped
     assert not of(tmp_path, model | {"runtime": "tensorrt"})[0].skipped
 
 
@@ -169,7 +169,7 @@ def test_groups_are_planned_each_by_itself(tmp_path):
 
 def test_what_is_told_of_a_group_goes_before_what_is_told_of_its_model(tmp_path):
     groups = [{"name": "a"}, {"name": "b"}]
-    told = Told({"m": 100, "m/b": 200}, {"m/b": "2g.20gb"})
+    told = MemoryOverrides({"m": 100, "m/b": 200}, {"m/b": "2g.20gb"})
     one, two = of(tmp_path, BERT | {"replicas": {"groups": groups}}, told)
     assert (one.mib, one.profile) == (100, "")
     assert (two.mib, two.profile) == (200, "2g.20gb")
@@ -180,7 +180,7 @@ def test_replicas_that_would_share_a_slice_are_said_to_get_one_each(tmp_path):
     assert "a slice of its own" in need.remarks[0]
 
 
-def of_pool(tmp_path: Path, told: Told = NOTHING, **pool: object) -> Need:
+def of_pool(tmp_path: Path, told: MemoryOverrides = NOTHING, **pool: object) -> Need:
     models = {"m": BERT, "s": {"runtime": "synthetic"}}
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump({"models": models, "scaling": {"pool": pool}}))
@@ -205,7 +205,7 @@ def test_a_pool_whose_models_run_without_a_gpu_needs_no_activations(tmp_path):
 def test_a_pool_is_left_out_or_refused_as_a_model_is(tmp_path):
     assert of_pool(tmp_path).skipped
     assert of_pool(tmp_path, num_gpus=2).unknown.startswith("a replica takes 2 GPUs")
-    assert of_pool(tmp_path, Told({"scaling.pool": 700}, {})).mib == 700
+    assert of_pool(tmp_path, MemoryOverrides({"scaling.pool": 700}, {})).mib == 700
     assert of_pool(tmp_path, resources={"mig_2g_20gb": 1}).profile == "2g.20gb"
 
 
