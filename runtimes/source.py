@@ -53,12 +53,12 @@ def inspect(path: Path, cache_dir: Path | None = None) -> Source:
 
     With `cache_dir`, files that have not changed (size, mtime) are not read again for the digest.
     """
-    found = unread(path)
+    found = inspect_without_digest(path)
     base = found.path if found.path.is_dir() else found.path.parent
     return replace(found, digest=digest_of(found.files, base, cache_dir))
 
 
-def unread(path: Path) -> Source:
+def inspect_without_digest(path: Path) -> Source:
     """As `inspect`, for who needs no digest ("") and no file read whole for it."""
     path = path.expanduser().absolute()
     if not path.exists():

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from runtimes import footprint
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.footprint import Architecture
-from runtimes.source import inspect, unread
+from runtimes.source import inspect, inspect_without_digest
 
 LLAMA = {  # 8B, as published
     "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -42,17 +42,17 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_tensors_count_in_the_format_they_are_computed_in(folder, precision, size):
-    assert footprint.weights_bytes(unread(folder), precision) == size
+    assert footprint.weights_bytes(inspect_without_digest(folder), precision) == size
 
 
 def test_other_files_count_as_they_are_stored(tmp_path):
     (tmp_path / "net.xml").write_text("<?xml version='1.0'?><net></net>")
     (tmp_path / "net.bin").write_bytes(bytes(1_000))
-    assert footprint.weights_bytes(unread(tmp_path / "net.xml"), "fp16") == 1_000
+    assert footprint.weights_bytes(inspect_without_digest(tmp_path / "net.xml"), "fp16") == 1_000
 
 
 def test_shared_keys_and_values_make_the_cache_smaller(folder):
-    shape = footprint.architecture(unread(folder))
+    shape = footprint.architecture(inspect_without_digest(folder))
     assert shape is not None
     assert shape.cached == 2 * 32 * 8 * 128
     assert footprint.cache_bytes(shape, 1, 2) == 128 * 1024  # a token of Llama 3 8B: 128 KiB
@@ -71,7 +71,7 @@ def test_heads_of_their_own_size_and_latent_caches_are_known():
 
 def test_a_multimodal_config_tells_of_its_text_model(folder):
     (folder / "config.json").write_text(json.dumps({"text_config": LLAMA}))
-    shape = footprint.architecture(unread(folder))
+    shape = footprint.architecture(inspect_without_digest(folder))
     assert shape is not None
     assert shape.hidden == 4096
 
@@ -79,7 +79,7 @@ def test_a_multimodal_config_tells_of_its_text_model(folder):
 @pytest.mark.parametrize("text", ["{}", "[]", '{"hidden_size": 8}', "nonsense"])
 def test_a_config_that_says_too_little_says_nothing(folder, text):
     (folder / "config.json").write_text(text)
-    assert footprint.architecture(unread(folder)) is None
+    assert footprint.architecture(inspect_without_digest(folder)) is None
 
 
 def test_a_batch_takes_more_with_its_tokens_and_with_the_square_of_its_length():
@@ -91,7 +91,7 @@ def test_a_batch_takes_more_with_its_tokens_and_with_the_square_of_its_length():
 
 
 def test_looking_at_a_source_reads_no_file_whole_and_finds_the_same(folder):
-    looked, inspected = unread(folder), inspect(folder)
+    looked, inspected = inspect_without_digest(folder), inspect(folder)
     assert looked.digest == ""
     assert (looked.kind, looked.files, looked.weights) == (
         inspected.kind, inspected.files, inspected.weights,
@@ -101,6 +101,6 @@ def test_looking_at_a_source_reads_no_file_whole_and_finds_the_same(folder):
 def test_looking_at_a_source_refuses_what_inspecting_refuses(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"\x80")
     with pytest.raises(RefusedArtifact):
-        unread(tmp_path / "model.pt")
+        inspect_without_digest(tmp_path / "model.pt")
     with pytest.raises(LoadError, match="does not exist"):
-        unread(tmp_path / "nothing.onnx")
+        inspect_without_digest(tmp_path / "nothing.onnx")

@@ -16,7 +16,7 @@ from deployments.settings.model import ModelSettings
 from runtimes import footprint, options
 from runtimes.errors import LoadError
 from runtimes.footprint import ITEM_BYTES, Architecture
-from runtimes.source import Source, unread
+from runtimes.source import Source, inspect_without_digest
 from runtimes.vllm.runtime import VLLMOptions
 
 CONTEXT_MIB = 820  # of CUDA and a framework; 0.5 to 0.8 GiB is what others report
@@ -74,7 +74,7 @@ def _source(model: ModelSettings) -> Source:
     if remote_source.is_remote(written):
         raise CannotTell(f"its file is elsewhere ({remote_source.redacted(written)})")
     try:
-        return unread(sources.resolve(written))
+        return inspect_without_digest(sources.resolve(written))
     except LoadError as error:
         raise CannotTell(f"its file cannot be looked at here: {error}") from error
 
