@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadtests.benches.server import command_line
-from loadtests.results.record import Cell, Record
-from loadtests.results.report_table import Cell as Value
-from loadtests.results.report_table import Table
+from loadtests.results.record import Record, TenantLengthStats
+from loadtests.results.report_table import Cell, Table
 from loadtests.run import PreparedRun
 
 PERCENTS = (50, 90, 99)
@@ -47,8 +46,8 @@ def side_by_side(record: Record, found: Mapping[str, Any]) -> list[Table]:
     return tables
 
 
-def _table(name: str, cell: Cell, found: Mapping[str, Any]) -> Table:
-    rows: list[tuple[Value, ...]] = [
+def _table(name: str, cell: TenantLengthStats, found: Mapping[str, Any]) -> Table:
+    rows: list[tuple[Cell, ...]] = [
         ("offered", cell.offered, found["offered"], _off(cell.offered, found["offered"])),
         ("in time, %", _share(cell), found["in_slo"] * 100, ""),
         ("rejected", cell.rejected, found["rejected"], ""),
@@ -65,7 +64,7 @@ def _table(name: str, cell: Cell, found: Mapping[str, Any]) -> Table:
     return Table(name, ("", "played", "simulated", "simulated is off by"), tuple(rows))
 
 
-def _share(cell: Cell) -> float | None:
+def _share(cell: TenantLengthStats) -> float | None:
     return cell.in_slo / cell.offered * 100 if cell.offered else None
 
 

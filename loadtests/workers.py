@@ -24,7 +24,7 @@ from typing import Any
 from loadtests.client.player import Player, PlayerSettings, run_loop
 from loadtests.client.protocols.malformed import with_malformed
 from loadtests.client.protocols.types import Wire
-from loadtests.results.record import Cell, merged
+from loadtests.results.record import TenantLengthStats, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.traffic.plan import PlanPart, TrafficPlan
 from loadtests.traffic.scenario import Scenario
@@ -58,7 +58,7 @@ class Glimpse:
     """What one process has seen so far. `at_s`: since the start of the warm-up."""
 
     at_s: float
-    tenants: dict[str, Cell]
+    tenants: dict[str, TenantLengthStats]
 
 
 @dataclass(frozen=True, slots=True)

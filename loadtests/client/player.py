@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from loadtests.client.alarm import alarm
 from loadtests.client.connection import ClientConnection
 from loadtests.client.http1 import Response, Target
-from loadtests.client.protocols.types import Heard, ResponseListener
+from loadtests.client.protocols.types import AnswerFacts, ResponseListener
 from loadtests.traffic.plan import Planned, TrafficPlan
 
 Result = TypeVar("Result")
@@ -47,7 +47,7 @@ class PlayedRequest:
     # until `left_s` it waited for a connection.
     taken_s: float = 0.0
     head: bytes = b""  # of the answer
-    heard: Heard | None = None  # what the answer's body said
+    heard: AnswerFacts | None = None  # what the answer's body said
 
     @property
     def ok(self) -> bool:

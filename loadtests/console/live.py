@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadtests.results.record import Cell, merged
+from loadtests.results.record import TenantLengthStats, merged
 from loadtests.workers import Glimpse
 
 _BAR = 40
@@ -60,7 +60,7 @@ class LiveView:
         whole = merged(tenants.values())
         return Group(self._headline(at_s, whole), _tenants(tenants, whole), _unanswered(whole))
 
-    def _headline(self, at_s: float, whole: Cell) -> RenderableType:
+    def _headline(self, at_s: float, whole: TenantLengthStats) -> RenderableType:
         before_s, before = self._last
         rate = (whole.offered - before) / (at_s - before_s) if at_s > before_s else 0.0
         self._last = at_s, whole.offered
@@ -72,7 +72,7 @@ class LiveView:
         return grid
 
 
-def _tenants(tenants: dict[str, Cell], whole: Cell) -> Table:
+def _tenants(tenants: dict[str, TenantLengthStats], whole: TenantLengthStats) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("tenant")
     for name in ("offered", "in time", "rejected", "failed", "p50 ms", "p90 ms", "p99 ms"):
@@ -84,7 +84,7 @@ def _tenants(tenants: dict[str, Cell], whole: Cell) -> Table:
     return table
 
 
-def _cells(cell: Cell) -> Iterable[str]:
+def _cells(cell: TenantLengthStats) -> Iterable[str]:
     failed = sum(cell.reasons.values()) - cell.rejected
     share = f"{cell.in_slo / cell.offered:.2%}" if cell.offered else "–"
     yield from (f"{cell.offered:,}", share, f"{cell.rejected:,}", f"{failed:,}")
@@ -93,7 +93,7 @@ def _cells(cell: Cell) -> Iterable[str]:
         yield "–" if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
-def _unanswered(whole: Cell) -> Text:
+def _unanswered(whole: TenantLengthStats) -> Text:
     most = sorted(whole.reasons.items(), key=lambda item: -item[1])[:6]
     said = ", ".join(f"{count:,} {reason}" for reason, count in most)
     return Text(f"not answered: {said}" if said else "", style="red")

@@ -14,7 +14,7 @@ from loadtests.report.plots import Figure
 from loadtests.report.table import aligned, length_name, percent, verdict
 from loadtests.report.time_series_figures import grid_of, over, spans
 from loadtests.results.compare import Comparison, Difference
-from loadtests.results.record import Cell, Record
+from loadtests.results.record import Record, TenantLengthStats
 from loadtests.results.report_table import Table, number
 
 METHOD = (
@@ -75,7 +75,7 @@ def rates(a: Record, b: Record) -> Table:
     return Table("Rates", ("what", "A", "B", "B over A"), tuple(rows))
 
 
-def _a_second(count: Callable[[Cell], int]) -> Callable[[Record], float | None]:
+def _a_second(count: Callable[[TenantLengthStats], int]) -> Callable[[Record], float | None]:
     return lambda record: count(record.total()) / record.seconds if record.seconds else None
 
 
@@ -142,7 +142,9 @@ def _figures(a: Record, b: Record) -> Iterator[Figure]:
         yield distribution(f"Latency of length {name}", pair, slo_ms)
 
 
-def _pairs(a: dict[str, Cell], b: dict[str, Cell]) -> Iterator[tuple[str, dict[str, Cell]]]:
+def _pairs(
+    a: dict[str, TenantLengthStats], b: dict[str, TenantLengthStats]
+) -> Iterator[tuple[str, dict[str, TenantLengthStats]]]:
     for name, cell in busiest(a).items():
         if name in b:
             yield name, {"A": cell, "B": b[name]}

@@ -17,7 +17,7 @@ from loadtests.report.latency_figures import (
 from loadtests.report.plots import Axis, Figure, bars
 from loadtests.report.table import length_name
 from loadtests.report.time_series_figures import over_time, spans
-from loadtests.results.record import Cell, Record
+from loadtests.results.record import Record, TenantLengthStats
 from loadtests.results.report_table import Table
 
 MOST_SERIES = 8
@@ -93,7 +93,7 @@ def refusals(reasons: Mapping[str, int]) -> Figure:
 # ---- streams, the generator ----------------------------------------------------------------------
 
 
-def streams(tenants: Mapping[str, Cell]) -> Iterator[Figure]:
+def streams(tenants: Mapping[str, TenantLengthStats]) -> Iterator[Figure]:
     first = {name: cell.first for name, cell in tenants.items()}
     after = {name: cell.per_token for name, cell in tenants.items()}
     for title, says, found in (
@@ -112,12 +112,12 @@ def lag(record: Record) -> Figure:
 # ---- who is drawn --------------------------------------------------------------------------------
 
 
-def busiest(cells: Mapping[str, Cell]) -> dict[str, Cell]:
+def busiest(cells: Mapping[str, TenantLengthStats]) -> dict[str, TenantLengthStats]:
     """As many as can be told apart, in their own order; without those that asked for nothing."""
     called = {name: cell for name, cell in cells.items() if cell.offered}
     kept = sorted(called, key=lambda name: -called[name].offered)[:MOST_SERIES]
     return {name: cell for name, cell in called.items() if name in kept}
 
 
-def by_length(record: Record) -> dict[str, Cell]:
+def by_length(record: Record) -> dict[str, TenantLengthStats]:
     return busiest({length_name(edge): cell for edge, cell in record.by_length().items()})

@@ -8,13 +8,15 @@ from loadtests.report import scale
 from loadtests.report.plots import Axis, Figure, MarkRow, Point, Series, lines, rows
 from loadtests.report.table import ms
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.record import Cell
+from loadtests.results.record import TenantLengthStats
 from loadtests.results.report_table import Table, number
 
 PERCENTS = (50.0, 90.0, 99.0)
 
 
-def distribution(title: str, cells: Mapping[str, Cell], slo_ms: float | None) -> Figure:
+def distribution(
+    title: str, cells: Mapping[str, TenantLengthStats], slo_ms: float | None
+) -> Figure:
     """Shares are of what was offered: what was not answered keeps a curve below 100 %."""
     offered = {name: cell.offered for name, cell in cells.items()}
     found = {name: cell.latency for name, cell in cells.items()}
@@ -22,7 +24,7 @@ def distribution(title: str, cells: Mapping[str, Cell], slo_ms: float | None) ->
     return of_histograms(title, says, found, offered, _promise(slo_ms))
 
 
-def percentiles(title: str, cells: Mapping[str, Cell], slo_ms: float | None) -> Figure:
+def percentiles(title: str, cells: Mapping[str, TenantLengthStats], slo_ms: float | None) -> Figure:
     found = {name: cell.latency for name, cell in cells.items() if cell.latency.total}
     values = {name: [ms(each, p) or 0.0 for p in (*PERCENTS, 100)] for name, each in found.items()}
     names = (*(f"p{percent:g}" for percent in PERCENTS), "longest")

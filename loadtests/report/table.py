@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.record import Cell, Record
-from loadtests.results.report_table import Cell as Value
-from loadtests.results.report_table import Table, number
+from loadtests.results.record import Record, TenantLengthStats
+from loadtests.results.report_table import Cell, Table, number
 
 NOTHING = "–"
 
@@ -112,7 +111,7 @@ def reasons(record: Record) -> Table:
     """Tenants are rows: there may be many."""
     found = sorted(record.total().reasons.items(), key=lambda item: -item[1])
     kinds = [reason for reason, _ in found]
-    rows: list[tuple[Value, ...]] = [
+    rows: list[tuple[Cell, ...]] = [
         (name, *(cell.reasons.get(kind, 0) for kind in kinds))
         for name, cell in with_all(record).items()
     ]
@@ -127,7 +126,7 @@ def client(record: Record) -> Table:
     return Table("The generator", (*headers, "lag p50 ms", "p99", "max"), ((*row, *lag),))
 
 
-def with_all(record: Record) -> dict[str, Cell]:
+def with_all(record: Record) -> dict[str, TenantLengthStats]:
     """By tenant, and their sum where there are several."""
     tenants = record.by_tenant()
     return tenants if len(tenants) == 1 else tenants | {"all": record.total()}
@@ -141,17 +140,17 @@ def _headers(noun: str) -> tuple[str, ...]:
     return (*counts, "p50 ms", "p90", "p95", "p99", "max", "wait p99")
 
 
-def _items(counts: Mapping[str, int]) -> tuple[tuple[Value, ...], ...]:
+def _items(counts: Mapping[str, int]) -> tuple[tuple[Cell, ...], ...]:
     return tuple(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def _row(name: str, cell: Cell) -> tuple[Value, ...]:
+def _row(name: str, cell: TenantLengthStats) -> tuple[Cell, ...]:
     counts = (cell.offered, share(cell), cell.rejected, failed(cell), cell.retries)
     times = tuple(ms(cell.latency, percent) for percent in (50, 90, 95, 99, 100))
     return (name, *counts, *times, ms(cell.wait, 99))
 
 
-def _stream(name: str, cell: Cell, seconds: float) -> tuple[Value, ...]:
+def _stream(name: str, cell: TenantLengthStats, seconds: float) -> tuple[Cell, ...]:
     rate = cell.tokens_out / seconds if seconds else None
     times = tuple(ms(of, p) for of in (cell.first, cell.per_token) for p in (50, 95, 99))
     return (name, cell.first.total, cell.tokens_out, rate, *times)
@@ -161,12 +160,12 @@ def length_name(edge: int) -> str:
     return f"up to {edge:,}"
 
 
-def failed(cell: Cell) -> int:
+def failed(cell: TenantLengthStats) -> int:
     """Not answered, and not turned away for load or limits either."""
     return max(0, sum(cell.reasons.values()) - cell.rejected)
 
 
-def share(cell: Cell) -> str:
+def share(cell: TenantLengthStats) -> str:
     """Answered in time, of what was offered."""
     return percent(cell.in_slo / cell.offered) if cell.offered else NOTHING
 
@@ -205,11 +204,11 @@ def _pairs(widths: Iterable[int], sides: Iterable[str]) -> list[tuple[int, str]]
     return list(zip(widths, sides, strict=True))
 
 
-def _side(column: Iterable[Value]) -> str:
+def _side(column: Iterable[Cell]) -> str:
     return ">" if is_numeric(column) else "<"
 
 
-def is_numeric(column: Iterable[Value]) -> bool:
+def is_numeric(column: Iterable[Cell]) -> bool:
     """Shares count: text that is a number and its unit."""
     return all(not isinstance(c, str) or c == NOTHING or c.endswith(" %") for c in column)
 

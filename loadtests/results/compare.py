@@ -12,7 +12,7 @@ from math import exp
 
 from loadtests.results import noise
 from loadtests.results.noise import Estimate
-from loadtests.results.record import Cell, Record
+from loadtests.results.record import Record, TenantLengthStats
 
 PERCENTS = (50.0, 95.0, 99.0)
 
@@ -87,22 +87,28 @@ def warnings(a: Record, b: Record) -> Iterator[str]:
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-def _all_parts(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> list[tuple[str, Cell, Cell]]:
+def _all_parts(
+    a: Mapping[str, TenantLengthStats], b: Mapping[str, TenantLengthStats]
+) -> list[tuple[str, TenantLengthStats, TenantLengthStats]]:
     """In A's order, then what only B has; without what nobody asked for."""
     names = dict.fromkeys((*a, *b))
-    pairs = [(name, a.get(name, Cell()), b.get(name, Cell())) for name in names]
+    pairs = [
+        (name, a.get(name, TenantLengthStats()), b.get(name, TenantLengthStats())) for name in names
+    ]
     return [pair for pair in pairs if pair[1].offered or pair[2].offered]
 
 
-def _by_tenant(record: Record, several: bool) -> dict[str, Cell]:
+def _by_tenant(record: Record, several: bool) -> dict[str, TenantLengthStats]:
     return {"all": record.total()} | (record.by_tenant() if several else {})
 
 
-def _by_length(record: Record) -> dict[str, Cell]:
+def _by_length(record: Record) -> dict[str, TenantLengthStats]:
     return {f"up to {edge:,}": cell for edge, cell in record.by_length().items()}
 
 
-def _differences(part: str, a: Cell, b: Cell, inflations: Pair) -> Iterator[Difference]:
+def _differences(
+    part: str, a: TenantLengthStats, b: TenantLengthStats, inflations: Pair
+) -> Iterator[Difference]:
     yield _of_shares(part, a, b, inflations)
     for name, prefix in (("latency", ""), ("first", "first token "), ("per_token", "a token ")):
         one, other = getattr(a, name), getattr(b, name)
@@ -115,7 +121,9 @@ def _differences(part: str, a: Cell, b: Cell, inflations: Pair) -> Iterator[Diff
                 yield _of_times(part, f"{prefix}p{percent:g} ms", *ends)
 
 
-def _of_shares(part: str, a: Cell, b: Cell, inflations: Pair) -> Difference:
+def _of_shares(
+    part: str, a: TenantLengthStats, b: TenantLengthStats, inflations: Pair
+) -> Difference:
     one, other = (
         noise.share(cell.in_slo, cell.offered, inflation)
         for cell, inflation in zip((a, b), inflations, strict=True)

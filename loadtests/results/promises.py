@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.record import Cell, Record, merged
+from loadtests.results.record import Record, TenantLengthStats, merged
 from loadtests.results.report_table import number
 from yaml_document.section import Section
 
@@ -80,7 +80,7 @@ class Measure:
     name: str
     unit: str
     most: bool
-    of: Callable[[Cell, Record], float | None]
+    of: Callable[[TenantLengthStats, Record], float | None]
 
     def shown(self, value: float) -> str:
         if self.unit == "%":
@@ -113,7 +113,7 @@ def _judged(record: Record, promise: Promise) -> Check:
     return ", ".join([*claims, *_scope(promise)]), ", ".join(said), held
 
 
-def _cell(record: Record, promise: Promise) -> Cell:
+def _cell(record: Record, promise: Promise) -> TenantLengthStats:
     return merged(
         cell
         for tenant, cells in record.cells.items()
@@ -147,7 +147,7 @@ def _percent(share: float) -> str:
 # ---- what can be promised ------------------------------------------------------------------------
 
 
-def _of_offered(part: str, percent: float, cell: Cell, record: Record) -> float | None:
+def _of_offered(part: str, percent: float, cell: TenantLengthStats, record: Record) -> float | None:
     """Milliseconds; None where more than the rest have no answer, or nothing came."""
     histogram: LatencyHistogram = getattr(cell, part)
     rank = ceil(max(cell.offered, histogram.total) * percent / 100.0)
@@ -157,24 +157,28 @@ def _of_offered(part: str, percent: float, cell: Cell, record: Record) -> float 
     return None if found is None else found * 1e3
 
 
-def _of_tokens(percent: float, cell: Cell, record: Record) -> float | None:
+def _of_tokens(percent: float, cell: TenantLengthStats, record: Record) -> float | None:
     found = cell.per_token.percentile_s(percent)
     return None if found is None else found * 1e3
 
 
-def _part(count: Callable[[Cell], int]) -> Callable[[Cell, Record], float | None]:
+def _part(
+    count: Callable[[TenantLengthStats], int],
+) -> Callable[[TenantLengthStats, Record], float | None]:
     return lambda cell, _: count(cell) / cell.offered if cell.offered else None
 
 
-def _rate(count: Callable[[Cell], int]) -> Callable[[Cell, Record], float | None]:
+def _rate(
+    count: Callable[[TenantLengthStats], int],
+) -> Callable[[TenantLengthStats, Record], float | None]:
     return lambda cell, record: count(cell) / record.seconds if record.seconds else None
 
 
-def _under_way(cell: Cell, record: Record) -> float | None:
+def _under_way(cell: TenantLengthStats, record: Record) -> float | None:
     return median(second.under_way for second in record.time_series) if record.time_series else None
 
 
-def _failed(cell: Cell) -> int:
+def _failed(cell: TenantLengthStats) -> int:
     return cell.offered - cell.latency.total - cell.rejected
 
 

@@ -24,7 +24,7 @@ class RecordError(ValueError):
 
 
 @dataclass(slots=True)
-class Cell:
+class TenantLengthStats:
     """One tenant's requests of one length interval."""
 
     offered: int = 0
@@ -42,7 +42,7 @@ class Cell:
     first: LatencyHistogram = field(default_factory=LatencyHistogram)
     per_token: LatencyHistogram = field(default_factory=LatencyHistogram)
 
-    def merge(self, other: Cell) -> None:
+    def merge(self, other: TenantLengthStats) -> None:
         for name in ("offered", "in_slo", "rejected", "retries", "tokens_in", "tokens_out"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, count in other.reasons.items():
@@ -100,7 +100,8 @@ class Record:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     edges: tuple[int, ...] = ()  # upper bounds of the length intervals, ascending
-    cells: dict[str, dict[int, Cell]] = field(default_factory=dict)  # by tenant and edge
+    # By tenant and edge.
+    cells: dict[str, dict[int, TenantLengthStats]] = field(default_factory=dict)
     time_series: list[Second] = field(default_factory=list)
     batch_sizes: dict[int, int] = field(default_factory=dict)  # answers by size of their batch
     # Of answers that say their bucket.
@@ -111,13 +112,13 @@ class Record:
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
     malformed: dict[str, int] = field(default_factory=dict)  # by status or trouble; in no cell
 
-    def total(self) -> Cell:
+    def total(self) -> TenantLengthStats:
         return merged(cell for cells in self.cells.values() for cell in cells.values())
 
-    def by_tenant(self) -> dict[str, Cell]:
+    def by_tenant(self) -> dict[str, TenantLengthStats]:
         return {name: merged(cells.values()) for name, cells in self.cells.items()}
 
-    def by_length(self) -> dict[int, Cell]:
+    def by_length(self) -> dict[int, TenantLengthStats]:
         found = self.cells.values()
         return {edge: merged(c[edge] for c in found if edge in c) for edge in self.edges}
 
@@ -127,8 +128,8 @@ class Record:
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else None
 
 
-def merged(cells: Iterable[Cell]) -> Cell:
-    whole = Cell()
+def merged(cells: Iterable[TenantLengthStats]) -> TenantLengthStats:
+    whole = TenantLengthStats()
     for cell in cells:
         whole.merge(cell)
     return whole
@@ -177,9 +178,9 @@ def _record(found: dict[str, Any]) -> Record:
     )
 
 
-def _cell(found: Mapping[str, Any]) -> Cell:
+def _cell(found: Mapping[str, Any]) -> TenantLengthStats:
     names = ("latency", "wait", "first", "per_token")
-    return Cell(**dict(found) | {name: _histogram(found[name]) for name in names})
+    return TenantLengthStats(**dict(found) | {name: _histogram(found[name]) for name in names})
 
 
 def _histogram(found: Mapping[str, Any]) -> LatencyHistogram:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from loadtests.client.http1 import field as header
 from loadtests.client.player import PlayedRequest
-from loadtests.client.protocols.types import Heard
+from loadtests.client.protocols.types import AnswerFacts
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.record import Cell, Client, Record, Second
+from loadtests.results.record import Client, Record, Second, TenantLengthStats
 from loadtests.results.token_limits import TokenLimits
 
 TURNED_AWAY = (429, 503)
@@ -56,7 +56,9 @@ class RunRecorder:
 
     def __init__(self, terms: RecordingRules) -> None:
         self.terms = terms
-        self.cells = {name: {edge: Cell() for edge in terms.edges} for name in terms.slos_s}
+        self.cells = {
+            name: {edge: TenantLengthStats() for edge in terms.edges} for name in terms.slos_s
+        }
         self.moments = [_Moment() for _ in range(max(1, round(terms.end_s - terms.begin_s)))]
         self.batch_sizes: Counter[int] = Counter()
         self.malformed: Counter[str] = Counter()
@@ -142,7 +144,7 @@ class RunRecorder:
 
     # ---- one try ---------------------------------------------------------------------------------
 
-    def _answered(self, played: PlayedRequest, cell: Cell, moment: _Moment) -> None:
+    def _answered(self, played: PlayedRequest, cell: TenantLengthStats, moment: _Moment) -> None:
         planned = played.planned
         slo_s = self.terms.slos_s[planned.tenant]
         in_slo = (slo_s is None or played.latency_s <= slo_s) and self._tokens_in_time(played)
@@ -160,7 +162,7 @@ class RunRecorder:
         terms, at_s = self.terms, played.planned.at_s
         return terms.tokens.kept(played.heard, at_s, played.latency_s, streams=terms.streams)
 
-    def _headers(self, played: PlayedRequest, cell: Cell) -> None:
+    def _headers(self, played: PlayedRequest, cell: TenantLengthStats) -> None:
         if (wait_ms := header(played.head, b"x-queue-wait-ms")) is not None:
             cell.wait.add(_number(wait_ms) / 1e3)
         if (size := header(played.head, b"x-batch-size")) is not None:
@@ -193,7 +195,7 @@ class RunRecorder:
         return found
 
 
-def _unanswered(played: PlayedRequest, cell: Cell, moment: _Moment) -> None:
+def _unanswered(played: PlayedRequest, cell: TenantLengthStats, moment: _Moment) -> None:
     reason = played.trouble or str(played.status)
     cell.reasons[reason] = cell.reasons.get(reason, 0) + 1
     turned_away = played.status in TURNED_AWAY
@@ -202,7 +204,7 @@ def _unanswered(played: PlayedRequest, cell: Cell, moment: _Moment) -> None:
     moment.second.failed += not turned_away
 
 
-def _heard(heard: Heard, at_s: float, cell: Cell) -> None:
+def _heard(heard: AnswerFacts, at_s: float, cell: TenantLengthStats) -> None:
     cell.tokens_out += heard.tokens_out
     if heard.first_s is not None:
         cell.first.add(heard.first_s - at_s)

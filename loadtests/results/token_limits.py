@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtests.client.protocols.types import Heard
+from loadtests.client.protocols.types import AnswerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,9 @@ class TokenLimits:
     def __bool__(self) -> bool:
         return self.first_s is not None or self.each_s is not None
 
-    def kept(self, heard: Heard | None, at_s: float, latency_s: float, *, streams: bool) -> bool:
+    def kept(
+        self, heard: AnswerFacts | None, at_s: float, latency_s: float, *, streams: bool
+    ) -> bool:
         """`at_s`: when it was meant to be sent."""
         if heard is None or not self:
             return True

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.results.record import Cell, Client, Record, Second
+from loadtests.results.record import Client, Record, Second, TenantLengthStats
 
 MakeRecord = Callable[..., Record]
 SECONDS = 60
@@ -24,8 +24,9 @@ def made_up(*, seed: int = 1, slower: float = 1.0, streams: bool = False, **chan
     much every latency is multiplied."""
     random = Random(seed)
     cells = {
-        tenant: {edge: Cell() for edge in (32, 128, 512)} for tenant in ("chat", "crawl")
-    }  # fmt: skip
+        tenant: {edge: TenantLengthStats() for edge in (32, 128, 512)}
+        for tenant in ("chat", "crawl")
+    }
     time_series, sizes = [], {}
     for at_s in range(SECONDS):
         burst = 20 <= at_s < 30
@@ -58,7 +59,11 @@ def made_up(*, seed: int = 1, slower: float = 1.0, streams: bool = False, **chan
 
 
 def _request(
-    random: Random, cells: dict[str, dict[int, Cell]], second: Second, slower: float, streams: bool
+    random: Random,
+    cells: dict[str, dict[int, TenantLengthStats]],
+    second: Second,
+    slower: float,
+    streams: bool,
 ) -> float | None:
     """Sends one and gives its latency; None where it was refused."""
     edge = random.choices((32, 128, 512), (70, 25, 5))[0]

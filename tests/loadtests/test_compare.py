@@ -13,14 +13,14 @@ from loadtests.report import compared
 from loadtests.results.compare import Difference, compare, warnings
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.noise import Estimate, inflations, log_percentile, share
-from loadtests.results.record import Cell, Record, Second
+from loadtests.results.record import Record, Second, TenantLengthStats
 
 RUNS, SECONDS, RATE = 24, 20, 200.0
 
 
 def queued(seed: int, busy: float = 0.7) -> Record:
     """One server with exponential service times, busy for a share of the time."""
-    random, cell, at_s, free_s = Random(seed), Cell(), 0.0, 0.0
+    random, cell, at_s, free_s = Random(seed), TenantLengthStats(), 0.0, 0.0
     seconds: list[list[float]] = [[] for _ in range(SECONDS)]
     while (at_s := at_s + random.expovariate(RATE)) < SECONDS:
         free_s = max(at_s, free_s) + random.expovariate(RATE / busy)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from loadtests.goodput_trials import GeneratorBehind, ScenarioTrials
-from loadtests.results.record import Cell, Client, Record
+from loadtests.results.record import Client, Record, TenantLengthStats
 from loadtests.run import PreparedRun, RunOptions
 from loadtests.traffic.scaled import rate_of
 from loadtests.traffic.scenario_file import load
@@ -25,7 +25,7 @@ class Played:
         self.scenarios.append(ready.scenario)
         self.spoilt -= 1
         client = Client(behind="too slow" if self.spoilt >= 0 else "")
-        cell = Cell(offered=200, in_slo=150, reasons=self.reasons)
+        cell = TenantLengthStats(offered=200, in_slo=150, reasons=self.reasons)
         return Record("x", cells={"default": {8: cell}}, client=client)
 
 

@@ -5,12 +5,12 @@ import io
 from rich.console import Console
 
 from loadtests.console.live import LiveView
-from loadtests.results.record import Cell
+from loadtests.results.record import TenantLengthStats
 from loadtests.workers import Glimpse
 
 
-def cell(offered: int, latency_s: float, **reasons: int) -> Cell:
-    found = Cell(offered=offered, in_slo=offered // 2, reasons=dict(reasons))
+def cell(offered: int, latency_s: float, **reasons: int) -> TenantLengthStats:
+    found = TenantLengthStats(offered=offered, in_slo=offered // 2, reasons=dict(reasons))
     found.rejected = reasons.get("503", 0)
     for _ in range(offered - sum(reasons.values())):
         found.latency.add(latency_s)
@@ -40,11 +40,11 @@ def test_processes_add_up_by_tenant_with_what_was_not_answered():
 
 
 def test_warm_up_is_said_to_be_one():
-    assert "warm-up" in drawn(Glimpse(5.0, {"chat": Cell()}))
+    assert "warm-up" in drawn(Glimpse(5.0, {"chat": TenantLengthStats()}))
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal():
     console = Console(file=io.StringIO(), force_terminal=False)
     with LiveView("ragged", 0.0, 1.0, console) as view:
-        view([Glimpse(0.5, {"chat": Cell()})])
+        view([Glimpse(0.5, {"chat": TenantLengthStats()})])
     assert console.file.getvalue() == ""

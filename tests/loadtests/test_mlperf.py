@@ -4,7 +4,7 @@ import pytest
 
 from loadtests.mlperf import checks, estimate_s, least_queries, most_late, scenario_of
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.record import Cell, Record
+from loadtests.results.record import Record, TenantLengthStats
 from loadtests.traffic.scenario_file import check
 
 BASE = check({"duration_s": 5, "arrivals": {"rate": 1}, "lengths": {"fixed": 8}})
@@ -48,7 +48,7 @@ def test_estimate_is_the_latency_that_as_many_exceed_as_may():
 
 
 def record(offered: int, in_slo: int, unanswered: int = 0) -> Record:
-    cell = Cell(offered=offered, in_slo=in_slo)
+    cell = TenantLengthStats(offered=offered, in_slo=in_slo)
     for _ in range(offered - unanswered):
         cell.latency.add(0.01)
     return Record("x", seconds=10.0, edges=(8,), cells={"default": {8: cell}})

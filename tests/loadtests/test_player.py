@@ -10,7 +10,7 @@ import pytest
 
 from loadtests.client.http1 import Target, render
 from loadtests.client.player import PlayedRequest, Player, PlayerSettings
-from loadtests.client.protocols.types import Heard
+from loadtests.client.protocols.types import AnswerFacts
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
 from tests.loadtests.test_closed_loop import BUSY, OK, free_port, serving
@@ -148,7 +148,7 @@ class Listening:
     """Notes what it hears; `trouble`: what it makes of the whole answer."""
 
     def __init__(self, streams: bool, trouble: str) -> None:
-        self.streams, self.heard, self.pieces = streams, Heard(trouble=trouble), b""
+        self.streams, self.heard, self.pieces = streams, AnswerFacts(trouble=trouble), b""
 
     def piece(self, data, at_s):
         self.pieces += data

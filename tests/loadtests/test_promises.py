@@ -14,7 +14,7 @@ from loadtests.command import main
 from loadtests.commands import play
 from loadtests.results import promise_file
 from loadtests.results.promises import Promise, judge
-from loadtests.results.record import Cell, Client, Record, Second, load, save
+from loadtests.results.record import Client, Record, Second, TenantLengthStats, load, save
 from loadtests.traffic.scenario_file import ScenarioErrors
 
 SHIPPED = Path(promise_file.__file__).parents[1] / "promises"
@@ -28,7 +28,7 @@ PLAYED = {"protocol": "openai-embeddings", "model": "m", "scenario": "some.yaml"
 
 
 def record(latencies_ms: list[float], *, offered: int, **changes: Any) -> Record:
-    cell = Cell(offered=offered, tokens_out=10 * offered)
+    cell = TenantLengthStats(offered=offered, tokens_out=10 * offered)
     for latency_ms in latencies_ms:
         cell.latency.add(latency_ms / 1e3)
         cell.in_slo += latency_ms <= 100
@@ -92,7 +92,7 @@ def test_a_promise_of_several_bounds_needs_them_all() -> None:
 
 def test_a_part_is_judged_alone(make_record) -> None:
     found = make_record()
-    found.cells["chat"][32] = Cell(offered=1)
+    found.cells["chat"][32] = TenantLengthStats(offered=1)
     assert not kept(found, answered=1, tenant="chat", length=32)
     claim, said, _ = judge(found, [Promise(in_slo=0.5, tenant="chat", length=32)])[0]
     assert claim == "in time at least 50 %, of chat, of lengths up to 32"

@@ -6,11 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.results.record import Cell, Client, Record, RecordError, Second, load, save
+from loadtests.results.record import (
+    Client,
+    Record,
+    RecordError,
+    Second,
+    TenantLengthStats,
+    load,
+    save,
+)
 
 
 def example() -> Record:
-    chat, long = Cell(offered=3, in_slo=2, reasons={"503": 1}), Cell(offered=1)
+    chat, long = (
+        TenantLengthStats(offered=3, in_slo=2, reasons={"503": 1}),
+        TenantLengthStats(offered=1),
+    )
     for cell, latencies in ((chat, (0.01, 0.02)), (long, (0.3,))):
         for latency_s in latencies:
             cell.latency.add(latency_s)
@@ -19,7 +30,7 @@ def example() -> Record:
         seconds=2.0,
         slo_ms=100.0,
         edges=(32, 512),
-        cells={"chat": {32: chat, 512: Cell()}, "batch": {512: long}},
+        cells={"chat": {32: chat, 512: TenantLengthStats()}, "batch": {512: long}},
         time_series=[Second(offered=4, answered=3, p50_ms=20.0)],
         batch_sizes={8: 3},
         tokens=60,

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtests.client.player import PlayedRequest
-from loadtests.client.protocols.types import Heard
+from loadtests.client.protocols.types import AnswerFacts
 from loadtests.results.record import Client, Record
 from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.results.token_limits import TokenLimits
@@ -77,7 +77,7 @@ def test_answers_headers_tell_batches_padding_and_waits():
 
 
 def test_streams_tell_their_tokens():
-    record, _ = kept(played(10, 1.0, heard=Heard(10.2, 10.9, 8)))
+    record, _ = kept(played(10, 1.0, heard=AnswerFacts(10.2, 10.9, 8)))
     total = record.total()
     assert total.tokens_out == 8
     assert total.first.most_s == pytest.approx(0.2)
@@ -137,7 +137,7 @@ LIMITS = TokenLimits(first_s=0.5, each_s=0.02)
 def test_a_stream_is_in_time_if_its_first_and_its_further_tokens_are(
     first_s: float | None, last_s: float | None, tokens: int, in_time: bool
 ) -> None:
-    heard = Heard(first_s, last_s, tokens)
+    heard = AnswerFacts(first_s, last_s, tokens)
     assert LIMITS.kept(heard, 10.0, 9.0, streams=True) is in_time
 
 
@@ -145,21 +145,21 @@ def test_a_stream_is_in_time_if_its_first_and_its_further_tokens_are(
 def test_an_answer_that_is_not_streamed_has_the_time_that_both_give_it(
     latency_s: float, in_time: bool
 ) -> None:
-    heard = Heard(tokens_out=11)
+    heard = AnswerFacts(tokens_out=11)
     assert LIMITS.kept(heard, 10.0, latency_s, streams=False) is in_time
 
 
 def test_limits_of_tokens_are_for_answers_that_have_some() -> None:
     assert LIMITS.kept(None, 10.0, 9.0, streams=True)
-    assert TokenLimits().kept(Heard(), 10.0, 9.0, streams=True)
+    assert TokenLimits().kept(AnswerFacts(), 10.0, 9.0, streams=True)
     assert not TokenLimits()
     assert LIMITS.words() == "a first token within 500 ms and further ones every 20 ms"
 
 
 def test_in_time_counts_both_promises() -> None:
     recorder = RunRecorder(RecordingRules({"a": None}, (32,), 10.0, 13.0, LIMITS))
-    recorder.ended(played(10, 2.0, heard=Heard(10.4, 10.5, 11)))
-    recorder.ended(played(10, 2.0, heard=Heard(10.6, 10.7, 11)))
+    recorder.ended(played(10, 2.0, heard=AnswerFacts(10.4, 10.5, 11)))
+    recorder.ended(played(10, 2.0, heard=AnswerFacts(10.6, 10.7, 11)))
     record = Record("x")
     recorder.fill(record, Client(), 3.0)
     assert (record.total().in_slo, record.total().offered) == (1, 2)

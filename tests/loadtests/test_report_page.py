@@ -16,7 +16,7 @@ from loadtests.report.scale import MOST_TICKS, Scale, linear, logarithmic
 from loadtests.report.table import aligned, lines, share
 from loadtests.report.time_series_figures import MOST_SPANS, spans
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.record import Cell, Client, Record, Second
+from loadtests.results.record import Client, Record, Second, TenantLengthStats
 from loadtests.results.report_table import Table
 
 RUDE = "<script>alert(1)</script>\"'&|\n"
@@ -79,7 +79,7 @@ def test_what_was_not_measured_is_not_shown(make_record) -> None:
 
 
 def test_text_from_outside_is_never_markup(make_record) -> None:
-    cell = Cell(offered=2, in_slo=1, reasons={RUDE: 1})
+    cell = TenantLengthStats(offered=2, in_slo=1, reasons={RUDE: 1})
     cell.latency.add(0.01)
     record = make_record(
         name=RUDE, about=RUDE, url=RUDE, machine=RUDE, versions={RUDE: RUDE}, command=RUDE,
@@ -108,7 +108,9 @@ def test_broken_promises_are_named(make_record) -> None:
     "record",
     [
         Record(name="nothing"),
-        Record(name="refused", seconds=1.0, edges=(8,), cells={"a": {8: Cell(offered=3)}}),
+        Record(
+            name="refused", seconds=1.0, edges=(8,), cells={"a": {8: TenantLengthStats(offered=3)}}
+        ),
         Record(name="silent", time_series=[Second(), Second()], edges=(8,), cells={"a": {}}),
     ],
     ids=lambda record: record.name,
@@ -130,7 +132,7 @@ def test_a_curve_ends_at_the_share_that_was_answered() -> None:
 def test_only_so_many_tenants_are_drawn_and_all_are_listed(make_record) -> None:
     cells = {}
     for number in range(30):
-        cells[f"t{number}"] = {32: Cell(offered=number)}
+        cells[f"t{number}"] = {32: TenantLengthStats(offered=number)}
         cells[f"t{number}"][32].latency.add(0.01)
     record = make_record(cells=cells)
     first = next(iter(figures(record)))
@@ -139,9 +141,9 @@ def test_only_so_many_tenants_are_drawn_and_all_are_listed(make_record) -> None:
 
 
 def test_a_share_is_never_rounded_up_to_all() -> None:
-    assert share(Cell(offered=100_000, in_slo=99_999)) == "99.99 %"
-    assert share(Cell(offered=2, in_slo=2)) == "100 %"
-    assert share(Cell()) == "–"
+    assert share(TenantLengthStats(offered=100_000, in_slo=99_999)) == "99.99 %"
+    assert share(TenantLengthStats(offered=2, in_slo=2)) == "100 %"
+    assert share(TenantLengthStats()) == "–"
 
 
 def test_names_do_not_break_columns() -> None:

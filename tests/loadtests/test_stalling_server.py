@@ -16,7 +16,7 @@ from loadtests.client.closed_loop import run_async
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
 from loadtests.client.player import Player, PlayerSettings
-from loadtests.results.record import Cell, merged
+from loadtests.results.record import TenantLengthStats, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
@@ -35,7 +35,7 @@ async def stalling():
         server.close()
 
 
-async def played(target: Target, slo_s: float = 0.1) -> Cell:
+async def played(target: Target, slo_s: float = 0.1) -> TenantLengthStats:
     scenario = check({"duration_s": RUN_S, "arrivals": {"rate": 100}, "lengths": {"fixed": 8}})
     recorder = RunRecorder(RecordingRules({"default": slo_s}, (8,), 0.0, RUN_S))
     request = render(target, b"x")

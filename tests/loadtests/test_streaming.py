@@ -11,7 +11,7 @@ from loadtests.benches.trivial_server import whole_bytes
 from loadtests.client.player import Player, PlayerSettings
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Endpoint
-from loadtests.results.record import Cell, merged
+from loadtests.results.record import TenantLengthStats, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
@@ -68,7 +68,7 @@ async def generating(cut_off: bool = False):
         server.close()
 
 
-async def chatted(url: str) -> Cell:
+async def chatted(url: str) -> TenantLengthStats:
     scenario = check(
         {
             "duration_s": 0.2,

@@ -25,7 +25,7 @@ from loadtests.benches.tails_trials import (
     trial_of,
 )
 from loadtests.client.player import PlayedRequest
-from loadtests.client.protocols.types import Heard
+from loadtests.client.protocols.types import AnswerFacts
 from loadtests.traffic.plan import Planned
 
 PAGE = """# TYPE headrace_hedges_total counter
@@ -38,7 +38,7 @@ headrace_batches_total{gateway="%(gateway)s",model="off",end="answered"} 50
 """
 
 
-def end(at_s: float, ended_s: float, status: int = 200, heard: Heard | None = None):
+def end(at_s: float, ended_s: float, status: int = 200, heard: AnswerFacts | None = None):
     return PlayedRequest(Planned(at_s, "default", (8,)), at_s, ended_s, status, heard=heard)
 
 
@@ -57,7 +57,7 @@ def test_counters_are_of_all_gateways_and_of_one_model():
 
 def test_a_batch_takes_until_its_answer_and_a_stream_until_its_first_token():
     assert taken_s(end(2.0, 2.5)) == 0.5
-    assert taken_s(end(2.0, 2.5, heard=Heard(first_s=2.125, last_s=2.5))) == 0.125
+    assert taken_s(end(2.0, 2.5, heard=AnswerFacts(first_s=2.125, last_s=2.5))) == 0.125
 
 
 def test_what_failed_is_no_sample_of_time():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtests.results.record import Cell, Record
+from loadtests.results.record import Record, TenantLengthStats
 from loadtests.run import PreparedRun, RunOptions
 from loadtests.traffic.scenario_file import load
 from loadtests.versus import NotSimulated, side_by_side, simulated
@@ -22,7 +22,7 @@ FOUND |= {f"p{percent}_ms": 12.0 for percent in (50, 90, 99)}
 
 
 def record() -> Record:
-    cell = Cell(offered=100, in_slo=98, rejected=2)
+    cell = TenantLengthStats(offered=100, in_slo=98, rejected=2)
     for _ in range(98):
         cell.latency.add(0.01)
     return Record("x", cells={"a": {8: cell}}, edges=(8,))

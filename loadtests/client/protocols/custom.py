@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field
 from loadtests.client.http1 import Response
 from loadtests.client.protocols.heads import Heads
 from loadtests.client.protocols.openai import DEFAULT_OUTPUT
-from loadtests.client.protocols.types import Endpoint, Heard
+from loadtests.client.protocols.types import AnswerFacts, Endpoint
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import read_part
 from loadtests.traffic.texts import Texts
@@ -131,7 +131,7 @@ class _Check:
     streams = False
 
     def __init__(self, adapter: CustomAdapter) -> None:
-        self.heard = Heard()
+        self.heard = AnswerFacts()
         self._adapter = adapter
 
     def piece(self, data: bytes, at_s: float) -> None:

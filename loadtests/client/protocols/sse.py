@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from loadtests.client.http1 import Response
-from loadtests.client.protocols.types import Heard
+from loadtests.client.protocols.types import AnswerFacts
 
 DONE = b"[DONE]"
 
@@ -43,7 +43,7 @@ class TokenStream:
 
     def __init__(self, *, streams: bool) -> None:
         self.streams = streams
-        self.heard = Heard()
+        self.heard = AnswerFacts()
         self._events = EventReader()
         self._tokens = 0
         self._over = False

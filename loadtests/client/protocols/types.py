@@ -42,7 +42,7 @@ class Endpoint:
 
 
 @dataclass(slots=True)
-class Heard:
+class AnswerFacts:
     """What an answer said besides its status."""
 
     # When the first and the last token came, on the player's clock; None: not a stream.
@@ -63,7 +63,7 @@ class ResponseListener(Protocol):
     """Of one answer. `streams`: it wants each piece of a body as it comes."""
 
     streams: bool
-    heard: Heard
+    heard: AnswerFacts
 
     def piece(self, data: bytes, at_s: float) -> None: ...
     def ended(self, answer: Response) -> None: ...
