@@ -90,7 +90,7 @@ def _down(policy: PolicySettings) -> str:
 
 
 def _sleep(model: ModelTerms) -> list[str]:
-    if not model.asleep_ok:
+    if not model.may_sleep:
         return []
     return [
         f"After {_span(model.policy.idle_s)} without a request the last replica goes; the next"

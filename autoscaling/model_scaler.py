@@ -144,21 +144,21 @@ class ModelScaler:
     def _decided(self, held: dict[str, int], view: DemandView, now: float) -> Proposal:
         plan = self.planning.step(view, self.demand, self.starts.time_to_capacity_s(), now)
         if not self.envelope.holds(now):
-            self.sizing.scatter(self.planning.dispersion_s)
+            self.sizing.update_dispersion(self.planning.dispersion_s)
         self.sizing.adopt(self.terms, self._options())
-        if self.terms.asleep_ok and not self.pins:
+        if self.terms.may_sleep and not self.pins:
             if not sum(held.values()) or self.wake.woken_at is not None:
                 woken = self._woken(held, view, plan, now)
                 if woken is not None:
                     return woken
-            elif self._may_sleep(view, now):
+            elif self._falls_asleep(view, now):
                 none = dict.fromkeys(held, 0)
                 return Proposal(Reason.ASLEEP, none, none, view, plan)
         return self._scaled(held, view, plan, now)
 
     # -- zero
 
-    def _may_sleep(self, view: DemandView, now: float) -> bool:
+    def _falls_asleep(self, view: DemandView, now: float) -> bool:
         idle = self.wake.is_idle(view, self.terms.policy.idle_s, now)
         return idle and self.described is not False and not self._starts(now)
 

@@ -84,7 +84,7 @@ class ModelTerms:
     pool_key: str = ""  # digest of the settings with which the pool would run it
 
     @property
-    def asleep_ok(self) -> bool:
+    def may_sleep(self) -> bool:
         """Whether the last replica may be removed."""
         return all(group.min == 0 for group in self.groups)
 

@@ -85,7 +85,7 @@ class Sizing:
             self._model, self._options = model, options
             self._kept.clear()
 
-    def scatter(self, dispersion_s: float) -> None:
+    def update_dispersion(self, dispersion_s: float) -> None:
         """Take a measured dispersion. It is smoothed: a minute's bins show it only to 25 %."""
         if dispersion_s > 0.0:
             gain = 0.1 if self.dispersion_s else 1.0

@@ -49,7 +49,7 @@ class ModelOutlook:
     """What gateways are told of a model. Fields without a comment are as in `ModelDecision`, for
     metrics."""
 
-    asleep_ok: bool = False  # it may have no replicas; then a request wakes it
+    may_sleep: bool = False  # it may have no replicas; then a request wakes it
     wakes: bool = False  # nothing runs, and a request would start a replica
     ready_in_s: float = 0.0  # p90, until a replica that starts now or has begun to will serve
     targets: Mapping[str, int] = field(default_factory=dict)  # replicas, by group

@@ -21,10 +21,10 @@ def outlook(
     `begun_s`: seconds since the next replica to come was ordered."""
     runs = list(groups)
     starting = sum(each.starting for each in runs)
-    asleep_ok = terms.asleep_ok and not decision.observed and not _is_held_at_none(decision)
+    may_sleep = terms.may_sleep and not decision.observed and not _is_held_at_none(decision)
     return ModelOutlook(
-        asleep_ok=asleep_ok,
-        wakes=asleep_ok and not any(each.hot or each.starting for each in runs),
+        may_sleep=may_sleep,
+        wakes=may_sleep and not any(each.hot or each.starting for each in runs),
         ready_in_s=max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0)),
         targets={each.name: each.target for each in decision.groups},
         wanted={each.name: each.wanted for each in decision.groups},

@@ -184,7 +184,7 @@ class Catalogue:
 
     def _may_sleep(self, name: str) -> bool:
         outlook = self.outlooks.get(name)
-        return outlook is not None and outlook.asleep_ok
+        return outlook is not None and outlook.may_sleep
 
     def _ready_in_s(self, name: str) -> float:
         """Seconds after which asking again may help."""

@@ -41,7 +41,7 @@ def test_bounds_needs_and_promises_are_translated():
     assert group.needs == Needs(
         (("CPU", 2.0), ("GPU", 1.0), ("memory", 512.0 * MIB), ("mig", 1.0)), 1.5
     )
-    assert said.asleep_ok
+    assert said.may_sleep
 
 
 def test_of_a_model_that_generates_the_first_token_is_promised():
@@ -58,7 +58,7 @@ def test_groups_say_their_own_numbers_and_take_the_rest():
     assert [(g.name, g.min, g.max, g.reserve, g.needs.cost_per_hour) for g in said.groups] == [
         ("gpu", 1, 3, False, 4.0), ("cpu", 2, 2, True, 1.0), ("wide", 0, 9, False, 4.0),
     ]  # fmt: skip
-    assert not said.asleep_ok
+    assert not said.may_sleep
 
 
 def test_a_policy_is_taken_with_what_stands_beside_it_and_with_the_replicas():

@@ -374,7 +374,7 @@ async def test_a_sleeping_models_requests_that_cannot_wait_go_to_the_cheaper_one
     stand: Stand,
 ) -> None:
     stand.run_replicas("device", [])
-    asleep = ModelOutlook(asleep_ok=True, wakes=True, ready_in_s=12.0)
+    asleep = ModelOutlook(may_sleep=True, wakes=True, ready_in_s=12.0)
     stand.models.take_outlooks({"device": asleep}, 0.0)
     headers = [(b"x-timeout-ms", b"900")]
     assert served_by(await post(stand, headers=headers)) == b"small"

@@ -98,7 +98,7 @@ def test_more_work_brings_more_replicas_and_gateways_hear_how_many():
     assert run.running == 3
     outlook = run.decider.outlooks()["a"]
     assert outlook.targets == {"": 3}
-    assert not outlook.asleep_ok
+    assert not outlook.may_sleep
     assert outlook.offered_s == pytest.approx(2.5, rel=0.05)
     assert outlook.ready_in_s > 0
 
@@ -162,7 +162,7 @@ def test_a_model_that_may_sleep_does_and_says_that_a_request_would_wake_it():
     assert run.running == 0
     run.step(0.0)
     outlook = run.decider.outlooks()["a"]
-    assert (outlook.asleep_ok, outlook.wakes, outlook.reason) == (True, True, "asleep")
+    assert (outlook.may_sleep, outlook.wakes, outlook.reason) == (True, True, "asleep")
     run.step(0.1, backlog_s=0.1)
     assert (run.running >= 1, run.reason) == (True, "awake")
 

@@ -33,7 +33,7 @@ def test_a_model_wakes_only_where_nothing_runs_or_starts():
     assert not outlook(TERMS, asleep, RUNS).wakes
     assert outlook(TERMS, STEADY, RUNS).starting == 1
     shown = outlook(TERMS, replace(asleep, observed=True), ())
-    assert (shown.asleep_ok, shown.wakes) == (False, False)  # nobody would wake it
+    assert (shown.may_sleep, shown.wakes) == (False, False)  # nobody would wake it
 
 
 @pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])
@@ -82,4 +82,4 @@ def test_status_is_plain():
 def test_what_is_held_at_none_is_no_model_that_a_request_would_wake(reason, target, may):
     held = replace(STEADY, reason=reason, groups=(GroupTarget("", 0, target),))
     said = outlook(replace(TERMS, groups=(GroupTerms("", 0, 4),)), held, ())
-    assert (said.asleep_ok, said.wakes) == (may, may)
+    assert (said.may_sleep, said.wakes) == (may, may)

@@ -26,7 +26,7 @@ async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
     models = following.catalogue
     await following.registry.tell(description())
     assert not models.all_ready
-    models.take_outlooks({"device": ModelOutlook(asleep_ok=True, wakes=True)}, 0.0)
+    models.take_outlooks({"device": ModelOutlook(may_sleep=True, wakes=True)}, 0.0)
     assert models.ready("device")
     assert models.asleep("device")
     assert models.all_ready
@@ -40,7 +40,7 @@ async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
 
 
 @pytest.mark.parametrize(
-    ("asleep_ok", "runs", "age_s", "expected_s"),
+    ("may_sleep", "runs", "age_s", "expected_s"),
     [
         (True, False, 0.0, 12.0),
         (True, False, 5.0, 7.0),
@@ -52,7 +52,7 @@ async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
 async def test_only_a_sleeping_models_queue_is_told_when_to_expect_a_replica(
     following: Following,
     description: Describe,
-    asleep_ok: bool,
+    may_sleep: bool,
     runs: bool,
     age_s: float,
     expected_s: float,
@@ -60,7 +60,7 @@ async def test_only_a_sleeping_models_queue_is_told_when_to_expect_a_replica(
     if runs:
         following.run(description())
     await following.registry.tell(description())
-    outlook = ModelOutlook(asleep_ok=asleep_ok, ready_in_s=12.0)
+    outlook = ModelOutlook(may_sleep=may_sleep, ready_in_s=12.0)
     following.catalogue.take_outlooks({"device": outlook}, age_s)
     core = following.catalogue.served["device"].queue._dispatcher
     assert core._requests.admission.capacity_in_s == expected_s
@@ -71,7 +71,7 @@ async def test_a_model_that_is_withdrawn_does_not_count_as_asleep(
 ) -> None:
     models = following.catalogue
     await following.registry.tell(description())
-    models.take_outlooks({"device": ModelOutlook(asleep_ok=True)}, 0.0)
+    models.take_outlooks({"device": ModelOutlook(may_sleep=True)}, 0.0)
     await following.registry.tell(declared="device")
     assert not models.ready("device")
     assert models.waiting_for == ["device"]
@@ -82,7 +82,7 @@ async def test_a_model_that_must_run_is_not_ready_without_replicas(
 ) -> None:
     models = following.catalogue
     await following.registry.tell(description())
-    models.take_outlooks({"device": ModelOutlook(asleep_ok=False)}, 0.0)
+    models.take_outlooks({"device": ModelOutlook(may_sleep=False)}, 0.0)
     assert not models.ready("device")
     assert not models.all_ready
 

@@ -17,7 +17,7 @@ from deployments.gateway.scaling.reporter import DemandReporter
 
 DEVICE = {"device": {"runtime": "synthetic", "slo": {"latency_ms": 200}}}
 ONE_ROW = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}
-ASLEEP = ModelOutlook(asleep_ok=True, wakes=True, ready_in_s=12.0)
+ASLEEP = ModelOutlook(may_sleep=True, wakes=True, ready_in_s=12.0)
 
 
 class Autoscaler:

@@ -17,7 +17,7 @@ CORE = Snapshot(
     offered=OfferedSnapshot(7.5, 0.7, 40, 5.25, (("late", 3),), ((32, 6.0), (64, 1.5))),
 )  # fmt: skip
 OUTLOOK = ModelOutlook(
-    asleep_ok=True, wakes=False, ready_in_s=12.5, targets={"": 3}, wanted={"": 4}, starting=1,
+    may_sleep=True, wakes=False, ready_in_s=12.5, targets={"": 3}, wanted={"": 4}, starting=1,
     reason="spike", offered_s=1.5, planned_s=2.5, forecast_s=2.0, forecast_trusted=True,
 )  # fmt: skip
 
