@@ -7,11 +7,13 @@ import json
 import logging
 import queue
 import re
+from dataclasses import replace
 
 import pytest
 
 from deployments.contract import logs
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
+from deployments.gateway.tenancy.tenants import new_key
 
 LINE = AccessLine("id-1", "POST", "/v1/embeddings", 503, "shed", "queue_full", "m", "acme", 1.23456)
 
@@ -169,6 +171,15 @@ def test_an_access_line_carries_its_requests_fields(written):
         "outcome": "shed", "reason": "queue_full", "model": "m", "tenant": "acme",
         "total_ms": 1.235,
     }  # fmt: skip
+
+
+def test_a_key_is_cut_out_of_a_path(written):
+    configure, lines = written
+    configure()
+    key, _ = new_key()
+    AccessLog().write(replace(LINE, path=f"/v2/models/{key}/infer"))
+    assert json.loads(lines()[0])["path"] == "/v2/models/hr_…/infer"
+    assert key not in lines()[0]
 
 
 @pytest.fixture
