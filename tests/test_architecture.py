@@ -177,3 +177,18 @@ def test_files_that_the_documentation_names_exist():
         if not (ROOT / name).exists()
     ]
     assert not gone
+
+
+NAMED_TESTS = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")
+
+
+def test_tests_that_the_documentation_names_exist():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    named = {pair for page in pages for pair in NAMED_TESTS.findall(page.read_text())}
+    assert named
+    gone = [
+        f"{file}::{name}"
+        for file, name in named
+        if not re.search(rf"^\s*(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert not gone
