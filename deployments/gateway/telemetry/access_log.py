@@ -44,6 +44,10 @@ _ALL_FAILURES = 599
 _KEY = re.compile(rf"(?<={PREFIX})[\w-]{{20,}}")
 
 
+def without_key(path: str) -> str:
+    return _KEY.sub("…", path)
+
+
 class AccessLog:
     """`least_status`: lowest HTTP status that gets a line; 0 writes all, 600 none."""
 
@@ -75,7 +79,7 @@ class AccessLog:
 
     def write(self, line: AccessLine) -> None:
         extra = {name: getattr(line, name) for name in AccessLine.__slots__}
-        extra["path"] = path = _KEY.sub("…", line.path)
+        extra["path"] = path = without_key(line.path)
         extra["total_ms"] = round(line.total_ms, 3)
         extra["suppressed"] = self._suppressed or None
         self._suppressed = 0

@@ -20,7 +20,7 @@ from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import Generated, RequestContext
-from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
+from deployments.gateway.telemetry.access_log import AccessLine, AccessLog, without_key
 from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (
     GatewayLevels,
@@ -181,7 +181,7 @@ class GatewayTelemetry:
         attributes: dict[str, str | int | float | bool] = {
             "http.request.method": context.exchange.method,
             "http.response.status_code": context.status,
-            "url.path": context.exchange.path,
+            "url.path": without_key(context.exchange.path),
             "headrace.model": context.model,
             "headrace.model_version": context.version,
             "headrace.outcome": context.outcome,

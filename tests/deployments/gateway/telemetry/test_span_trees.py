@@ -17,6 +17,7 @@ from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.telemetry.spans import OpenTelemetrySpans
 from deployments.gateway.telemetry.tracing import Tracing
+from deployments.gateway.tenancy.tenants import new_key
 
 Describe = Callable[..., ModelDescription]
 DEVICE = {"runtime": "synthetic", "options": {"base_ms": 0}}
@@ -62,6 +63,14 @@ async def test_a_batch_stands_beside_its_requests_stages_with_the_runtime_below(
     ]  # fmt: skip
     assert "batch" in stages
     assert below(exporter, named(exporter, "batch")) == ["runtime"]
+
+
+async def test_a_key_is_cut_out_of_a_spans_path(
+    stand: Stand, exporter: InMemorySpanExporter
+) -> None:
+    key, _ = new_key()
+    assert (await ask(stand.app, "POST", f"/v2/models/{key}/infer")).status == 404
+    assert (named(exporter, "POST oip").attributes or {})["url.path"] == "/v2/models/hr_…/infer"
 
 
 @pytest.mark.parametrize("streams", [True, False])
