@@ -133,6 +133,10 @@ class ReadyReplicas:
 
     def _best(self, now: float, tries: list[int]) -> Entry | None:
         """The replica to ask next, of those kinds that have tries left."""
+        # First, since a `DUE` replica that is placed again may come to a kind looked at before.
+        for kind in range(DUE, len(self._counts), _KINDS):
+            if self._counts[kind]:
+                self._top(kind, now)
         best, least = None, inf
         for kind, left in enumerate(tries):
             if left and self._counts[kind]:

@@ -134,6 +134,21 @@ def test_what_other_gateways_run_counts_for_the_choice(start):
     assert [each.replica_id for each in sent(core.tick(1.5))] == ["b"]
 
 
+def test_a_replica_that_others_have_left_idle_is_sent_what_comes_later(start):
+    """It became ready while it was expected to be busy, and nothing was asked since."""
+    driver = start()
+    driver.replicas("a", "b", capacity=2)
+    driver.arrive(1)
+    driver.arrive(2)
+    for lease in list(driver.open.values()):
+        driver.close(
+            lease, at=1.0, transport_s=0.002, free_in_s=0.02, inflight=1, seen=lease.lease_id
+        )
+    driver.tick(at=1.019)
+    (sent,) = driver.arrive(3, at=1.5)
+    assert isinstance(sent, Dispatch)
+
+
 def test_what_was_returned_unstarted_waits_less_the_way_there(start):
     core = start()
     core.replicas("a")
