@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import SimpleNamespace
@@ -156,6 +157,8 @@ class Serving:
         try:
             request = kind.model_validate_json(ask.body)
             request.priority = ask.priority
+            # Counts are kept by this name, and two callers may give the same.
+            request.request_id = uuid.uuid4().hex
             if ask.salt:
                 request.cache_salt = f"{ask.salt}/{request.cache_salt or ''}"
             if not request.stream:

@@ -98,6 +98,21 @@ async def test_structured_output_keeps_to_its_choices(runtime: StreamRuntime) ->
     assert heard.page()["choices"][0]["message"]["content"] in ("stone", "mill")
 
 
+async def test_requests_that_their_callers_name_alike_are_counted_apart(
+    runtime: StreamRuntime,
+) -> None:
+    bodies = [
+        completion("a", request_id="same", max_tokens=60),
+        completion("one, two, three, four, five, six, seven", request_id="same", max_tokens=300),
+    ]
+    alone = [await hear(runtime, body) for body in bodies]
+    together = await asyncio.gather(*(hear(runtime, body) for body in bodies))
+    for one, other in zip(alone, together, strict=True):
+        assert max(c.output_tokens for c in other.chunks) == one.last.output_tokens
+        assert max(c.held_tokens for c in other.chunks) == max(c.held_tokens for c in one.chunks)
+    assert len({each.page()["id"] for each in together}) == 2
+
+
 async def test_many_cancelled_streams_leave_nothing_running(runtime: StreamRuntime) -> None:
     bodies = [completion(f"number {i}", stream=True, max_tokens=400) for i in range(200)]
     tasks = [asyncio.create_task(hear(runtime, body)) for body in bodies]
