@@ -171,9 +171,11 @@ def kill_cluster(server: Server) -> list[psutil.Process]:
     haproxies = server.called("haproxy")
     watchers = [p for p in of_haproxy if p not in haproxies]
     assert watchers
-    command_line = psutil.Process(server.process.pid)
-    own = (server.host(), command_line)  # the host ends in order when the command line goes first
-    for process in (*watchers, raylet, *server.named("ray::HAProxyManager"), *own):
+    # Of the two, whichever is left would end the rest in order: so neither notices.
+    command_line, host = psutil.Process(server.process.pid), server.host()
+    command_line.suspend()
+    host.suspend()
+    for process in (*watchers, raylet, *server.named("ray::HAProxyManager"), host, command_line):
         process.kill()
     assert server.wait() == -signal.SIGKILL
     left = server.processes()
