@@ -276,12 +276,17 @@ async def test_connections_are_counted_by_address_or_by_network_of_ipv6(tmp_path
 
 async def _table(folder: Path, name: str) -> set[str]:
     """Its keys, as the admin socket has them."""
+    return set(re.findall(r"key=(\S+)", await _shown(folder, name)))
+
+
+async def _shown(folder: Path, name: str) -> str:
+    """A table, as the admin socket shows it: a line a key."""
     reader, writer = await asyncio.open_unix_connection(folder / "admin.sock")
     writer.write(f"show table {name}\n".encode())
     async with asyncio.timeout(5):
         said = (await reader.read()).decode()
     writer.close()
-    return set(re.findall(r"key=(\S+)", said))
+    return said
 
 
 async def test_the_one_who_takes_most_connections_is_refused_more_of_them(tmp_path: Path):
@@ -301,6 +306,10 @@ async def test_connections_of_one_source_have_a_bound_where_it_is_set(tmp_path: 
     async with listening(tmp_path, SOURCE_CONNECTIONS=3) as edge:
         held = [await edge.connected("127.0.0.9") for _ in range(3)]
         assert (await edge.said(ask(HOST), "127.0.0.7")).startswith(b"HTTP/1.1 200 ")
+        async with asyncio.timeout(5):  # each of HAProxy's threads counts once it has accepted
+            shown = ""
+            while not re.search(r"127\.0\.0\.9 .*conn_cur=3", shown):
+                shown = await _shown(tmp_path, "http_frontend")
         assert await edge.said(ask(HOST), "127.0.0.9") == b""
         for _, writer in held:
             writer.close()
