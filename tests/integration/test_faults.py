@@ -227,7 +227,8 @@ def test_a_killed_gateway_is_back_within_seconds(server):
     gateway = server.named("ray::ServeReplica:gateway")[0]
     gateway.kill()
     began = time.monotonic()
-    server.until(lambda: server.infer("calm", [1, 2]).status_code == 200, 30)
+    # The first may still reach the gateway that is just dying, and be lost with it.
+    server.until(lambda: status_of(server) == 200, 30)
     assert time.monotonic() - began < patient(15)
     assert total(server.infer("calm", [1, 2])) == 3
     assert server.infer("nobody", [1]).status_code == 404
