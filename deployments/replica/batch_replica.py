@@ -68,11 +68,7 @@ class BatchReplica(ModelReplica):
         if self._settings.profile == "start":
             return ()
         asked = registry().profile.remote(self._name, digest)
-        try:
-            return tuple(await asyncio.wait_for(asked, _ANSWER_S))
-        except Exception as fault:
-            logger.warning("the registry knows no costs: %s", fault, extra={"model": self._name})
-            return ()
+        return tuple(await self._answer(asked, "the registry knows no costs") or ())
 
     async def _admitted(self, points: Profile, cache_dir: Path) -> Profile:
         """The costs, if this version may serve with them. Raises `TooCostly`."""
@@ -90,14 +86,18 @@ class BatchReplica(ModelReplica):
     async def _live_costs(self) -> LiveCosts | None:
         """As `Registry.live_costs`; None if the registry does not answer."""
         asked = registry().live_costs.remote(self._name, self._group, self._digest)
-        try:
-            found: LiveCosts | None = await asyncio.wait_for(asked, _ANSWER_S)
-        except Exception as fault:
-            logger.warning(
-                "the live version's costs are not known: %s", fault, extra={"model": self._name}
-            )
-            return None
+        found: LiveCosts | None = await self._answer(
+            asked, "the live version's costs are not known"
+        )
         return found
+
+    async def _answer(self, asked: Any, without: str) -> Any:
+        """The registry's answer; None, and the warning `without`, if it does not come in time."""
+        try:
+            return await asyncio.wait_for(asked, _ANSWER_S)
+        except Exception as fault:
+            logger.warning("%s: %s", without, fault, extra={"model": self._name})
+            return None
 
     def _load_and_measure(self, cache_dir: Path, measured: Profile) -> KnownCosts:
         model = self._settings

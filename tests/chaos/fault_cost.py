@@ -125,3 +125,8 @@ def report(cost: FaultCost) -> None:
     if path := os.environ.get(REPORT):
         with Path(path).open("a") as file:
             file.write(json.dumps(asdict(cost)) + "\n")
+
+
+def outcome(sent_s: float, ended_s: float, reason: str = "") -> Outcome:
+    """One that tests of the counting make up."""
+    return Outcome("http://here", sent_s, ended_s, reason)

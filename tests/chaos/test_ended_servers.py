@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 
 import pytest
-from fault_cost import LOADS, report
+from fault_cost import LOADS, outcome, report
 from process_faults import ENDS_SERVER, Fault, processes, strike
 from served import Server, patient, running, synthetic
 
@@ -108,10 +108,6 @@ def test_the_server_ends_by_itself_and_the_next_one_is_ready_soon(server, fault)
     assert end.left == 0, end
     if struck in IN_ORDER:
         assert (end.lost, end.refused) == (0, 0), end
-
-
-def outcome(sent_s: float, ended_s: float, reason: str = "") -> Outcome:
-    return Outcome("http://here", sent_s, ended_s, reason)
 
 
 def test_what_was_under_way_is_counted_apart_from_what_came_later():

@@ -15,11 +15,9 @@ from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 from blocked_output import block
-from fault_cost import LOADS, Blow, FaultCost, cost_of, measured
+from fault_cost import LOADS, Blow, FaultCost, cost_of, measured, outcome
 from process_faults import BESIDE, ENDS_SERVER, FOUND, Fault, all_run, blow, processes
 from served import Server, patient, running, synthetic
-
-from tests.cluster.steady_load import Outcome
 
 HANGS_S, LASTS_S = 60.0, 8.0
 QUICK = [
@@ -169,10 +167,6 @@ def test_a_replica_is_replaced_while_nobody_reads_what_the_server_writes(server)
         server.reads.set()
     print(cost)
     assert (cost.lost, cost.refused) == (0, 0), cost
-
-
-def outcome(sent_s: float, ended_s: float, reason: str = "") -> Outcome:
-    return Outcome("http://here", sent_s, ended_s, reason)
 
 
 def test_a_cost_is_counted_from_the_fault_on():
