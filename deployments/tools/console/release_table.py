@@ -135,7 +135,8 @@ def _cells(row: Row, models: str, now: datetime) -> Iterator[Text]:
 
 
 def _model(found: Application) -> str:
-    count = f"{found.least}" if found.least == found.most else f"{found.least}-{found.most}"
+    least, most = found.min_replicas, found.max_replicas
+    count = f"{least}" if least == most else f"{least}-{most}"
     state = "" if found.runs else f" {found.state.lower() or 'not known yet'}"
     return f"{found.model} x{count}{state}"
 

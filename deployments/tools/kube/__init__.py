@@ -1,1 +1,1 @@
-"""`headrace cluster status | why | logs`: the pods of a release, and what each waits for."""
+"""`headrace cluster status | why | logs`: lists a Helm release's pods and says why a pod waits."""

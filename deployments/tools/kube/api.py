@@ -1,8 +1,11 @@
-"""The Kubernetes API through PyPI's `kubernetes` and the caller's kubeconfig: plain objects, or an
-error in a sentence. The package is an extra, so it is imported where a connection is made.
+"""Reads from the Kubernetes API, with the caller's kubeconfig or, in a pod, its service account.
 
-Every question ends after `_ANSWER` seconds and is not asked again. It only reads: `list` of
-rayservices, rayclusters, pods, events and persistentvolumeclaims, `get` of pods/log.
+Returns objects as plain dicts. Every failure becomes a `KubernetesError`: one sentence that says
+what to do. PyPI's `kubernetes` is an optional dependency, so this module imports the package only
+when it connects.
+
+Each request has the timeouts of `_TIMEOUTS_S` and is not retried. This module only reads: it lists
+rayservices, rayclusters, pods, events and persistentvolumeclaims, and gets pods/log.
 """
 
 from __future__ import annotations
@@ -18,22 +21,22 @@ from typing import Any
 from deployments.tools.kube import release
 from deployments.tools.kube.types import Object, Snapshot, name_of
 
-_ANSWER = (5.0, 20.0)  # to connect, to read
-_QUIET_S = 86_400.0  # between two lines of a log that is followed
-_PAGE = 500
+_TIMEOUTS_S = (5.0, 20.0)  # to connect, to read
+_FOLLOW_READ_S = 86_400.0  # the longest pause between two lines of a log that is followed
+_PAGE = 500  # objects in one response to a list request
 _GROUP, _VERSION = "ray.io", "v1"
 
 
 class KubernetesError(Exception):
-    """The cluster cannot be asked; the message says what to do."""
+    """The Kubernetes API could not be read; the message says what to do."""
 
 
 class Forbidden(KubernetesError):
-    """These rights are missing."""
+    """The caller lacks the rights for one request; the message names them."""
 
 
 class Kubernetes:
-    """One namespace of one cluster. Raises KubernetesError everywhere."""
+    """One namespace of one cluster. The constructor and every method raise KubernetesError."""
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
         self._client, configuration, own = _connect(context)
@@ -42,31 +45,38 @@ class Kubernetes:
         self._server = configuration.host
 
     def snapshot(self, name: str | None) -> Snapshot:
-        """Of the release of that name, which may be left out where there is one."""
+        """The objects of the release `name`; None stands for the namespace's only release.
+
+        Without the right to list rayclusters, events or persistentvolumeclaims, the snapshot lacks
+        them and says so in `unread`.
+        """
         service = self._service(name)
         unread: list[str] = []
         core = self._client.CoreV1Api(self._api)
         pods = self._all("list", "pods", core.list_namespaced_pod)
-        told = partial(core.list_namespaced_event, field_selector="type=Warning")
+        warnings = partial(core.list_namespaced_event, field_selector="type=Warning")
         claims = core.list_namespaced_persistent_volume_claim
         return Snapshot(
             service=service,
             clusters=self._clusters(service, unread),
             pods=[pod for pod in pods if release.belongs(pod, service)],
-            events=self._optional("events", told, unread),
+            events=self._optional("events", warnings, unread),
             claims=self._optional("persistentvolumeclaims", claims, unread),
             unread=tuple(unread),
         )
 
     def log(self, pod: str, container: str, **options: Any) -> Iterator[bytes]:
-        """A container's lines as they come. `options`: of `read_namespaced_pod_log`."""
+        """Yields a container's log lines as they arrive, each behind its timestamp.
+
+        `options` are those of the client's `read_namespaced_pod_log`.
+        """
         core = self._client.CoreV1Api(self._api)
-        connect, read = _ANSWER
-        patience = (connect, _QUIET_S if options.get("follow") else read)
+        connect, read = _TIMEOUTS_S
+        timeouts = (connect, _FOLLOW_READ_S if options.get("follow") else read)
         with self._explained("get", f"pods/log of {pod}"):
             answer = core.read_namespaced_pod_log(
                 pod, self.namespace, container=container, timestamps=True,
-                _preload_content=False, _request_timeout=patience, **options,
+                _preload_content=False, _request_timeout=timeouts, **options,
             )  # fmt: skip
             yield from _lines(answer)
 
@@ -75,7 +85,7 @@ class Kubernetes:
         return chosen(found, name, self.namespace)
 
     def _clusters(self, service: Object, unread: list[str]) -> dict[str, Object]:
-        """Those that are there; none where they may not be read."""
+        """The service's RayClusters that exist, by name; empty if the caller may not list them."""
         found = self._optional("rayclusters", partial(self._list_custom, "rayclusters"), unread)
         names = release.clusters_of(service)
         return {name_of(each): each for each in found if name_of(each) in names}
@@ -85,14 +95,14 @@ class Kubernetes:
         return custom.list_namespaced_custom_object(_GROUP, _VERSION, namespace, plural, **more)
 
     def _all(self, verb: str, what: str, ask: Callable[..., Any]) -> list[Object]:
-        """Every page of a list."""
+        """All objects of a list request, over as many pages as the API server makes."""
         found: list[Object] = []
         more: dict[str, Any] = {}
         while True:
             with self._explained(verb, what):
                 answer = ask(
                     self.namespace, limit=_PAGE, _preload_content=False,
-                    _request_timeout=_ANSWER, **more,
+                    _request_timeout=_TIMEOUTS_S, **more,
                 )  # fmt: skip
                 page = self._page(answer.data)
             found += page.get("items") or []
@@ -102,20 +112,21 @@ class Kubernetes:
             more = {"_continue": token}
 
     def _page(self, data: bytes) -> Object:
-        """A proxy between may answer 200 with a page of its own."""
+        """Parses one response. A proxy in between may answer 200 with an HTML page of its own."""
         try:
             page = json.loads(data)
         except ValueError:
             page = None
         if not isinstance(page, dict):
             raise KubernetesError(
-                f"{self._server} does not answer as Kubernetes does; is something between, such "
-                "as a proxy that wants you to log in?"
+                f"the answer of {self._server} is not one of the Kubernetes API; is there a proxy "
+                "in between that wants you to log in?"
             )
         return page
 
     def _optional(self, what: str, ask: Callable[..., Any], unread: list[str]) -> list[Object]:
-        """What the table can do without; why it has to is noted in `unread`."""
+        """Like `_all`, for objects that the table can do without: a missing right is noted in
+        `unread`, and the list is empty."""
         try:
             return self._all("list", what, ask)
         except Forbidden as error:
@@ -140,7 +151,7 @@ class Kubernetes:
     def _refused(self, error: Any, verb: str, what: str) -> KubernetesError:
         said = _message(error)
         if error.status == 401:
-            return KubernetesError(f"{self._server} does not know you: {said}; log in again")
+            return KubernetesError(f"{self._server} rejects your credentials: {said}; log in again")
         if error.status == 403:
             return Forbidden(
                 f"you may not {verb} {what} in the namespace {self.namespace}: {said}; a Role "
@@ -148,13 +159,16 @@ class Kubernetes:
             )
         if error.status == 404 and what == "rayservices":
             return KubernetesError(
-                f"{self._server} knows no RayService: KubeRay is not installed there"
+                f"{self._server} has no resource type RayService: install KubeRay there"
             )
         return KubernetesError(f"{self._server}, {verb} {what}: {error.status} {said}")
 
 
 def chosen(services: list[Object], name: str | None, namespace: str) -> Object:
-    """The one RayService that is meant: by its name or its release's. Raises KubernetesError."""
+    """The RayService whose own name or whose release's name is `name`; with None, the only one.
+
+    Raises KubernetesError if there is none, or more than one.
+    """
     of_name = [each for each in services if name is None or name in _names(each)]
     if len(of_name) == 1:
         return of_name[0]
@@ -162,10 +176,12 @@ def chosen(services: list[Object], name: str | None, namespace: str) -> Object:
     if not of_name:
         wanted = "a RayService" if name is None else f"the release {name}"
         raise KubernetesError(
-            f"{wanted} is not in the namespace {namespace} (there: {there}); "
+            f"the namespace {namespace} does not contain {wanted} (it contains: {there}); "
             "-n chooses a namespace, `helm list -A` shows releases"
         )
-    raise KubernetesError(f"there are {there} in the namespace {namespace}; name one of them")
+    raise KubernetesError(
+        f"the namespace {namespace} contains several releases: {there}; name one of them"
+    )
 
 
 def _names(service: Object) -> tuple[str, str]:
@@ -174,7 +190,7 @@ def _names(service: Object) -> tuple[str, str]:
 
 
 def _connect(context: str | None) -> tuple[Any, Any, str | None]:
-    """The client's module, how to reach the server, and the context's own namespace."""
+    """The client's module, its configuration, and the namespace that the context names, if any."""
     try:
         from kubernetes import client, config
     except ImportError:
@@ -229,7 +245,7 @@ def _last(error: Any) -> str:
 
 
 def _lines(answer: Any) -> Iterator[bytes]:
-    """Of a response as it comes; its last line may lack an end."""
+    """Yields a response's lines as they arrive; the last line may lack its newline."""
     rest = b""
     try:
         for chunk in answer.stream(1 << 16):

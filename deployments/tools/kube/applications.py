@@ -1,9 +1,10 @@
-"""The Serve applications of a RayService: what it declares, what Serve says of each, and in which
-groups of pods a replica finds room.
+"""Which Serve applications does a RayService declare, in what state are they, and in which worker
+groups can their replicas run?
 
-A RayService's status tells an application's state and a deployment's, not how many replicas run:
-bounds are what its own list says. Where a replica stands only Ray knows; by what it asks for
-(`ray_actor_options`) and what a group's pods have (`rayStartParams`) one can say where it may.
+A RayService's status has the state of each application and deployment, but no number of running
+replicas and no pod of a replica. So the numbers here are the bounds that the RayService declares,
+and the groups are those whose pods have (`rayStartParams`) what a replica asks for
+(`ray_actor_options`).
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ _GATEWAY = "gateway"
 
 
 def applications(service: Object) -> list[Application]:
-    """Those that have replicas of ours: gateways, models, the pool; in the list's order."""
+    """The applications that have replicas (gateways, models, shared pool), in declared order."""
     config = yaml.safe_load(service["spec"].get("serveConfigV2") or "") or {}
-    said = _said(service)
+    statuses = _statuses(service)
     groups = service["spec"].get("rayClusterConfig", {}).get("workerGroupSpecs") or ()
     return [
-        _application(each, model, said.get(each["name"], {}), groups)
+        _application(each, model, statuses.get(each["name"], {}), groups)
         for each in config.get("applications") or ()
-        if (model := _named(each["name"])) is not None
+        if (model := _shown_name(each["name"])) is not None
     ]
 
 
 def _application(
-    declared: Mapping[str, Any], model: str, told: Mapping[str, Any], groups: Sequence[Any]
+    declared: Mapping[str, Any], model: str, status: Mapping[str, Any], groups: Sequence[Any]
 ) -> Application:
     deployments = declared.get("deployments") or ()
     bounds = [_bounds(each) for each in deployments]
     return Application(
         name=declared["name"],
         model=model,
-        state=str(told.get("status", "")),
-        message=_message(told),
-        least=sum(least for least, _ in bounds),
-        most=sum(most for _, most in bounds),
+        state=str(status.get("status", "")),
+        message=_message(status),
+        min_replicas=sum(minimum for minimum, _ in bounds),
+        max_replicas=sum(maximum for _, maximum in bounds),
         groups=tuple(
             group["groupName"]
             for group in groups
@@ -52,15 +53,15 @@ def _application(
     )
 
 
-def _named(application: str) -> str | None:
-    """What its replicas are called here; None for those without any."""
+def _shown_name(application: str) -> str | None:
+    """`gateway`, `pool` or the model's name; None for an application without replicas to show."""
     if application in (GATEWAY_APP, POOL_APP):
         return _GATEWAY if application == GATEWAY_APP else "pool"
     return model_name(application) if is_model_app(application) else None
 
 
-def _said(service: Object) -> Mapping[str, Any]:
-    """By application: of the cluster that serves; of the next one, where none serves yet."""
+def _statuses(service: Object) -> Mapping[str, Any]:
+    """Status by application, of the cluster that serves; of the next one, if none serves yet."""
     status = service.get("status", {})
     for name in CLUSTER_STATUSES:
         found = status.get(name, {}).get("applicationStatuses")
@@ -69,11 +70,11 @@ def _said(service: Object) -> Mapping[str, Any]:
     return {}
 
 
-def _message(told: Mapping[str, Any]) -> str:
-    """The application's own, else the first of a deployment that is not healthy."""
-    if told.get("message"):
-        return str(told["message"]).strip()
-    for each in (told.get("serveDeploymentStatuses") or {}).values():
+def _message(status: Mapping[str, Any]) -> str:
+    """The application's own message, else that of its first deployment that is not healthy."""
+    if status.get("message"):
+        return str(status["message"]).strip()
+    for each in (status.get("serveDeploymentStatuses") or {}).values():
         if each.get("status") != "HEALTHY" and each.get("message"):
             return str(each["message"]).strip()
     return ""
@@ -88,7 +89,10 @@ def _bounds(deployment: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _fits(deployment: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
-    """Labels are matched where both sides name one plainly; other selectors are left to Ray."""
+    """Whether a pod of the group can hold a replica of the deployment.
+
+    Of label selectors, only plain values are compared; Ray decides about `!…` and `in(…)`.
+    """
     options = deployment.get("ray_actor_options") or {}
     start = group.get("rayStartParams") or {}
     has = _resources(start.get("resources"))
@@ -103,6 +107,6 @@ def _fits(deployment: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
 
 
 def _resources(text: Any) -> dict[str, float]:
-    """A group's custom resources: JSON, which a shell's quotes may stand around."""
+    """A group's custom resources, from JSON that may stand in a shell's quotes."""
     found = json.loads(str(text).strip("'")) if text else {}
     return json.loads(found) if isinstance(found, str) else found

@@ -1,6 +1,7 @@
-"""`headrace cluster status | why | logs`: asks the Kubernetes API once, and prints the answer.
+"""`headrace cluster status | why | logs`: reads the release's objects once and prints the answer.
 
-Exit codes: 0 if it was printed; 1 if the cluster, the release or the target cannot be found.
+Each command returns its exit code, 0. `logs` returns 1 if no log at all could be read. Where the
+cluster, the release or the target cannot be found, the KubernetesError makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from deployments.tools.kube.types import Row, Snapshot
 
 
 def status(name: str | None, namespace: str | None, context: str | None, *, as_json: bool) -> int:
-    """Prints the table. Raises KubernetesError."""
+    """Prints a table of the release's pods, or JSON. Raises KubernetesError."""
     from deployments.tools.console import release_table
 
     snapshot = Kubernetes(context, namespace).snapshot(name)
@@ -31,7 +32,10 @@ def status(name: str | None, namespace: str | None, context: str | None, *, as_j
 
 
 def why(target: str | None, namespace: str | None, context: str | None, name: str | None) -> int:
-    """Prints a paragraph for each thing that is not well. Raises KubernetesError."""
+    """Prints a paragraph for each pod and application that is not ready, and for the RayService.
+
+    `target`: only this pod, group or model. Raises KubernetesError.
+    """
     from deployments.tools.console import release_table
 
     snapshot = Kubernetes(context, namespace).snapshot(name)
@@ -52,13 +56,16 @@ def logs(
     name: str | None,
     options: LogOptions,
 ) -> int:
-    """Prints the lines of all pods that `target` is. Raises KubernetesError."""
+    """Prints the logs of the pods of `target`: a pod, a group or a model.
+
+    Raises KubernetesError.
+    """
     api = Kubernetes(context, namespace)
     snapshot = api.snapshot(name)
     made, _ = _chosen(snapshot, target, release.rows(snapshot))
     pods = [pod for pod in snapshot.pods if pod["metadata"]["name"] in {row.pod for row in made}]
     if not pods:
-        raise KubernetesError(f"{target} has no pods; `headrace cluster why {target}`")
+        raise KubernetesError(f"{target} has no pods; `headrace cluster why {target}` says why")
     had = merged(api, pods, options, click.echo, lambda said: click.echo(said, err=True))
     return int(not had)
 
@@ -66,7 +73,7 @@ def logs(
 def _chosen(
     snapshot: Snapshot, target: str, made: Sequence[Row]
 ) -> tuple[list[Row], Sequence[object]]:
-    """Raises KubernetesError for what is neither."""
+    """The target's rows and applications. Raises KubernetesError if there is no such target."""
     found = applications(snapshot.service)
     chosen, models = release.concerning(target, made, found)
     if not chosen and not models:

@@ -1,6 +1,6 @@
-"""What a pod's containers wait for, from their states and from the kubelet's events, and which of
-them have logs.
+"""Why does a pod's container not run, and which containers have logs?
 
+The answers come from the containers' states and from the kubelet's events.
 Sources: kubelet `images/types.go` (ErrImagePull, ImagePullBackOff, InvalidImageName,
 ErrImageNeverPull), `container/sync_result.go` (CrashLoopBackOff, CreateContainerConfigError),
 `events/event.go` (FailedMount, FailedAttachVolume, FailedCreatePodSandBox, Unhealthy); KubeRay
@@ -22,7 +22,7 @@ _NOT_STARTED = {"ContainerCreating", "PodInitializing"}
 _MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 _SANDBOX = {"FailedCreatePodSandBox", "FailedPrepareDynamicResources"}
 _WAITS_FOR_HEAD = "wait-gcs-ready"
-# Of a registry's answer, as containerd repeats it.
+# What to do, by words of the image registry's answer as containerd repeats it.
 _PULL_MENDS = (
     (
         ("not found", "manifest unknown"),
@@ -34,7 +34,7 @@ _PULL_MENDS = (
     ),
     (
         ("toomanyrequests", "429 Too Many Requests"),
-        "a registry of your own: this one refuses so many pulls",
+        "a registry of your own: this one limits the number of pulls",
     ),
     (
         ("no such host", "i/o timeout", "connection refused", "x509"),
@@ -44,14 +44,18 @@ _PULL_MENDS = (
 
 
 def first(pod: Object) -> str:
-    """KubeRay takes it for Ray's."""
+    """Name of the pod's first container, which KubeRay takes for the one that runs Ray."""
     return str(pod["spec"]["containers"][0]["name"])
 
 
 def with_logs(pod: Object, *, previous: bool = False) -> list[str]:
-    """Containers that have printed, or may have: those that run or have ended, and init containers,
-    before the others, while the pod's first one does not run. Where there is none, the first: asked
-    for its log, the kubelet says what it waits for. `previous`: those that ended before."""
+    """Names of the containers that may have a log.
+
+    These are the containers that run or have ended. While the pod's first container does not run,
+    init containers come before them. If there are none, the result is the first container: the
+    kubelet's refusal to send its log says why it waits. `previous`: only containers that were
+    started again and so have an earlier log.
+    """
     status = pod.get("status", {})
     init, others = status.get("initContainerStatuses") or (), status.get("containerStatuses") or ()
     runs = any(each["name"] == first(pod) and "running" in each["state"] for each in others)
@@ -65,41 +69,42 @@ def _has_log(status: Any, previous: bool) -> bool:
     return not previous and bool({"running", "terminated"} & status["state"].keys())
 
 
-def cause(pod: Object, told: Sequence[Object]) -> Cause | None:
-    """None where its containers run and no probe complains. `told`: events."""
+def cause(pod: Object, pod_events: Sequence[Object]) -> Cause | None:
+    """Why a container of the pod does not run; None if none has a reason not to."""
     status = pod.get("status", {})
     for each in status.get("initContainerStatuses") or ():
-        found = _of_init(pod, each, told)
+        found = _of_init(pod, each, pod_events)
         if found is not None:
             return found
     for each in status.get("containerStatuses") or ():
-        found = _of_state(pod, each, told)
+        found = _of_state(pod, each, pod_events)
         if found is not None:
             return found
     return None
 
 
-def not_ready(pod: Object, told: Sequence[Object]) -> Cause:
-    """Of a pod whose containers run and which is not ready."""
-    event = events.newest(told, "Pod", name_of(pod), {"Unhealthy"})
+def not_ready(pod: Object, pod_events: Sequence[Object]) -> Cause:
+    """Why a pod whose containers run is not ready."""
+    event = events.newest(pod_events, "Pod", name_of(pod), {"Unhealthy"})
     said = "" if event is None else str(event.get("message", "")).strip()
     since = None if event is None else events.when(event)
     if said == "Readiness probe failed: success":
-        # KubeRay asks the raylet, then Serve's proxy; the first one said success.
+        # KubeRay's probe asks the raylet, which answers "success", and then Serve's proxy.
         return Cause(
             Kind.PROBE, "no replica of Serve there yet", f"Unhealthy: {said}",
-            "nothing: Ray runs, and the pod becomes ready with its first replica", since,
+            "nothing to do: Ray runs, and the pod becomes ready with its first replica", since,
         )  # fmt: skip
     return Cause(
         Kind.PROBE, "its readiness probe", f"Unhealthy: {said}" if said else "the pod is not ready",
-        "the image's bash, wget and grep; no http_proxy in env; the pod's logs", since,
+        "check that the image has bash, wget and grep and env has no http_proxy; read the pod's "
+        "logs", since,
     )  # fmt: skip
 
 
-def _of_init(pod: Object, status: Any, told: Sequence[Object]) -> Cause | None:
+def _of_init(pod: Object, status: Any, pod_events: Sequence[Object]) -> Cause | None:
     if status["state"].get("terminated", {}).get("exitCode") == 0:
         return None
-    found = _of_state(pod, status, told)
+    found = _of_state(pod, status, pod_events)
     if found is not None:
         return found
     name = status["name"]
@@ -107,7 +112,7 @@ def _of_init(pod: Object, status: Any, told: Sequence[Object]) -> Cause | None:
     if running is None:
         return None
     if name == _WAITS_FOR_HEAD:
-        mend = "the head's own row; else networkPolicy, or Ray versions that differ"
+        mend = "see the head's own row; if the head runs: networkPolicy, or different Ray versions"
         what = "the head (GCS)"
     else:
         what, mend = f"init container {name}", f"kubectl logs {name_of(pod)} -c {name}"
@@ -115,7 +120,7 @@ def _of_init(pod: Object, status: Any, told: Sequence[Object]) -> Cause | None:
     return Cause(Kind.INIT, what, evidence, mend, time_of(running.get("startedAt")))
 
 
-def _of_state(pod: Object, status: Any, told: Sequence[Object]) -> Cause | None:
+def _of_state(pod: Object, status: Any, pod_events: Sequence[Object]) -> Cause | None:
     waiting = status["state"].get("waiting")
     last = status.get("lastState", {}).get("terminated")
     if waiting is None:
@@ -123,19 +128,27 @@ def _of_state(pod: Object, status: Any, told: Sequence[Object]) -> Cause | None:
         return _crash(pod, status["name"], ended, "") if ended else None
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE:
-        return _image(pod, status, reason, message, told)
+        return _image(pod, status, reason, message, pod_events)
     if reason in _CONFIG:
-        mend = "the Secret, ConfigMap or program that it names: env, envFrom, tenantFiles, image"
+        mend = (
+            "create the Secret, ConfigMap or program that the message names: env, envFrom, "
+            "tenantFiles, image"
+        )
         return Cause(Kind.CONFIG, message or reason, f"{reason}: {message}", mend)
     if reason == "CrashLoopBackOff" or last is not None:
         return _crash(pod, status["name"], last or {}, f"{reason}: {message}")
-    return _starting(pod, reason, told) if reason in _NOT_STARTED else None
+    return _starting(pod, reason, pod_events) if reason in _NOT_STARTED else None
 
 
-def _image(pod: Object, status: Any, reason: str, message: str, told: Sequence[Object]) -> Cause:
-    """The registry's answer; before Kubernetes 1.31 `ImagePullBackOff` left it to an event."""
+def _image(
+    pod: Object, status: Any, reason: str, message: str, pod_events: Sequence[Object]
+) -> Cause:
+    """Why the image cannot be pulled: the registry's answer.
+
+    Before Kubernetes 1.31 the message of `ImagePullBackOff` lacks the answer, but an event has it.
+    """
     since = None
-    pulls = [each for each in told if "Failed to pull image" in each.get("message", "")]
+    pulls = [each for each in pod_events if "Failed to pull image" in each.get("message", "")]
     event = events.newest(pulls, "Pod", name_of(pod), {"Failed"})
     if event is not None:
         since = events.when(event)
@@ -146,7 +159,7 @@ def _image(pod: Object, status: Any, reason: str, message: str, told: Sequence[O
 
 
 def _crash(pod: Object, container: str, ended: Any, waiting: str) -> Cause:
-    """`ended`: how it ended last."""
+    """A container that ended. `ended`: its last `terminated` state; `waiting`: its present one."""
     code, reason = ended.get("exitCode"), ended.get("reason", "")
     since = time_of(ended.get("finishedAt"))
     parts = [waiting, f"last ended with {reason or 'no reason'}, exit code {code}"]
@@ -155,12 +168,12 @@ def _crash(pod: Object, container: str, ended: Any, waiting: str) -> Cause:
     evidence = "; ".join(part for part in parts if part)
     if reason == "OOMKilled":
         limit = _limit(pod, container)
-        mend = "a larger memory of the group; objectStore, and so /dev/shm, counts in it"
+        mend = "a larger memory of the group, which includes objectStore, that is /dev/shm"
         return Cause(Kind.CRASH, f"OOMKilled at {limit}", evidence, mend, since)
     mend = f"headrace cluster logs {name_of(pod)}"
     if container != first(pod):
         mend = f"kubectl logs {name_of(pod)} -c {container}"
-    if waiting:  # to be started again
+    if waiting:  # the kubelet starts it again, so this log is the previous container's
         mend += " --previous"
     return Cause(Kind.CRASH, f"{container} ended with exit code {code}", evidence, mend, since)
 
@@ -177,23 +190,24 @@ def _containers(pod: Object) -> Iterator[Any]:
     yield from pod["spec"]["containers"]
 
 
-def _starting(pod: Object, reason: str, told: Sequence[Object]) -> Cause | None:
-    """A container that is being made: what the kubelet says it lacks, or that it is on its way."""
-    volume = events.newest(told, "Pod", name_of(pod), _MOUNT)
+def _starting(pod: Object, reason: str, pod_events: Sequence[Object]) -> Cause | None:
+    """A container that is being created: what it lacks by the kubelet's events, if they say so."""
+    volume = events.newest(pod_events, "Pod", name_of(pod), _MOUNT)
     if volume is not None:
         said = str(volume.get("message", "")).strip()
         mend = (
-            "what the sentence names: a Secret of tenantFiles, a claim of storage, a node's folder"
+            "create what the message names: a Secret of tenantFiles, a claim of storage, or a "
+            "node's folder"
         )
         return Cause(Kind.VOLUME, said, events.text(volume), mend, events.when(volume))
-    sandbox = events.newest(told, "Pod", name_of(pod), _SANDBOX)
+    sandbox = events.newest(pod_events, "Pod", name_of(pod), _SANDBOX)
     if sandbox is not None:
         kind = Kind.DEVICE if "DynamicResources" in str(sandbox["reason"]) else Kind.START
-        mend = "the node's own logs: its network plugin, or the driver of its devices"
+        mend = "read the node's own logs: its network plugin's, or its device driver's"
         return Cause(kind, str(sandbox["reason"]), events.text(sandbox), mend, events.when(sandbox))
     what = "its image, volumes and network"
     return Cause(
-        Kind.START, what, reason, "time; prewarm.enabled pulls images before", _started(pod)
+        Kind.START, what, reason, "wait; prewarm.enabled pulls images beforehand", _started(pod)
     )
 
 

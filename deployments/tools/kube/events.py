@@ -1,7 +1,7 @@
-"""What Kubernetes' events say of an object. They are kept for an hour, so none may be left.
+"""Finds the newest Kubernetes event about an object.
 
-An event's time is where its writer put it: a series' last observation, the last of those that were
-counted, or the only one (core/v1 and events.k8s.io/v1).
+Kubernetes keeps events for an hour, so there may be none left. The field that holds an event's time
+depends on its writer (core/v1 or events.k8s.io/v1) and on whether the event was repeated.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 def newest(
     events: Sequence[Object], kind: str, name: str, reasons: Collection[str]
 ) -> Object | None:
-    """The newest of these reasons about that object."""
-    of_it = [
+    """The newest event about the object `name` of that kind with one of the reasons, if any."""
+    matching = [
         each
         for each in events
         if each.get("reason") in reasons
         and each["involvedObject"].get("kind") == kind
         and each["involvedObject"].get("name") == name
     ]
-    return max(of_it, key=lambda each: when(each) or _LONG_AGO, default=None)
+    return max(matching, key=lambda each: when(each) or _LONG_AGO, default=None)
 
 
 def when(event: Object) -> datetime | None:
+    """The time of the event, of its last repetition if it was repeated."""
     series = event.get("series") or {}
     return time_of(
         series.get("lastObservedTime")

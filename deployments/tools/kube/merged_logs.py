@@ -1,9 +1,9 @@
-"""The logs of several pods' containers as one, each line behind its pod's name, and behind its
-container's where that is not the pod's first one: `mig-0 | …`, `prewarm-0/artifacts | …`.
+"""Prints the logs of several pods' containers as one.
 
-What is there already is put in order by the time that the kubelet wrote before each line; what is
-followed comes as it comes, a thread a container. A log that cannot be had costs one line on the
-other stream, when it happens, and nobody else's.
+Each line begins with its pod's name; for containers other than the pod's first one, also with the
+container's name: `mig-0 | …`, `prewarm-0/artifacts | …`. Lines that exist already are sorted by the
+timestamp that the kubelet put before each. Logs that are followed are printed as they arrive, with
+one thread for each container. A log that cannot be read costs one warning; the others are printed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any, Protocol
 from deployments.tools.kube import containers
 from deployments.tools.kube.types import Object, name_of
 
-_WAITING = 10_000  # lines that may lie between the threads and the printer
+_QUEUED_LINES = 10_000  # between the reading threads and the printer, at most
 
 Say = Callable[[str], object]
-Stamped = tuple[str, str, str]  # time, whose it is, text
+Stamped = tuple[str, str, str]  # timestamp, pod (and container), text
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """since_s: only lines of the last seconds. tail: only so many of a container's last lines."""
+    """Which lines to print."""
 
-    since_s: int | None = None
-    tail: int | None = None
-    follow: bool = False
-    previous: bool = False
+    since_s: int | None = None  # only lines of the last so many seconds
+    tail: int | None = None  # only so many last lines of each container
+    follow: bool = False  # print further lines as they are written
+    previous: bool = False  # of the containers that ended before the present ones
 
     def of_api(self) -> dict[str, Any]:
-        """As the API's client takes them: only those that were given."""
+        """The options that were given, under the names of `read_namespaced_pod_log`."""
         named = {
             "since_seconds": self.since_s,
             "tail_lines": self.tail,
@@ -49,21 +49,21 @@ class Logs(Protocol):
 
 
 def merged(logs: Logs, pods: Sequence[Object], options: LogOptions, say: Say, warn: Say) -> bool:
-    """Prints all lines; whether at least one log could be had."""
+    """Prints lines with `say` and failures with `warn`. Returns whether any log could be read."""
     failed: list[str] = []
 
-    def told(said: str) -> None:
-        failed.append(said)
-        warn(said)
+    def fail(message: str) -> None:
+        failed.append(message)
+        warn(message)
 
     streams = [
-        _stamped(logs, pod, container, options, told)
+        _stamped(logs, pod, container, options, fail)
         for pod in pods
         for container in containers.with_logs(pod, previous=options.previous)
     ]
     lines = _as_they_come(streams) if options.follow else heapq.merge(*streams)
-    for _, whose, text in lines:
-        say(f"{whose} | {text}")
+    for _, source, text in lines:
+        say(f"{source} | {text}")
     return len(failed) < len(streams)
 
 
@@ -73,32 +73,35 @@ def _stamped(
     from deployments.tools.kube.api import KubernetesError
 
     name = name_of(pod)
-    whose = name if container == containers.first(pod) else f"{name}/{container}"
+    source = name if container == containers.first(pod) else f"{name}/{container}"
     try:
         for line in logs.log(name, container, **options.of_api()):
             time, _, text = line.decode(errors="replace").partition(" ")
-            yield time, whose, text
+            yield time, source, text
     except KubernetesError as error:
-        warn(f"{whose}: {error}")
+        warn(f"{source}: {error}")
 
 
 def _as_they_come(streams: Sequence[Iterator[Stamped]]) -> Iterator[Stamped]:
-    """Until every stream has ended, or its reader stops."""
-    waiting: queue.Queue[Stamped | Exception | None] = queue.Queue(_WAITING)
+    """Yields lines in the order of arrival until every stream has ended.
+
+    A stream's thread puts None at its end, or the exception that ended it, which is raised here.
+    """
+    arrived: queue.Queue[Stamped | Exception | None] = queue.Queue(_QUEUED_LINES)
 
     def read(stream: Iterator[Stamped]) -> None:
         try:
             for each in stream:
-                waiting.put(each)
-            waiting.put(None)
+                arrived.put(each)
+            arrived.put(None)
         except Exception as error:
-            waiting.put(error)
+            arrived.put(error)
 
     for stream in streams:
         threading.Thread(target=read, args=(stream,), daemon=True).start()
     open_streams = len(streams)
     while open_streams:
-        each = waiting.get()
+        each = arrived.get()
         if isinstance(each, Exception):
             raise each
         if each is None:

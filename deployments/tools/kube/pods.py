@@ -1,4 +1,4 @@
-"""What one pod does, and what it waits for."""
+"""In what state is one pod, and why is it not ready?"""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from deployments.tools.kube.types import (
 
 _MIG = "nvidia.com/mig-"
 _GPU = "gpu"
-# Devices of the kubelet that were gone when the pod came, and nodes that had to push it out.
+# Reasons for which a kubelet refuses a pod that the scheduler has sent it.
 _REFUSED = {"UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods", "NodeAffinity"}
 
 
-def cause(pod: Object, told: Sequence[Object], claims: Sequence[Object] = ()) -> Cause | None:
-    """None where nothing is wrong. `told`: events; `claims`: of persistent volumes."""
+def cause(pod: Object, pod_events: Sequence[Object], claims: Sequence[Object] = ()) -> Cause | None:
+    """Why the pod is not ready; None if nothing is wrong. `claims`: PersistentVolumeClaims."""
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp"):
         return _drains(pod)
     if status.get("phase") == "Succeeded":
         return None
     if status.get("phase") == "Failed":
-        return _failed(pod, told)
+        return _failed(pod, pod_events)
     scheduled = condition(pod, "PodScheduled")
     if scheduled is not None and scheduled["status"] == "False":
         return _unscheduled(pod, scheduled, claims)
-    found = containers.cause(pod, told)
+    found = containers.cause(pod, pod_events)
     if found is not None or is_ready(pod):
         return found
     if status.get("phase") == "Running":
-        return containers.not_ready(pod, told)
+        return containers.not_ready(pod, pod_events)
     waits = "a node" if scheduled is None else "its node's kubelet"
     return Cause(Kind.START, waits, f"phase {status.get('phase')}", "kubectl describe pod", None)
 
@@ -54,7 +54,7 @@ def restarts(pod: Object) -> int:
 
 
 def phase(pod: Object) -> str:
-    """As kubectl says it: Terminating, a failure's reason, or the phase."""
+    """What kubectl shows as the pod's status: Terminating, a failure's reason, or the phase."""
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
@@ -62,7 +62,7 @@ def phase(pod: Object) -> str:
 
 
 def group(pod: Object) -> str:
-    """`head`, `gateways`, a worker group's name; of other pods of a release, their component."""
+    """`head`, `gateways` or a worker group's name; for other pods of the release, the component."""
     labels = labels_of(pod)
     if labels.get("ray.io/node-type") == "head":
         return "head"
@@ -74,7 +74,7 @@ def cluster(pod: Object) -> str:
 
 
 def device(pod: Object) -> str:
-    """A MIG profile, a number of GPUs, a claim's template; "" for none."""
+    """The pod's MIG profiles, number of GPUs and resource claims, as text; "" for none."""
     limits: dict[str, Any] = {}
     for each in pod["spec"]["containers"]:
         limits |= each.get("resources", {}).get("limits") or {}
@@ -94,20 +94,20 @@ def _drains(pod: Object) -> Cause:
     ends = time_of(pod["metadata"]["deletionTimestamp"])
     evidence = f"deletionTimestamp {pod['metadata']['deletionTimestamp']}"
     what = "its replicas to finish" if cluster(pod) else "its end"
-    return Cause(Kind.DRAIN, what, evidence, "time: at that moment it is killed", ends)
+    return Cause(Kind.DRAIN, what, evidence, "wait: the kubelet kills it at that time", ends)
 
 
-def _failed(pod: Object, told: Sequence[Object]) -> Cause:
+def _failed(pod: Object, pod_events: Sequence[Object]) -> Cause:
     status = pod["status"]
     reason, message = str(status.get("reason", "")), str(status.get("message", ""))
     if reason in _REFUSED:
         kind = Kind.DEVICE if "devices" in message else Kind.ADMISSION
-        mend = "`kubectl describe node` of its node: devices that went since it was chosen"
+        mend = "`kubectl describe node` of its node: has it lost devices since it was chosen?"
         return Cause(kind, reason, f"{reason}: {message}", mend, time_of(status.get("startTime")))
     if reason == "Evicted":
-        mend = "requests nearer to what it uses, or a larger cache.size or node"
+        mend = "resource requests closer to actual use, a larger cache.size, or a larger node"
         return Cause(Kind.ADMISSION, reason, f"Evicted: {message}", mend, None)
-    found = containers.cause(pod, told)
+    found = containers.cause(pod, pod_events)
     if found is not None:
         return found
     said = f"{reason}: {message}" if reason else "phase Failed"
@@ -117,7 +117,7 @@ def _failed(pod: Object, told: Sequence[Object]) -> Cause:
 def _unscheduled(pod: Object, scheduled: Object, claims: Sequence[Object]) -> Cause:
     message, since = str(scheduled.get("message", "")), time_of(scheduled.get("lastTransitionTime"))
     if scheduled.get("reason") == "SchedulingGated":
-        mend = "whoever set the gate: Kueue, for instance"
+        mend = "look at the controller that set the gate, for instance Kueue"
         return Cause(Kind.UNSCHEDULABLE, "a scheduling gate", message, mend, since)
     found = scheduling.cause(message, since)
     unbound = _unbound(pod, claims) if found.kind is Kind.VOLUME else []
@@ -128,6 +128,7 @@ def _unscheduled(pod: Object, scheduled: Object, claims: Sequence[Object]) -> Ca
 
 
 def _unbound(pod: Object, claims: Sequence[Object]) -> list[str]:
+    """Names of the PersistentVolumeClaims that the pod mounts and that have no volume yet."""
     wanted = {
         volume["persistentVolumeClaim"]["claimName"]
         for volume in pod["spec"].get("volumes") or ()

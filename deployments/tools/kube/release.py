@@ -1,4 +1,7 @@
-"""A release's table: every pod of it, those that are not there, and what each waits for."""
+"""Makes the table of a release: a row for every pod, and for pods that should exist but do not.
+
+Each row says why its pod is not ready. The functions take a `Snapshot` and connect to nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from deployments.tools.kube.types import (
 )
 
 _INSTANCE = "app.kubernetes.io/instance"
-# KubeRay `utils/constant.go`; of Jobs and DaemonSets, Kubernetes' own.
+# Reasons of events. Source: KubeRay `utils/constant.go`; `FailedCreate` is Kubernetes' own, of Jobs
+# and DaemonSets.
 _NOT_CREATED = {"FailedToCreateWorkerPod", "FailedToCreateHeadPod", "FailedCreate"}
 _OF_SERVICE = {
     "InvalidRayServiceSpec", "InvalidRayServiceMetadata", "InvalidRayClusterSpec",
@@ -32,14 +36,15 @@ _OF_SERVICE = {
 
 
 def clusters_of(service: Object) -> list[str]:
-    """Names of its RayClusters: the one that serves, then the next one."""
+    """Names of the RayService's RayClusters: the one that serves, then the one to replace it."""
     status = service.get("status", {})
     found = [status.get(each, {}).get("rayClusterName") for each in CLUSTER_STATUSES]
     return list(dict.fromkeys(name for name in found if name))
 
 
 def belongs(pod: Object, service: Object) -> bool:
-    """Whether it is of one of its clusters, or a check, a test or a prewarm of the same release."""
+    """Whether the pod is one of the service's clusters, or the same release's check, test or
+    prewarm pod."""
     if pods.cluster(pod) in clusters_of(service):
         return True
     instance = labels_of(service).get(_INSTANCE)
@@ -47,7 +52,7 @@ def belongs(pod: Object, service: Object) -> bool:
 
 
 def rows(snapshot: Snapshot) -> list[Row]:
-    """Head first, gateways, then groups by name; pods that are not there after those that are."""
+    """Head, then gateways, then groups by name; in each group missing pods come last."""
     found = applications(snapshot.service)
     made = [_row(pod, snapshot, found) for pod in snapshot.pods]
     made += [row for name in snapshot.clusters for row in _missing(snapshot, name, found)]
@@ -60,20 +65,20 @@ def not_running(snapshot: Snapshot) -> list[Application]:
 
 
 def service_cause(snapshot: Snapshot) -> Cause | None:
-    """What KubeRay says of the RayService as a whole; None when it is ready."""
+    """Why KubeRay does not call the RayService ready; None if it does."""
     service = snapshot.service
     ready = condition(service, "Ready")
     event = events.newest(snapshot.events, "RayService", name_of(service), _OF_SERVICE)
     if ready is not None and ready["status"] == "True":
         return None
     if event is not None:
-        mend = "what the sentence says; `headrace check FILE` and `helm upgrade`"
+        mend = "correct what the message names; then `headrace check FILE` and `helm upgrade`"
         return Cause(Kind.SERVE, str(event["reason"]), events.text(event), mend, events.when(event))
     if ready is None:
-        mend = "does KubeRay's operator run, and look at this namespace?"
+        mend = "check that KubeRay's operator runs and watches this namespace"
         return Cause(Kind.START, "KubeRay", "its status is empty", mend)
     said = f"{ready.get('reason', '')}: {ready.get('message', '')}".strip(": ")
-    mend = "the pods and models below; all that is not optional must run before it is ready"
+    mend = "see the pods and models below: all that are not optional must run first"
     since = time_of(ready.get("lastTransitionTime"))
     return Cause(Kind.SERVE, "its applications", said, mend, since)
 
@@ -81,7 +86,7 @@ def service_cause(snapshot: Snapshot) -> Cause | None:
 def concerning(
     target: str, made: Sequence[Row], found: Sequence[Application]
 ) -> tuple[list[Row], list[Application]]:
-    """The rows and applications that a pod, a group or a model is; ([], []) for what is none."""
+    """The rows and applications of `target`: a pod, a group or a model; ([], []) if unknown."""
     models = [each for each in found if target in (each.model, each.name)]
     if models:
         groups = {group for each in models for group in each.groups}
@@ -107,14 +112,14 @@ def _row(pod: Object, snapshot: Snapshot, found: list[Application]) -> Row:
 
 
 def _missing(snapshot: Snapshot, name: str, found: list[Application]) -> Iterator[Row]:
-    """Of one cluster: groups that have fewer pods than their `replicas`, as Ray's autoscaler sets
-    it."""
+    """A row for each group of a cluster with fewer pods than its `replicas`, a number that Ray's
+    autoscaler sets."""
     spec = snapshot.clusters[name].get("spec", {})
-    there = [pods.group(pod) for pod in snapshot.pods if pods.cluster(pod) == name]
+    existing = [pods.group(pod) for pod in snapshot.pods if pods.cluster(pod) == name]
     wanted = [("head", 1, spec.get("headGroupSpec", {}))]
     wanted += [(g["groupName"], _count(g), g) for g in spec.get("workerGroupSpecs") or ()]
     for group, count, group_spec in wanted:
-        missing = count - there.count(group)
+        missing = count - existing.count(group)
         if missing > 0:
             yield Row(
                 pod="",
@@ -141,27 +146,34 @@ def _pod_spec(group: Any) -> Any:
 
 
 def _not_created(snapshot: Snapshot, cluster: str, group: str) -> Cause:
-    """What the API server answered KubeRay, which tells it of the cluster with the pod's name."""
+    """Why a group's pods were not created, from what the API server answered KubeRay.
+
+    KubeRay reports the answer as an event of the RayCluster; the answer names the pod, and the
+    pod's name begins with its cluster and group.
+    """
     prefix = f'pods "{cluster}-{group}-'
-    told = [
+    matching = [
         each
         for each in snapshot.events
         if prefix in each.get("message", "") or 'pods "' not in each.get("message", "")
     ]
-    event = events.newest(told, "RayCluster", cluster, _NOT_CREATED)
+    event = events.newest(matching, "RayCluster", cluster, _NOT_CREATED)
     if event is not None:
         said, since = events.text(event), events.when(event)
         return refused(said, since)
     failure = condition(snapshot.clusters[cluster], "ReplicaFailure")
     if failure is not None and failure["status"] == "True":
         return refused(str(failure.get("message")), time_of(failure.get("lastTransitionTime")))
-    mend = "the operator's log: kubectl -n kuberay-operator logs deploy/kuberay-operator"
+    mend = "read the operator's log: kubectl -n kuberay-operator logs deploy/kuberay-operator"
     return Cause(Kind.CREATION, "KubeRay", "no event of the last hour says why", mend)
 
 
 def refused(said: str, since: Any) -> Cause:
-    """Why the API server made no pod. Source: Kubernetes' admission `resourcequota/controller.go`
-    ("exceeded quota: …", "failed quota: … must specify …") and `podsecurity`."""
+    """The cause that the API server's refusal `said` of a pod amounts to.
+
+    Source: Kubernetes' admission `resourcequota/controller.go` ("exceeded quota: …", "failed quota:
+    … must specify …") and `podsecurity`.
+    """
     for word in ("exceeded quota: ", "failed quota: "):
         if word in said:
             rest = said.split(word, 1)[1]
@@ -171,4 +183,4 @@ def refused(said: str, since: Any) -> Cause:
     if "violates PodSecurity" in said:
         mend = "cache.type other than hostPath, or the namespace's pod-security label"
         return Cause(Kind.CREATION, "pod security", said, mend, since)
-    return Cause(Kind.CREATION, "the API server", said, "what the sentence says", since)
+    return Cause(Kind.CREATION, "the API server", said, "correct what the message names", since)

@@ -1,9 +1,11 @@
-"""Why the scheduler found no node, from its own sentence.
+"""Why did the scheduler find no node for a pod? The answer is read from the scheduler's message.
 
-A node is named with what its last filter said, and filters run in a fixed order (taints, affinity,
-resources, volumes, spread, other pods): what comes later in it is nearer to a place, so that is
-what the pod waits for. Sources: kube-scheduler `framework/types.go` (FitError), `plugins/` of
-noderesources, tainttoleration, nodeaffinity, volumebinding, dynamicresources; the default order in
+The message counts nodes by the filter that excluded them. Filters run in a fixed order: taints,
+affinity, resources, volumes, spread, other pods. A node that a later filter excluded passed the
+earlier ones and so came closest; the latest filter is therefore reported as the cause.
+
+Sources: kube-scheduler `framework/types.go` (FitError), `plugins/` of noderesources,
+tainttoleration, nodeaffinity, volumebinding, dynamicresources; the default order in
 `apis/config/v1/default_plugins.go`.
 """
 
@@ -15,14 +17,14 @@ from datetime import datetime
 from deployments.tools.kube.types import Cause, Kind
 
 _NODES = re.compile(r"0/(\d+) nodes are available: (.*)", re.DOTALL)
-# Of nodes that need not be counted, or that preempting another pod would not help.
+# Begins the part about device claims and preemption, which is not about why nodes were excluded.
 _END = re.compile(r"\s*(?:no new claims to deallocate|still not schedulable|preemption:)")
 _PART = re.compile(r"(\d+) (.*?)(?=, \d+ |\.?$)", re.DOTALL)
 _DEVICES = ("nvidia.com/", "amd.com/", "gpu.", "tpu.")
 
 
 def cause(message: str, since: datetime | None) -> Cause:
-    """Of the condition PodScheduled, or of an event FailedScheduling."""
+    """`message` is that of the condition PodScheduled, or of an event FailedScheduling."""
     nodes, parts = _parts(message)
     for kind, pattern, mend in _RULES:
         found = [(count, said) for count, said in parts if re.search(pattern, said)]
@@ -34,7 +36,8 @@ def cause(message: str, since: datetime | None) -> Cause:
 
 
 def _parts(message: str) -> tuple[int, list[tuple[int, str]]]:
-    """How many nodes there are, and what was said of how many; 0: of the pod itself."""
+    """The number of nodes (-1: unknown), and reasons with the number of nodes that each excludes;
+    the number is 0 for a reason about the pod itself."""
     match = _NODES.search(message)
     if match is None:
         return -1, [(0, message)]
@@ -53,13 +56,13 @@ def _what(kind: Kind, found: list[tuple[int, str]], nodes: int) -> str:
     )
 
 
-_DESCRIBE = "kubectl describe pod says what each node lacks"
+_DESCRIBE = "`kubectl describe pod` says what each node lacks"
 _FREE = (
     "`kubectl describe nodes` says what is allocated; a smaller minReplicas, a free device, or "
     "another layout (headrace plan mig)"
 )
 _DEVICE = f"^Insufficient ({'|'.join(re.escape(each) for each in _DEVICES)})"
-# In the order of what is nearest to a place.
+# The latest filters first. Kind, pattern of the reason, what to do.
 _RULES: tuple[tuple[Kind, str, str], ...] = (
     (
         Kind.VOLUME,
@@ -75,17 +78,17 @@ _RULES: tuple[tuple[Kind, str, str], ...] = (
     (
         Kind.RESOURCES,
         r"^Insufficient |^Too many pods",
-        "smaller cpu or memory of the group, or larger nodes",
+        "less cpu or memory for the group, or larger nodes",
     ),
     (
         Kind.UNSCHEDULABLE,
         r"anti-affinity|pod affinity|topology spread",
-        "the group's affinity, or one node more",
+        "change the group's affinity, or add a node",
     ),
     (
         Kind.UNSCHEDULABLE,
         r"node affinity/selector|node selector",
-        "the group's nodeSelector and affinity against `kubectl get nodes --show-labels`",
+        "compare the group's nodeSelector and affinity with `kubectl get nodes --show-labels`",
     ),
     (
         Kind.UNSCHEDULABLE,
@@ -95,6 +98,6 @@ _RULES: tuple[tuple[Kind, str, str], ...] = (
     (
         Kind.UNSCHEDULABLE,
         r"were unschedulable",
-        "`kubectl uncordon NODE`, when its maintenance is over",
+        "`kubectl uncordon NODE` once its maintenance is over",
     ),
 )

@@ -1,6 +1,7 @@
-"""Types of `headrace cluster`: a release's Kubernetes objects, and what is concluded from them.
+"""Types of `headrace cluster`: a release's Kubernetes objects, and the conclusions from them.
 
-Objects are dicts as the API answers them. Times are UTC. Nothing here connects to a server.
+An `Object` is a dict as the Kubernetes API returns it. Times are UTC. Nothing here connects to a
+server.
 """
 
 from __future__ import annotations
@@ -13,54 +14,52 @@ from typing import Any
 
 Object = Mapping[str, Any]
 
-# Of a RayService's status: the cluster that serves, then the next one.
+# Keys in a RayService's status: the cluster that serves, then the cluster that replaces it.
 CLUSTER_STATUSES = ("activeServiceStatus", "pendingServiceStatus")
 
 
 class Kind(StrEnum):
-    """What a thing that is not well waits for, or suffers from."""
+    """Why a pod or a service is not ready."""
 
-    QUOTA = "quota"
-    IMAGE = "image"
-    DEVICE = "device"
-    RESOURCES = "resources"
-    UNSCHEDULABLE = "unschedulable"
+    QUOTA = "quota"  # a ResourceQuota forbids the pod
+    CREATION = "creation"  # the pod was not created for another reason
+    UNSCHEDULABLE = "unschedulable"  # taints, affinity, or no node at all
+    DEVICE = "device"  # no node has the GPU or MIG device free
+    RESOURCES = "resources"  # no node has enough processors, memory or places for pods
     VOLUME = "volume"
-    CONFIG = "config"
-    INIT = "init"
+    ADMISSION = "admission"  # the node's kubelet refused or evicted the pod
+    IMAGE = "image"
+    CONFIG = "config"  # a Secret, a ConfigMap or a program is missing
+    INIT = "init"  # an init container still runs
+    START = "start"
     CRASH = "crash"
-    ADMISSION = "admission"
     PROBE = "probe"
     DRAIN = "drain"
-    START = "start"
-    CREATION = "creation"
-    SERVE = "serve"
+    SERVE = "serve"  # the RayService as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """what: a few words for a table. evidence: the text of an event, a condition or a state, as
-    Kubernetes said it; since: when. mend: the command or the value that would help."""
+    """Why one thing is not ready, and what would help."""
 
     kind: Kind
-    what: str
-    evidence: str
-    mend: str
-    since: datetime | None = None
+    what: str  # a few words, for a table
+    evidence: str  # the text of an event, a condition or a state, as Kubernetes has it
+    mend: str  # the command to run or the value to change
+    since: datetime | None = None  # time of the evidence; for a pod that drains, when it is killed
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A Serve application. state: as RayService tells it, "" where it does not yet. groups: those
-    of pods that its replicas fit in. least, most: replicas, over all of the model's groups."""
+    """A Serve application of a RayService."""
 
     name: str
-    model: str
-    state: str
+    model: str  # the model's name, or `gateway` or `pool`
+    state: str  # from the RayService's status; "" while the status does not have it
     message: str
-    least: int
-    most: int
-    groups: tuple[str, ...]
+    min_replicas: int  # over all groups of the model
+    max_replicas: int
+    groups: tuple[str, ...]  # worker groups whose pods have room for a replica
 
     @property
     def runs(self) -> bool:
@@ -69,10 +68,10 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A pod, or pods of a group that are not there (`pod` is "", `missing` their number)."""
+    """One pod; or the pods that a group lacks: then `pod` is "" and `missing` is their number."""
 
     pod: str
-    group: str
+    group: str  # `head`, `gateways`, or a worker group
     cluster: str
     node: str
     device: str
@@ -80,22 +79,21 @@ class Row:
     ready: bool
     restarts: int
     created: datetime | None
-    models: tuple[str, ...]
-    waits_for: Cause | None
+    models: tuple[str, ...]  # those whose replicas fit in the group
+    waits_for: Cause | None  # None: the pod is well
     missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A namespace's objects that belong to one RayService, or may. unread: what could not be asked
-    for, in sentences. `clusters`: RayClusters by name."""
+    """The objects of one RayService, read from its namespace."""
 
     service: Object
-    clusters: Mapping[str, Object] = field(default_factory=dict)
-    pods: Sequence[Object] = ()
-    events: Sequence[Object] = ()
-    claims: Sequence[Object] = ()
-    unread: tuple[str, ...] = ()
+    clusters: Mapping[str, Object] = field(default_factory=dict)  # its RayClusters, by name
+    pods: Sequence[Object] = ()  # the release's
+    events: Sequence[Object] = ()  # all warnings of the namespace
+    claims: Sequence[Object] = ()  # all PersistentVolumeClaims of the namespace
+    unread: tuple[str, ...] = ()  # a sentence for each list that the caller may not read
 
 
 def name_of(each: Object) -> str:
@@ -108,11 +106,12 @@ def labels_of(each: Object) -> Mapping[str, str]:
 
 
 def time_of(text: str | None) -> datetime | None:
-    """Of RFC 3339, with or without fractions of a second."""
+    """Parses RFC 3339, with or without fractions of a second; None for no text."""
     return datetime.fromisoformat(text) if text else None
 
 
 def condition(each: Object, kind: str) -> Object | None:
+    """The condition of that type in the object's status, if there is one."""
     for found in each.get("status", {}).get("conditions") or ():
         if found["type"] == kind:
             return found  # type: ignore[no-any-return]

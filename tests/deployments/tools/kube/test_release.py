@@ -48,8 +48,9 @@ def test_models_stand_beside_the_groups_that_their_replicas_fit_in():
 def test_replicas_are_what_the_list_allows_and_states_what_serve_says():
     said = {"model-minilm": {"status": "RUNNING"}}
     found = {each.model: each for each in applications(ray_service(said))}
-    assert (found["minilm"].least, found["minilm"].most, found["minilm"].state) == (1, 4, "RUNNING")
-    assert (found["small"].least, found["small"].most, found["small"].state) == (2, 2, "")
+    minilm, small = found["minilm"], found["small"]
+    assert (minilm.min_replicas, minilm.max_replicas, minilm.state) == (1, 4, "RUNNING")
+    assert (small.min_replicas, small.max_replicas, small.state) == (2, 2, "")
 
 
 def test_a_deployments_message_is_taken_where_its_application_has_none():
@@ -168,7 +169,7 @@ def test_a_release_is_chosen_by_its_name_or_by_being_alone():
     assert chosen([one, other], "second", "serving") is other
     with pytest.raises(KubernetesError, match="name one of them"):
         chosen([one, other], None, "serving")
-    with pytest.raises(KubernetesError, match=r"release third is not .* \(there: demo-headrace\)"):
+    with pytest.raises(KubernetesError, match=r"not .* release third \(it contains: demo-headrace"):
         chosen([one], "third", "serving")
-    with pytest.raises(KubernetesError, match=r"a RayService is not .* \(there: none\)"):
+    with pytest.raises(KubernetesError, match=r"not .* a RayService \(it contains: none\)"):
         chosen([], None, "serving")
