@@ -162,21 +162,21 @@ def gpus(*busy: float) -> dict[str, str]:
     return {name(number): f"{share}x60" for number, share in enumerate(busy)}
 
 
-_GONE = "No gateway of serving/headrace-gateways tells Prometheus anything any more."
-_EJECTED = "Replica r#1 of device is left out because it is slow."
-_NOT_READY = "device has no replica that any gateway reaches: its requests are refused."
-_SILENT = "Replica r#1 of device says nothing and is given nothing."
+_GONE = "Prometheus gets no metrics from any gateway of serving/headrace-gateways any more."
+_EJECTED = "Replica r#1 of device is ejected: it gets no work because it is slow."
+_NOT_READY = "No gateway reaches a replica of device: its requests are refused."
+_SILENT = "Replica r#1 of device has stopped sending messages and gets no work."
 _FAST, _SLOW = "HeadraceSloBurnsFast", "HeadraceSloBurnsSlowly"
 
 CASES = (
     AlertCase(
         _FAST, "a fifth is late", 70, answered(0.8, 90), CHAT,
-        "20% of chat's requests to device miss their promise: a month's budget lasts days.",
+        "20% of chat's requests to device miss their promise: a month's error budget lasts days.",
     ),
     AlertCase(
         _FAST, "none was ever in time", 70,
         {of("requests_total", CHAT, outcome="shed", reason="queue_full"): "0+60x90"}, CHAT,
-        "100% of chat's requests to device miss their promise: a month's budget lasts days.",
+        "100% of chat's requests to device miss their promise: a month's error budget lasts days.",
     ),
     AlertCase(
         _FAST, "a model that lost its replicas", 70,
@@ -186,7 +186,8 @@ CASES = (
             of("requests_total", CHAT, outcome="not_ready"): "0x40 0+60x50",
         },
         CHAT,
-        "49.15% of chat's requests to device miss their promise: a month's budget lasts days.",
+        "49.15% of chat's requests to device miss their promise: a month's error budget lasts "
+        "days.",
     ),
     AlertCase(_FAST, "a model that was never ready", 70, never_ready("0+60x90")),
     AlertCase(_FAST, "a cold start", 7, cold_start(7), also_quiet=("HeadraceModelIsNotReady",)),
@@ -211,7 +212,7 @@ CASES = (
     ),
     AlertCase(
         _SLOW, "a twenty-fifth is late for a day", 1560, answered(0.96, 1600), CHAT,
-        "4% of chat's requests to device miss their promise: a month's budget lasts weeks.",
+        "4% of chat's requests to device miss their promise: a month's error budget lasts weeks.",
         also_quiet=(_FAST,),
     ),
     AlertCase(_SLOW, "within the budget", 1560, answered(0.995, 1600)),
@@ -278,7 +279,7 @@ CASES = (
     AlertCase(
         "HeadraceAccountingDrifts", "one batch too few", 20,
         {of("accounting_drift", DEVICE, gateway="a"): "0x9 -1x20"}, DEVICE,
-        "1 batch(es) of device are accounted for and not there, or there and not accounted for.",
+        "A gateway's count of batches of device differs by 1 from the batches that exist.",
     ),
     AlertCase(
         "HeadraceAccountingDrifts", "a replica's own", 20,
@@ -287,7 +288,7 @@ CASES = (
             of("replica_accounting_drift", DEVICE, replica="r#1"): "2x30",
         },
         DEVICE,
-        "2 batch(es) of device are accounted for and not there, or there and not accounted for.",
+        "A gateway's count of batches of device differs by 2 from the batches that exist.",
     ),
     AlertCase(
         "HeadraceAccountingDrifts", "between two looks", 20,
@@ -317,7 +318,7 @@ CASES = (
     AlertCase(
         "HeadraceCopyBudgetIsSpent", "less than a batch takes", 80, copies("0.01x120", "0+1x120"),
         DEVICE,
-        "device has 10ms left for copies of late batches, less than one takes.",
+        "device has 10ms of device time left for copies of batches, less than one batch takes.",
     ),
     AlertCase("HeadraceCopyBudgetIsSpent", "several", 80, copies("0.5x120", "0+1x120")),
     AlertCase(
@@ -338,12 +339,12 @@ CASES = (
     AlertCase("HeadraceReplicaIsSilent", "never", 20, replica("replica_suspended", "0x40")),
     AlertCase(
         "HeadraceKeyExpiresSoon", "in ten days", 20, ending(10 * DAY_S), KEY,
-        "Key laptop of tenant chat is used and ends in 9d 23h 40m 0s.",
+        "Key laptop (in use) of tenant chat expires in 9d 23h 40m 0s.",
     ),
     AlertCase(
         "HeadraceKeyExpiresSoon", "an operator's", 20, ending(10 * DAY_S, {**KEY, "tenant": ""}),
         {"namespace": "serving", "key": "laptop"},
-        "Key laptop of an operator is used and ends in 9d 23h 40m 0s.",
+        "Key laptop (in use) of an operator expires in 9d 23h 40m 0s.",
     ),
     AlertCase("HeadraceKeyExpiresSoon", "in fifteen days", 20, ending(15 * DAY_S)),
     AlertCase("HeadraceKeyExpiresSoon", "it has", 20, ending(60)),
@@ -360,8 +361,8 @@ CASES = (
     AlertCase(
         "HeadraceTenantsAreOld", "at one of two gateways", 10,
         {**age("a", "0.5x20"), **age("b", "0+60x20")}, {"namespace": "serving", "gateway": "b"},
-        "Gateway b has heard of no change of tenants and keys for 10m 0s: revoked keys are "
-        "good there.",
+        "Gateway b could not read tenants and keys for 10m 0s: keys revoked since then still "
+        "work there.",
     ),
     AlertCase("HeadraceTenantsAreOld", "for a moment", 10, age("a", "0.5x8 45 0.5x10")),
     AlertCase(

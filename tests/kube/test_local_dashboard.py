@@ -90,12 +90,12 @@ def test_a_server_is_scraped_and_drawn_until_ctrl_c(settings: Path, tmp_path: Pa
     ports = ("--port", str(prometheus), "--pages-port", str(pages))
     with started(str(settings), *ports, "--folder", str(tmp_path / "files")) as child:
         said = [child.stdout.readline() for _ in range(5)]
-        assert said[-1] == "Ctrl-C ends it.\n", said
+        assert said[-1] == "Ctrl-C stops all of them.\n", said
         url = f"http://127.0.0.1:{prometheus}"
         until_scraped(url)
         drawn = page(f"http://127.0.0.1:{pages}/headrace-war-room")
         assert "Arrivals by tenant" in drawn
-        assert "GPU memory in use: empty." in drawn
+        assert "GPU memory in use is empty." in drawn
         assert "headrace-tenants" in page(f"http://127.0.0.1:{pages}/")
         with pytest.raises(urllib.error.HTTPError, match="404"):
             page(f"http://127.0.0.1:{pages}/other")

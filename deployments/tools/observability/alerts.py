@@ -1,11 +1,13 @@
-"""What somebody is told of without looking, beside broken promises (`slo`).
+"""Prometheus's alerts on a server, besides those on the error budget of each tenant (`slo`).
 
-By model (promises by tenant too, GPUs by GPU), and by namespace where Prometheus adds one; gateways
-add up, or the worst one counts; of whether a model is ready the best one, since others may be of a
-cluster that starts. Each alert is of something that a person can do something about, and lasts
-before it is said. A metric of what is not there (no GPU, no `hedge`) makes no alert, but
-that all gateways are gone does, by job. The GPUs' own are dcgm-exporter's, of all GPUs that it
-knows.
+Every alert names something that a person can act on, and fires only after it has lasted for a
+while. Alerts are told apart by model (those of GPUs by GPU), and by namespace where Prometheus adds
+that label.
+
+Gateways' values are added, or the worst one counts. Whether a model is ready is the exception: the
+best gateway counts, since another may belong to a cluster that still starts. A metric that does not
+exist (no GPU, no `hedge`) fires no alert. `HeadraceIsGone` fires when the metrics of all gateways
+of a job have disappeared. Metrics of GPUs come from dcgm-exporter, for every GPU that it reports.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _OWNER = "{{ with $labels.tenant }}tenant {{ . }}{{ else }}an operator{{ end }}"
 _DAY_S = 86_400
 _FEWEST_ROWS = 10
 _FEWEST_BATCHES = 30
-_HOUR_BEFORE = f"avg_over_time({_QUEUE}[1h] offset 1h)"  # what waits now is no part of it
+_HOUR_BEFORE = f"avg_over_time({_QUEUE}[1h] offset 1h)"  # excludes the rows that wait now
 
 
 def rule_groups() -> tuple[RuleGroup, ...]:
@@ -41,9 +43,9 @@ ALERTS = (
         "count by (namespace, job) (headrace_model_ready)",
         "5m",
         Severity.CRITICAL,
-        "No gateway of {{ $labels.job }} tells Prometheus anything any more.",
-        "Its pods or processes: are they there, and does Prometheus reach them (its page of "
-        "targets)? On Kubernetes, `headrace cluster status`.",
+        "Prometheus gets no metrics from any gateway of {{ $labels.job }} any more.",
+        "Its pods or processes: do they run, and does Prometheus reach them (page \"Targets\")? On "
+        "Kubernetes, `headrace cluster status`.",
     ),
     Alert(
         "HeadraceQueueGrows",
@@ -53,7 +55,7 @@ ALERTS = (
         Severity.WARNING,
         "{{ $value | humanize }} rows wait for {{ $labels.model }}, over three times the average "
         "of an hour before.",
-        "Arrivals by tenant (does one send more?), replicas (is one missing or left out?), batch "
+        "Arrivals by tenant (does one send more?), replicas (is one missing or ejected?), batch "
         "times (are they longer than predicted?).",
     ),
     Alert(
@@ -62,8 +64,8 @@ ALERTS = (
         "10m",
         Severity.WARNING,
         "{{ $value | humanize }} rows for {{ $labels.model }} wait past their deadline.",
-        "Arrivals against answers, replicas, time by stage: more arrives than is served, or a "
-        "backlog does not shrink.",
+        "Arrivals and answers, replicas, time by stage: more requests arrive than are served, or "
+        "a backlog does not shrink.",
     ),
     Alert(
         "HeadraceTailIsLong",
@@ -73,8 +75,8 @@ ALERTS = (
         Severity.INFO,
         "The slowest twentieth of requests to {{ $labels.model }} takes over {{ $value | "
         "humanizeDuration }}, more than three times the median.",
-        "Time by stage: a long `queue` is a lack of room, a long `run` a slow replica or very "
-        "different lengths in one bucket.",
+        "Time by stage: a long `queue` means too few replicas, a long `run` a slow replica or "
+        "very different lengths in one bucket.",
     ),
     Alert(
         "HeadraceBatchTimesVary",
@@ -84,8 +86,8 @@ ALERTS = (
         Severity.INFO,
         "Batch times of {{ $labels.model }} up to {{ $labels.bucket }} tokens deviate by "
         "{{ $value | humanizePercentage }} of their mean.",
-        "Rows in a batch (very different ones take differently long), measured over predicted "
-        "time, slowdown by replica.",
+        "Rows in a batch (batches of different sizes take different times), measured over "
+        "predicted time, slowdown by replica.",
     ),
     Alert(
         "HeadracePaddingIsHigh",
@@ -93,7 +95,7 @@ ALERTS = (
         "15m",
         Severity.WARNING,
         "{{ $value | humanizePercentage }} of what {{ $labels.model }} computes is padding.",
-        "Rows that wait by bucket: lengths may have moved away from the buckets' edges.",
+        "Waiting rows by bucket: callers' lengths may no longer fit the buckets' edges.",
     ),
     Alert(
         "HeadraceAccountingDrifts",
@@ -101,10 +103,10 @@ ALERTS = (
         f"max by ({MODEL}) (abs(headrace_replica_accounting_drift)) > 0",
         "2m",
         Severity.CRITICAL,
-        "{{ $value }} batch(es) of {{ $labels.model }} are accounted for and not there, or there "
-        "and not accounted for.",
-        "Accounting drift by gateway and replica, and the logs of both since it began. It is a "
-        "fault of Headrace.",
+        "A gateway's count of batches of {{ $labels.model }} differs by {{ $value }} from the "
+        "batches that exist.",
+        "Accounting drift by gateway and replica, and the logs of both since it began. This is a "
+        "bug of Headrace.",
     ),
     Alert(
         "HeadraceColdStarts",
@@ -112,15 +114,15 @@ ALERTS = (
         "0m",
         Severity.WARNING,
         "{{ $labels.model }} fell asleep or woke {{ $value }} times in an hour.",
-        "Its arrivals, and time to capacity: how long those who woke it waited.",
+        "Its arrivals, and its time to capacity: how long a request that wakes it waits.",
     ),
     Alert(
         "HeadraceModelIsNotReady",
         f"max by ({MODEL}, optional) (headrace_model_ready) == 0",
         "10m",
         Severity.WARNING,
-        "{{ $labels.model }} has no replica that any gateway reaches: its requests are refused.",
-        "`headrace status`: what it waits for. On Kubernetes, `headrace cluster why`.",
+        "No gateway reaches a replica of {{ $labels.model }}: its requests are refused.",
+        "`headrace status` says what the model waits for; on Kubernetes, `headrace cluster why`.",
     ),
     Alert(
         "HeadraceCopyBudgetIsSpent",
@@ -129,8 +131,8 @@ ALERTS = (
         "(increase(headrace_hedges_total[1h]) + increase(headrace_ties_total[1h])) > 0",
         "10m",
         Severity.WARNING,
-        "{{ $labels.model }} has {{ $value | humanizeDuration }} left for copies of late batches, "
-        "less than one takes.",
+        "{{ $labels.model }} has {{ $value | humanizeDuration }} of device time left for copies of "
+        "batches, less than one batch takes.",
         "Copies sent and won, retries, probes, slowdown by replica: many copies mean slow or lost "
         "replicas.",
     ),
@@ -139,16 +141,18 @@ ALERTS = (
         f"max by ({MODEL}, replica) (headrace_replica_ejected) == 1",
         "2m",
         Severity.WARNING,
-        "Replica {{ $labels.replica }} of {{ $labels.model }} is left out because it is slow.",
-        "Its slowdown, and its node: other load, a throttled GPU, memory.",
+        "Replica {{ $labels.replica }} of {{ $labels.model }} is ejected: it gets no work because "
+        "it is slow.",
+        "The replica's slowdown, and its node: other load, a throttled GPU, memory.",
     ),
     Alert(
         "HeadraceReplicaIsSilent",
         f"max by ({MODEL}, replica) (headrace_replica_suspended) == 1",
         "1m",
         Severity.WARNING,
-        "Replica {{ $labels.replica }} of {{ $labels.model }} says nothing and is given nothing.",
-        "Its process and its node: stopped, swapping, or cut off from the gateways.",
+        "Replica {{ $labels.replica }} of {{ $labels.model }} has stopped sending messages and "
+        "gets no work.",
+        "Is the replica's process stopped, or its node swapping or cut off? The logs of both.",
     ),
     Alert(
         "HeadraceKeyExpiresSoon",
@@ -157,9 +161,10 @@ ALERTS = (
         f"max by ({_KEY}) (headrace_key_last_used_timestamp_seconds) > time() - {3 * _DAY_S}",
         "10m",
         Severity.WARNING,
-        f"Key {{{{ $labels.key }}}} of {_OWNER} is used and ends in "
+        f"Key {{{{ $labels.key }}}} (in use) of {_OWNER} expires in "
         "{{ $value | humanizeDuration }}.",
-        "Who uses it (headrace_key_requests_total); `headrace key new`, then move them.",
+        "Who uses it (headrace_key_requests_total)? Make another with `headrace key new` and give "
+        "it to them.",
     ),
     Alert(
         "HeadraceExpiredKeyIsUsed",
@@ -168,17 +173,17 @@ ALERTS = (
         Severity.WARNING,
         "Key {{ $labels.key }} has expired, and about {{ $value | humanize }} requests that "
         "brought it were refused in an hour.",
-        "Access lines with this `key_id`: from where? Give its callers a new one.",
+        "Access log lines with this `key_id` say who sends it. Give these callers a new key.",
     ),
     Alert(
         "HeadraceTenantsAreOld",
         "max by (namespace, gateway) (headrace_tenants_age_seconds) > 30",
         "1m",
         Severity.WARNING,
-        "Gateway {{ $labels.gateway }} has heard of no change of tenants and keys for "
-        "{{ $value | humanizeDuration }}: revoked keys are good there.",
-        "Does Ray's GCS answer? Is the tenants' file, where there is one, still there? The "
-        "gateway's log; `headrace status`.",
+        "Gateway {{ $labels.gateway }} could not read tenants and keys for "
+        "{{ $value | humanizeDuration }}: keys revoked since then still work there.",
+        "Does Ray's GCS answer? Does the tenants' file, if the settings name one, still exist? "
+        "The gateway's log; `headrace status`.",
     ),
     Alert(
         "HeadraceControllerHangs",
@@ -186,8 +191,8 @@ ALERTS = (
         "0m",
         Severity.WARNING,
         "Serve's controller was ended {{ $value }} times in an hour, because it hung.",
-        "The registry's log and the audit: why. The head's processors and memory, and how many "
-        "replicas and applications there are; the controller's own log.",
+        "The registry's log and the audit log say why. The head's processors and memory, the "
+        "number of replicas and applications, the controller's own log.",
     ),
     Alert(
         "HeadraceGpuMemoryIsFull",
@@ -196,7 +201,7 @@ ALERTS = (
         Severity.WARNING,
         "{{ $value | humanizePercentage }} of GPU {{ $labels.gpu }}'s memory on "
         "{{ $labels.Hostname }} is in use.",
-        "What runs there, and what `headrace plan mig` says that it needs.",
+        "Which processes run there, and the memory that they need by `headrace plan mig`.",
     ),
     Alert(
         "HeadraceGpusIdleWhileRowsWait",
@@ -204,6 +209,7 @@ ALERTS = (
         "15m",
         Severity.WARNING,
         "GPUs are busy {{ $value | humanizePercentage }} of the time while rows wait.",
-        "Time by stage: what is not `run`. Rows in a batch, idle gaps, replicas per GPU.",
+        "Time by stage: which stage besides `run` is long? Rows in a batch, idle gaps, replicas "
+        "per GPU.",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The dashboard of one tenant, or of tenants beside each other: what each asks for and gets."""
+"""The dashboard by tenant: what each tenant asks for, what it gets, and whether in time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ASKED = Row(
             (Query(_rate("arrivals_total"), "{{tenant}}"),),
         ),
         Panel(
-            "Ends by outcome", "`ok` and what went wrong.", "reqps",
+            "Ends by outcome", "`ok`, or what went wrong.", "reqps",
             (Query(_rate("requests_total", "tenant, outcome"), "{{tenant}} {{outcome}}"),),
         ),
         Panel(
@@ -63,8 +63,8 @@ PROMISE = Row(
             (Query(f"{_rate('slo_kept_total')} / ({_rate('arrivals_total')} > 0)", "{{tenant}}"),),
         ),
         Panel(
-            "Burn rate", "How many times faster than evenly a month's budget is spent: 14.4 over "
-            "an hour and 6 over six hours are alerts.", "short", (_burn("5m"), _burn("1h")),
+            "Burn rate", "1: a month's error budget would last exactly a month. 14.4 over an hour "
+            "or 6 over six hours fires an alert.", "short", (_burn("5m"), _burn("1h")),
         ),
         Panel(
             "Total time", "Of answered requests.", "s",
@@ -81,15 +81,15 @@ SHARE = Row(
     "Share",
     (
         Panel(
-            "Device time", "Service seconds a second that it was given: what weights share out.",
+            "Device time", "Service seconds a second that the tenant got; weights divide them.",
             "short", (Query(_rate("tenant_served_seconds_total"), "{{tenant}}"),), stacked=True,
         ),
         Panel(
-            "Rows that wait", "Late ones included.", "short",
+            "Rows that wait", "Late rows included.", "short",
             (Query(_total("tenant_queue_rows"), "{{tenant}}"),), stacked=True,
         ),
         Panel(
-            "Backlog", "Predicted service time of its rows that wait on time.", "s",
+            "Backlog", "Predicted service time of waiting rows that are not late.", "s",
             (Query(_total("tenant_backlog_seconds"), "{{tenant}}"),), stacked=True,
         ),
     ),
@@ -99,7 +99,7 @@ GENERATED = Row(
     "Generated text",
     (
         Panel(
-            "Tokens", "Read, read before, and written.", "short",
+            "Tokens", "Of prompts; of prompts, found in a replica's cache; of outputs.", "short",
             tuple(
                 Query(_rate(f"{kind}_tokens_total"), f"{{{{tenant}}}} {kind}")
                 for kind in ("input", "cached", "output")

@@ -1,8 +1,8 @@
-"""A dashboard drawn from a Prometheus, as a page or a picture.
+"""Draws a dashboard from a Prometheus's data, as a page or a picture, without Grafana.
 
 `python -m deployments.tools.observability.dashboard_page war-room.html --url http://HOST:9090`.
-A page (`.html`) has all panels with their numbers, a picture (`.svg`) those that were asked for and
-have something to show. Neither needs Grafana. An empty panel is listed with the reason.
+A page (`.html`) has all panels with their numbers, and a sentence for each empty panel that says
+why it is empty. A picture (`.svg`) has the panels of `--panel` (or all) that are not empty.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from deployments.tools.observability.types import Dashboard
 from loadtests.report import page, plots
 
 _BY_NAME = {dashboard.name: dashboard for dashboard in DASHBOARDS}
-_LEAST_STEP_S, _POINTS = 5.0, 240
-_STEPS_A_WINDOW = 4  # several scrapes in each rate
+_MIN_STEP_S, _POINTS = 5.0, 240
+_STEPS_A_WINDOW = 4  # so that each rate is computed from several scrapes
 
 
 def span_of(minutes: float, end_s: float) -> Span:
-    """The last minutes, in as many steps as can be told apart."""
-    step_s = max(_LEAST_STEP_S, round(minutes * 60 / _POINTS))
+    """The last `minutes` before `end_s` (Unix seconds), in about `_POINTS` steps or fewer."""
+    step_s = max(_MIN_STEP_S, round(minutes * 60 / _POINTS))
     return Span(end_s - minutes * 60, end_s, step_s)
 
 
 def window_of(span: Span) -> str:
+    """The window over which rates are taken, as PromQL has it (`20s`)."""
     return f"{int(span.step_s * _STEPS_A_WINDOW)}s"
 
 
 def html(dashboard: Dashboard, asked: Sequence[AskedPanel], facts: dict[str, str]) -> str:
+    """The page. `facts`: shown below the title, by name."""
     return page.page(dashboard.title, _parts(dashboard, asked, facts))
 
 
 def svg(title: str, asked: Sequence[AskedPanel], columns: int = 3) -> str:
+    """The picture, without the panels that are empty."""
     return plots.sheet(title, [sheet_panel(each) for each in asked if not each.is_empty], columns)
 
 
@@ -56,7 +59,7 @@ def _parts(
     for each in asked:
         if each.is_empty:
             why = each.panel.may_be_empty or "nothing has been scraped yet"
-            yield page.words(f"{each.panel.title}: empty. That is so where {why}.")
+            yield page.words(f"{each.panel.title} is empty. The usual reason: {why}.")
 
 
 @click.command()
@@ -70,7 +73,7 @@ def _parts(
     show_default=True,
 )
 @click.option("--minutes", type=click.FloatRange(0.1, 10_000), default=30.0, show_default=True)
-@click.option("--panel", "titles", multiple=True, help="Of a picture: only these; repeatable.")
+@click.option("--panel", "titles", multiple=True, help="Only this panel, in a picture; repeatable.")
 def main(path: Path, url: str, name: str, minutes: float, titles: tuple[str, ...]) -> None:
     """Draw a dashboard's last MINUTES to PATH, .html or .svg."""
     if path.suffix not in (".html", ".svg"):

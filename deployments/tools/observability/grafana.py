@@ -1,6 +1,6 @@
-"""Dashboards as Grafana's JSON: what its sidecar or its provisioning reads from a file.
+"""Writes a dashboard as the JSON that Grafana's sidecar or its provisioning reads from a file.
 
-Panels stand three to a row. The data source is a choice of the dashboard, so that a file fits any
+A row has three panels. The data source is a variable of the dashboard, so that the file fits any
 Grafana with a Prometheus. Source: Grafana's dashboard JSON model, schema version 39 (Grafana 11).
 """
 

@@ -1,8 +1,8 @@
-"""A Grafana beside our own Prometheus, where there is one on this machine.
+"""Runs a Grafana that is installed on this machine, with the dashboards and our own Prometheus.
 
-Neither PyPI nor Debian has Grafana, so it is used where it is installed and never fetched:
-$HEADRACE_GRAFANA names its folder (the one with `bin/grafana` and `conf/`), or it is in $PATH. Its
-dashboards are the chart's own files, provisioned; whoever can reach 127.0.0.1 may look, without
+Neither PyPI nor Debian has Grafana, so this module never fetches Grafana. $HEADRACE_GRAFANA names
+the folder of an installed one (with `bin/grafana` and `conf/`), or `grafana` is in $PATH. The
+dashboards are the chart's own files, provisioned. Whoever can reach 127.0.0.1 sees them without
 logging in.
 
 Source: Grafana's documentation, "Provisioning" and "Configure Grafana".
@@ -22,11 +22,11 @@ from deployments.tools.observability.grafana import DASHBOARDS, dashboard_json
 from deployments.tools.observability.local_server import HOST, LocalServer
 
 PLACE = "HEADRACE_GRAFANA"
-_START_S = 120.0  # its first start writes a database
+_START_S = 120.0  # Grafana's first start writes a database
 
 
 def home() -> Path | None:
-    """The folder that Grafana is installed in."""
+    """The folder that Grafana is installed in, if there is one."""
     named = os.environ.get(PLACE)
     if named:
         return Path(named)
@@ -38,7 +38,7 @@ def home() -> Path | None:
 
 
 def write_dashboards(folder: Path) -> list[Path]:
-    """As files that any Grafana imports."""
+    """Writes each dashboard to a file that any Grafana imports; returns the files' paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for dashboard in DASHBOARDS:
@@ -50,8 +50,11 @@ def write_dashboards(folder: Path) -> list[Path]:
 def running(
     installed: Path, folder: Path, port: int, prometheus: str
 ) -> contextlib.AbstractContextManager[str]:
-    """Its address. `folder`: for its settings and data, `folder/dashboards` has the dashboards.
-    Entering it raises ServerFailed."""
+    """A context that runs Grafana and has its address. Entering the context raises ServerFailed.
+
+    `folder` gets Grafana's settings and data; `folder/dashboards` has the dashboards. `prometheus`
+    is the address of the data source.
+    """
     provisioning = _provisioned(folder, prometheus)
     program = installed / "bin" / "grafana"
     command = (

@@ -1,9 +1,9 @@
-"""Dashboards of a server on this machine: `make dashboard FILE=settings.yaml`.
+"""Shows dashboards of a server on this machine: `make dashboard FILE=settings.yaml`.
 
-Runs beside `headrace serve`. Prometheus scrapes every gateway's own port and evaluates the alerts;
-Grafana shows the dashboards where it is installed, pages of our own do in any case. All of it
-listens on 127.0.0.1 and ends with Ctrl-C; its files are in out/dashboard, and its data is kept
-there from one time to the next.
+Runs beside `headrace serve`. Prometheus scrapes every gateway's own port and evaluates the alerts.
+Pages of our own show the dashboards (`page_server`); Grafana shows them too if it is installed.
+Everything listens on 127.0.0.1 and ends with Ctrl-C. Settings and data are in out/dashboard and
+stay there for the next time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _EVERY = "5s"
 
 
 def targets(gateway: GatewaySettings) -> list[str]:
-    """Every gateway's own metrics port on this machine."""
+    """`host:port` of every gateway's own metrics on this machine."""
     host = gateway.metrics_host or LOOPBACK
     host = LOOPBACK if host in (EVERY_INTERFACE, "::") else host
     return [f"{host}:{gateway.metrics_port + rank}" for rank in range(gateway.replicas)]
 
 
 def prometheus_config(gateways: Sequence[str], gpus: Sequence[str]) -> str:
+    """Prometheus's configuration; both arguments are targets (`host:port`)."""
     jobs = {"headrace": list(gateways), "dcgm-exporter": list(gpus)}
     return yaml.safe_dump(
         {
@@ -56,6 +57,7 @@ def prometheus_config(gateways: Sequence[str], gpus: Sequence[str]) -> str:
 
 
 def write_files(folder: Path, gateways: Sequence[str], gpus: Sequence[str]) -> ServerFolder:
+    """Writes Prometheus's configuration, the alerts and the dashboards below `folder`."""
     made = ServerFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made.config.write_text(prometheus_config(gateways, gpus))
@@ -66,10 +68,10 @@ def write_files(folder: Path, gateways: Sequence[str], gpus: Sequence[str]) -> S
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--port", default=9090, show_default=True, help="Prometheus's.")
-@click.option("--pages-port", default=9091, show_default=True, help="Of the pages.")
-@click.option("--grafana-port", default=3000, show_default=True, help="Grafana's.")
-@click.option("--gpus", multiple=True, metavar="HOST:PORT", help="dcgm-exporter; repeatable.")
+@click.option("--port", default=9090, show_default=True, help="Prometheus's port.")
+@click.option("--pages-port", default=9091, show_default=True, help="The pages' port.")
+@click.option("--grafana-port", default=3000, show_default=True, help="Grafana's port.")
+@click.option("--gpus", multiple=True, metavar="HOST:PORT", help="A dcgm-exporter; repeatable.")
 @click.option("--folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True)
 def main(
     file: Path, port: int, pages_port: int, grafana_port: int, gpus: tuple[str, ...], folder: Path
@@ -87,8 +89,8 @@ def main(
                 f"Grafana     {_grafana(stack, folder / 'grafana', grafana_port, prometheus)}"
             )
             click.echo(f"scrapes     {', '.join([*found, *gpus])}")
-            click.echo("Ctrl-C ends it.")
-            _until_told()
+            click.echo("Ctrl-C stops all of them.")
+            _wait_for_signal()
     except (NoPrometheus, ServerFailed, DocumentErrors, OSError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -97,17 +99,17 @@ def _grafana(stack: contextlib.ExitStack, folder: Path, port: int, prometheus: s
     installed = grafana_server.home()
     if installed is None:
         return (
-            "is not installed here; one that is takes the files of "
-            f"{folder / 'dashboards'}, or its folder in ${grafana_server.PLACE}"
+            f"is not installed here; import {folder / 'dashboards'} into one elsewhere, or name "
+            f"the folder of an installed one in ${grafana_server.PLACE}"
         )
     return stack.enter_context(grafana_server.running(installed, folder, port, prometheus))
 
 
-def _until_told() -> None:
-    told = threading.Event()
+def _wait_for_signal() -> None:
+    received = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.set())
-    told.wait()
+        signal.signal(number, lambda *_: received.set())
+    received.wait()
 
 
 if __name__ == "__main__":

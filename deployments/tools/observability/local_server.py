@@ -1,6 +1,7 @@
-"""A server's process on this machine: its port is free, it is waited for, and it is stopped.
+"""Runs a server as a child process: checks its port, waits until it is ready, stops it at the end.
 
-It listens on 127.0.0.1 alone. A context manager, so that it ends with whatever started it.
+The server listens on 127.0.0.1 alone. `running` is a context manager, so that the server ends with
+the code that started it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,21 @@ _LOG_LINES = 12
 
 
 class ServerFailed(RuntimeError):
-    """It did not start; says why, or what it wrote."""
+    """The server did not start; the message says why, or quotes the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """`name`: as people call it; `option`: by which another port is chosen; `health`: the path that
-    answers 200 once it is ready, within `start_s`; `environ`: None for this process's own."""
+    """How to start a server and how to know that it is ready."""
 
-    name: str
+    name: str  # for messages
     command: Sequence[str]
     port: int
-    option: str
-    health: str
-    log: Path
-    start_s: float
-    environ: Mapping[str, str] | None = None
+    option: str  # the caller's option for another port, for messages
+    health: str  # the path that answers 200 once the server is ready
+    log: Path  # gets what the server prints
+    start_s: float  # it must be ready within this time
+    environ: Mapping[str, str] | None = None  # None: this process's own
 
     @property
     def url(self) -> str:
@@ -43,7 +43,7 @@ class LocalServer:
 
 
 def free_port() -> int:
-    """Free at the moment of asking; nothing reserves it."""
+    """A port that is free at this moment; nothing reserves it."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -52,8 +52,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(server: LocalServer) -> Iterator[str]:
-    """Its address, once it is ready. Raises ServerFailed."""
-    _must_be_free(server)
+    """Yields the server's address once the server is ready. Raises ServerFailed."""
+    _check_port_is_free(server)
     with server.log.open("wb") as log:
         child = subprocess.Popen(
             server.command, stdout=log, stderr=subprocess.STDOUT, env=server.environ
@@ -70,8 +70,8 @@ def running(server: LocalServer) -> Iterator[str]:
             child.wait()
 
 
-def _must_be_free(server: LocalServer) -> None:
-    """Another server would answer in our own's place."""
+def _check_port_is_free(server: LocalServer) -> None:
+    """Else a server that has the port already would answer the health check for ours."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,7 @@
-"""The dashboards as pages, drawn anew from Prometheus each time that one is asked for.
+"""Serves the dashboards as pages, for a machine without Grafana.
 
-For a machine without Grafana. `/` lists them; a page loads itself again every ten seconds. Listens
-on 127.0.0.1 alone.
+Each request draws its page anew from Prometheus's data. `/` lists the dashboards; a page reloads
+itself every ten seconds. Listens on 127.0.0.1 alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from deployments.tools.observability.panel_figures import ask_all
 from deployments.tools.observability.prometheus_api import QueryFailed
 from loadtests.report import page
 
-_MINUTES, _AGAIN_S = 15.0, 10
+_MINUTES, _REFRESH_S = 15.0, 10
 _BY_PATH = {f"/{dashboard.name}": dashboard for dashboard in DASHBOARDS}
 
 
 @contextlib.contextmanager
 def serving(port: int, prometheus: str) -> Iterator[str]:
-    """Its address. Raises OSError where the port is taken."""
+    """Yields the pages' address. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -35,12 +35,12 @@ def serving(port: int, prometheus: str) -> Iterator[str]:
             self.send_header("content-type", "text/html; charset=utf-8")
             self.send_header("content-length", str(len(body)))
             if status == 200 and self.path != "/":
-                self.send_header("refresh", str(_AGAIN_S))
+                self.send_header("refresh", str(_REFRESH_S))
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing: a page that loads itself again would fill the terminal."""
+            """Logs nothing: pages that reload themselves would fill the terminal."""
 
     server = ThreadingHTTPServer((HOST, port), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -54,7 +54,7 @@ def serving(port: int, prometheus: str) -> Iterator[str]:
 
 
 def answer(path: str, prometheus: str) -> tuple[int, str]:
-    """Status and page."""
+    """The HTTP status and the page at `path`. `prometheus`: its address."""
     if path == "/":
         links = [f'<p><a href="{each}">{board.title}</a></p>' for each, board in _BY_PATH.items()]
         return 200, page.page("Headrace", [page.header("Headrace", "Dashboards.", {}), *links])

@@ -1,8 +1,8 @@
-"""A dashboard's panels as pictures of what Prometheus answers, for who has no Grafana.
+"""Draws a dashboard's panels from Prometheus's answers, for machines without Grafana.
 
-A line is broken where there is no value. Only as many lines as can be told apart are drawn, those
-that reach highest; how many were left out is said. What Grafana stacks is drawn as lines beside
-each other.
+A line is broken where there is no value. Of many lines, only as many are drawn as there are
+colours, those with the highest values; the figure says how many were left out. Lines that Grafana
+stacks are drawn unstacked.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class AskedPanel:
-    """A panel and its lines, by name; a value for each of `moments`, NaN where there is none."""
+    """A panel and Prometheus's answers to its queries."""
 
     panel: Panel
-    moments: Sequence[float]
-    found: dict[str, Sequence[float]]
+    moments: Sequence[float]  # Unix seconds
+    found: dict[str, Sequence[float]]  # lines by name: a value for each moment, NaN for none
 
     @property
     def is_empty(self) -> bool:
@@ -42,30 +42,34 @@ class AskedPanel:
 
     @property
     def drawn(self) -> list[str]:
-        """Names of the lines that are, in their own order."""
+        """Names of the lines that are drawn, in the order of `found`."""
         highest = sorted(self.found, key=lambda name: -_highest(self.found[name]))
         kept = set(highest[: plots.COLOURS])
         return [name for name in self.found if name in kept]
 
 
 def ask(url: str, panel: Panel, span: Span, window: str) -> AskedPanel:
-    """`window`: of rates. Raises QueryFailed."""
+    """Asks the Prometheus at `url` for a panel's lines. `window`: that of rates, such as `20s`.
+
+    Raises QueryFailed.
+    """
     found: dict[str, Sequence[float]] = {}
     for query in panel.queries:
         answers = query_range(url, plain(query.promql, window), span)
-        for answer in sorted(answers, key=lambda each: _place(each.called(query.legend))):
+        for answer in sorted(answers, key=lambda each: _sort_key(each.called(query.legend))):
             if not all(math.isnan(value) for value in answer.values):
                 found[_name(answer, query.legend, found)] = answer.values
     return AskedPanel(panel, span.moments, found)
 
 
 def ask_all(url: str, dashboard: Dashboard, span: Span, window: str) -> Iterator[AskedPanel]:
+    """Asks for the panels of a dashboard, one after another. Raises QueryFailed."""
     for panel in dashboard.panels:
         yield ask(url, panel, span, window)
 
 
 def figure(asked: AskedPanel) -> Figure:
-    """For a page; of a panel that is not empty."""
+    """The panel as a figure of a page. The panel must not be empty."""
     part = sheet_panel(asked)
     svg = lines(part.title, part.series, part.x, part.y)
     names = tuple(each.name for each in part.series)
@@ -74,7 +78,7 @@ def figure(asked: AskedPanel) -> Figure:
 
 
 def sheet_panel(asked: AskedPanel) -> plots.Panel:
-    """For a sheet of pictures; of a panel that is not empty."""
+    """The panel as a part of a picture with many. The panel must not be empty."""
     panel, begin = asked.panel, asked.moments[0]
     unit, text = _UNITS[panel.unit]
     at_s = [moment - begin for moment in asked.moments]
@@ -100,14 +104,14 @@ def _says(asked: AskedPanel) -> str:
 
 
 def _name(answer: Answer, legend: str, taken: dict[str, Sequence[float]]) -> str:
-    """Series that a legend does not tell apart are numbered."""
+    """The line's name, with a number if an earlier series has the same one."""
     name = answer.called(legend) or "value"
     number = sum(other == name or other.startswith(f"{name} #") for other in taken)
     return f"{name} #{number + 1}" if number else name
 
 
-def _place(name: str) -> list[tuple[float, str]]:
-    """By which names are sorted: numbers in them as numbers."""
+def _sort_key(name: str) -> list[tuple[float, str]]:
+    """Sorts names alphabetically, and numbers in them as numbers."""
     parts = re.split(r"(\d+)", name)
     return [(float(part), "") if part.isdigit() else (math.inf, part) for part in parts]
 

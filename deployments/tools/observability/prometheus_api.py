@@ -1,4 +1,4 @@
-"""What is asked of a Prometheus: a query over a range of time.
+"""Asks a Prometheus for the values of a query over a range of time.
 
 Source: prometheus.io, "HTTP API", version 1.
 """
@@ -20,12 +20,12 @@ _PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 
 class QueryFailed(RuntimeError):
-    """Prometheus does not answer, or refuses the query; says why."""
+    """Prometheus did not answer or refused the query; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Unix seconds, both ends included, a value every `step_s`."""
+    """A range of time in Unix seconds, both ends included, with a value every `step_s`."""
 
     begin_s: float
     end_s: float
@@ -45,18 +45,18 @@ class Answer:
     values: Sequence[float]
 
     def called(self, legend: str) -> str:
-        """A legend such as `{{tenant}} p95`, filled in."""
+        """A legend such as `{{tenant}} p95`, with this series' labels filled in."""
         return " ".join(_PLACE.sub(lambda at: self.labels.get(at[1], ""), legend).split())
 
 
 def query_range(url: str, query: str, span: Span) -> list[Answer]:
-    """Raises QueryFailed."""
-    asked = urllib.parse.urlencode(
+    """The series that answer `query` (PromQL). Raises QueryFailed."""
+    form = urllib.parse.urlencode(
         {"query": query, "start": span.begin_s, "end": span.end_s, "step": span.step_s}
     )
     moments = span.moments
     found = []
-    for series in _asked(f"{url}/api/v1/query_range", asked)["data"]["result"]:
+    for series in _post(f"{url}/api/v1/query_range", form)["data"]["result"]:
         values = [math.nan] * len(moments)
         for at_s, text in series["values"]:
             values[round((at_s - span.begin_s) / span.step_s)] = float(text)
@@ -64,7 +64,7 @@ def query_range(url: str, query: str, span: Span) -> list[Answer]:
     return found
 
 
-def _asked(url: str, form: str) -> Any:
+def _post(url: str, form: str) -> Any:
     try:
         with urllib.request.urlopen(url, form.encode(), timeout=_TIMEOUT_S) as answer:
             return json.loads(answer.read())

@@ -1,10 +1,10 @@
-"""Where Prometheus and promtool are; `python -m deployments.tools.observability.prometheus_binary`
-fetches them where they are not.
+"""Finds the programs prometheus and promtool, or fetches them:
+`python -m deployments.tools.observability.prometheus_binary`.
 
-No package of PyPI has them, Debian's `prometheus` does: it is downloaded by apt and unpacked below
-the environment's own folder, which takes no rights and starts no service. Looked for in what
-$HEADRACE_PROMETHEUS names, or else there and in $PATH. Where there is no apt, or it may not, tests
-that need them are skipped and say why.
+They are looked for in the folder that $HEADRACE_PROMETHEUS names; without it, in `HOME` and $PATH.
+PyPI has no package with them, but Debian has (`prometheus`). apt downloads that package, which is
+unpacked into `HOME`, below the Python environment; this needs no rights and starts no service.
+Where apt is missing or fails, tests that need the programs are skipped and say why.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LIMIT_S = 300
 
 
 class NoPrometheus(RuntimeError):
-    """There is none, and none could be fetched; says why and what to do."""
+    """A program is missing or could not be fetched; the message says why and what to do."""
 
 
 def found(name: str) -> Path | None:
-    """`prometheus` or `promtool`."""
+    """The path of the program `name` (`prometheus` or `promtool`), or None."""
     named = os.environ.get(PLACE)
     folders = (
         [str(Path(named))] if named else [str(HOME / "usr" / "bin"), os.environ.get("PATH", "")]
@@ -38,26 +38,26 @@ def found(name: str) -> Path | None:
 
 
 def needed(name: str) -> Path:
-    """Raises NoPrometheus."""
+    """Like `found`, but raises NoPrometheus if the program is missing."""
     path = found(name)
     if path is None:
         raise NoPrometheus(
-            f"there is no {name}: say `make prometheus`, which gets it from Debian's package; or "
-            f"install it and name its folder in ${PLACE}"
+            f"{name} is not installed: run `make prometheus`, which gets it from Debian's package; "
+            f"or install it and name its folder in ${PLACE}"
         )
     return path
 
 
 def fetch(into: Path = HOME) -> None:
-    """Raises NoPrometheus."""
+    """Downloads and unpacks Debian's package. Raises NoPrometheus."""
     missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
     if missing:
-        raise NoPrometheus(f"there is no {missing[0]} here; install Prometheus 2.42 or newer")
+        raise NoPrometheus(f"{missing[0]} is not installed; install Prometheus 2.42 or newer")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         done = _run(_DOWNLOAD, folder)
         if done.returncode:
-            _run(["apt-get", "--quiet", "update"], folder)  # lists may be missing; takes root
+            _run(["apt-get", "--quiet", "update"], folder)  # lists may be missing; needs root
             done = _run(_DOWNLOAD, folder)
         if done.returncode:
             raise NoPrometheus(f"`{' '.join(_DOWNLOAD)}` failed: {done.stderr.strip()}")
@@ -75,12 +75,15 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
 
 
 def main() -> int:
-    """Says where they are. Its failure is no reason to stop: who needs them says so again."""
+    """Prints where the programs are, after fetching them if necessary; returns the exit code.
+
+    A failure need not stop a build: tests that need the programs are skipped and say so.
+    """
     if found("promtool") is None or found("prometheus") is None:
         try:
             fetch()
         except (NoPrometheus, subprocess.TimeoutExpired) as error:
-            print(f"NO PROMETHEUS: {error}\nIts tests are skipped.", file=sys.stderr)
+            print(f"NO PROMETHEUS: {error}\nTests that need it are skipped.", file=sys.stderr)
             return 1
     print(f"{found('prometheus')}, {found('promtool')}")
     return 0

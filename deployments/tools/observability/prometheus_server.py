@@ -1,6 +1,6 @@
-"""A Prometheus of our own on this machine.
+"""Runs a Prometheus of our own on this machine.
 
-It listens on 127.0.0.1 alone and keeps its data in a folder that its starter owns.
+It listens on 127.0.0.1 alone and keeps its data in a folder that the caller owns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ServerFolder:
-    """Where a Prometheus's files are: `config` is its starter's, `data` and `log` are its own."""
+    """Where a Prometheus's files are. The caller writes `config`, Prometheus `data` and `log`."""
 
     path: Path
 
@@ -39,7 +39,10 @@ class ServerFolder:
 def running(
     folder: ServerFolder, port: int, options: Sequence[str] = ()
 ) -> contextlib.AbstractContextManager[str]:
-    """Its address. Raises NoPrometheus at once; entering it raises ServerFailed."""
+    """A context that runs Prometheus and has its address. `options`: further command options.
+
+    Raises NoPrometheus at once; entering the context raises ServerFailed.
+    """
     command = (
         str(needed("prometheus")),
         f"--config.file={folder.config}",

@@ -1,7 +1,8 @@
-"""Queries that alerts and dashboards are made of, over all gateways.
+"""PromQL expressions that alerts and dashboards are made of; all add up the gateways.
 
-`by`: the labels that tell results apart. `chosen`: matchers of the samples that count, as they
-stand between braces; "" for all.
+Parameters: `by` are the labels to group by; `window` is the range of a rate, such as `10m`;
+`chosen` are label matchers without their braces, "" for all samples. Names of metrics come without
+the prefix `headrace_`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ _ALL = {"namespace": ".*", "model": ".*", "tenant": ".*"}
 
 
 def rate(counter: str, by: str, window: str, chosen: str = "") -> str:
-    """A second."""
+    """A counter's increase a second."""
     return f"sum by ({by}) (rate(headrace_{counter}{_braces(chosen)}[{window}]))"
 
 
 def mean(histogram: str, by: str, window: str, chosen: str = "") -> str:
-    """Of a histogram's samples."""
+    """The mean of a histogram's samples."""
     total = rate(f"{histogram}_sum", by, window, chosen)
     return f"{total} / {rate(f'{histogram}_count', by, window, chosen)}"
 
@@ -29,8 +30,10 @@ def quantile(q: float, histogram: str, by: str, window: str, chosen: str = "") -
 
 
 def deviation(by: str, window: str, chosen: str = "") -> str:
-    """Standard deviation of batch times over their mean: the mean of squares over the square of the
-    mean, less one, is its square."""
+    """Batch times' coefficient of variation: standard deviation over mean.
+
+    Its square is the mean of squares over the square of the mean, less one.
+    """
     squares = rate("service_squared_seconds_total", by, window, chosen)
     count = rate("service_seconds_count", by, window, chosen)
     total = rate("service_seconds_sum", by, window, chosen)
@@ -38,7 +41,7 @@ def deviation(by: str, window: str, chosen: str = "") -> str:
 
 
 def plain(query: str, window: str, chosen: Mapping[str, str] = _ALL) -> str:
-    """A dashboard's query without Grafana: its variables are filled in."""
+    """A dashboard's query with Grafana's variables filled in, for use without Grafana."""
     query = query.replace(RATE_WINDOW, window)
     for name, value in chosen.items():
         query = query.replace(f"${name}", value)

@@ -1,4 +1,4 @@
-"""The war room's panels over the recorded load, for the documentation:
+"""Draws the war room's panels over the recorded load, for the documentation:
 `python -m deployments.tools.observability.recorded_figure docs/figures/war-room.svg`.
 """
 
@@ -24,7 +24,7 @@ SHOWN = (
 
 
 def drawn() -> str:
-    """Raises NoPrometheus, ServerFailed, BlocksFailed and QueryFailed."""
+    """The picture (SVG). Raises NoPrometheus, ServerFailed, BlocksFailed and QueryFailed."""
     recording = series_file.read(war_room.RECORDING)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -39,7 +39,7 @@ def drawn() -> str:
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 def main(path: Path) -> None:
-    """Draw to PATH."""
+    """Write the picture to PATH."""
     path.write_text(drawn(), encoding="utf-8")
 
 

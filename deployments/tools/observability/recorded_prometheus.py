@@ -1,8 +1,9 @@
-"""A Prometheus that has seen a recorded load, so that queries can be tried on real data at once.
+"""Runs a Prometheus that holds the metrics of a recorded load, to try queries on real data.
 
-The recording's samples become blocks as they were scraped, then the recorded series of the rules
-are added for the same time. A series counts as gone after a few missed scrapes rather than after
-Prometheus's five minutes: blocks have no marks for series that went away.
+The recording's samples become blocks, with the times at which they were scraped. The recording
+rules' series are then added for the same time. A series ends after a few missed scrapes
+(`query.lookback-delta`) rather than after Prometheus's five minutes, because blocks lack the
+staleness markers that Prometheus writes when a series disappears.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from loadtests.recordings.series_file import Recording
 
 _CONFIG = "global: {scrape_interval: 1h}\nscrape_configs: []\n"
 _KEEP = "--storage.tsdb.retention.time=100y"
-_MISSED = 2.5
+_MISSED_SCRAPES = 2.5
 _BLOCKS_S = 300
-WINDOW = "30s"  # of rates: several scrapes
+WINDOW = "30s"  # of rates: spans several scrapes
 
 
 class BlocksFailed(RuntimeError):
-    """promtool did not take the samples; says what it wrote, or that it did not end."""
+    """promtool failed or did not end in time; the message quotes its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,10 @@ class RecordedServer:
 
 @contextlib.contextmanager
 def of_recording(recording: Recording, path: Path) -> Iterator[RecordedServer]:
-    """`path`: an empty folder. Raises NoPrometheus, ServerFailed and BlocksFailed."""
+    """Yields the running server and the recording's span. `path`: an empty folder.
+
+    Raises NoPrometheus, ServerFailed and BlocksFailed.
+    """
     folder, at_s = ServerFolder(path), recording.at_s
     every_s = round((at_s[-1] - at_s[0]) / (len(at_s) - 1), 1)
     span = Span(at_s[0], at_s[0] + every_s * (len(at_s) - 1), every_s)
@@ -49,7 +53,7 @@ def of_recording(recording: Recording, path: Path) -> Iterator[RecordedServer]:
         file.writelines(recording.openmetrics())
     rules.write_text(rules_file())
     _promtool("create-blocks-from", "openmetrics", str(samples), str(folder.data))
-    options = (_KEEP, f"--query.lookback-delta={int(every_s * _MISSED * 1000)}ms")
+    options = (_KEEP, f"--query.lookback-delta={int(every_s * _MISSED_SCRAPES * 1000)}ms")
     with running(folder, free_port(), options) as url:
         _promtool(
             "create-blocks-from", "rules", f"--url={url}", f"--start={int(span.begin_s)}",

@@ -1,4 +1,4 @@
-"""The alerts as Prometheus reads them: a rule file, which the chart's PrometheusRule holds.
+"""Writes the alerts as a rule file of Prometheus; the chart's PrometheusRule contains the same.
 
 Source: prometheus.io, "Alerting rules" and "Recording rules".
 """
@@ -17,7 +17,7 @@ RUNBOOK = "docs/alerts.md"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Queries over several lines stay so."""
+    """Writes strings of several lines in YAML's block style, so that queries stay readable."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -37,6 +37,7 @@ def rules(groups: Sequence[RuleGroup] = rule_groups()) -> dict[str, Any]:
 
 
 def annotations_of(alert: Alert) -> dict[str, str]:
+    """The alert's annotations: summary, where to look, and its section of the runbook."""
     return {
         "summary": alert.summary,
         "description": alert.look_at,

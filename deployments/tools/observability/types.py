@@ -1,7 +1,7 @@
-"""The types in which alerts and dashboards are described.
+"""Types that describe alerts and dashboards.
 
-Queries are PromQL. Those of dashboards may hold Grafana's variables (`$tenant`,
-`$__rate_interval`), which `queries.plain` fills in for who has no Grafana.
+Queries are PromQL. Queries of dashboards may contain Grafana's variables (`$tenant`,
+`$__rate_interval`); `queries.plain` fills them in for use without Grafana.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """CRITICAL: somebody gets up. WARNING: somebody looks today. INFO: beside others, says why."""
+    """How soon somebody should react."""
 
-    CRITICAL = "critical"
-    WARNING = "warning"
-    INFO = "info"
+    CRITICAL = "critical"  # at once, at night too
+    WARNING = "warning"  # today
+    INFO = "info"  # not by itself: it helps to explain another alert
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSeries:
-    """A query whose answer Prometheus keeps under a name of its own."""
+    """A recording rule: Prometheus stores the query's result as a series with this name."""
 
     name: str
     query: str
@@ -28,47 +28,44 @@ class RecordedSeries:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`lasts`: how long it must be so (`5m`). `summary`: one sentence, in Prometheus's templates.
-    `look_at`: where to look. What it means and what to do is its section of docs/alerts.md."""
+    """An alerting rule. Its section of docs/alerts.md says what it means and what to do."""
 
     name: str
     query: str
-    lasts: str
+    lasts: str  # fires after the query has had results for this time (`5m`)
     severity: Severity
-    summary: str
-    look_at: str
+    summary: str  # one sentence, with Prometheus's templates
+    look_at: str  # where to look for the cause
 
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
-    """`interval`: between evaluations (`4m`); "", Prometheus's own."""
+    """Rules that Prometheus evaluates one after another."""
 
     name: str
     rules: tuple[RecordedSeries | Alert, ...]
-    interval: str = ""
+    interval: str = ""  # between two evaluations (`4m`); "": Prometheus's own setting
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`legend`: what a line is called, `{{label}}` standing for a label's value."""
+    """A query of a panel; it may result in several lines."""
 
     promql: str
-    legend: str
+    legend: str  # a line's name; `{{label}}` stands for the value of a label
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`unit`: as Grafana names it. `stacked`: lines add up to something. `logarithmic`: they differ
-    by powers of ten. `may_be_empty`: why it may show nothing on a server that is well, "" where it
-    may not."""
+    """One diagram of a dashboard."""
 
     title: str
-    says: str
-    unit: str
+    says: str  # the description
+    unit: str  # Grafana's name of it
     queries: tuple[Query, ...]
-    stacked: bool = False
-    logarithmic: bool = False
-    may_be_empty: str = ""
+    stacked: bool = False  # for lines whose sum means something
+    logarithmic: bool = False  # for values that differ by powers of ten
+    may_be_empty: str = ""  # why a healthy server may show nothing; "": it always shows something
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +76,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a dashboard: values of a label; all of them, unless one is chosen."""
+    """A choice at the top of a dashboard among the values of a label; at first, all of them."""
 
-    name: str
-    metric: str
+    name: str  # the label
+    metric: str  # a metric that has the label
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """`name`: of its file and its address."""
+    """A page of panels."""
 
-    name: str
+    name: str  # of its file and in its URL
     title: str
-    says: str
+    says: str  # the description
     variables: tuple[Variable, ...]
     rows: tuple[Row, ...]
 

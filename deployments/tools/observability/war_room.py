@@ -1,4 +1,4 @@
-"""The dashboard for a bad hour: what comes, what waits, how long it takes, what devices do."""
+"""The dashboard for an incident: arrivals, queue, latency, batches, replicas and devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ARRIVALS = Row(
             (Query(rate("arrivals_total", "tenant"), "{{tenant}}"),), stacked=True,
         ),
         Panel(
-            "Ends by outcome", "`ok` and what went wrong, by the table of errors.", "reqps",
+            "Ends by outcome", "`ok`, or what went wrong, by the table of errors.", "reqps",
             (Query(rate("requests_total", "outcome"), "{{outcome}}"),), stacked=True,
         ),
         Panel(
@@ -84,19 +84,19 @@ QUEUE = Row(
     "Queue",
     (
         Panel(
-            "Queue depth", "Rows that wait, and those past their deadline.", "short",
+            "Queue depth", "Waiting rows; of these, rows past their deadline.", "short",
             (
                 Query(total("queue_rows", "model"), "{{model}}"),
                 Query(total("queue_late_rows", "model"), "{{model}}, late"),
             ),
         ),
         Panel(
-            "Queue depth by bucket", "Rows that wait, by their bucket's longest length in tokens.",
+            "Queue depth by bucket", "Waiting rows, by their bucket's longest length in tokens.",
             "short", (Query(total("bucket_queue_rows", "bucket"), "to {{bucket}}"),), stacked=True,
         ),
         Panel(
             "Backlog and oldest wait",
-            "Predicted service time of what waits, and how long the oldest row has waited.", "s",
+            "Predicted service time of all waiting rows; the wait of the oldest row.", "s",
             (
                 Query(total("backlog_seconds", "model"), "{{model}} backlog"),
                 Query(worst("queue_oldest_wait_seconds", "model"), "{{model}} oldest"),
@@ -118,7 +118,7 @@ LATENCY = Row(
 
 
 def _fill() -> str:
-    """Rows that ran over rows that would have, had each batch been its bucket's full one."""
+    """Rows that ran, over the rows of as many full batches of the same buckets."""
     batches = rate("service_seconds_count", "model, bucket")
     full = f"max by (model, bucket) (headrace_batch_size_target{{{CHOSEN}}})"
     return f"{rate('batch_size_sum', 'model')} / sum by (model) ({batches} * {full})"
@@ -128,15 +128,15 @@ BATCHES = Row(
     "Batches",
     (
         Panel(
-            "Batch fill", "Rows in batches over rows in full ones; more than 1 where edges moved.",
+            "Batch fill", "Rows in batches over rows in full batches; above 1 after edges moved.",
             "percentunit", (Query(_fill(), "{{model}}"),),
         ),
         Panel(
-            "Rows in a batch", "Their mean.", "short",
+            "Rows in a batch", "The mean.", "short",
             (Query(mean("batch_size", "model"), "{{model}}"),),
         ),
         Panel(
-            "Padding", "Padding's share of a batch's tokens, mean of batches.", "percentunit",
+            "Padding", "Padding's share of a batch's tokens, mean over batches.", "percentunit",
             (Query(mean("padding_ratio", "model"), "{{model}}"),),
         ),
         Panel(
@@ -148,7 +148,7 @@ BATCHES = Row(
             (Query(queries.deviation("bucket", RATE_WINDOW, CHOSEN), "to {{bucket}}"),),
         ),
         Panel(
-            "Measured over predicted", "Batch times, p50, p95 and p99. 1: the cost model is right.",
+            "Measured over predicted", "Batch times' p50, p95, p99. 1: the cost model is right.",
             "short", quantiles("cost_ratio"),
         ),
     ),
@@ -158,11 +158,11 @@ DEVICES = Row(
     "Accelerators",
     (
         Panel(
-            "Occupancy by replica", "Share of time that its device runs our batches, lately.",
+            "Occupancy by replica", "Share of recent time in which its device ran our batches.",
             "percentunit", (Query(worst("replica_duty_cycle", "replica"), "{{replica}}"),),
         ),
         Panel(
-            "Replicas", "That may be given batches, that are asked for, and that start.", "short",
+            "Replicas", "Replicas that take batches, that are wanted, and that start.", "short",
             (
                 Query(worst("replicas", "model"), "{{model}} serving"),
                 Query(by_model(worst("target_replicas", "model, group")), "{{model}} target"),
@@ -171,23 +171,23 @@ DEVICES = Row(
             ),
         ),
         Panel(
-            "Slowdown by replica", "Measured over predicted batch time; the worst gateway's.",
+            "Slowdown by replica", "Measured over predicted batch time, at the worst gateway.",
             "short", (Query(worst("replica_slowdown", "replica"), "{{replica}}"),),
         ),
         Panel(
-            "Left out", "Replicas that are ejected as slow, or silent.", "short",
+            "Left out", "Replicas that get no work: ejected as slow, or silent.", "short",
             (
                 Query(by_model(worst("replica_ejected", "model, replica")), "{{model}} ejected"),
                 Query(by_model(worst("replica_suspended", "model, replica")), "{{model}} silent"),
             ),
         ),
         Panel(
-            "GPU engine busy", "By dcgm-exporter; of a MIG device its own part.", "percentunit",
+            "GPU engine busy", "From dcgm-exporter; for a MIG device, its own part.", "percentunit",
             (Query("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "{{Hostname}} {{gpu}} {{GPU_I_ID}}"),),
             may_be_empty=NO_DCGM,
         ),
         Panel(
-            "GPU memory in use", "By dcgm-exporter.", "percentunit",
+            "GPU memory in use", "From dcgm-exporter.", "percentunit",
             (
                 Query(
                     "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)",
@@ -203,7 +203,7 @@ COPIES = Row(
     "Copies, losses, books",
     (
         Panel(
-            "Copies", "Of batches that took long, stood behind another, or were lost.", "short",
+            "Copies", "Of batches that took long, waited behind another, or were lost.", "short",
             (
                 Query(rate("hedges_total", "model"), "{{model}} hedges"),
                 Query(rate("hedges_won_total", "model"), "{{model}} hedges won"),
@@ -213,15 +213,15 @@ COPIES = Row(
             ),
         ),
         Panel(
-            "Copy budget", "Device time that copies may cost now, the poorest gateway's.", "s",
+            "Copy budget", "Device time left for copies, at the gateway with the least.", "s",
             (Query(f"min by (model) (headrace_copy_budget_seconds{{{CHOSEN}}})", "{{model}}"),),
         ),
         Panel(
-            "Batches by end", "`lost`: with their replica. `returned`: another gateway's turn.",
+            "Batches by end", "`lost`: with a replica. `returned`: another gateway's turn came.",
             "short", (Query(rate("batches_total", "end"), "{{end}}"),), stacked=True,
         ),
         Panel(
-            "Accounting drift", "Batches accounted for less batches that there are. Always 0.",
+            "Accounting drift", "A gateway's count of batches less batches that exist. Always 0.",
             "short",
             (Query(f"max by (model) (abs(headrace_accounting_drift{{{CHOSEN}}}))", "{{model}}"),),
         ),
@@ -231,7 +231,7 @@ COPIES = Row(
 WAR_ROOM = Dashboard(
     "headrace-war-room",
     "Headrace: war room",
-    "What comes, what waits, what takes how long, what the devices do.",
+    "Arrivals, queue, latency, batches, replicas and devices.",
     (Variable("namespace", "headrace_arrivals_total"), Variable("model", "headrace_replicas")),
     (ARRIVALS, QUEUE, LATENCY, BATCHES, DEVICES, COPIES),
 )

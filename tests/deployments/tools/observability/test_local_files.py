@@ -67,7 +67,7 @@ def test_what_cannot_be_fetched_is_said_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoPrometheus, match="there is no apt-get here"):
+    with pytest.raises(NoPrometheus, match="apt-get is not installed"):
         prometheus_binary.fetch(tmp_path / "into")
     for name, status in (("apt-get", 100), ("dpkg-deb", 0)):
         (tmp_path / name).write_text(f"#!/bin/sh\necho no such package >&2\nexit {status}\n")

@@ -90,5 +90,5 @@ def test_an_empty_panel_is_listed_with_the_reason_and_not_drawn() -> None:
     both = [asked(a=[1.0] * 5), AskedPanel(quiet, SPAN.moments, {})]
     text = html(board, both, {})
     assert text.count("<figure>") == 1
-    assert "Quiet: empty. That is so where nobody calls." in text
+    assert "Quiet is empty. The usual reason: nobody calls." in text
     assert svg("Board", both).count('class="title"') == 1
