@@ -1,1 +1,1 @@
-"""The Helm chart's generated files, of the settings and of its own values."""
+"""Generates files of the Helm chart from the settings and from the chart's own values."""

@@ -1,4 +1,4 @@
-"""`python -m deployments.tools.chart`: writes the chart's generated files anew."""
+"""`python -m deployments.tools.chart`: rewrites the Helm chart's generated files."""
 
 from __future__ import annotations
 

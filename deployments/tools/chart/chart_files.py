@@ -1,8 +1,8 @@
 """Generates files of the Helm chart from the settings, the chart's values, alerts and dashboards.
 
 Go templates cannot read the settings' defaults or the table of Ray's environment variables, so both
-are stored beside them as data. Alerts and dashboards are stored too, because other Prometheus and
-Grafana servers read them. A test compares the stored files with what would be generated.
+are stored as data beside the templates. Alerts and dashboards are stored too, for users who have a
+Prometheus and a Grafana of their own. A test compares the stored files with newly generated ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OWN_SCHEMA = CHARTS / "values-schema.yaml"
 
 
 def generated() -> dict[Path, str]:
-    """What ought to stand in each file, by its path below the chart."""
+    """The content of each generated file, by its path below the chart's folder."""
     values = (CHART / "values.yaml").read_text()
     schema = values_schema(values)
     return {
@@ -48,7 +48,8 @@ def generated() -> dict[Path, str]:
 
 
 def values_schema(values: str) -> dict[str, Any]:
-    """Of all values: the chart's own are described by their comments in `values.yaml`."""
+    """The JSON Schema of all values, from the text of `values.yaml`, whose comments describe the
+    chart's own values."""
     own: dict[str, Any] = yaml.safe_load(_OWN_SCHEMA.read_text())
     sections, definitions = settings_schema()
     own["properties"] |= sections
@@ -61,8 +62,12 @@ def values_schema(values: str) -> dict[str, Any]:
 
 
 def _require(schema: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """That what a template reads is there: a name with nothing behind it takes the default away.
-    Texts, lists and mappings that are empty anyway may be left empty, as may further mappings."""
+    """Makes each value required whose default is not empty.
+
+    A user's `name:` without a value is null, and Helm then drops the default that templates read.
+    A value whose default is empty may stay so. Of mappings, only those whose keys the schema names
+    are required.
+    """
     needed = set(schema.get("required", ()))
     for name, default in defaults.items():
         each = schema["properties"][name]
@@ -75,7 +80,10 @@ def _require(schema: dict[str, Any], defaults: dict[str, Any]) -> None:
 
 
 def _at(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The schema of the value there. Raises LookupError where values.yaml says what it does not."""
+    """The schema of the value at `path`.
+
+    Raises LookupError if the schema has a `$ref` on the way, or (as KeyError) no such value.
+    """
     for name in path:
         if "$ref" in schema:
             raise LookupError(f"{'.'.join(path)}: describe it in values-schema.yaml, at its $ref")
@@ -95,7 +103,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-    """What an image may bake, by `gateway.ingress` and name."""
+    """Environment variables that an image may set, by `gateway.ingress` and then by name."""
     return {
         ingress: {
             each.name: {"value": each.value, "in_config": each.in_config}

@@ -1,4 +1,7 @@
-"""The chart's README: every value, its default, and what `values.yaml` or the schema says of it."""
+"""Writes the chart's README: every value, its default, and its description.
+
+Descriptions come from the schema, which has those of `values.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from deployments.tools.chart.settings_schema import SECTIONS
 
 _INTRODUCTION = """# headrace
 
-Headrace on Kubernetes, by KubeRay 1.7, which must be there before. How to install both, upgrade,
-partition GPUs and mend what goes wrong: [docs/kubernetes.md](../../docs/kubernetes.md).
+Headrace on Kubernetes. KubeRay 1.7 must be installed first. How to install both, upgrade,
+partition GPUs and repair what goes wrong: [docs/kubernetes.md](../../docs/kubernetes.md).
 
-`models`, `tenants`, `controllers`, `operators`, `scaling` and `gateway` are a settings file's own
-sections ([docs/settings.md](../../docs/settings.md)):
+`models`, `tenants`, `controllers`, `operators`, `scaling` and `gateway` are the sections of a
+settings file ([docs/settings.md](../../docs/settings.md)):
 `helm install NAME helm/headrace -f settings.yaml -f pods.yaml --set image.repository=…`, where
 `pods.yaml` has the `workerGroups` that models run in.
-A value that must not be set is left out, never null.
+To leave a value unset, leave it out; null is refused.
 
 This page is written by `python -m deployments.tools.chart` from `values.yaml` and
 `../values-schema.yaml`.

@@ -1,8 +1,9 @@
 """The settings file's sections as JSON Schema, for the chart's `values.schema.json`.
 
-Taken from the settings' own tree, so that Helm refuses what `headrace check` would, as far as JSON
-Schema can say it: unknown names, types, ranges, words. Rules between fields are left to the check
-that the chart runs before an installation. A value may not be null: Helm drops those.
+The schema is made from the settings' own classes, so that Helm refuses what `headrace check`
+refuses, as far as JSON Schema can express it: unknown names, types, ranges, permitted words. Rules
+between fields are left to the check that the chart runs before an installation. No value may be
+null, since Helm drops a value that is null.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from deployments.settings.tree import Settings
 
 SECTIONS = ("models", "tenants", "controllers", "operators", "scaling", "gateway")
 _NAMES = {"models": model_fields.NAME, "tenants": tenant_section.NAME}
-_SAYS_NOTHING = ("title", "default", "examples")
+_DROPPED = ("title", "default", "examples")
 
 
 def settings_schema() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -32,8 +33,10 @@ def settings_schema() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _plain(schema: Any, names_fields: bool = False) -> Any:
-    """Without what only readers of a manual need, and without null. `names_fields`: its keys are
-    fields of a section."""
+    """The schema without the keywords of `_DROPPED` and without null.
+
+    `names_fields`: the mapping's keys are names of fields, not keywords, so all are kept.
+    """
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -41,7 +44,7 @@ def _plain(schema: Any, names_fields: bool = False) -> Any:
     kept = {
         name: _plain(each, name in ("properties", "$defs") and not names_fields)
         for name, each in schema.items()
-        if names_fields or name not in _SAYS_NOTHING
+        if names_fields or name not in _DROPPED
     }
     return kept if names_fields else _with_off(_without_null(kept))
 
@@ -55,7 +58,8 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_off(schema: dict[str, Any]) -> dict[str, Any]:
-    """YAML reads a bare `off` as false, which the settings take for the word."""
+    """Permits false beside the word `off`: YAML reads a bare `off` as false, and the settings take
+    false for the word."""
     if "off" not in schema.get("enum", ()):
         return schema
     without_type = {name: value for name, value in schema.items() if name != "type"}

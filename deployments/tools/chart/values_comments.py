@@ -1,5 +1,6 @@
-"""What `values.yaml` says of each value: the comment lines that begin with `# --`, as helm-docs has
-them, up to the key that they stand above.
+"""Reads the description of each value from the comments of `values.yaml`.
+
+As in helm-docs, a description begins with `# --` and ends at the key that it stands above.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ValuePath = tuple[str, ...]
 
 
 def comments(values: str) -> dict[ValuePath, str]:
-    """By the path of the key, in the file's order."""
+    """Descriptions by the path of their key, in the file's order. `values`: the file's text."""
     return dict(_commented(values.splitlines()))
 
 

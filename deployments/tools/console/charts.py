@@ -1,4 +1,4 @@
-"""Values over time in one line of a terminal."""
+"""Draws values over time as one line of text for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _WIDTH = 48
 
 
 def chart(values: Sequence[float], top: float, width: int = _WIDTH) -> str:
-    """Values over time as bars of eighths, means where there are more than `width`."""
+    """Each value as a bar of 0 to 8 eighths; `top` is a full one. More than `width` values are
+    averaged."""
     if not values or top <= 0.0:
         return ""
     count = min(width, len(values))

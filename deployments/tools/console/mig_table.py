@@ -1,6 +1,6 @@
-"""What `plan mig` shows: which replica on which slice, what each needs, what is left, who is out.
+"""Prints a MIG plan: the slice of each replica, memory needs, unused memory, replicas without one.
 
-Memory in MiB. Nothing is computed here but sums.
+Memory is in MiB. The plan is the caller's; this module only adds up.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _MOST_CHOICES = 3
 
 
 def show(made: MigPlan, console: Console | None = None) -> None:
+    """Prints tables of slices and needs, then sentences on what is not planned."""
     target = console or Console()
     if made.plan.gpus:
         target.print(_slices(made))
@@ -57,7 +58,7 @@ def _slices(made: MigPlan) -> Table:
 
 
 def _at(each: Slice) -> str:
-    """Its memory slices: `4-7`."""
+    """The memory slices that it occupies: `4-7`."""
     covers = each.placement.covers
     return str(covers[0]) if len(covers) == 1 else f"{covers[0]}-{covers[-1]}"
 

@@ -1,6 +1,7 @@
-"""What `cluster check` shows: a line a node, and below what is wrong with it and how to mend it.
+"""Prints the result of `headrace cluster check`: a line for each node, then each finding and its
+remedy.
 
-Facts and findings are the caller's; nothing is asked for or judged here.
+Facts and findings are the caller's; this module neither asks nodes nor judges.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _STYLE = {"error": "red", "warning": "yellow"}
 
 
 def as_json(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> str:
-    """`ok`: no finding would break anything."""
+    """JSON; `ok` says that no finding is an error."""
     return json.dumps(
         {
             "ok": all(each.level != "error" for each in found),

@@ -1,6 +1,6 @@
-"""How a long command looks in a terminal while it works: one bar, and what is done now.
+"""Shows a long command's progress in a terminal: one bar, and the present step.
 
-Only where that is a terminal. Which columns stand beside the bar is each command's own.
+Nothing is shown where the output is no terminal. Each subclass chooses the columns beside its bar.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 
 
 class ProgressBar:
-    """A context manager around the work; called with how much is done, of `total`, and the columns'
-    fields, which begin as in `fields`."""
+    """A context manager around the work, which calls `update` as it goes on.
+
+    `total`: the value of `completed` at the end. `fields`: initial values of the columns' fields.
+    """
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class ProgressBar:
 
 
 class ShareBar(ProgressBar):
-    """Called with what is done now and the share that is done, 0..1."""
+    """Called with the name of the present step and the share that is done, 0..1."""
 
     def __init__(self, title: str, console: Console) -> None:
         columns = (
@@ -63,7 +65,7 @@ class ShareBar(ProgressBar):
 
 
 class SimulatedTimeBar(ProgressBar):
-    """Called with virtual seconds and requests so far."""
+    """Called with virtual seconds and the number of requests so far."""
 
     def __init__(self, run_s: float, console: Console) -> None:
         columns = (

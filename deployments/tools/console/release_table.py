@@ -1,6 +1,6 @@
-"""What `cluster status` and `cluster why` show of a release on Kubernetes.
+"""Prints the results of `cluster status` and `cluster why` for a release on Kubernetes.
 
-Rows, applications and causes are the caller's; nothing is asked for or judged here.
+Rows, applications and causes are the caller's; this module neither reads the cluster nor judges.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from deployments.tools.kube.types import Application, Cause, Row, Snapshot, name
 _HEADINGS = (
     "POD", "GROUP", "NODE", "DEVICE", "STATE", "READY", "RESTARTS", "AGE", "MODELS", "WAITS FOR",
 )  # fmt: skip
-_WIDTH = 250  # of what is no terminal
-_LONGEST = 110  # of a cause in the table; `why` has all of it
+_WIDTH = 250  # of output that is no terminal
+_LONGEST = 110  # characters of a cause in the table; `why` prints it whole
 
 
 def as_json(snapshot: Snapshot, rows: Sequence[Row]) -> str:
@@ -42,7 +42,8 @@ def as_json(snapshot: Snapshot, rows: Sequence[Row]) -> str:
 def show(
     snapshot: Snapshot, rows: Sequence[Row], now: datetime, console: Console | None = None
 ) -> None:
-    """The table; below it applications that do not run, and what could not be asked for."""
+    """Prints the table; below it applications that do not run, and lists that the caller may not
+    read."""
     target = console or _console()
     found = applications(snapshot.service)
     target.print(_title(snapshot))
@@ -74,7 +75,10 @@ def explain(
     now: datetime,
     console: Console | None = None,
 ) -> None:
-    """A paragraph for each thing that is not well. `service`: of the RayService as a whole."""
+    """Prints a paragraph for each pod and application that is not ready.
+
+    `service`: why the RayService as a whole is not ready.
+    """
     target = console or _console()
     paragraphs = []
     if service is not None:
@@ -92,7 +96,7 @@ def explain(
 
 
 def age(then: datetime | None, now: datetime) -> str:
-    """`45 s`, `12 min`, `5 h`, `3 d`; of what is yet to come with `in` before it."""
+    """`45 s`, `12 min`, `5 h`, `3 d`; with `in` before it for a time to come; "" for None."""
     if then is None:
         return ""
     seconds = (now - then).total_seconds()

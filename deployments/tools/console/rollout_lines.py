@@ -1,4 +1,4 @@
-"""A rollout as one line: how far it is, what its canary was given, and why it waits or ended."""
+"""A rollout as one line: its step, what both versions answered, and why it waits or ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NAME, _PHASE = 12, 9
 
 
 def rollout_line(account: RolloutAccount) -> str:
-    """Columns of fixed width, for lines below each other."""
+    """The line; its first columns have fixed widths, so that lines align."""
     parts = [f"{account['model']:<{_NAME}} {account['phase']:<{_PHASE}} {_step(account)}"]
     parts.append(f"new {_counts(account['canary'])}, live {_counts(account['live'])}")
     if account["copies"]["answered"] or account["copies"]["failed"]:
@@ -21,7 +21,7 @@ def rollout_line(account: RolloutAccount) -> str:
 
 
 def progress_key(account: RolloutAccount) -> tuple[str, int]:
-    """What changes when there is something new to say."""
+    """A key that changes whenever a new line is worth printing."""
     return account["phase"], account["step"]
 
 

@@ -1,7 +1,8 @@
-"""What `status` says of scaling: each model's numbers and why, how soon more can be had, the pool.
+"""Prints the autoscaling part of `headrace status`: each model's numbers of replicas and the reason
+for them, how soon another replica would serve, and the shared pool.
 
-A model whose number is fixed and is there says nothing. Source of what is said: the autoscaler's
-own account (`deployments/contract/scaling/decider.py`); seconds are seconds.
+A model whose number of replicas is fixed and reached has no lines. The data are the autoscaler's
+own account (`deployments/contract/scaling/decider.py`); times are seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _SHOWN_S = 0.05
 
 
 def model_lines(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What each line is about, and its text."""
+    """The subject and the text of each line."""
     groups = [_numbers(group) for group in model["groups"]]
     settled = all(g["running"] == g["target"] for g in model["groups"])
     if model["reason"] == "fixed" and settled:

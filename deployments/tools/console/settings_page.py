@@ -1,7 +1,8 @@
 """Writes `docs/settings.md`, the page of all settings, from the settings' own classes.
 
-`python -m deployments.tools.console.settings_page` rewrites the page; a test compares it with the
-classes, so that it cannot fall behind. Options of backends are not in the tree, so not on the page.
+`python -m deployments.tools.console.settings_page` rewrites the page. A test compares the page with
+the classes, so that it stays current. Backends' options are not fields of these classes, so the
+page does not have them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default is PydanticUndefined:
-        # Sections and mappings are made of their own defaults.
+        # A section or mapping, made by a factory; a section's fields have defaults of their own.
         return ""
     return _shown(field.default)
 

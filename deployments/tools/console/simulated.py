@@ -1,6 +1,6 @@
-"""How the result of a simulated run looks in a terminal: tables and small charts.
+"""Prints the result of a simulated run in a terminal: tables and small charts.
 
-Shares are of what was offered; latencies are those of answered requests.
+Shares are of the offered requests. Latencies are those of answered requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def show(
 
 
 def show_beside(what: str, result: SimulationResult, console: Console | None = None) -> None:
-    """A run of the same scenario that the first is compared with."""
+    """Prints another run of the same scenario, for comparison, under the heading `what`."""
     console, summary = console or Console(), result.summary
     console.print(Text(what, style="bold"))
     console.print(_headline(result))
@@ -53,7 +53,7 @@ def show_beside(what: str, result: SimulationResult, console: Console | None = N
 
 
 def show_fifo(result: SimulationResult, console: Console | None = None) -> None:
-    """The same scenario without the dispatcher."""
+    """Prints the run of the same scenario without the dispatcher, for comparison."""
     generates = result.summary.total().first.total
     way = "straight to the engines, in turn"
     show_beside(
@@ -90,7 +90,7 @@ def _groups(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
 
 
 def _tokens(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
-    """Of generations: until the first token, and each one after it."""
+    """A table of generations' latencies: time to the first token, time per further token."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(noun)
     for name in ("first p50 ms", "first p90", "first p99", "a token p50 ms", "a token p99"):
@@ -111,7 +111,7 @@ def _facts(result: SimulationResult) -> Text:
     reasons = summary.total().reasons.most_common()
     unanswered = ", ".join(f"{count:,} {reason}" for reason, count in reasons) or "none"
     busy = f"replicas    {result.utilisation:.1%} busy\n"
-    if summary.total().first.total:  # no batches, padding and copies; served over many windows
+    if summary.total().first.total:  # generation has no batches, padding or copies to report
         return Text(f"{busy}unanswered  {unanswered}; tries after the first {summary.retries:,}")
     return Text(
         f"batches     {rows:.1f} rows on average, the longest {_ms(work.longest_s)} ms\n"
@@ -125,7 +125,7 @@ def _facts(result: SimulationResult) -> Text:
 
 
 def _over_time(summary: Summary) -> Table:
-    """One line a chart: in time, and under way, each over the measured time."""
+    """Two charts over the measured time: the share in time, and requests under way."""
     moments = summary.time_series.moments
     shares = [
         sum(moment.in_slo.values()) / max(1, sum(moment.offered.values())) for moment in moments
@@ -133,8 +133,8 @@ def _over_time(summary: Summary) -> Table:
     under_way = [float(sum(moment.under_way.values())) for moment in moments]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("in time", Text(chart(shares, 1.0)), "0 to 100 %")
-    most = max(under_way, default=0.0)
-    table.add_row("under way", Text(chart(under_way, most)), f"0 to {most:,.0f} requests")
+    top = max(under_way, default=0.0)
+    table.add_row("under way", Text(chart(under_way, top)), f"0 to {top:,.0f} requests")
     return table
 
 

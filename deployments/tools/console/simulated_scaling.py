@@ -1,4 +1,7 @@
-"""How replicas came and went in a simulated run, in a terminal."""
+"""Prints how the number of replicas changed in a simulated run, in a terminal.
+
+Times are virtual seconds. `capacity`: from the order of a replica until it serves.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,15 @@ def _facts(scaling: ScalingRecord) -> Text:
     hot = [each.hot for each in scaling.moments] or [0]
     pooled = f", the pool's {scaling.pool_hours:.2f}" if scaling.pool_s else ""
     waits = scaling.to_capacity_s
-    soon = f"{median(waits):.0f} s, at most {max(waits):.0f} s" if waits else "never needed"
+    soon = "never ordered"
+    if waits:
+        soon = f"{median(waits):.0f} s after its order (median), at most {max(waits):.0f} s"
     return Text(
         f"replicas    {min(hot)} to {max(hot)} served; {scaling.replica_hours:.2f} replica-hours"
         f"{pooled}\n"
-        f"changes     {len(scaling.changes):,}, of them {scaling.reversals:,} against the one "
-        "before in ten minutes\n"
-        f"capacity    {soon} after it was asked for"
+        f"changes     {len(scaling.changes):,}; {scaling.reversals:,} of them reversed the one "
+        "before within ten minutes\n"
+        f"capacity    {soon}"
     )
 
 

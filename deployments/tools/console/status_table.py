@@ -1,7 +1,7 @@
 """Prints what `headrace status` shows: a server's models, replicas and queues.
 
-The caller brings the snapshot, made from what gateways and replicas published. Times are seconds;
-queues are counted in rows. Nothing is fetched or computed here.
+The caller passes the snapshot, which is made from what gateways and replicas published. Times are
+seconds; queues are counted in rows. This module fetches and computes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def status_table(snapshot: StatusSnapshot) -> Table:
 
 
 def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
-    """Prints the table, and below it what there is to say besides."""
+    """Prints the table, and below it lines on models, scaling, rollouts and problems."""
     target = console or Console()
     target.print(status_table(snapshot))
     scaling = snapshot.get("scaling")
@@ -70,7 +70,7 @@ def _title(snapshot: StatusSnapshot) -> Text:
 
 
 def _details(model: ModelStatus) -> Iterator[Text]:
-    """Lines about a model that has something to say."""
+    """Lines on a model: waiting rows by length and tenant, engines, ejected replicas, profile."""
     if model["rows_by_bucket"]:
         rows = [f"{count} up to {edge}" for edge, count in model["rows_by_bucket"].items()]
         yield _detail(model, "waiting by length", rows)

@@ -24,7 +24,7 @@ PHASES = (
 
 
 class ModelProgress:
-    """One model's way: the phase it is in, since when, and how long the earlier ones took."""
+    """One model's start: its present phase, since when, and how long each earlier phase took."""
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
@@ -39,7 +39,10 @@ class ModelProgress:
         return self.phase in ("ready", "failed")
 
     def move(self, phase: str, now: float) -> bool:
-        """Whether that is a later phase. A model's replicas share a line: the first one leads."""
+        """Enters `phase` if it is later than the present one; returns whether it was.
+
+        A model's replicas share a line, so the replica that is furthest sets the phase.
+        """
         if phase not in PHASES or self.over or PHASES.index(phase) <= PHASES.index(self.phase):
             return False
         self.took.append((self.phase, now - self.since))
@@ -48,7 +51,7 @@ class ModelProgress:
 
 
 class StartupDisplay:
-    """A context manager around the wait. `update` may be called from any one thread."""
+    """A context manager around the wait. `update` may be called from any thread, but only one."""
 
     def __init__(
         self,
@@ -80,7 +83,10 @@ class StartupDisplay:
             self._live.__exit__(kind, error, trace)
 
     def update(self, model: str, phase: str, fraction: float = 0.0, note: str = "") -> None:
-        """`note`: what failed, with phase `failed`. New names are added."""
+        """Reports a model's phase and the share of it that is done (0 to 1).
+
+        `note`: with the phase `failed`, what failed. A model that is not known yet is added.
+        """
         now = self._clock()
         found = self._models.setdefault(model, ModelProgress(model, now))
         moved = found.move(phase, now)
@@ -94,7 +100,7 @@ class StartupDisplay:
     def _say(self, found: ModelProgress, now: float) -> None:
         note = f": {found.note}" if found.note else ""
         line = f"{found.name}: {found.phase}{note} ({now - found.started:.1f} s)"
-        with contextlib.suppress(OSError):  # a full disk; the start goes on
+        with contextlib.suppress(OSError):  # a full disk must not stop the start
             self._console.print(Text(line), soft_wrap=True)
 
     def _table(self) -> Table:

@@ -1,7 +1,7 @@
-"""What `headrace verify` says: a table on the terminal, JSON or Markdown in a file.
+"""Prints the result of `headrace verify`: a table in the terminal, JSON or Markdown in a file.
 
-All three show the same rows, one an output and length bucket, and the same verdict. Nothing is
-judged here.
+All three have the same rows, one for each output and length bucket, and the same verdict. The
+verdict is the caller's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HEADINGS = ("output", "tokens", "rows", *(name.replace("_", " ") for name in MEA
 
 
 def show(report: VerificationReport, console: Console | None = None) -> None:
-    """The table, and below it the verdict."""
+    """Prints a table for each output, and below them the verdict."""
     target = console or Console()
     target.print(Text(title(report), style="bold"))
     for output in dict.fromkeys(found.output for found in report.verdict.measured):
         target.print(_table(report, output))
     for line in verdict_lines(report):
-        # Whole, so that it can be copied; a terminal wraps it.
+        # Not wrapped here, so that it can be copied whole.
         style = "green" if report.verdict.accepted else "red"
         target.print(Text(line, style=style), soft_wrap=True)
 
@@ -75,7 +75,7 @@ def as_markdown(report: VerificationReport) -> str:
 
 
 def write(report: VerificationReport, file: Path) -> None:
-    """Markdown into a `.md`, JSON into whatever else."""
+    """Writes Markdown if the file's name ends in `.md`, else JSON."""
     text = as_markdown(report) if file.suffix == ".md" else as_json(report) + "\n"
     file.write_text(text, encoding="utf-8")
 

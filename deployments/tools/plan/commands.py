@@ -17,7 +17,7 @@ GPU_NAMES = ("a100-40", "a100-80", "h100-80", "h200-141", "b200-180")
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """Of repeated `NAME=VALUE`."""
+    """Parses a repeated option of the form `NAME=VALUE`."""
     found = {}
     for value in values:
         name, equals, right = value.partition("=")
@@ -31,7 +31,7 @@ def _mib(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> d
     found = {}
     for name, right in _pairs(ctx, param, values).items():
         if not right.isdecimal() or int(right) < 1:
-            said = f"{right!r} is no whole number of MiB of at least 1"
+            said = f"{right!r} must be a whole number of MiB, at least 1"
             raise click.BadParameter(said, ctx, param)
         found[name] = int(right)
     return found

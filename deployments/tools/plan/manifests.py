@@ -1,9 +1,12 @@
-"""A plan as what a cluster takes: worker groups, the layout for mig-parted, the file's groups.
+"""Writes a MIG plan as configuration: the chart's worker groups, mig-parted's layouts, and the
+groups of the settings file.
 
-Worker groups stand in an order that only grows: KubeRay rolls the whole cluster when one is put
-before another or goes away, so those of the values in force keep their places, and one that is not
-needed any more stays, with none at least. Nodes whose GPUs are cut alike share a layout. Sources:
-KubeRay 1.7 (what enters the cluster's hash), mig-parted's `config.yaml`, the device plugin's names.
+KubeRay replaces the whole cluster when a worker group is inserted before another or removed. So the
+worker groups of the values in force keep their order, new ones are appended, and one that is not
+needed any more stays with `minReplicas: 0`. Nodes whose GPUs have the same slices share a layout.
+
+Sources: KubeRay 1.7 (what enters the cluster's hash), mig-parted's `config.yaml`, the device
+plugin's names.
 """
 
 from __future__ import annotations
@@ -21,28 +24,28 @@ from deployments.settings.tree import Settings
 from deployments.tools.plan.needs import MIG_RESOURCE, POOL, Need
 
 VENDOR = "nvidia.com/"
-PROCESS_GIB = 4  # of host memory beside the weights, which pass through it: Ray and the process
-LEAST_CPUS = 2
+PROCESS_GIB = 4  # host memory of Ray and the process, besides the weights that pass through it
+MIN_CPUS = 2
 Data = dict[str, Any]
 
 
 def group_name(profile: str) -> str:
-    """Of a worker group and of a model's group: `mig-1g-18gb`."""
+    """The name of a profile's worker group and of its group of replicas: `mig-1g-18gb`."""
     return "mig-" + profile.replace(".", "-").replace("+", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Pods of one profile. least, most: how many; cpus, memory_gib: what one takes of its node."""
+    """The worker group whose pods have one slice of a profile each."""
 
     profile: Profile
-    least: int
-    most: int
-    cpus: int
-    memory_gib: int
+    min_replicas: int  # of pods
+    max_replicas: int
+    cpus: int  # of one pod
+    memory_gib: int  # host memory of one pod
 
     def values(self) -> Data:
-        """As the chart's `workerGroups` has it, which makes the rest of it."""
+        """The group as an item of the chart's `workerGroups`."""
         return {
             "name": group_name(self.profile.name),
             **self.bounds(),
@@ -52,11 +55,12 @@ class Workers:
         }
 
     def bounds(self) -> Data:
-        return {"minReplicas": self.least, "maxReplicas": self.most}
+        return {"minReplicas": self.min_replicas, "maxReplicas": self.max_replicas}
 
     def pods(self) -> Data:
-        """What such a pod asks for and what Ray is told of it, for who has no chart. Neither
-        KubeRay nor Ray's autoscaler counts a MIG resource as a GPU by itself."""
+        """What a pod of the group requests and with which options Ray starts in it, for users
+        without the chart. Neither KubeRay nor Ray's autoscaler counts a MIG resource as a GPU by
+        itself."""
         return {
             "name": group_name(self.profile.name),
             **self.bounds(),
@@ -67,7 +71,7 @@ class Workers:
 
 
 def workers(plan: Plan, needs: Sequence[Need]) -> list[Workers]:
-    """One for each profile that is used, smallest first."""
+    """A worker group for each profile that the plan uses, smallest first."""
     slices = [each for gpu in plan.gpus for each in gpu.slices]
     return [
         _workers(profile, [each for each in slices if each.profile == profile], needs)
@@ -79,26 +83,27 @@ def workers(plan: Plan, needs: Sequence[Need]) -> list[Workers]:
 def _workers(profile: Profile, slices: Sequence[Slice], needs: Sequence[Need]) -> Workers:
     placed = Counter(each.demand.name for each in slices)
     users = [need for need in needs if need.name in placed]
-    least = sum(min(need.least, placed[need.name]) for need in users)
+    min_replicas = sum(min(need.min_replicas, placed[need.name]) for need in users)
     cpus = max((math.ceil(need.cpus) for need in users), default=0)
     host_mib = max((need.mib if need.host_mib is None else need.host_mib for need in users),
                    default=0)  # fmt: skip
     memory_gib = math.ceil(host_mib / 1024) + PROCESS_GIB
-    return Workers(profile, least, len(slices), max(LEAST_CPUS, cpus), memory_gib)
+    return Workers(profile, min_replicas, len(slices), max(MIN_CPUS, cpus), memory_gib)
 
 
 def worker_groups(
     gpu: Gpu, found: Sequence[Workers], in_force: Sequence[Mapping[str, Any]] = ()
 ) -> list[Data]:
-    """The chart's `workerGroups`: those of `in_force` first, in their order and with what else
-    stands in them."""
+    """The chart's `workerGroups`: those of `in_force` first, in their order and with all their
+    other values, then new ones."""
     new = {each.profile.name: each for each in found}
     kept = [_kept(gpu, old, new) for old in in_force]
     return kept + [each.values() for each in new.values()]
 
 
 def _kept(gpu: Gpu, old: Mapping[str, Any], new: dict[str, Workers]) -> Data:
-    """It takes what `new` has of its profile; nothing is left for a second one."""
+    """The group `old` with the bounds of its profile in `new`, which are removed from `new`, so
+    that a second group of the profile gets none."""
     profile = str(old.get("migProfile"))
     if gpu.named(profile) is None:
         return dict(old)
@@ -107,13 +112,13 @@ def _kept(gpu: Gpu, old: Mapping[str, Any], new: dict[str, Workers]) -> Data:
 
 
 def values(plan: Plan, groups: Sequence[Data], per_node: int) -> Data:
-    """The chart's values, to be given behind the settings file."""
+    """Values for the chart, to be given after the settings file."""
     layouts = mig_parted(plan, per_node)["mig-configs"]
     return {"workerGroups": list(groups), "migLayouts": {"configs": layouts}}
 
 
 def nodes(plan: Plan, per_node: int) -> list[tuple[str, tuple[PlannedGpu, ...]]]:
-    """(layout's name, GPUs) of each node, its GPUs numbered from 0."""
+    """The layout's name and the GPUs of each node; a node has `per_node` GPUs, numbered from 0."""
     found: list[tuple[str, tuple[PlannedGpu, ...]]] = []
     names: dict[tuple[Any, ...], str] = {}
     for first in range(0, len(plan.gpus), per_node):
@@ -125,8 +130,8 @@ def nodes(plan: Plan, per_node: int) -> list[tuple[str, tuple[PlannedGpu, ...]]]
 
 
 def mig_parted(plan: Plan, per_node: int) -> Data:
-    """What the MIG manager reads from its ConfigMap's `config.yaml`. GPUs of a node beyond the
-    plan's are left as they are."""
+    """The `config.yaml` in the MIG manager's ConfigMap. A node's GPUs that the plan does not need
+    are not mentioned, so they stay as they are."""
     return {
         "version": "v1",
         "mig-configs": {name: _devices(gpus) for name, gpus in nodes(plan, per_node)},
@@ -149,8 +154,10 @@ def _cut(gpu: PlannedGpu) -> dict[str, int]:
 
 
 def settings_groups(plan: Plan, settings: Settings) -> Data:
-    """The part of the settings file that puts each planned model on its slices: all groups of each
-    such model, and the shared pool, as they were but for their resources."""
+    """The part of the settings file that puts planned models and the shared pool on their slices.
+
+    It has all groups of each planned model. Of a group, only the resources change.
+    """
     profiles = {s.demand.name: s.profile for gpu in plan.gpus for s in gpu.slices}
     models = {}
     for name, model in settings.models.items():
@@ -178,7 +185,10 @@ def _written(group: GroupSettings) -> Data:
 
 
 def _on(profile: Profile | None, resources: Mapping[str, float]) -> Data:
-    """One device a pod: its place is taken whole. Nothing where no slice was planned."""
+    """The resources of a replica on a slice of `profile`; {} without one.
+
+    `num_gpus` is 1, since a pod has one slice and a replica takes all of it.
+    """
     if profile is None:
         return {}
     kept = {name: amount for name, amount in resources.items() if not MIG_RESOURCE.fullmatch(name)}

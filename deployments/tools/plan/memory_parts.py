@@ -1,9 +1,9 @@
-"""What of a slice's memory one replica takes, part by part, and where each figure comes from.
+"""How much device memory does one replica take, part by part, and where does each figure come from?
 
-Weights are counted from the model's file where it lies on this machine, an engine's cache comes
-from its settings; context and activations are stated rules. On one H100 torch's context took 757
-to 799 MiB, and activations a sixth to two fifths of what the rule says. What neither says is not
-guessed: `CannotTell`. See docs/mig.md.
+Weights are counted from the model's file, which must be on this machine. An engine's key-value
+cache follows from the settings. CUDA's context and the activations come from rules. On one H100
+torch's context took 757 to 799 MiB, and activations took a sixth to two fifths of what the rule
+says. A part that follows from none of these is not guessed: `CannotTell`. See docs/mig.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from runtimes.footprint import ITEM_BYTES, Architecture
 from runtimes.source import Source, inspect_without_digest
 from runtimes.vllm.runtime import VLLMOptions
 
-CONTEXT_MIB = 820  # of CUDA and a framework; 0.5 to 0.8 GiB is what others report
-GRAPHS_MIB = 512  # an engine's captured graphs
-LEAST_UNKNOWN_MIB = 512
-SEQUENCES = 8
+CONTEXT_MIB = 820  # of CUDA and a framework; others report 0.5 to 0.8 GiB
+GRAPHS_MIB = 512  # an engine's captured CUDA graphs
+MIN_UNKNOWN_MIB = 512  # activations of a model whose shape is unknown, at least
+# Assumed of an engine where its options do not say them.
+SEQUENCES = 8  # full-length sequences in its key-value cache
 STEP_TOKENS = 8192
 STEP_SEQUENCES = 256
 _MIB = 1 << 20
@@ -30,22 +31,23 @@ _GIB = 1 << 30
 
 
 class CannotTell(Exception):
-    """A part that neither the file nor the settings say."""
+    """A part's size follows from neither the model's file nor the settings; says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """how: counted (from the file), set (in the settings), given (on the command line), rule (by
-    the model's shape), allowance (the same for all)."""
+    """One part of a replica's device memory."""
 
     name: str
     mib: int
+    # Where the figure comes from: counted (from the file), set (in the settings), given (on the
+    # command line), rule (by the model's shape) or allowance (the same for all models).
     how: str
-    text: str
+    text: str  # details, for the reader
 
 
 def parts(model: ModelSettings) -> list[Part]:
-    """Of one replica of a model without groups. Raises CannotTell."""
+    """The parts of one replica of a model without groups. Raises CannotTell."""
     if model.runtime == "synthetic":
         return [Part("weights", 0, "counted", "a synthetic model has none")]
     source = _source(model)
@@ -59,7 +61,8 @@ def parts(model: ModelSettings) -> list[Part]:
 
 
 def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
-    """Of a replica of the shared pool, which runs one batch at a time. Raises CannotTell."""
+    """The parts of a replica of the shared pool. It runs one batch at a time, so it needs room for
+    the activations of one of its models, the largest. Raises CannotTell."""
     largest = max(
         (part for model in models for part in parts(model) if part.name == "activations"),
         key=lambda part: part.mib,
@@ -72,11 +75,11 @@ def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
 def _source(model: ModelSettings) -> Source:
     written = model.source or ""
     if remote_source.is_remote(written):
-        raise CannotTell(f"its file is elsewhere ({remote_source.redacted(written)})")
+        raise CannotTell(f"its file is not on this machine ({remote_source.redacted(written)})")
     try:
         return inspect_without_digest(sources.resolve(written))
     except LoadError as error:
-        raise CannotTell(f"its file cannot be looked at here: {error}") from error
+        raise CannotTell(f"its file cannot be read here: {error}") from error
 
 
 def _how_counted(source: Source, model: ModelSettings) -> str:
@@ -86,10 +89,10 @@ def _how_counted(source: Source, model: ModelSettings) -> str:
 
 
 def _activations(model: ModelSettings, shape: Architecture | None, weights_mib: int) -> Part:
-    """Of the longest batch that the settings allow."""
+    """Activations of the largest batch that the settings allow."""
     if shape is None:
-        mib = max(weights_mib, LEAST_UNKNOWN_MIB)
-        said = f"its shape is not known: as much as the weights, at least {LEAST_UNKNOWN_MIB}"
+        mib = max(weights_mib, MIN_UNKNOWN_MIB)
+        said = f"its shape is not known: as much as the weights, at least {MIN_UNKNOWN_MIB}"
         return Part("activations", mib, "rule", said)
     longest, batch = model.lengths.max, model.batch
     rows = max(1, min(batch.max_size, batch.max_tokens // longest))
@@ -116,10 +119,10 @@ def _cache(model: ModelSettings, chosen: VLLMOptions, shape: Architecture) -> Pa
     if chosen.kv_cache_gib is not None:
         given = int(chosen.kv_cache_gib * _GIB)
         if given < footprint.cache_bytes(shape, longest, item):
-            least = footprint.cache_bytes(shape, longest, item) / _GIB
+            minimum = footprint.cache_bytes(shape, longest, item) / _GIB
             raise CannotTell(
                 f"options.kv_cache_gib is {chosen.kv_cache_gib:g}, less than one sequence of "
-                f"lengths.max ({longest:,} tokens) takes; must be at least {least:.2f}"
+                f"lengths.max ({longest:,} tokens) takes; must be at least {minimum:.2f}"
             )
         return Part("kv cache", _mib(given), "set", "options.kv_cache_gib")
     sequences = chosen.max_num_seqs or SEQUENCES
@@ -129,12 +132,12 @@ def _cache(model: ModelSettings, chosen: VLLMOptions, shape: Architecture) -> Pa
 
 
 def engine_options(model: ModelSettings) -> VLLMOptions:
-    """They were checked when the file was read."""
+    """The model's options. Parsing cannot fail: they were checked when the file was read."""
     return options.parse(VLLMOptions, model.options)
 
 
 def remarks(model: ModelSettings) -> Iterator[str]:
-    """What a user must know beside the numbers."""
+    """Sentences on what the numbers leave out, or on options that ought to be set."""
     if 0 < model.replicas.num_gpus < 1:
         yield (
             f"num_gpus {model.replicas.num_gpus:g}: planned with a slice of its own for each "
@@ -145,8 +148,8 @@ def remarks(model: ModelSettings) -> Iterator[str]:
     chosen = engine_options(model)
     if chosen.kv_cache_gib is None:
         yield (
-            "set options.kv_cache_gib: on a slice vLLM may take the whole GPU's memory for its "
-            "own (vllm#41776), so a share of it (gpu_memory_utilization) is no bound"
+            "set options.kv_cache_gib: on a slice vLLM may measure the whole GPU's memory instead "
+            "of the slice's (vllm#41776), so gpu_memory_utilization, a share of it, is no bound"
         )
     if chosen.lora_modules:
         yield "memory of LoRA adapters is not counted"

@@ -1,7 +1,7 @@
 """`headrace plan mig`: packs a settings file's replicas onto MIG slices of GPUs.
 
-Reads the file, computes the memory that each replica needs, packs the replicas, and prints the plan
-or writes it as files for a cluster. Nothing is run, and no GPU is needed.
+Reads the file, computes the memory that each replica needs, packs the replicas onto slices, and
+prints the plan or writes it as files for a cluster. It starts no model and needs no GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deployments.tools.plan.needs import MemoryOverrides, Need, names, needs
 from deployments.tools.plan.types import MigPlan, MigRequest
 
 HEADINGS = {
-    "values.yaml": "for the chart, behind the settings file; the worker groups' order matters",
+    "values.yaml": "for the chart, after the settings file; keep the worker groups' order",
     "mig-parted.yaml": "the MIG manager's config.yaml",
     "groups.yaml": "for the settings file: which slice each replica asks for",
 }
@@ -35,8 +35,10 @@ class WrongRequest(click.UsageError):
 
 
 def plan_mig(file: Path, request: MigRequest, *, form: str, to: Path | None) -> int:
-    """Print the plan as `form` (table, json, yaml), and write its files into the folder `to`.
-    Returns the exit code: 1 if a replica has no place. Raises SettingsErrors and WrongRequest."""
+    """Prints the plan as `form` (table, json, yaml) and writes its files into the folder `to`.
+
+    Returns the exit code: 1 if a replica has no slice. Raises SettingsErrors and WrongRequest.
+    """
     made = planned(load(file, here=False), request)
     if to is not None:
         _write(made, to)
@@ -51,7 +53,7 @@ def plan_mig(file: Path, request: MigRequest, *, form: str, to: Path | None) -> 
 
 
 def _write(made: MigPlan, to: Path) -> None:
-    """Raises WrongRequest."""
+    """Writes the plan's files into the folder `to`. Raises WrongRequest."""
     try:
         to.mkdir(parents=True, exist_ok=True)
         for name, data in made.files.items():
@@ -61,7 +63,7 @@ def _write(made: MigPlan, to: Path) -> None:
 
 
 def planned(settings: Settings, request: MigRequest) -> MigPlan:
-    """Raises WrongRequest."""
+    """The plan for a settings file. Raises WrongRequest."""
     for name in (*request.need_mib, *request.profiles):
         if name not in names(settings):
             raise WrongRequest(
@@ -93,16 +95,19 @@ def _gpu(request: MigRequest) -> Gpu:
 
 
 def _surging(gpu: Gpu, able: Sequence[Need], demands: Sequence[Demand]) -> list[Demand]:
-    """Free slices of each profile, for whichever one model changes."""
-    most: dict[str, Demand] = {}
+    """Free slices of each profile for replicas that start while a model changes.
+
+    They suffice for one model at a time: for the one that needs the most of a profile.
+    """
+    largest: dict[str, Demand] = {}
     for need, demand in zip(able, demands, strict=True):
         profile = profile_for(gpu, demand)
         if isinstance(profile, Profile) and need.surge:
-            known = most.get(profile.name, Demand("", 0, 0))
-            most[profile.name] = Demand(
+            known = largest.get(profile.name, Demand("", 0, 0))
+            largest[profile.name] = Demand(
                 f"surge on {profile.name}", max(need.surge, known.replicas), 0, profile.name
             )
-    return list(most.values())
+    return list(largest.values())
 
 
 def _in_force(values: Path | None) -> list[Mapping[str, Any]]:

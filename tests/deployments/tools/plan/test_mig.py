@@ -51,7 +51,7 @@ def test_the_table_says_who_goes_where_and_what_is_left(file):
     result = run(file, *NEEDS)
     assert result.exit_code == 0, result.output
     assert "0   3g.40gb 4-7 large/gpu #0 30,000 40,448 10,448" in result.output
-    assert "plain is not planned: asks for no GPU (num_gpus)" in result.output
+    assert "plain is not planned: requests no GPU (num_gpus)" in result.output
     assert "7 slices on 2 x h100-80: no fewer hold them" in result.output
     assert "room for" in result.output
     assert "mig.config=headrace-h100-80-0" in result.output
@@ -282,7 +282,7 @@ def test_no_replica_wants_a_slice(file):
         ),
         (("--on", "large/gpus=1g.10gb"), "'large/gpus' is not in the settings"),
         (("--need", "small"), "'small' must be MODEL=MIB"),
-        (("--need", "small=0"), "'0' is no whole number of MiB of at least 1"),
+        (("--need", "small=0"), "'0' must be a whole number of MiB, at least 1"),
         (("--usable", "1g.18gb=100"), "--usable: h100-80 has no profile 1g.18gb"),
         (("--gpu", "v100"), "'v100' is not one of"),
         (("--values", "nowhere.yaml"), "--values: nowhere.yaml cannot be read as YAML"),

@@ -111,9 +111,9 @@ def test_what_is_given_stands_for_everything_without_a_margin(tmp_path):
     [
         (
             BERT | {"source": "https://example.org/m.onnx?key=1#sha256=" + "0" * 64},
-            "its file is elsewhere (https://example.org/m.onnx); or say --need m=MIB",
+            "its file is not on this machine (https://example.org/m.onnx); --need m=MIB sets it",
         ),
-        (BERT | {"source": "nowhere"}, "its file cannot be looked at here: no file or folder"),
+        (BERT | {"source": "nowhere"}, "its file cannot be read here: no file or folder"),
         (
             BERT | {"replicas": {"num_gpus": 2}},
             "a replica takes 2 GPUs; a slice is a part of one",
@@ -195,7 +195,7 @@ def test_a_replica_of_the_pool_needs_its_weights_and_the_largest_batch_of_its_mo
         "context": (CONTEXT_MIB, "allowance"),
         "activations": parts(alone)["activations"],
     }
-    assert (need.name, need.least, need.replicas) == ("scaling.pool", 0, 3)
+    assert (need.name, need.min_replicas, need.replicas) == ("scaling.pool", 0, 3)
 
 
 def test_a_pool_whose_models_run_without_a_gpu_needs_no_activations(tmp_path):
