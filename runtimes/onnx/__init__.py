@@ -1,1 +1,1 @@
-"""Models as ONNX files: made, read, looked into and quantized."""
+"""Builds, reads, inspects and quantises models as ONNX graphs."""

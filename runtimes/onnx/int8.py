@@ -1,12 +1,13 @@
-"""Static quantization of an ONNX graph to eight bits, with ranges from real rows.
+"""Quantises an ONNX graph to int8 statically, with ranges calibrated on real rows.
 
-Static quantization by ONNX Runtime's own tool: matrix products and convolutions get their inputs
-through a rounding to 8 bits (asymmetric, one range a tensor, least to largest value met) and their
-weights in 8 bits (symmetric, a range a channel). It stays a plain ONNX graph, with conversions
-around its operations (QDQ), which ONNX Runtime and OpenVINO both turn into integer kernels.
+ONNX Runtime's own tool quantises matrix products and convolutions: activations asymmetrically, with
+one range for each tensor (from the smallest to the largest value that calibration meets), and
+weights symmetrically, with one range for each channel. The result is an ordinary ONNX graph with
+QuantizeLinear and DequantizeLinear around each operation (QDQ), which ONNX Runtime and OpenVINO
+both compile to integer kernels.
 
-Operations named in `keep_fp32` are left alone. Nothing is run after: verification judges.
-Source: ONNX Runtime's documentation of quantization.
+Operations named in `keep_fp32` are not quantised. The quantised model is not run here; `headrace
+verify` measures its accuracy. Source: ONNX Runtime's documentation of quantization.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ Feed = Mapping[str, Array]
 
 
 def build(model: Any, folder: Path, settings: RuntimeSettings, options: GraphOptions) -> Path:
-    """Writes `quantised.onnx`, its weights beside it; the file. Raises `LoadError`."""
+    """Writes `quantised.onnx` and its weights into `folder`; returns the file.
+
+    Raises `LoadError`.
+    """
     _check_kept(model, options.keep_fp32)
     feeds = calibration.rows(settings, options, _inputs(model))
     typed = folder / "typed.onnx"
@@ -50,7 +54,7 @@ def build(model: Any, folder: Path, settings: RuntimeSettings, options: GraphOpt
 
 
 def library() -> Any:
-    """`onnxruntime.quantization`. Raises `MissingBackend`."""
+    """The module `onnxruntime.quantization`. Raises `MissingBackend`."""
     try:
         return importlib.import_module("onnxruntime.quantization")
     except ImportError as error:
@@ -64,7 +68,7 @@ def _quantise(plain: Path, made: Path, feeds: Sequence[Feed], keep: Sequence[str
     tool = library()
     logger = logging.getLogger()
     before = logger.level
-    logger.setLevel(logging.ERROR)  # it warns at the root of what it leaves alone
+    logger.setLevel(logging.ERROR)  # the tool warns, by the root logger, of what it does not change
     try:
         tool.quantize_static(
             str(plain),
@@ -113,8 +117,11 @@ def _inputs(model: Any) -> list[GraphInput]:
 
 
 def _type_all(model: Any, folder: Path) -> None:
-    """Notes the type of every tensor of real numbers: what the tool does not know, it leaves in
-    fp32, and onnx does not know what comes behind a contributed operation."""
+    """Adds the type of every floating-point tensor to the graph.
+
+    The quantisation tool leaves tensors of unknown type in fp32, and onnx cannot infer types behind
+    ONNX Runtime's own (contributed) operations. So a session of ONNX Runtime infers them.
+    """
     import onnx
 
     exposed = onnx.ModelProto()

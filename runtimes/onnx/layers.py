@@ -1,7 +1,8 @@
-"""The tensors inside an ONNX graph as ONNX Runtime computes them, before its optimisations.
+"""Computes the tensors inside an ONNX graph with ONNX Runtime, without graph optimisations.
 
-Of a quantised graph these are the values between its conversions: what came of rounding the inputs
-of an operation is seen in its output, under the name it has in the graph that was quantised.
+In a quantised graph, these are also the tensors between the conversions. The effect of rounding an
+operation's inputs shows in its output, which has the name that it has in the graph before
+quantisation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ REAL = ("tensor(float16)", "tensor(float)", "tensor(double)")
 
 
 def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
-    """See `layers.trace`."""
+    """See `runtimes.layers.trace`."""
     model = ONNXRuntimeRuntime(settings).graph()
     made = {value: node for node in model.graph.node for value in node.output if value}
     onnx_model.expose(model)
@@ -51,8 +52,8 @@ def _layer(name: str, made: Mapping[str, Any], stored: set[str], value: Array) -
 
 
 def _computed_by(name: str, made: Mapping[str, Any]) -> Any:
-    """The operation before a quantised graph's conversions; None where they convert what is stored
-    or given."""
+    """The operation that computes a tensor, before a quantised graph's conversions; None if the
+    conversions are of a weight or of an input."""
     node = made.get(name)
     while node is not None and node.op_type in CONVERSIONS:
         node = made.get(node.input[0])

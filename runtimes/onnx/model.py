@@ -1,10 +1,11 @@
-"""Any source as one ONNX model that gives what its task asks for.
+"""Turns a source into an ONNX model with the outputs of its task.
 
-A Hugging Face folder is built from ONNX nodes, an ONNX file is read as it is; for task `embed` all
-outputs but the embedding are dropped, and pooling is added where the model stops at its tokens, so
-that no hidden states are copied out. Also answers which inputs index a table, and how large it is.
+The model of a Hugging Face folder is built from ONNX nodes; an ONNX file is read as it is. For the
+task `embed`, only the embedding stays an output; pooling is added to a model whose output is one
+vector a token, so that hidden states are not copied out. The module also says which inputs are
+indices of a table, and how large the table is.
 
-It optimises nothing and opens no session. The `onnx` package is imported on use.
+Optimises nothing and opens no session. The `onnx` package is imported on use.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from runtimes.types import RuntimeSettings, TensorSpec
 if TYPE_CHECKING:  # at run time it would import onnx
     from runtimes.onnx.ops import ONNXOps
 
-LEAST_OPSET = 13  # ReduceSum and Unsqueeze take their axes as an input from here on
+MIN_OPSET = 13  # from this one on ReduceSum and Unsqueeze take their axes as an input
 FLOAT = 1  # TensorProto.FLOAT
-SHAPE_VALUES = 64  # a weight of no more may be a shape or an axis, which inference reads
+SHAPE_VALUES = 64  # a weight of at most so many values may be a shape, which type inference reads
 DATATYPES: Mapping[int, str] = {  # by TensorProto's numbers
     1: "FP32",
     2: "UINT8",
@@ -62,7 +63,7 @@ def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> An
 
 
 def save(model: Any, file: Path) -> None:
-    """Weights beside the model: one protobuf message ends at 2 GB."""
+    """Writes the model, and its weights to a file beside it: a protobuf message ends at 2 GB."""
     import onnx
 
     onnx.save(model, str(file), save_as_external_data=True, location=f"{file.stem}.weights")
@@ -74,8 +75,10 @@ def input_shapes(model: Any) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Name, Open Inference datatype and shape of inputs or outputs; stored weights that old graphs
-    list among their inputs are left out. Raises `LoadError`."""
+    """Name, Open Inference datatype and shape of inputs or outputs. Raises `LoadError`.
+
+    Old graphs list stored weights among their inputs; these are left out.
+    """
     stored = {weight.name for weight in model.graph.initializer}
     found = []
     for value in values:
@@ -84,15 +87,18 @@ def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
             continue
         if kind not in DATATYPES:
             raise LoadError(
-                f"'{value.name}' has ONNX's element type {kind}, which is not known here"
+                f"'{value.name}' has ONNX's element type {kind}, which is not supported"
             )
         found.append((value.name, DATATYPES[kind], _spec(value).shape))
     return found
 
 
 def expose(model: Any) -> None:
-    """Makes every tensor of the graph an output. Without types: a session finds them, of operations
-    that onnx does not know too."""
+    """Makes every tensor of the graph an output.
+
+    The outputs get no types. A session of ONNX Runtime infers them, also for its own operations,
+    which onnx does not know.
+    """
     import onnx
 
     known = {value.name for value in model.graph.output}
@@ -101,12 +107,11 @@ def expose(model: Any) -> None:
 
 
 def halved(model: Any, kept: Sequence[str] = ()) -> Any:
-    """The same model computing in float16, its inputs and outputs and the operations `kept` as they
-    were."""
+    """The model converted to float16. Its inputs and outputs and the operations `kept` stay as they
+    are."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    # It casts what enters and leaves an operation that stays in float32 only where the type stands
-    # in the graph.
+    # The converter casts a kept operation's inputs and outputs only if the graph says their types.
     model.graph.value_info.extend(_typed(model))
     return convert_float_to_float16(
         model, keep_io_types=True, disable_shape_infer=True, node_block_list=list(kept)
@@ -114,9 +119,12 @@ def halved(model: Any, kept: Sequence[str] = ()) -> Any:
 
 
 def _typed(model: Any) -> list[Any]:
-    """The inner tensors' types, without shapes. Inference needs no large weight's values for them,
-    which could be too many for it; an operation that onnx does not know (ONNX Runtime's own, such
-    as Gelu) is taken to give what its first input is."""
+    """The types of inner tensors, without shapes, by onnx's inference.
+
+    Large weights become inputs: inference does not need their values, which may be more than it can
+    take. An operation that onnx does not know (ONNX Runtime's own, such as Gelu) becomes an
+    Identity, so that its output has the type of its first input.
+    """
     import onnx
 
     bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
@@ -143,7 +151,10 @@ def _typed(model: Any) -> list[Any]:
 
 
 def id_bounds(model: Any) -> dict[str, int]:
-    """The inputs that index a stored table by Gather, at once or after a conversion."""
+    """Inputs that are indices of a stored table, with the size of the smallest table.
+
+    An input counts if a Gather reads it, directly or behind conversions.
+    """
     sizes = {weight.name: list(weight.dims) for weight in model.graph.initializer}
     readers: dict[str, list[Any]] = {}
     for node in model.graph.node:
@@ -205,7 +216,7 @@ def _keep_embedding(model: Any, settings: RuntimeSettings, options: GraphOptions
 
 
 def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
-    """Appends the nodes of the pooling; answers the new output's description."""
+    """Appends the nodes of the pooling to the graph; returns the new output's description."""
     from onnx import helper
 
     from runtimes.onnx.ops import ONNXOps
@@ -228,14 +239,18 @@ def _append(model: Any, ops: ONNXOps) -> None:
 def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> str:
     name = settings.mask_input or bert_graph.ATTENTION_MASK
     if todo.mode == "mean" and name not in {value.name for value in model.graph.input}:
-        raise LoadError(f"mean pooling needs the mask: set lengths.mask (no '{name}')")
+        raise LoadError(
+            f"mean pooling needs a mask, and the model has no input '{name}': set lengths.mask"
+        )
     return name
 
 
 def _refuse_old(model: Any, hidden: Any) -> None:
     opset = next((entry.version for entry in model.opset_import if not entry.domain), 0)
-    if opset < LEAST_OPSET:
-        raise LoadError(f"pooling can be added from opset {LEAST_OPSET}; the model has {opset}")
+    if opset < MIN_OPSET:
+        raise LoadError(
+            f"pooling can be added to models of opset {MIN_OPSET} or newer; this one has {opset}"
+        )
     if hidden.type.tensor_type.elem_type != FLOAT:
         raise LoadError(f"pooling can be added to FP32 outputs; '{hidden.name}' is another type")
 

@@ -1,11 +1,11 @@
-"""The operations of `GraphOps` as ONNX nodes.
+"""Implements the operations of `GraphOps` as ONNX nodes.
 
-Standard operators of opset 20, and ONNX Runtime's own `MultiHeadAttention` for attention: its
-optimiser does not find the pattern by itself, and the one node was up to a quarter faster on CPU.
-OpenVINO reads that node too, as its own attention.
+They are standard operators of opset 20, and ONNX Runtime's own `MultiHeadAttention` for attention.
+ONNX Runtime's optimiser does not recognise attention in standard operators, and its own node was up
+to a quarter faster on CPU. OpenVINO reads that node too.
 
-Weights become initialisers; storing them is the caller's. Source: ONNX operator reference, and
-ONNX Runtime's contrib operators.
+Weights become initialisers; the caller stores the model. Source: ONNX operator reference, and ONNX
+Runtime's contrib operators.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ CONTRIB = "com.microsoft"
 
 
 class ONNXOps:
-    """`GraphOps` over value names; `prefix` keeps new names apart from an existing graph's."""
+    """`GraphOps` whose values are names in an ONNX graph.
+
+    `prefix` begins every new name, so that none equals a name in a graph that exists already.
+    """
 
     def __init__(self, prefix: str = "") -> None:
         self.inputs: list[Any] = []

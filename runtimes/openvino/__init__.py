@@ -1,1 +1,1 @@
-"""OpenVINO, on processors."""
+"""Runs models on OpenVINO, on processors only."""

@@ -1,7 +1,8 @@
-"""The tensors inside a staged OpenVINO model: every operation's first output as a result.
+"""Computes the tensors inside a staged OpenVINO model, by making every operation's first output a
+result.
 
-A tensor is called what the model calls it, such as an ONNX graph's own name, or else after its
-operation; a stored model keeps both.
+A tensor has the name that the model gives it (such as the ONNX graph's), else its operation's name.
+A stored model keeps both.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ PLAIN = ("Parameter", "Constant", "Result")
 
 
 def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
-    """See `layers.trace`."""
+    """See `runtimes.layers.trace`."""
     core = library().Core()
     model = core.read_model(str(OpenVINORuntime(settings).staged() / "model.xml"))
     nodes = [node for node in model.get_ordered_ops() if _shown(node)]
     names = {node.get_friendly_name(): _name(node) for node in nodes}
     for node in nodes:
-        # Else whatever leads to an output alone stays in fp32, which here is everything.
+        # Without this, operations that lead only to outputs stay in fp32: here, all of them.
         node.get_rt_info()["enforceBF16evenForGraphTail"] = "YES"
         node.output(0).tensor.add_names({_name(node)})
         model.add_outputs(node.output(0))

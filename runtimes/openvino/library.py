@@ -1,10 +1,10 @@
-"""The import of OpenVINO, kept from reporting its use.
+"""Imports OpenVINO without its telemetry.
 
-`import openvino` sends an event through the package `openvino_telemetry` unless that package cannot
-be imported; OpenVINO then falls back to its own stub. There is no setting for it in code, so the
-package is hidden from the interpreter before OpenVINO is first imported.
+`import openvino` sends an event through the package `openvino_telemetry`. If that package cannot be
+imported, OpenVINO uses a stub of its own. OpenVINO has no switch for this in code, so this module
+hides the package from Python's import system before OpenVINO's first import.
 
-Nothing else happens here. Source: `openvino/tools/ovc/telemetry_utils.py` of OpenVINO 2026.4.
+Source: `openvino/tools/ovc/telemetry_utils.py` of OpenVINO 2026.4.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtimes.errors import MissingBackend
 
 
 def library() -> Any:
-    """The `openvino` module. Raises `MissingBackend` where it is not installed."""
+    """The `openvino` module. Raises `MissingBackend` if it is not installed."""
     if "openvino" not in sys.modules:
         # None makes the import system raise ImportError for that name.
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

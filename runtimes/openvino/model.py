@@ -1,11 +1,11 @@
-"""Any source as one OpenVINO model that gives what its task asks for.
+"""Turns a source of any kind into an OpenVINO model with the outputs of its task.
 
-A Hugging Face folder becomes the ONNX graph that ONNX Runtime runs as well, and is read like it;
-ONNX and IR are read as they are. For task `embed` everything but the embedding is cut off, and
-pooling is added where the model stops at its tokens, so that no hidden states are copied out.
-Stored with full-precision weights.
+A Hugging Face folder is first converted into the ONNX graph that ONNX Runtime runs too; ONNX and
+OpenVINO IR are read as they are. For the task `embed`, only the embedding stays an output; pooling
+is added to a model whose output is one vector a token, so that hidden states are not copied out.
+The model is stored with float32 weights.
 
-It compiles nothing. What cannot be read is a `LoadError` that names what would do.
+Compiles nothing. A source that cannot be read is a `LoadError` that says what would help.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _of_folder(source: Source, settings: RuntimeSettings, options: GraphOptions)
     with tempfile.TemporaryDirectory(dir=settings.cache_dir) as scratch:
         file = Path(scratch) / "model.onnx"
         onnx_model.save(graph, file)
-        # The library keeps the weights' file mapped: removing its name leaves them.
+        # OpenVINO keeps the weights' file mapped, so removing the folder does not remove them.
         return _of_file(file)
 
 
@@ -76,8 +76,12 @@ def _of_file(file: Path) -> Any:
 
 
 def save(model: Any, file: Path, keep_fp32: Sequence[str] = ()) -> None:
-    """IR beside its weights, which stay float32: compressed ones cost accuracy unasked.
-    `keep_fp32`: operations that compute in float32 at any precision; `LoadError` for none such."""
+    """Writes the IR and its weights, as float32: compressed weights would cost accuracy that nobody
+    asked to trade.
+
+    `keep_fp32`: names of operations that compute in float32 at any precision. Raises `LoadError` if
+    there is no such operation.
+    """
     _number(model)
     library().save_model(model, str(file), compress_to_fp16=False)
     if keep_fp32:
@@ -85,7 +89,7 @@ def save(model: Any, file: Path, keep_fp32: Sequence[str] = ()) -> None:
 
 
 def _mark_precise(file: Path, names: Sequence[str]) -> None:
-    """OpenVINO's own mark, which its Python API cannot set and its stored form can."""
+    """Marks operations as `precise` in the stored IR; OpenVINO's Python API has no way to."""
     tree = ElementTree.parse(file)
     layers = {layer.get("name"): layer for layer in tree.iter("layer")}
     for name in names:
@@ -113,7 +117,7 @@ def facts(model: Any, max_length: int | None) -> GraphFacts:
 def _spec(port: Any) -> TensorSpec:
     name, kind, shape = port.get_any_name(), port.element_type.get_type_name(), port.partial_shape
     if kind not in DATATYPES:
-        raise LoadError(f"'{name}' has the type {kind}, known are {', '.join(DATATYPES)}")
+        raise LoadError(f"'{name}' has the type {kind}; supported are {', '.join(DATATYPES)}")
     if shape.rank.is_dynamic:
         raise LoadError(f"'{name}' has no fixed number of axes")
     sizes = tuple(-1 if size.is_dynamic else size.get_length() for size in shape)
@@ -121,8 +125,10 @@ def _spec(port: Any) -> TensorSpec:
 
 
 def _number(model: Any) -> None:
-    """Operations that were given no name are called by kind and place: the numbers that the library
-    gives them differ from run to run."""
+    """Renames operations without a name of their own by their type and position.
+
+    OpenVINO gives them numbers that differ from run to run.
+    """
     for place, node in enumerate(model.get_ordered_ops()):
         kind = node.get_type_name()
         unnamed = re.fullmatch(rf"{kind}_\d+", node.get_friendly_name())
@@ -131,7 +137,7 @@ def _number(model: Any) -> None:
 
 
 def _name_ports(model: Any) -> None:
-    """Old IR leaves tensors without a name; their node's friendly name serves."""
+    """Gives inputs and outputs that have no name (in old IR) their node's friendly name."""
     for port in model.inputs:
         if not port.names:
             port.tensor.set_names({port.node.friendly_name})
@@ -156,12 +162,17 @@ def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
         if name in port.names:
             return port
     if todo.mode == "mean":
-        raise LoadError(f"mean pooling needs the mask: set lengths.mask (no '{name}')")
+        raise LoadError(
+            f"mean pooling needs a mask, and the model has no input '{name}': set lengths.mask"
+        )
     return None
 
 
 def _id_bounds(model: Any) -> dict[str, int]:
-    """The inputs that index a stored table by Gather, at once or after a conversion."""
+    """Inputs that are indices of a stored table, with the size of the smallest table.
+
+    An input counts if a Gather reads it, directly or behind conversions.
+    """
     bounds: dict[str, int] = {}
     for port in model.inputs:
         sizes = [size for target in port.get_target_inputs() for size in _table_sizes(target)]
@@ -185,7 +196,8 @@ def _table_sizes(target: Any) -> list[int]:
 
 
 def _constant(node: Any) -> Any:
-    """The stored table, also behind the conversion of compressed weights."""
+    """The stored table that a Gather reads, directly or behind the conversion of compressed
+    weights; None if the table is computed."""
     while node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     return node if node.get_type_name() == "Constant" else None

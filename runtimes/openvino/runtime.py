@@ -1,13 +1,14 @@
-"""A model on OpenVINO's CPU plugin.
+"""The OpenVINO backend: loads a model and runs its batches on OpenVINO's CPU plugin.
 
-Staged as IR and compiled at the precision that the settings name, never at the plugin's own choice;
-for dynamic shapes, or once for each bucket edge (`shapes: buckets`), which takes memory for some
-speed. Compiled code is cached without weights beside the IR: those stay a mapped file that all
-replicas of the host share. One stream, tuned for latency. Threads are bound by `pinning`, not by
-the plugin, which would bind every replica's to the same processors.
+The source is staged as IR and compiled at the settings' precision, not at one of the plugin's
+choice. It is compiled for dynamic shapes, or once for each bucket edge (`shapes: buckets`), which
+costs memory and gains some speed. The compiled code is cached beside the IR without the weights;
+these stay a mapped file that all replicas on the host share. The plugin runs one stream, tuned for
+latency. `pinning` binds the threads, because the plugin would bind every replica's threads to the
+same processors.
 
-Other devices than the CPU are not offered here. Source: OpenVINO's documentation of the CPU device,
-of dynamic shapes and of model caching.
+Devices other than the CPU are not supported. Source: OpenVINO's documentation of the CPU device, of
+dynamic shapes and of model caching.
 """
 
 from __future__ import annotations
@@ -41,24 +42,22 @@ from runtimes.source import Source, SourceKind
 from runtimes.types import Limits, RuntimeSettings, StageTimes
 
 Array = np.ndarray[Any, Any]
-# Of int8, what is not in 8 bits computes in fp32.
+# With int8, operations that are not quantised compute in fp32.
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
 CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LAYOUT = "5"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "5"  # part of a staged entry's key; raised when the same inputs get built differently
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVINOOptions(GraphOptions):
-    """streams: parts that the threads are split into; a batch runs on one part. shapes: compiled
-    for any, or once for each bucket edge. pin: what its threads keep to. mlock: the weights' file
-    stays in memory. shape_cache: how many kernels, over all shapes, stay compiled."""
+    """The backend's options in the settings."""
 
-    streams: int = 1
-    shapes: Literal["dynamic", "buckets"] = "dynamic"
-    pin: Pin = "off"
-    mlock: bool = False
-    shape_cache: int = 5000
+    streams: int = 1  # groups that the threads are divided into; a batch runs on one of them
+    shapes: Literal["dynamic", "buckets"] = "dynamic"  # compile for any shape, or for each edge
+    pin: Pin = "off"  # the processors that the threads are bound to
+    mlock: bool = False  # lock the weights' file in memory
+    shape_cache: int = 5000  # compiled kernels to keep, over all shapes
 
 
 class OpenVINORuntime(GraphRuntime):
@@ -92,7 +91,10 @@ class OpenVINORuntime(GraphRuntime):
         return engine
 
     def staged(self) -> Path:
-        """The folder of model.xml, converted now or earlier. Raises `LoadError`."""
+        """The folder of model.xml, which is converted if it is not staged yet.
+
+        Raises `LoadError`.
+        """
         source = self._source()
         return staging.staged(self._settings.cache_dir, self._parts(source), self._stage(source))
 
@@ -107,11 +109,11 @@ class OpenVINORuntime(GraphRuntime):
         return build
 
     def _quantise(self, source: Source, folder: Path) -> None:
-        """From the same ONNX graph that ONNX Runtime would quantise."""
+        """Writes model.xml with int8 weights, from the ONNX graph that ONNX Runtime quantises."""
         if source.kind is SourceKind.OPENVINO_IR:
             raise LoadError(
-                f"{source.path}: precision int8 takes a folder or an ONNX file, not OpenVINO IR; "
-                "an IR that is quantised already runs at fp32"
+                f"{source.path}: precision int8 needs a folder or an ONNX file, not OpenVINO IR; "
+                "to run an IR that is quantised already, set precision fp32"
             )
         graph = onnx_model.read(source, self._settings, self._options)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -142,17 +144,20 @@ class OpenVINORuntime(GraphRuntime):
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """`config`: the plugin's. `claim`: the processors that run it, None for all."""
+    """How to compile a model."""
 
-    config: Mapping[str, str | int | bool]
+    config: Mapping[str, str | int | bool]  # of OpenVINO's plugin
     shapes: str
     settings: RuntimeSettings
-    claim: pinning.ProcessorClaim | None
+    claim: pinning.ProcessorClaim | None  # the processors that run the model; None: all
 
 
 class OpenVINOEngine:
-    """`Engine` with one request a compiled model: one for any shape, or one for each bucket edge;
-    inputs are read where they lie. Owns the claim and the locked file."""
+    """A `graph.runtime.Engine` with one compiled model for all shapes, or one for each bucket edge.
+
+    Each compiled model has one inference request. OpenVINO reads inputs from the caller's arrays,
+    without a copy. Owns the claim and the locked file, and releases them in `close`.
+    """
 
     platform = "openvino"
     device = "cpu"
@@ -167,8 +172,8 @@ class OpenVINOEngine:
     ) -> None:
         self._ov, self._core, self._file, self._how = library(), core, file, how
         self._locked = locked
-        self._bound = 0  # the thread that keeps to the claim's processors
-        self._requests: dict[int, Any] = {}  # by padded length; 0 runs any
+        self._bound = 0  # id of the thread that is bound to the claim's processors
+        self._requests: dict[int, Any] = {}  # by padded length; key 0 takes any length
         self._lengthwise: tuple[str, int] = ("", 0)
         try:
             self.facts: GraphFacts = openvino_model.facts(core.read_model(str(file)), max_length)
@@ -178,7 +183,10 @@ class OpenVINOEngine:
             raise
 
     def prepare(self, limits: Limits) -> tuple[int, ...]:
-        """Raises `LoadError` for buckets of rows without a length that can be padded to."""
+        """Compiles for each bucket edge if the options say so, and returns the edges.
+
+        Raises `LoadError` if `shapes` is buckets and the rows have no length on axis 1.
+        """
         if self._how.shapes == "dynamic":
             return ()
         if limits.length_input is None or limits.length_axis != 1:
@@ -198,7 +206,7 @@ class OpenVINOEngine:
         request = self._request_for(arrays)
         self._bind()
         begin = perf_counter()
-        # The library shares the arrays' memory and keeps none of them alive.
+        # OpenVINO shares the arrays' memory without a reference to them: `kept` keeps them alive.
         kept = {name: _writable(array) for name, array in arrays.items()}
         for name, array in kept.items():
             request.set_tensor(name, self._tensor(array))
@@ -222,10 +230,11 @@ class OpenVINOEngine:
             self._locked.release()
 
     def _compiled(self, limits: Limits | None, edge: int = 0) -> Any:
-        """A request of the model compiled for any shape, or for rows of `edge`."""
+        """An inference request of the model compiled for any shape, or (given limits) for rows of
+        the length `edge`."""
         with self._how.claim.bound() if self._how.claim else nullcontext():
             try:
-                model: Any = str(self._file)  # by its path, or the plugin's cache would miss it
+                model: Any = str(self._file)  # the plugin caches only what it reads from a path
                 if limits is not None:
                     model = self._core.read_model(model)
                     model.reshape(self._static(limits, edge))
@@ -235,8 +244,8 @@ class OpenVINOEngine:
                 raise LoadError(f"OpenVINO cannot compile the model: {error}") from error
 
     def _static(self, limits: Limits, edge: int) -> dict[str, Any]:
-        """Each input's shape with its length fixed; the number of rows stays free, as a shape for
-        each would cost another copy of the repacked weights."""
+        """Each input's shape with a fixed length. The number of rows stays dynamic, since each
+        compiled shape costs another copy of the repacked weights."""
         found = {}
         for spec in self.facts.inputs:
             sizes = list(spec.shape)
@@ -251,23 +260,25 @@ class OpenVINOEngine:
         name, axis = self._lengthwise
         length = arrays[name].shape[axis] if name else 0
         if length not in self._requests:
-            raise RunError(f"rows of {length} are none of {sorted(self._requests)}, which run here")
+            raise RunError(
+                f"no model is compiled for length {length}, only for {sorted(self._requests)}"
+            )
         return self._requests[length]
 
     def _bind(self) -> None:
-        """Another thread may run than loaded; it keeps to the processors as well."""
+        """Binds the calling thread too, which may not be the one that loaded the model."""
         if self._how.claim is not None and self._bound != threading.get_ident():
             self._how.claim.bind()
             self._bound = threading.get_ident()
 
     def _tensor(self, array: Array) -> Any:
-        """Over the array's own memory, which the caller keeps until the run has ended."""
+        """A tensor on the array's own memory; the caller keeps the array until the run ends."""
         if array.dtype == BFLOAT16:
             return self._ov.Tensor(array.view(np.uint16), array.shape, self._ov.Type.bf16)
         return self._ov.Tensor(array, shared_memory=True)
 
     def _array(self, tensor: Any) -> Array:
-        """A copy: the next batch writes to the same memory."""
+        """A copy of the tensor, since the next batch overwrites its memory."""
         data = tensor.data
         if tensor.element_type == self._ov.Type.bf16:
             data = data.view(BFLOAT16)
@@ -275,8 +286,11 @@ class OpenVINOEngine:
 
 
 def _writable(array: Array) -> Array:
-    """The library insists on memory that it may write to, though it does not write; what came off
-    a network may be read-only, and is copied."""
+    """The array itself if it is writable, else a copy.
+
+    OpenVINO accepts only writable memory, though it does not write to it. Arrays that were received
+    from the network may be read-only.
+    """
     return np.require(array, requirements=["C", "W"])
 
 

@@ -1,1 +1,1 @@
-"""TensorRT engines, built for this GPU and kept."""
+"""Runs models on TensorRT: builds engines for this GPU and keeps them on disk."""

@@ -1,9 +1,9 @@
-"""The building of a TensorRT plan out of an ONNX file.
+"""Builds a TensorRT plan (a serialised engine) from an ONNX file.
 
-One engine at a time: the graph is parsed, gets an optimisation profile for each of the engine's
-shapes, and is built at its precision, with the timings of earlier builds at hand. What the parser
-or the builder cannot do is a `LoadError` with their own words. Minutes a model: its result is
-staged.
+`build` parses the graph, adds an optimisation profile for each of the engine's shapes, and builds
+the engine at its precision. The timing cache of earlier builds makes this faster. If the parser or
+the builder fails, the `LoadError` quotes its message. Building takes minutes for each model, so the
+caller stages the result.
 
 Unverified here: see docs/runtimes.md. Source: TensorRT 10's Python API (`Builder`, `OnnxParser`,
 `IBuilderConfig`).
@@ -31,8 +31,11 @@ def build(
     axis: int | None,
     timings: Path,
 ) -> bytes:
-    """The plan's bytes. `axis`: which axis of an input follows the length; `timings`: read and
-    written. Raises `LoadError`."""
+    """The serialised engine. Raises `LoadError`.
+
+    `axis`: the axis of inputs that follows the length. `timings`: the timing cache's file, which is
+    read and written.
+    """
     logger = library.Logger(library.Logger.ERROR)
     builder = library.Builder(logger)
     network = builder.create_network(0)
@@ -58,7 +61,7 @@ def build_all(
     folder: Path,
     progress: Callable[[str, float], None],
 ) -> None:
-    """A file an engine, `<name>.plan`."""
+    """Writes one file for each engine into `folder`: `<name>.plan`."""
     for done, plan in enumerate(engines):
         progress("compiling", done / len(engines))
         (folder / f"{plan.name}.plan").write_bytes(build_one(plan))
@@ -66,7 +69,7 @@ def build_all(
 
 
 def _set_precision(library: Any, config: Any, precision: str) -> None:
-    config.clear_flag(library.BuilderFlag.TF32)  # fp32 means fp32
+    config.clear_flag(library.BuilderFlag.TF32)  # else fp32 would compute in TF32
     for name in FLAGS[precision]:
         config.set_flag(getattr(library.BuilderFlag, name))
 
@@ -83,7 +86,8 @@ def _profile(builder: Any, network: Any, profile: OptimizationProfile, axis: int
 def shapes_of(
     spec: TensorSpec, profile: OptimizationProfile, axis: int | None
 ) -> list[tuple[int, ...]]:
-    """Least, typical and most of an input, in the library's order. Raises `LoadError`."""
+    """An input's minimum, typical and maximum shape, in the order that TensorRT's `set_shape` takes
+    them. Raises `LoadError`."""
     return [tensorrt_profiles.known(spec, sizes) for sizes in profile.shapes(spec, axis)]
 
 
@@ -92,7 +96,7 @@ def _errors(parser: Any) -> str:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all: another replica's build may read it now."""
+    """Replaces the file in one step, since another replica's build may be reading it."""
     fresh = file.with_suffix(".new")
     fresh.write_bytes(content)
     fresh.rename(file)

@@ -1,11 +1,12 @@
-"""Batches on TensorRT's engines.
+"""Runs batches on TensorRT's engines.
 
-Each engine has one execution context a profile, all on one stream, and buffers for the largest
-batch of any profile at fixed addresses. A batch goes to the first engine and profile that hold it,
-or, where a graph was captured that does, is filled up to that graph's rows and replayed. Inputs
-pass through pinned memory; only the outputs asked for come back.
+Each engine has an execution context for each of its profiles. All contexts share one CUDA stream,
+and buffers at fixed addresses that are large enough for the largest batch of any profile. A batch
+runs on the first engine and profile whose range contains its shape. If a captured CUDA graph fits,
+the batch is filled up to the graph's rows and the graph is replayed instead. Inputs are copied
+through pinned memory; only the requested outputs are copied back.
 
-The library and the GPU's memory are handed in, so that all of this runs without either.
+The TensorRT library and the GPU's memory are passed in, so that tests run without either.
 """
 
 from __future__ import annotations
@@ -33,33 +34,35 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """A tensor's place on both sides; the addresses never change, as graphs keep them."""
+    """A tensor's buffers on the device and in pinned memory.
+
+    Their addresses never change, because captured graphs store them.
+    """
 
     spec: TensorSpec
-    device: int
+    device: int  # address
     host: Array
 
     def view(self, shape: tuple[int, ...]) -> Array:
+        """The beginning of the pinned buffer, as an array of that shape."""
         dtype = DTYPES[self.spec.datatype]
         return self.host[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """`opened`: deserialised engines by name, as `plans` describe them. `length_axis`: which axis
-    of inputs and outputs follows the length, None for rows without; `length_input`: whose size
-    there is a batch's length. `shapes`: those to capture as graphs."""
+    """A model's engines, and what they need to know of its inputs."""
 
     plans: tuple[EnginePlan, ...]
-    opened: Mapping[str, Any]
-    length_input: str | None
-    length_axis: int | None
-    edges: tuple[int, ...]
-    shapes: tuple[Shape, ...]
+    opened: Mapping[str, Any]  # deserialised engines, by the name of their plan
+    length_input: str | None  # the input whose size on `length_axis` is a batch's length
+    length_axis: int | None  # the axis of inputs and outputs that follows the length; None: none
+    edges: tuple[int, ...]  # of buckets
+    shapes: tuple[Shape, ...]  # to capture as CUDA graphs
 
 
 class TensorRTEngine:
-    """`graph.runtime.Engine`; owns the memory."""
+    """A `graph.runtime.Engine`. Owns the device memory and frees it in `close`."""
 
     platform = "tensorrt_plan"
 
@@ -70,7 +73,7 @@ class TensorRTEngine:
         self._engines, self._memory = engines, memory
         self._contexts: dict[tuple[str, int], Any] = {}
         self._ports: dict[str, _Port] = {}
-        self._given: dict[Shape, dict[str, tuple[int, ...]]] = {}  # outputs' shapes
+        self._shapes_of: dict[Shape, dict[str, tuple[int, ...]]] = {}  # of tensors, by batch shape
         self._graphs: CapturedShapes[Callable[[], None]] = CapturedShapes((), self._captured)
         try:
             self._contexts = {
@@ -84,7 +87,7 @@ class TensorRTEngine:
             raise
 
     def prepare(self, limits: Limits) -> tuple[int, ...]:
-        """Captures the graphs, largest first."""
+        """Captures the graphs, largest first, and returns the buckets' edges."""
         self._graphs = CapturedShapes(self._engines.shapes, self._captured)
         for shape in self._engines.shapes:
             self._graphs.capture(shape)
@@ -93,7 +96,7 @@ class TensorRTEngine:
     def infer(
         self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
     ) -> list[Array]:
-        self._memory.enter()  # another thread may run than loaded
+        self._memory.enter()  # this thread may not be the one that loaded the model
         rows, length = self._size(arrays)
         shape = self._graphs.shape_for(rows, length, same_length=True)
         begin = perf_counter()
@@ -126,17 +129,20 @@ class TensorRTEngine:
         if context is None:
             raise LoadError(f"TensorRT has no memory for the {name} engine's context {number}")
         if not context.set_optimization_profile_async(number, self._memory.stream):
-            raise LoadError(f"TensorRT does not take profile {number} of the {name} engine")
+            raise LoadError(f"TensorRT rejects profile {number} of the {name} engine")
         self._memory.wait()
         return context
 
     def _all_ports(self) -> dict[str, _Port]:
-        """For the largest batch of any profile; what an output's shape is, a context says."""
+        """Buffers by tensor, large enough for the largest batch of any profile.
+
+        The contexts compute the shapes of outputs.
+        """
         largest = dict.fromkeys((spec.name for spec in self._specs()), 0)
         for plan in self._engines.plans:
             for number, profile in enumerate(plan.profiles):
-                most = (profile.rows.most, profile.lengths.most)
-                shapes = self._shaped(self._contexts[plan.name, number], most)
+                maximum = (profile.rows.most, profile.lengths.most)
+                shapes = self._shaped(self._contexts[plan.name, number], maximum)
                 for name, sizes in shapes.items():
                     largest[name] = max(largest[name], math.prod(sizes))
         return {spec.name: self._port(spec, largest[spec.name]) for spec in self._specs()}
@@ -149,11 +155,11 @@ class TensorRTEngine:
         return *self.facts.inputs, *self.facts.outputs
 
     def _shaped(self, context: Any, shape: Shape) -> dict[str, tuple[int, ...]]:
-        """Tells a context its inputs' shapes; all tensors' shapes then. Raises `RunError`."""
+        """Sets a context's input shapes; returns the shapes of all tensors. Raises `RunError`."""
         shapes = {spec.name: self._shape(spec, *shape) for spec in self.facts.inputs}
         for name, sizes in shapes.items():
             if not context.set_input_shape(name, sizes):
-                raise RunError(f"TensorRT does not take input '{name}' at {shape}")
+                raise RunError(f"TensorRT rejects input '{name}' in the shape {shape}")
         for spec in self.facts.outputs:
             shapes[spec.name] = tuple(context.get_tensor_shape(spec.name))
         return shapes
@@ -162,7 +168,7 @@ class TensorRTEngine:
         return tensorrt_profiles.shape(spec, self._engines.length_axis, rows, length)
 
     def _fill(self, arrays: Mapping[str, Array], rows: int) -> None:
-        """Into pinned memory and on to the device; missing rows repeat the last one."""
+        """Copies inputs to the device through pinned memory; the last row fills missing rows."""
         for name, array in arrays.items():
             port = self._ports[name]
             view = port.view((rows, *array.shape[1:]))
@@ -171,33 +177,36 @@ class TensorRTEngine:
             self._memory.copy_in(port.device, view)
 
     def _fetch(self, outputs: Sequence[str], shape: Shape, rows: int) -> list[Array]:
-        """Arrays of the caller's own: the pinned memory is the next batch's."""
+        """Copies of the outputs, since the next batch overwrites the pinned memory."""
         views = []
         for name in outputs:
             port = self._ports[name]
-            views.append(port.view(self._given[shape][name]))
+            views.append(port.view(self._shapes_of[shape][name]))
             self._memory.copy_out(views[-1], port.device)
         self._memory.wait()
         return [view[:rows].copy() for view in views]
 
     def _enqueuer(self, shape: Shape) -> Callable[[], None]:
-        """What puts a batch of this shape on the stream. Raises `RunError` where none holds it."""
+        """A function that enqueues a batch of this shape on the stream.
+
+        Raises `RunError` if the shape is outside every profile's range.
+        """
         key = tensorrt_profiles.chosen(self._engines.plans, *shape)
         if key is None:
-            raise RunError(f"no TensorRT profile holds {shape[0]} rows of {shape[1]}")
+            raise RunError(f"no TensorRT profile allows {shape[0]} rows of length {shape[1]}")
         context = self._contexts[key]
-        self._given[shape] = self._shaped(context, shape)
+        self._shapes_of[shape] = self._shaped(context, shape)
         for name, port in self._ports.items():
             context.set_tensor_address(name, port.device)
 
         def enqueue() -> None:
             if not context.execute_async_v3(self._memory.stream):
-                raise RunError(f"TensorRT could not start {shape[0]} rows of {shape[1]}")
+                raise RunError(f"TensorRT could not start {shape[0]} rows of length {shape[1]}")
 
         return enqueue
 
     def _captured(self, shape: Shape) -> Callable[[], None]:
         enqueue = self._enqueuer(shape)
-        enqueue()  # the first run of a shape does what cannot be captured
+        enqueue()  # a shape's first run does work that cannot be captured
         self._memory.wait()
         return self._memory.captured(enqueue)

@@ -1,12 +1,13 @@
-"""Built TensorRT engines on disk, and the check that one may be run here.
+"""Stores built TensorRT plans on disk, and checks whether a stored plan may run here.
 
-A *plan* is code for one GPU, driver and TensorRT: plans are staged under a key of all of these and
-of the model, beside a file that says what they were built for. That file is read before a plan is,
-since folders get copied between machines and baked into images: a plan of another GPU, TensorRT or
-model is refused with a sentence that says so. The timing cache, which makes the next build shorter,
-is kept for all models of one GPU and TensorRT.
+A *plan* is code for one model of GPU, one driver and one version of TensorRT. Plans are staged
+under a key of these and of the model, beside a file of facts that says what they were built for.
+Folders get copied between machines and into images, so the facts are checked before a plan is
+opened: a plan for another GPU, driver, TensorRT or model is refused, and the message says which.
+The timing cache makes later builds shorter; one is kept for each GPU, driver and TensorRT, for all
+models.
 
-It imports no library. Source: TensorRT's developer guide on compatibility and the timing cache.
+Imports no library. Source: TensorRT's developer guide on compatibility and the timing cache.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ FACTS = "plans.json"
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """What plans were built from and for. `shapes`: a digest of engines and profiles."""
+    """What plans were built from, and for which machine."""
 
     model: str
-    tensorrt: str
-    driver: str
+    tensorrt: str  # version
+    driver: str  # version
     gpu: str
-    capability: str
-    shapes: str
+    capability: str  # CUDA compute capability
+    shapes: str  # digest of engines and profiles
 
     @classmethod
     def of(cls, model: str, tensorrt: str, gpu: Gpu, shapes: str) -> PlanFacts:
@@ -46,8 +47,8 @@ def write(facts: PlanFacts, folder: Path) -> None:
 
 
 def check(folder: Path, here: PlanFacts) -> None:
-    """Raises `RefusedArtifact` for plans that are not this machine's or not this model's, and
-    `LoadError` for a folder without plans."""
+    """Raises `RefusedArtifact` if the folder's plans are for another machine or model, and
+    `LoadError` if it has none."""
     try:
         stored = PlanFacts(**json.loads((folder / FACTS).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -67,7 +68,7 @@ def check(folder: Path, here: PlanFacts) -> None:
 
 
 def timing_cache(cache_dir: Path, here: PlanFacts) -> Path:
-    """The file for this GPU, driver and TensorRT; its folder exists after."""
+    """The timing cache's file for this GPU, driver and TensorRT; creates its folder."""
     parts = json.dumps([here.tensorrt, here.driver, here.gpu, here.capability])
     folder = cache_dir / "tensorrt-timing"
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,6 @@ def timing_cache(cache_dir: Path, here: PlanFacts) -> Path:
 
 def _refused(folder: Path, why: str) -> RefusedArtifact:
     return RefusedArtifact(
-        f"the TensorRT plans in {folder} were built {why}. Leave option 'plans' out to have them "
+        f"the TensorRT plans in {folder} were built {why}. Remove the option 'plans' to have them "
         "built here"
     )

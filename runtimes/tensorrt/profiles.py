@@ -1,9 +1,10 @@
-"""TensorRT's engines and profiles: what they are built for, and which one runs a batch.
+"""Which TensorRT engines and optimisation profiles does a model get, and which one runs a batch?
 
-Three engines of one model: *latency* takes one row, *throughput* up to the batch target, both at
-the precision asked for and with one profile for each bucket edge, so that each is tuned for its own
-lengths; *fallback* takes anything within the bounds in fp32 and one profile. A profile's least,
-typical and most length come from its bucket and from the lengths recorded in it.
+A model has three engines. *latency* takes one row, *throughput* takes up to the batch target; both
+have the configured precision and a profile for each bucket edge, so that each profile is tuned for
+its own lengths. *fallback* takes every batch within the bounds; it has fp32 and one profile. A
+profile's minimum, typical and maximum length come from its bucket and from the lengths recorded in
+the bucket.
 
 Pure arithmetic. Source: TensorRT's developer guide on dynamic shapes and optimisation profiles.
 """
@@ -24,22 +25,21 @@ LATENCY, THROUGHPUT, FALLBACK = "latency", "throughput", "fallback"
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """`name`: latency, throughput or fallback; `precision` as settings name it."""
+    """An engine to be built."""
 
-    name: str
-    precision: str
+    name: str  # latency, throughput or fallback
+    precision: str  # as settings name it
     profiles: tuple[OptimizationProfile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`edges`: ascending bucket edges, the last one the longest row; (1,) for rows without length.
-    `recorded`: lengths that were seen, any order."""
+    """The batches that engines must take."""
 
-    edges: tuple[int, ...]
-    max_size: int
-    max_tokens: int
-    recorded: tuple[int, ...] = ()
+    edges: tuple[int, ...]  # of buckets, up to the longest row; (1,) for rows without a length
+    max_size: int  # rows in a batch
+    max_tokens: int  # tokens in a batch, padding included
+    recorded: tuple[int, ...] = ()  # lengths of real rows, in any order
 
 
 def plans(bounds: Bounds, precision: str) -> tuple[EnginePlan, ...]:
@@ -61,7 +61,7 @@ def plans(bounds: Bounds, precision: str) -> tuple[EnginePlan, ...]:
 
 
 def length_ranges(edges: Sequence[int], recorded: Sequence[int]) -> tuple[SizeRange, ...]:
-    """Each bucket's lengths; its typical one is the median of those recorded, else its edge."""
+    """Each bucket's lengths; the typical one is the median of recorded ones, else the edge."""
     found, below = [], 0
     for edge in edges:
         inside = [length for length in recorded if below < length <= edge]
@@ -72,8 +72,8 @@ def length_ranges(edges: Sequence[int], recorded: Sequence[int]) -> tuple[SizeRa
 
 
 def chosen(engines: Sequence[EnginePlan], rows: int, length: int) -> tuple[str, int] | None:
-    """The engine's name and its profile's number for a batch of rows x padded length; None where
-    none holds it."""
+    """The first engine and profile (by number) whose range contains a batch of `rows` padded to
+    `length`; None if there is none."""
     for engine in engines:
         for number, profile in enumerate(engine.profiles):
             if profile.holds(rows, length):
@@ -88,16 +88,16 @@ def shape(spec: TensorSpec, axis: int | None, rows: int, length: int) -> tuple[i
 
 
 def known(spec: TensorSpec, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The same sizes; raises `LoadError` where one is -1."""
+    """Returns `sizes`; raises `LoadError` if one is -1, that is unknown."""
     if -1 in sizes:
         raise LoadError(
-            f"tensorrt needs fixed sizes beside rows and length, input '{spec.name}' is "
+            f"tensorrt needs fixed sizes besides rows and length, but input '{spec.name}' is "
             f"{list(spec.shape)}: export it with a fixed axis {sizes.index(-1)}, or use onnxruntime"
         )
     return sizes
 
 
 def _rows(bounds: Bounds, lengths: SizeRange) -> SizeRange:
-    """Up to the target, tuned for it: a full batch is what this engine is for."""
-    most = max(1, min(bounds.max_size, bounds.max_tokens // lengths.most))
-    return SizeRange(1, most, most)
+    """From one row to a full batch, tuned for a full batch, which the throughput engine is for."""
+    full = max(1, min(bounds.max_size, bounds.max_tokens // lengths.most))
+    return SizeRange(1, full, full)

@@ -1,9 +1,10 @@
-"""A model on TensorRT.
+"""The TensorRT backend: loads a model and runs its batches.
 
-Staged as ONNX and from that as plans of three engines, for one row, for full batches and for
-whatever else comes (`profiles`); plans are this GPU's alone (`plans`). Bucket
-edges are fixed, since each has its profile: what changing between them costs is for the settings to
-say (`lengths.switch_ms`). CUDA graphs for each bucket's shapes.
+The source is staged as ONNX. From that, three engines are built and staged as plans: for one row,
+for full batches, and for every other batch (`profiles`). A plan runs on one model of GPU only
+(`plans`). The edges of buckets are fixed, since each edge has a profile; the settings say what
+switching between profiles costs (`lengths.switch_ms`). CUDA graphs are captured for each bucket's
+shapes.
 
 Unverified here: see docs/runtimes.md. The libraries are imported when a model is loaded.
 """
@@ -37,34 +38,32 @@ from runtimes.tensorrt.plans import PlanFacts
 from runtimes.tensorrt.profiles import Bounds, EnginePlan
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
-LAYOUT = "1"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "1"  # part of a staged entry's key; raised when the same inputs get built differently
 FACTS = "facts.json"
 PLATFORM = TensorRTEngine.platform
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRTOptions(DeviceOptions):
-    """cuda_graphs: captured for each bucket's shapes.
-    recorded_lengths: lengths of real rows; the median of those in a bucket is what its profile is
-    tuned for. plans: a folder with plans built on another machine with the same GPU."""
+    """The backend's options in the settings."""
 
-    cuda_graphs: bool = True
-    recorded_lengths: tuple[int, ...] = ()
-    plans: str | None = None
+    cuda_graphs: bool = True  # capture graphs for each bucket's shapes
+    recorded_lengths: tuple[int, ...] = ()  # of real rows; each profile is tuned for its median
+    plans: str | None = None  # a folder of plans built on another machine with the same GPU
 
     def __post_init__(self) -> None:
         DeviceOptions.__post_init__(self)
         if self.device == "cpu":
-            raise ValueError("option 'device' is 'cpu', tensorrt runs on GPUs alone")
+            raise ValueError("option 'device' is 'cpu', but tensorrt runs on GPUs alone")
         if self.keep_fp32 or self.calibration:
             raise ValueError("tensorrt has neither option 'keep_fp32' nor 'calibration'")
         if any(length < 1 for length in self.recorded_lengths):
-            raise ValueError("option 'recorded_lengths' holds a length below 1")
+            raise ValueError("option 'recorded_lengths' contains a length below 1")
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be built, before anything is."""
+    """What is to be built for a model."""
 
     facts: GraphFacts
     limits: Limits
@@ -89,7 +88,7 @@ class TensorRTRuntime(GraphRuntime):
         if not place.is_cuda:
             raise MissingBackend("the tensorrt runtime needs an NVIDIA GPU, and none is here")
         library, source = _library(), self._source()
-        memory = CudaMemory(place.index)  # before anything is built: it chooses the GPU
+        memory = CudaMemory(place.index)  # before any build, because this chooses the GPU
         settings.progress("staging", 0.0)
         graph = staging.staged(settings.cache_dir, self._graph_parts(source), self._stage(source))
         settings.progress("staging", 1.0)
@@ -124,7 +123,8 @@ class TensorRTRuntime(GraphRuntime):
         return build
 
     def _planned(self, graph: Path) -> _Plan:
-        """Raises `LoadError` where the settings ask for what the graph lacks."""
+        """The engines for a staged graph. Raises `LoadError` if the graph lacks what the settings
+        ask for."""
         facts = read_facts(graph / FACTS)
         limits = declare(facts, self._settings, PLATFORM).limits
         edges = shapes.fixed_edges(self._settings, limits)
@@ -138,7 +138,7 @@ class TensorRTRuntime(GraphRuntime):
         return _Plan(facts, limits, edges, engines)
 
     def _plans(self, library: Any, graph: Path, plan: _Plan, here: PlanFacts) -> Path:
-        """The folder of the plans: the one that the settings name, or this host's own."""
+        """The folder of the plans: the one in the settings, or a staged one, built if necessary."""
         if self._own.plans is not None:
             return Path(self._own.plans)
         cache_dir = self._settings.cache_dir

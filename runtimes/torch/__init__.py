@@ -1,1 +1,1 @@
-"""PyTorch, in this process: eager, compiled, or captured as CUDA graphs."""
+"""Runs models on PyTorch in this process: eagerly, compiled, or captured as CUDA graphs."""

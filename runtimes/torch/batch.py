@@ -1,10 +1,10 @@
-"""Dense arrays for a torch model out of a ragged batch, and rows out of its answers.
+"""Pads a ragged batch into dense arrays for a torch model, and cuts its outputs back into rows.
 
-As `dense` does for stored graphs: inputs padded to a common length, a missing mask made, other
-optional inputs zeros. Where a device is prepared for more rows than a batch has, the last row is
-repeated: values that the model can take.
+Like `dense` for stored graphs: inputs are padded to a common length, a missing mask is made, and
+other optional inputs that are missing become zeros. If the device is prepared for more rows than
+the batch has, the last row is repeated, because the model can take its values.
 
-It holds no tensor and does not import torch.
+Keeps no tensors and does not import torch.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ Array = np.ndarray[Any, Any]
 
 
 def longest(batch: Batch, limits: Limits) -> int:
-    """Tokens a row after padding, at least 1: no kernel is asked for a tensor without any."""
+    """Length of a row after padding, at least 1, so that no kernel gets an empty tensor."""
     if limits.length_input is None:
         return 1
     return max(1, int(batch.lengths.max()))
 
 
 def arrays(batch: Batch, model: TorchModel, rows: int, length: int) -> list[Array]:
-    """One array [rows, ...] an input, in the model's order; `rows` and `length` hold the batch.
-    Raises `BadRows`."""
+    """An array [rows, ...] for each input, in the model's order. Raises `BadRows`.
+
+    `rows` and `length`: the shape to fill up to, at least the batch's own.
+    """
     made = [_array(batch, spec, model, length) for spec in model.limits.inputs]
     return made if rows == batch.rows else [_filled_up(array, rows) for array in made]
 
 
 def cut(array: Array, name: str, batch: Batch, model: TorchModel) -> Ragged:
-    """The batch's own rows of an output, at their lengths."""
+    """The batch's own rows of an output, cut to their lengths."""
     axis = model.cut_axes.get(name)
     return padding.cut(array[: batch.rows], batch.lengths, axis, datatype(model.limits, name))
 
@@ -75,7 +77,7 @@ def _check_ids(ragged: Ragged, name: str, bound: int | None) -> None:
     low, high = int(ragged.data.min()), int(ragged.data.max())
     if low < 0 or high >= bound:
         wrong = low if low < 0 else high
-        raise BadRows(f"input '{name}' holds {wrong}, the model knows 0 to {bound - 1}")
+        raise BadRows(f"input '{name}' contains {wrong}; the model takes 0 to {bound - 1}")
 
 
 def _filled_up(array: Array, rows: int) -> Array:

@@ -1,13 +1,12 @@
-"""A torch model compiled without any caller ever waiting for a compiler.
+"""Compiles a torch model at the start, so that no request waits for the compiler.
 
-Rows and length are dynamic sizes of one compiled graph; only a batch of a single row, which torch
-specialises, has a graph of its own. So there are two graphs (one for rows without a fixed size
-elsewhere), both made at the start, and later shapes compile nothing: a batch that would need
-another graph runs uncompiled instead.
+Rows and length are dynamic sizes of one compiled graph. torch specialises a size of 1, so a batch
+of a single row has a second graph. Both graphs are compiled at the start. A later batch whose shape
+would need another graph runs uncompiled instead.
 
-Lengths are at least 2, as a size of 1 would be a graph of its own. What the compiler made is kept
-by its own cache, in the folder that the process has set for it. Source: torch's documentation of
-dynamic shapes and of `torch.compiler.set_stance`.
+Lengths are at least 2, since a length of 1 would need a graph of its own. The compiler caches its
+results in the folder that the process has set for it. Source: torch's documentation of dynamic
+shapes and of `torch.compiler.set_stance`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ import torch
 
 from runtimes.errors import LoadError
 
-SHORTEST = 2  # tokens a row: a size of 1 is compiled apart
-COMPILED_ROWS = (2, 1)  # the general graph first: it takes in all but a single row
-PROBE_LENGTH = 3  # unlike both numbers of rows, or torch would take the two sizes for one
+SHORTEST = 2  # tokens of a row: torch would compile a size of 1 separately
+COMPILED_ROWS = (2, 1)  # the general graph first: it takes every batch but a single row
+PROBE_LENGTH = 3  # differs from both numbers of rows, or torch would take the two sizes for one
 
 
 class CompiledCall:
-    """`module`, compiled once `compile` has run; called with tensors in the inputs' order."""
+    """A module whose first calls compile it; after `seal`, calls compile nothing.
+
+    Called with tensors in the inputs' order.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = torch.compile(module)
@@ -38,7 +40,7 @@ class CompiledCall:
             return self._module(*tensors, **named)
 
     def seal(self) -> None:
-        """From here on nothing is compiled."""
+        """From now on, a shape without a compiled graph runs uncompiled."""
         self._sealed = True
 
 
@@ -48,8 +50,11 @@ def compile_all(
     lengthwise: Sequence[int | None],
     progress: Callable[[str, float], None],
 ) -> None:
-    """`examples(rows)`: tensors of so many rows; `lengthwise`: each one's axis that follows the
-    length. Raises `LoadError` where the compiler fails."""
+    """Compiles `call` for both numbers of rows. Raises `LoadError` if the compiler fails.
+
+    `examples(rows)`: input tensors of so many rows. `lengthwise`: for each input, the axis that
+    follows the length, if one does.
+    """
     for done, rows in enumerate(COMPILED_ROWS):
         progress("compiling", done / len(COMPILED_ROWS))
         tensors = examples(rows)
@@ -59,7 +64,7 @@ def compile_all(
         try:
             with torch.inference_mode():
                 call(*tensors)
-        except Exception as error:  # the compiler raises its whole range
+        except Exception as error:  # the compiler raises many types
             raise LoadError(
                 f"torch cannot compile the model, set option mode to eager: {error}"
             ) from error

@@ -1,12 +1,13 @@
-"""Batches on a GPU, each copied while the one before it still computes.
+"""Runs batches on a GPU, and copies the next batch there while one computes.
 
-Arrays are copied into pinned buffers, from there to the GPU on a stream of its own, and computed on
-another; an event between them, no waiting by the processor. There are two sets of buffers, so that
-one batch can be put while another computes, and an event says when a set may be written again.
-Outputs come back through pinned buffers on the computing stream, whose end is the one wait.
+Inputs are copied into pinned buffers, and from there to the GPU on a CUDA stream for copies. The
+network computes on a second stream, which waits for the copy by an event; the CPU does not wait.
+There are two sets of pinned buffers, so that one batch can be copied while another computes; an
+event says when a set may be overwritten. Outputs come back through pinned buffers on the computing
+stream; its synchronisation is the only wait of the CPU.
 
-With captured graphs a batch is padded to a captured shape, copied into the graph's own inputs and
-replayed; graphs share one pool of memory. Source: torch's documentation of CUDA semantics
+With captured CUDA graphs, a batch is padded to a captured shape, copied into the graph's own inputs
+and replayed. All graphs share one pool of memory. Source: torch's documentation of CUDA semantics
 (streams, pinned memory, `torch.cuda.CUDAGraph`).
 """
 
@@ -26,19 +27,19 @@ from runtimes.torch.runner import Network, array_of, faults, taken, tensor_of
 from runtimes.types import StageTimes
 
 Array = np.ndarray[Any, Any]
-SETS = 2  # one batch computes, one is put
-RUNS_BEFORE_CAPTURE = 3  # libraries choose kernels and take workspace in their first runs
+SETS = 2  # of pinned buffers: one batch computes while the next is copied
+RUNS_BEFORE_CAPTURE = 3  # in their first runs, libraries choose kernels and allocate workspace
 
 
 @dataclass(slots=True)
 class _Buffers:
-    """Pinned memory by place; `free`: recorded behind the copies that read it."""
+    """A set of pinned buffers."""
 
-    free: Any
-    pinned: dict[int, torch.Tensor] = field(default_factory=dict)
+    free: Any  # CUDA event, recorded after the copies that read the buffers
+    pinned: dict[int, torch.Tensor] = field(default_factory=dict)  # by an input's position
 
     def filled(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A pinned copy of a tensor; grows to the next power of two and then stays."""
+        """A pinned copy of a tensor. Buffers grow to the next power of two and never shrink."""
         size = tensor.numel() * tensor.element_size()
         held = self.pinned.get(place)
         if held is None or held.numel() < size:
@@ -51,7 +52,7 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Inputs on the device once `ready` has happened there."""
+    """A batch's inputs; they are on the device once the event `ready` has occurred there."""
 
     tensors: list[torch.Tensor]
     ready: Any
@@ -66,8 +67,11 @@ class _Replay:
 
 
 class CudaRunner:
-    """`Runner` on one GPU. `examples(shape)`: arrays to capture a shape with; `shapes`: those to
-    capture, none for a runner without graphs."""
+    """A `Runner` on one GPU.
+
+    `examples(shape)`: input arrays with which a shape is captured. `shapes`: those to capture as
+    CUDA graphs; none for a runner without graphs. `pinned`: copy through pinned memory.
+    """
 
     def __init__(
         self,
@@ -143,7 +147,7 @@ class CudaRunner:
         return replay.outputs
 
     def _fetched(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Arrays of the caller's own: the pinned buffers and a graph's outputs are used again."""
+        """Copies for the caller, since pinned buffers and a graph's outputs are overwritten."""
         if not self._pinned:
             return [array_of(tensor.cpu()) for tensor in tensors]
         fetched = [self._out.filled(at, tensor) for at, tensor in enumerate(tensors)]
@@ -162,12 +166,12 @@ class CudaRunner:
 
 
 def gpus() -> int:
-    """How many this build of torch can use here."""
+    """The number of GPUs that this build of torch can use here."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def settle_memory(expandable: bool) -> None:
-    """How the allocator grows; takes effect for what is allocated after it."""
+    """Sets how the CUDA allocator grows; holds for later allocations only."""
     chosen = f"expandable_segments:{expandable}"
     if hasattr(torch._C, "_accelerator_setAllocatorSettings"):  # since torch 2.10
         torch._C._accelerator_setAllocatorSettings(chosen)

@@ -1,12 +1,12 @@
-"""Linear layers in 8-bit integers, without calibration.
+"""Quantises linear layers to int8 dynamically, without calibration.
 
-Dynamic quantisation: each linear layer's weight is stored as int8 with one scale an output channel;
-a batch's activations are quantised on the way, with one scale a *token*. So a row's answer does not
-depend on the rows beside it, which one scale a batch would make it do. Sums are int32, everything
-else (embeddings, attention, norms) stays float32.
+Each linear layer's weight is stored as int8 with a scale for each output channel. Activations are
+quantised when a batch runs, with a scale for each *token*: with one scale for the batch, a row's
+answer would depend on the rows beside it. Sums are int32; everything else (embeddings, attention,
+norms) stays float32.
 
-Layers whose sizes the integer kernels do not take (multiples of 8) stay float32 as well. Source:
-Dettmers et al. 2022, vector-wise quantisation; Zafrir et al. 2019, Q8BERT.
+Layers whose sizes are no multiples of 8 stay float32 too, since the integer kernels need that.
+Source: Dettmers et al. 2022, vector-wise quantisation; Zafrir et al. 2019, Q8BERT.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import fx, nn
 from torch.nn import functional
 
 LARGEST = 127  # symmetric: -128 is not used
-SMALLEST = 1e-8  # of a scale: a token of zeros stays zeros
-KERNEL_MULTIPLE = 8  # that CUDA's integer kernel asks of both sizes of a weight
-KERNEL_ROWS = 17  # and the fewest rows
+SMALLEST = 1e-8  # of a scale, so that a token of zeros stays zeros
+KERNEL_MULTIPLE = 8  # CUDA's integer kernel needs weights whose both sizes are multiples of this
+KERNEL_ROWS = 17  # and at least so many rows of activations
 
 
 def quantised(module: fx.GraphModule) -> fx.GraphModule:
-    """The same module, its linear layers in integers; changes it in place."""
+    """Quantises a module's linear layers in place; returns the module."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target is functional.linear:
             _replace(module, node)
@@ -35,7 +35,10 @@ def quantised(module: fx.GraphModule) -> fx.GraphModule:
 def linear(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """x [..., in] float32, weight [in, out] int8, scales and bias [out] float32: [..., out]."""
+    """The linear layer with an int8 weight; returns [..., out] float32.
+
+    x: [..., in] float32. weight: [in, out] int8. scales and bias: [out] float32.
+    """
     tokens = x.reshape(-1, x.shape[-1])
     steps = (tokens.abs().amax(1, keepdim=True) / LARGEST).clamp(min=SMALLEST)
     whole = (tokens / steps).round().to(torch.int8)
@@ -56,7 +59,7 @@ def _replace(module: fx.GraphModule, node: fx.Node) -> None:
         return
     scales = (values.abs().amax(1) / LARGEST).clamp(min=SMALLEST)
     whole = (values / scales[:, None]).round().to(torch.int8)
-    # Transposed in its strides alone: the kernels are several times slower on a copied transpose.
+    # `t` transposes by strides, without a copy: the kernels are several times slower on a copy.
     module.register_parameter(f"{name}_int8", nn.Parameter(whole, requires_grad=False))
     module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
     with module.graph.inserting_before(node):

@@ -1,7 +1,8 @@
-"""The tensors inside a torch model of a folder, as its graph is run node by node.
+"""Computes the tensors inside a torch model, by running its graph node by node.
 
-Names are the graph's, which is built alike at every precision. Nothing of it can be kept in fp32:
-torch computes the whole model in one type. On the processor, whatever device would serve it.
+Tensors have the names of the graph's nodes, which are the same at every precision. No operation can
+be kept in fp32, because torch computes the whole model in one type. The model runs on the CPU,
+whatever device serves it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COMPUTED = ("call_function", "call_method", "call_module")
 
 
 def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
-    """See `layers.trace`."""
+    """See `runtimes.layers.trace`."""
     if settings.source is None:
         raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
     source = inspect(settings.source, settings.cache_dir)
@@ -52,7 +53,7 @@ class _Tracing(fx.Interpreter):
 
 
 def _kind(node: fx.Node) -> str:
-    """What it does, and with which weight."""
+    """The node's function, and the name of its first weight."""
     name = getattr(node.target, "__name__", str(node.target))
     weights = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
     return " ".join([name, *weights[:1]])

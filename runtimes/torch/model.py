@@ -1,11 +1,11 @@
-"""A source as torch takes it: a callable, with its inputs, outputs and bounds.
+"""Turns a source into a `TorchModel`: a callable network with its inputs, outputs and bounds.
 
-A Hugging Face folder becomes the shared encoder description as a module; a `torch.export` archive
-keeps its own graph, whose symbolic sizes say what is dynamic, what is bounded, and which outputs
-follow the length. Both end as a `TorchModel`, so that running knows no difference.
+For a Hugging Face folder, the network is built from the encoder description that all backends
+share. A `torch.export` archive has a graph of its own; its symbolic sizes say which axes are
+dynamic, which bounds they have, and which outputs follow the length.
 
-`prepared` puts a model on its device, in its memory format. How it is run (eager, compiled,
-captured) is not decided here. torch is imported with this module.
+`prepared` moves a model to its device and memory format. `modes` decides how the model runs (eager,
+compiled, captured). This module imports torch.
 """
 
 from __future__ import annotations
@@ -42,29 +42,25 @@ DATATYPES: Mapping[torch.dtype, str] = {
 }
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 INPUTS = (bert_graph.INPUT_IDS, bert_graph.ATTENTION_MASK, bert_graph.TOKEN_TYPES)
-UNBOUNDED = 1 << 40  # torch writes its infinities as sizes near 2^63
+UNBOUNDED = 1 << 40  # torch's upper bound of an unbounded size is near 2^63
 
 
 @dataclass(frozen=True, slots=True)
 class TorchModel:
-    """`module`: the network; `bind` makes of it, or of what wraps it, a callable that takes tensors
-    in the order of `limits.inputs` and answers outputs by name.
+    """A network, and what is needed to run batches on it."""
 
-    floats: outputs that are float32 whatever the network computes in. cut_axes: for outputs that
-    follow the length, on which axis. lengthwise: inputs padded to the common length, and on which
-    axis.
-    """
-
-    module: Any
+    module: Any  # the network
+    # Makes a callable of the network, or of its compiled wrapper. The callable takes tensors in the
+    # order of `limits.inputs` and returns outputs by name.
     bind: Callable[[Any], Callable[..., Mapping[str, torch.Tensor]]]
     limits: Limits
-    cut_axes: Mapping[str, int]
-    lengthwise: Mapping[str, int]
-    floats: frozenset[str] = frozenset()
+    cut_axes: Mapping[str, int]  # outputs that follow the length: on which axis
+    lengthwise: Mapping[str, int]  # inputs that are padded to the common length: on which axis
+    floats: frozenset[str] = frozenset()  # outputs that are float32 at any precision
 
 
 def prepared(model: TorchModel, device: torch.device, channels_last: bool) -> TorchModel:
-    """The same model there, and declared to be there."""
+    """The model on `device`, with limits that say so."""
     module = model.module
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
@@ -74,7 +70,8 @@ def prepared(model: TorchModel, device: torch.device, channels_last: bool) -> To
 
 
 def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.GraphModule:
-    """With what an exported graph makes by itself, on the device that it names."""
+    """Moves a graph to a device, also the tensors that an exported graph creates on a device that
+    it names."""
     for node in module.graph.nodes:
         if node.kwargs.get("device") is not None:
             node.update_kwarg("device", device)
@@ -83,7 +80,10 @@ def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.Graph
 
 
 def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
-    """Raises `LoadError` for what the folder lacks or declares and cannot be built."""
+    """The model of a Hugging Face folder.
+
+    Raises `LoadError` if the folder lacks a part, or declares one that is not supported.
+    """
     folder, task, precision = source.path, settings.task, settings.precision
     config, declared = bert_graph.read_config(folder), pooling.declared(folder)
     if task == "embed" and declared is None:
@@ -106,15 +106,18 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
 
 
 def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
-    """Raises `RefusedArtifact` for what could run code, `LoadError` for what cannot be batched."""
+    """The model of a `torch.export` archive.
+
+    Raises `RefusedArtifact` if loading it could run code, `LoadError` if it cannot run batches.
+    """
     if settings.precision != "fp32":
         raise LoadError(
-            f"{source.path} runs in the precision it was exported in; leave precision at fp32, or "
-            "export the model cast to bfloat16"
+            f"{source.path} runs in the precision that it was exported in; leave precision at "
+            "fp32, or export the model cast to bfloat16"
         )
     program = torch_archive.load(source.path)
     if program.graph_signature.user_inputs_to_mutate:
-        raise LoadError(f"{source.path} changes its inputs in place, which batches forbid")
+        raise LoadError(f"{source.path} changes its inputs in place; export one that does not")
     shapes = _placeholders(program)
     _check_batch_axis(source, shapes)
     length_input, axis = _length_input(shapes, settings), lengths.axis(settings)
@@ -173,18 +176,20 @@ def _folder_outputs(
 
 
 def _placeholders(program: Any) -> dict[str, torch.Tensor]:
-    """Fake tensors by the user inputs' names; all of them must be tensors."""
+    """A fake tensor (shape and type) for each of the user's inputs, by name.
+
+    Raises `LoadError` if an input is no tensor.
+    """
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     named = {name: nodes[name] for name in program.graph_signature.user_inputs if name in nodes}
     if not named or len(named) != len(program.graph_signature.user_inputs):
-        raise LoadError(
-            "the archive takes inputs that are no tensors; export it with tensors alone"
-        )
+        raise LoadError("the archive has inputs that are not tensors; export it with tensors alone")
     return named
 
 
 def _archive_outputs(program: Any) -> dict[str, torch.Tensor]:
-    """Fake tensors by name: a dict's keys, else `output` or `output_0`, `output_1` …"""
+    """A fake tensor for each output, by name: a dict's keys, else `output`, or `output_0`,
+    `output_1` … for several."""
     (results,) = next(node for node in program.graph.nodes if node.op == "output").args
     fakes = [node.meta["val"] for node in results[-len(program.graph_signature.user_outputs) :]]
     tree = pytree.tree_unflatten(range(len(fakes)), program.call_spec.out_spec)
@@ -196,8 +201,11 @@ def _archive_outputs(program: Any) -> dict[str, torch.Tensor]:
 
 
 def _id_bounds(program: Any, inputs: tuple[str, ...]) -> dict[str, int]:
-    """The inputs that index a table at once, with the least number of its rows: on a GPU an id
-    beyond it would not fail the batch but end the device's context."""
+    """Inputs that are indices of a table, with the smallest number of the tables' rows.
+
+    The bound matters on a GPU: a larger index would not fail the batch but destroy the CUDA
+    context.
+    """
     bounds: dict[str, int] = {}
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.embedding.default and node.args[1].name in inputs:
@@ -227,7 +235,7 @@ def _check_batch_axis(source: Source, shapes: Mapping[str, torch.Tensor]) -> Non
 
 
 def _length_input(shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings) -> str | None:
-    """The one asked for, else `input_ids`, else the first whose length axis is dynamic."""
+    """The input of the settings, else `input_ids`, else the first with a dynamic length axis."""
     configured, axis = settings.length_input, lengths.axis(settings)
     dynamic = [name for name, fake in shapes.items() if _symbol(fake.shape, axis)]
     if configured is None:
@@ -235,7 +243,7 @@ def _length_input(shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings)
         return next(iter(preferred + dynamic), None)
     if configured not in dynamic:
         raise LoadError(
-            f"lengths.input is '{configured}', with a dynamic axis {axis} are: "
+            f"lengths.input is '{configured}', but the inputs with a dynamic axis {axis} are: "
             f"{', '.join(dynamic) or 'none'}"
         )
     return configured
@@ -251,7 +259,9 @@ def _mask(
     if symbol and fits and shapes[name].dtype == torch.int64:
         return name
     if settings.mask_input:
-        raise LoadError(f"lengths.mask '{name}' is no INT64 input of the length's shape")
+        raise LoadError(
+            f"lengths.mask is '{name}', which is no INT64 input of the shape [rows, length]"
+        )
     return None
 
 
@@ -263,7 +273,7 @@ def _symbol(shape: torch.Size, axis: int) -> str | None:
 
 
 def _axes_of(symbol: str | None, shapes: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """By name, the first axis of that very size; what is only computed from it does not count."""
+    """By name, the first axis whose size is `symbol` itself, not an expression of it."""
     return {
         name: axis
         for name, fake in shapes.items()
@@ -285,6 +295,6 @@ def _specs(fakes: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
 
 def _spec(name: str, fake: torch.Tensor) -> TensorSpec:
     if fake.dtype not in DATATYPES:
-        raise LoadError(f"'{name}' is {fake.dtype}, which no request can carry")
+        raise LoadError(f"'{name}' is {fake.dtype}, a type that requests cannot have")
     sizes = (size if type(size) is int else -1 for size in fake.shape)
     return TensorSpec(name, DATATYPES[fake.dtype], tuple(sizes))

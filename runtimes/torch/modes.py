@@ -1,8 +1,8 @@
-"""The ways to run a torch model: eagerly, compiled, or as graphs captured on a GPU.
+"""Sets up a torch model to run eagerly, compiled, or as CUDA graphs.
 
-Chooses the device, puts the model there, wraps its network as `mode` says and gives the runner that
-feeds it. What the options ask for and this machine or model has not is a `LoadError` here, before
-anything runs. torch is imported with this module.
+Chooses the device, moves the model there, wraps its network as the option `mode` says, and returns
+the runner that feeds it. If the machine or the model lacks what the options ask for, a `LoadError`
+says so before anything runs. This module imports torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtimes.types import RuntimeSettings
 def opened(
     model: TorchModel, settings: RuntimeSettings, options: TorchOptions
 ) -> tuple[TorchModel, Runner]:
-    """The model on its device and what runs it there. Raises `LoadError`."""
+    """The model on its device, and the runner that runs it there. Raises `LoadError`."""
     layout.check(options.layout, model.limits.inputs)
     place = device.chosen(options.device, gpus(), "torch")
     if options.mode == "cuda_graphs" and not place.is_cuda:
@@ -77,20 +77,20 @@ def _runner(
 
 
 def _capture(runner: CudaRunner, wanted: Sequence[Shape], settings: RuntimeSettings) -> None:
-    """Largest first: the others share its memory."""
+    """Captures the shapes, of which the largest comes first: the others share its memory."""
     for done, (rows, length) in enumerate(wanted):
         settings.progress("compiling", done / len(wanted))
         try:
             runner.capture((rows, length))
         except (BadRows, RunError) as error:
             raise LoadError(
-                f"torch cannot capture {rows} rows of {length}, set option mode to compile or "
-                f"eager, or lower batch.max_size: {error}"
+                f"torch cannot capture {rows} rows of length {length}; set option mode to compile "
+                f"or eager, or lower batch.max_size: {error}"
             ) from error
 
 
 def _example(model: TorchModel, shape: Shape) -> list[Array]:
-    """Zeros that the model takes, in the shape that a runner would be given."""
+    """Inputs of zeros in a batch's shape."""
     rows, length = shape
     return torch_batch.arrays(warmup.batch(model.limits, rows, length), model, rows, length)
 

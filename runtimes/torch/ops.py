@@ -1,13 +1,14 @@
-"""The operations of `GraphOps` as one torch module.
+"""Implements the operations of `GraphOps` as one torch module.
 
-Every call adds a node to one `torch.fx` graph, every weight a parameter of the module that `module`
-returns; so the network is described once for all backends, and what comes out is an ordinary
-`GraphModule` that `.to(bfloat16)` casts and that torch can compile. `transformers`' own module
-took 1.7 ms more for one short row and 6 to 10 % for 32 (MiniLM, eager, one thread).
+Every call adds a node to a `torch.fx` graph; every weight becomes a parameter of the module that
+`module` returns. So all backends share one description of the network, and the result is an
+ordinary `GraphModule` that torch can compile and `.to(bfloat16)` can cast. `transformers`' own
+module took 1.7 ms more for one short row and 6 to 10 % more for 32 rows (MiniLM, eager, one
+thread).
 
-Pooling's arithmetic (`multiply`, `divide`, sums) runs in float32 whatever the parameters are. Only
-inference is meant: no dropout, no gradients. torch is imported with this module, so it is itself
-imported only when a model is loaded.
+Pooling's arithmetic (`multiply`, `divide`, sums) runs in float32 whatever type the parameters have.
+For inference only: no dropout, no gradients. This module imports torch, so it is imported only when
+a model is loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Node = fx.Node
 
 
 class TorchOps:
-    """A `GraphOps[fx.Node]`; used once, in the order the network is to run."""
+    """A `GraphOps[fx.Node]` that builds one module, called in the order in which it runs."""
 
     def __init__(self) -> None:
         self._graph = fx.Graph()
@@ -36,7 +37,7 @@ class TorchOps:
         self._inputs: dict[str, Node] = {}
 
     def module(self, outputs: dict[str, Node]) -> fx.GraphModule:
-        """Called with the inputs by name in the order they were asked for; answers a dict."""
+        """The module; it takes inputs in the order of the calls of `ids` and returns a dict."""
         self._graph.output(outputs)
         self._graph.eliminate_dead_code()
         self._graph.lint()
@@ -121,10 +122,10 @@ class TorchOps:
 
 
 def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """0 where a token may be looked at, else the lowest number of the weights' type.
+    """The additive attention mask: 0 for tokens, the weights' type's lowest number for padding.
 
-    Finite rather than -inf, so that a row without any token gives numbers and no NaN. Made once a
-    batch: given a boolean mask, attention would convert it again in every layer.
+    Finite rather than -inf, so that a row without tokens results in numbers instead of NaN.
+    Computed once a batch: torch would convert a boolean mask again in every layer.
     """
     lowest = torch.finfo(like.dtype).min
     hidden = (1 - mask).to(like.dtype) * lowest

@@ -1,7 +1,8 @@
-"""The torch backend's options, beside the common settings.
+"""The torch backend's options in the settings.
 
-Read without torch, so that a file can be checked where it is not installed. What two options say
-together is checked here as well; what the machine or the model lacks is found at the start.
+This module does not import torch, so that settings can be checked where torch is not installed.
+Combinations of options are checked here. Whether the machine and the model have what the options
+ask for is checked when the model is loaded.
 """
 
 from __future__ import annotations
@@ -16,24 +17,21 @@ from runtimes.warmup import WARM_S
 
 @dataclass(frozen=True, slots=True)
 class TorchOptions:
-    """device: see `runtimes.device`. mode: how the network is run. layout: where images have their
-    channels; channels_last: keep them last in memory. pinned: host buffers that a GPU copies from
-    and to without the processor. expandable_segments: GPU memory grows in place instead of in
-    blocks. warm_s: warm-up starts no new batch after so many seconds."""
+    """The backend's options."""
 
-    device: str = device.AUTO
-    mode: Literal["eager", "compile", "cuda_graphs"] = "eager"
-    layout: Layout | None = None
-    channels_last: bool = False
-    pinned: bool = True
-    expandable_segments: bool = True
-    warm_s: float = WARM_S
+    device: str = device.AUTO  # see `runtimes.device`
+    mode: Literal["eager", "compile", "cuda_graphs"] = "eager"  # how the network runs
+    layout: Layout | None = None  # the axis of images' channels
+    channels_last: bool = False  # keep channels last in memory
+    pinned: bool = True  # copy to and from the GPU through pinned host memory
+    expandable_segments: bool = True  # GPU memory grows in place instead of in blocks
+    warm_s: float = WARM_S  # warm-up starts no new batch after so many seconds
 
     def __post_init__(self) -> None:
         device.check(self.device)
         if self.mode == "cuda_graphs" and self.device == "cpu":
-            raise ValueError("option 'mode' is cuda_graphs, which option 'device' cpu has not")
+            raise ValueError("option 'mode' is cuda_graphs, but option 'device' is cpu")
         if self.channels_last and self.layout != "NCHW":
             raise ValueError("option 'channels_last' needs option 'layout' NCHW")
         if self.warm_s < 0:
-            raise ValueError(f"option 'warm_s' is {self.warm_s}, it must be 0 or more")
+            raise ValueError(f"option 'warm_s' is {self.warm_s}; it must be 0 or more")

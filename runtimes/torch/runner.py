@@ -1,8 +1,9 @@
-"""What lies between numpy's arrays and a torch model's answer on the processors.
+"""Runs a torch network on numpy arrays, on the CPU; and the interface of all runners.
 
-A runner puts arrays where its device computes and computes with what was put; `cuda` beside this
-has the one for GPUs. Here tensors share the arrays' memory, and nothing is copied but read-only
-arrays. Faults of rows that only the model can see become `BadRows`, all others `RunError`.
+A runner first puts arrays on its device (`put`) and later computes with them (`compute`). `cuda`
+has the runner for GPUs. On the CPU, tensors share the arrays' memory; only read-only arrays are
+copied. A fault of the rows that only the model can detect becomes `BadRows`, a lost GPU
+`Unhealthy`, and every other fault `RunError`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ Call = Callable[..., Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`call`: see `TorchModel.bind`; `floats`: outputs that are float32 whatever it computes in;
-    `shortest`: tokens that every row is padded to at least."""
+    """A network that is ready to run."""
 
-    call: Call
-    floats: frozenset[str]
-    shortest: int = 1
+    call: Call  # see `TorchModel.bind`
+    floats: frozenset[str]  # outputs that are float32 at any precision
+    shortest: int = 1  # every row is padded to this length at least
 
 
 class Runner(Protocol):
-    """`shape_for`: what to pad a batch of rows x length to. `put` may be called by one thread while
-    another is in `compute`, which gives the outputs asked for, arrays of the caller's own."""
+    """Runs batches on one device.
+
+    `shape_for`: the shape to pad a batch to. `put`: copies a batch to the device; one thread may
+    call it while another is in `compute`. `compute`: the requested outputs, as arrays that belong
+    to the caller.
+    """
 
     def shape_for(self, rows: int, length: int) -> Shape: ...
     def put(self, arrays: Sequence[Array], shape: Shape) -> Any: ...
@@ -46,7 +50,7 @@ class Runner(Protocol):
 
 
 class HostRunner:
-    """`Runner` on the processors."""
+    """A `Runner` on the CPU."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -75,22 +79,23 @@ class HostRunner:
 
 @contextmanager
 def faults() -> Iterator[None]:
-    """Maps what torch raises."""
+    """Maps torch's exceptions to the runtimes' own."""
     try:
         yield
     except (IndexError, AssertionError) as error:
-        # An id that a table does not hold, or a size that the exported graph forbids.
+        # An index beyond a table's rows, or a size that the exported graph forbids.
         raise BadRows(f"the model does not take these rows: {error}") from error
     except Exception as error:
-        if "index out of bounds" in str(error):  # what compiled code says of such an id
+        if "index out of bounds" in str(error):  # compiled code's message for such an index
             raise BadRows(f"the model does not take these rows: {error}") from error
-        if "CUDA error" in str(error):  # nothing more can be asked of the device by this process
+        if "CUDA error" in str(error):  # this process cannot use the device any more
             raise Unhealthy(f"the GPU is lost: {error}") from error
         raise RunError(f"torch failed on the batch: {error}") from error
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """Shares the array's memory, unless that is read-only, which torch does not know."""
+    """A tensor on the array's own memory; on a copy if the array is read-only, which torch's
+    tensors cannot be."""
     writable = array if array.flags.writeable else array.copy()
     if array.dtype == DTYPES["BF16"]:
         return torch.from_numpy(writable.view(np.int16)).view(torch.bfloat16)
@@ -100,13 +105,13 @@ def tensor_of(array: Array) -> torch.Tensor:
 def taken(
     network: Network, answers: Mapping[str, torch.Tensor], names: Sequence[str]
 ) -> list[torch.Tensor]:
-    """Folders compute in bf16 or fp16 and declare FP32."""
+    """The outputs `names`. Those that are declared FP32 are converted from bf16 or fp16."""
     found = ((name, answers[name]) for name in names)
     return [tensor.float() if name in network.floats else tensor for name, tensor in found]
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Of a tensor in the processors' memory, which it shares."""
+    """An array on the memory of a tensor, which must be on the CPU."""
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.contiguous().view(torch.int16).numpy()
         return bits.view(DTYPES["BF16"])

@@ -1,12 +1,13 @@
-"""A model on torch, on the processors or on a GPU.
+"""The torch backend: loads a model and runs its batches, on the CPU or on a GPU.
 
-In inference mode, with as many threads as the control group allows: pad, put on the device, run,
-copy out, cut back. `mode` says how: eagerly, compiled with dynamic shapes, or, on a GPU, as graphs
-captured for each bucket's shapes. Precision is the parameters' own, no autocast; pooling stays in
-float32. In fp32 the numbers equal `transformers`' own for the same weights.
+A batch is padded, put on the device, run in inference mode, copied back, and cut into rows. The
+number of CPU threads is what the control group allows. The option `mode` says how the network runs:
+eagerly, compiled with dynamic shapes, or (on a GPU) as CUDA graphs captured for each bucket's
+shapes. The network computes in its parameters' precision, without autocast; pooling stays in
+float32. In fp32 the results equal those of `transformers` for the same weights.
 
-`prefetch` puts the next batch on the device while one runs. The library is imported when a model is
-loaded, never before, so that settings can be checked without it.
+`prefetch` puts the next batch on the device while one runs. torch is imported only when a model is
+loaded, so that settings can be checked without it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class _Put:
 
 
 class TorchRuntime:
-    """See `runtimes.types.Runtime`. The number of threads is the process's, not the model's."""
+    """A `runtimes.types.Runtime`. torch's number of threads is one for the whole process, so models
+    in the same process share it."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
@@ -55,17 +57,21 @@ class TorchRuntime:
         settings = self._settings
         if settings.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
-            raise LoadError(f"torch has no precision '{settings.precision}', known: {known}")
+            raise LoadError(
+                f"torch does not support precision '{settings.precision}'; supported are {known}"
+            )
         if settings.source is None:
             raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
         settings.progress("staging", 0.0)
         source = inspect(settings.source, settings.cache_dir)
         if source.kind not in (SourceKind.HUGGING_FACE, SourceKind.TORCH_EXPORT):
-            raise LoadError(f"torch cannot run {source.path}; a model folder or a .pt2 it can")
+            raise LoadError(
+                f"torch cannot run {source.path}; it runs model folders and .pt2 archives"
+            )
         _library().set_num_threads(settings.threads or threads.allowed_cpus())
         model = self._read(source)
         settings.progress("staging", 1.0)
-        # Imports torch, so it may only be imported here.
+        # This module imports torch, so it must not be imported before a model is loaded.
         modes = importlib.import_module("runtimes.torch.modes")
         self._model, self._runner = modes.opened(model, settings, self._options)
 
@@ -94,8 +100,11 @@ class TorchRuntime:
         return Result(outputs, times, put.shape[0] * put.shape[1])
 
     def prefetch(self, batch: Batch) -> None:
-        """Puts a batch on the device, for the `run` that follows with the very same object; may be
-        called by another thread than the one that runs. What is wrong with it, `run` says."""
+        """Puts a batch on the device for a later `run` with the same object.
+
+        May be called from another thread than `run`. A fault of the batch is not raised here but by
+        that `run`.
+        """
         with self._putting:
             try:
                 self._prefetched = batch, self._put_now(batch, StageTimes())
@@ -121,7 +130,7 @@ class TorchRuntime:
         return model, runner
 
     def _read(self, source: Source) -> TorchModel:
-        # Imports torch, so it may only be imported here.
+        # This module imports torch, so it must not be imported before a model is loaded.
         builder = importlib.import_module("runtimes.torch.model")
         of_folder = source.kind is SourceKind.HUGGING_FACE
         made = (builder.from_folder if of_folder else builder.from_archive)(source, self._settings)

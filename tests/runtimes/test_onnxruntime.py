@@ -158,7 +158,7 @@ def test_what_cannot_be_pooled_says_why(tmp_path, made, options, named) -> None:
 
 def test_mean_pooling_without_the_mask_asks_for_it(tmp_path) -> None:
     changes = {"options": {"pooling": "mean"}, "mask_input": "nope"}
-    with pytest.raises(LoadError, match=r"set lengths\.mask \(no 'nope'\)"):
+    with pytest.raises(LoadError, match=r"no input 'nope': set lengths\.mask"):
         loaded(tokens(tmp_path), tmp_path, task="embed", **changes)
 
 

@@ -264,7 +264,7 @@ def test_batch_is_filled_up_to_a_captured_graph_and_replayed():
 
 def test_batch_beyond_all_profiles_fails_alone():
     model, _, _ = engine()
-    with pytest.raises(RunError, match="no TensorRT profile holds 9 rows of 1"):
+    with pytest.raises(RunError, match="no TensorRT profile allows 9 rows of length 1"):
         model.infer({"input_ids": np.ones((9, 1), np.int64)}, ["sums"], StageTimes())
     run(model, 1, 16)
 

@@ -205,5 +205,5 @@ def test_file_that_is_no_archive_is_refused(tmp_path):
 
 
 def test_absent_archive_is_a_load_error(tmp_path):
-    with pytest.raises(LoadError, match=r"absent\.pt2 is no file"):
+    with pytest.raises(LoadError, match=r"absent\.pt2 is not a file"):
         check(tmp_path / "absent.pt2")

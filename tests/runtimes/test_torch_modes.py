@@ -189,7 +189,7 @@ def test_fault_of_a_prefetched_batch_is_told_by_its_run(bert, tmp_path):
         ({"mode": "jit"}, "one of eager, compile, cuda_graphs"),
         (
             {"mode": "cuda_graphs", "device": "cpu"},
-            "which option 'device' cpu has not",
+            "but option 'device' is cpu",
         ),
         ({"device": "gpu"}, "cpu, cuda, cuda:N or auto"),
         ({"channels_last": True}, "needs option 'layout' NCHW"),
