@@ -1,7 +1,7 @@
-"""The manual's page of the scenario format, written from the format itself: `docs/scenarios.md`.
+"""Writes `docs/scenarios.md`, the manual's page of the scenario format, from the format's classes.
 
-`python -m loadtests.traffic.scenario_page` rewrites the page; a test compares it with the format,
-so that it cannot fall behind.
+`python -m loadtests.traffic.scenario_page` rewrites the page. A test compares the page with the
+classes, so that it stays current.
 """
 
 from __future__ import annotations
@@ -21,25 +21,42 @@ from yaml_document.shape import expected, fields_below, place_of
 PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
 _INTRODUCTION = """# Scenarios
 
-A scenario says who calls how often with what, for how long, and what breaks meanwhile; the settings
-file that it names says what is served. [simulator.md](simulator.md) shows how one is run.
-Times in ms are promises to callers or patience, times in s are moments and spans; moments count
-from the end of the warm-up. Rates are requests a second over all gateways, lengths are tokens.
+A scenario describes a load: which tenants send requests, at what rates, with what lengths, for how
+long, and what breaks meanwhile. It names a settings file, which says what is served.
+[simulator.md](simulator.md) shows how to run one. The load generator runs the same scenarios
+against a real server; fields that say *simulated*, and `faults`, matter only to the simulator.
 
-This page is written by `python -m loadtests.traffic.scenario_page` from the format itself.
+Rates are requests a second over all gateways; lengths are tokens. Points in time are seconds from
+the end of the warm-up.
+
+This page is written by `python -m loadtests.traffic.scenario_page` from the format's classes.
 """
 _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
     ("The file", "", Scenario),
-    ("arrivals", "When requests come; in a tenant, its own.", ArrivalsPart),
-    ("lengths", "How long rows are; exactly one way to draw them.", LengthsPart),
-    ("tenants.&lt;name&gt;", "One tenant's callers.", TenantPart),
-    ("device", "The simulated device.", DevicePart),
+    (
+        "arrivals",
+        "When requests are sent: the scenario's `arrivals`, or those of one tenant.",
+        ArrivalsPart,
+    ),
+    (
+        "lengths",
+        "The lengths of rows. Exactly one of `fixed`, `bands`, `lognormal`, `exponential`, "
+        "`empirical` and `column` must be set. `output` has the same settings.",
+        LengthsPart,
+    ),
+    ("tenants.&lt;name&gt;", "The callers of one tenant.", TenantPart),
+    (
+        "device",
+        "The simulated device of a model that runs batches. A batch of B rows, padded to L tokens, "
+        "takes `base_ms` + `per_request_ms` · B + `per_token_us` · B · L.",
+        DevicePart,
+    ),
     (
         "scaling",
-        "How simulated replicas start, where the settings leave their number to the autoscaler.",
+        "How fast simulated replicas start, if the autoscaler decides about their number.",
         ScalingPart,
     ),
-    ("faults", "What breaks, in simulations.", FaultsPart),
+    ("faults", "What breaks in a simulation.", FaultsPart),
 )
 _ON_THEIR_OWN = tuple(part for _, _, part in _CHAPTERS)
 

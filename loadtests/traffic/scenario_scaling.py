@@ -1,7 +1,8 @@
-"""How fast simulated replicas start, and what happens to whoever decides about their number.
+"""The part of the scenario format that describes autoscaling in a simulation: how fast replicas
+start, and when the autoscaler is away.
 
-Part of the scenario format for `headrace simulate`, where the settings leave the number of replicas
-to the autoscaler. Moments count from the end of the warm-up, in seconds.
+Only `headrace simulate` uses it, if the settings leave the number of replicas to the autoscaler.
+Points in time are seconds from the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from yaml_document.section import Section, listed
 class StartPart(Section):
     """A log-normal time."""
 
-    median_s: Span = Field(default=13, description="Half of them take at most so long.")
-    p90_s: Span = Field(default=16, description="Nine of ten do.")
+    median_s: Span = Field(default=13, description="Median of the time.")
+    p90_s: Span = Field(default=16, description="90th percentile of the time.")
 
     @model_validator(mode="after")
     def _ascends(self) -> StartPart:
@@ -28,29 +29,34 @@ class StartPart(Section):
 
 
 class LoadPart(StartPart):
-    median_s: Span = Field(default=2, description="Half of them take at most so long.")
-    p90_s: Span = Field(default=3, description="Nine of ten do.")
+    median_s: Span = Field(default=2, description="Median of the time.")
+    p90_s: Span = Field(default=3, description="90th percentile of the time.")
 
 
 class AwayPart(Section):
-    from_s: Moment = Field(description="When it dies.")
-    to_s: Moment = Field(description="When its successor begins, with what it had saved last.")
+    from_s: Moment = Field(description="When the autoscaler dies.")
+    to_s: Moment = Field(
+        description="When its successor starts, with the state that was saved last."
+    )
 
 
 class ScalingPart(Section):
     start: StartPart = Field(
         default_factory=StartPart,
-        description="From the order of a replica until it serves; measure it on the server.",
+        description="Time from the order of a replica until it serves, log-normally distributed; "
+        "measure it on your server.",
     )
     pool_start: LoadPart = Field(
         default_factory=LoadPart,
-        description="Until a replica of the shared pool serves the model, once it is told to.",
+        description="Time that a replica of the shared pool takes to load the model and serve it, "
+        "log-normally distributed.",
     )
     cluster: dict[str, Annotated[float, Field(ge=0, le=1_000_000_000)]] = Field(
         default_factory=dict,
-        description="What all nodes have, resource to amount (`{CPU: 8}`); more replicas are not "
-        "asked for. Unset, enough.",
+        description="Resources of all nodes together, by name (`{CPU: 8}`), which bound the "
+        "number of replicas; unset, no bound.",
     )
     decider_away: Annotated[tuple[AwayPart, ...], BeforeValidator(listed)] = Field(
-        default=(), description="Times without anybody who decides: numbers hold."
+        default=(),
+        description="Times without an autoscaler, in which the numbers of replicas do not change.",
     )

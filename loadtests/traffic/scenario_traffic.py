@@ -1,8 +1,9 @@
-"""A scenario's traffic: when requests come, how long they are, what refused callers do.
+"""The parts of the scenario format that describe traffic: when requests are sent, how long they
+are, and what refused callers do.
 
-Parts of the format that `scenario` puts together: each is checked once and then immutable. Times in
-ms are patience, times in s are moments and spans; moments count from the end of the warm-up. Rates
-are requests a second over all gateways, lengths are tokens.
+`scenario` puts the parts together; each is checked once and then immutable. Points in time are
+seconds from the end of the warm-up. Rates are requests a second over all gateways; lengths are
+tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Factor = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 class BandPart(Section):
-    share: Share = Field(description="Share of the requests relative to the other bands.")
-    low: Length = Field(description="Shortest, in tokens.")
-    high: Length = Field(description="Longest, both ends included; uniform between.")
+    share: Share = Field(description="The band's share of lengths, relative to the other bands'.")
+    low: Length = Field(description="Shortest length in the band.")
+    high: Length = Field(description="Longest length in the band.")
 
     @model_validator(mode="after")
     def _ascends(self) -> BandPart:
@@ -42,22 +43,27 @@ class LogNormalPart(Section):
 
 
 class ExponentialPart(Section):
-    mean: float = Field(gt=0, le=1_048_576, description="Mean length, in tokens.")
+    mean: float = Field(gt=0, le=1_048_576, description="Mean length.")
 
 
 class EmpiricalPart(Section):
-    """Lengths as they were counted: a list, or a column of a CSV file with a header."""
+    """Observed lengths: a list, or a column of a CSV file with a header."""
 
     lengths: Annotated[tuple[Length, ...], BeforeValidator(listed)] = Field(
-        default=(), description="The lengths that occur."
+        default=(), description="The lengths; not with `file`."
     )
     counts: Annotated[tuple[Share, ...], BeforeValidator(listed)] = Field(
-        default=(), description="How often each of them does; unset, all as often."
+        default=(),
+        description="How often each of `lengths` was observed; unset, all equally often.",
     )
     file: str | None = Field(
-        default=None, description="CSV with a row a request, instead; relative to this file."
+        default=None,
+        description="CSV file with a header and a line for each request, instead of `lengths`; "
+        "relative to this file.",
     )
-    column: str = Field(default="", description='Its column of lengths; `""`: its first.')
+    column: str = Field(
+        default="", description='The column of lengths in `file`; `""`: the first column.'
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> EmpiricalPart:
@@ -69,23 +75,30 @@ class EmpiricalPart(Section):
 
 
 class LengthsPart(Section):
-    """Exactly one way to draw a length; drawn ones are cut to `at_least` and `at_most`."""
+    """A distribution of lengths, given in exactly one way. Drawn lengths below `at_least` or above
+    `at_most` are set to that bound."""
 
     fixed: Length | None = Field(default=None, description="Every row has this length.")
     bands: Annotated[tuple[BandPart, ...], BeforeValidator(listed)] | None = Field(
-        default=None, description="Uniform within bands, each with its share."
+        default=None, description="Bands of lengths; lengths within a band are equally likely."
     )
-    lognormal: LogNormalPart | None = Field(default=None, description="Log-normal lengths.")
-    exponential: ExponentialPart | None = Field(default=None, description="Exponential lengths.")
-    empirical: EmpiricalPart | None = Field(default=None, description="Lengths as counted.")
+    lognormal: LogNormalPart | None = Field(
+        default=None, description="Log-normally distributed lengths."
+    )
+    exponential: ExponentialPart | None = Field(
+        default=None, description="Exponentially distributed lengths."
+    )
+    empirical: EmpiricalPart | None = Field(
+        default=None, description="Lengths drawn from observed ones."
+    )
     column: str | None = Field(
         default=None,
-        description='Column of the trace that holds them; `""`: its second, for `output` its '
-        "third, or the one that a known format has.",
+        description='Column of the trace of `arrivals` that has the lengths; `""`: the one of a '
+        "known format, else the second column, for `output` the third.",
     )
-    at_least: Length = Field(default=1, description="Shorter ones become this long.")
+    at_least: Length = Field(default=1, description="Shorter lengths are raised to this.")
     at_most: Length | None = Field(
-        default=None, description="Longer ones are cut to this; unset, they are sent as drawn."
+        default=None, description="Longer lengths are lowered to this; unset, there is no bound."
     )
 
     @model_validator(mode="after")
@@ -101,18 +114,20 @@ class LengthsPart(Section):
 
 
 class StepPart(Section):
-    from_s: Moment = Field(description="From then on the rate is another.")
-    rate: Rate = Field(description="Requests a second.")
+    from_s: Moment = Field(description="When the rate begins to change.")
+    rate: Rate = Field(description="The new rate, in requests a second.")
     ramp_s: Pause = Field(
-        default=0, description="How long the rate takes to get there, evenly; 0: it jumps."
+        default=0,
+        description="How long the rate takes to reach the new one, linearly; 0: it changes at "
+        "once.",
     )
 
 
 class BurstsPart(Section):
-    every_s: Period = Field(description="From one burst's start to the next one's.")
-    last_s: Span = Field(description="How long each lasts.")
-    factor: Rate = Field(description="What the rate is multiplied with meanwhile.")
-    first_s: Moment = Field(default=0, description="When the first one starts.")
+    every_s: Period = Field(description="Time from the start of one burst to that of the next.")
+    last_s: Span = Field(description="How long a burst lasts.")
+    factor: Rate = Field(description="Factor by which a burst multiplies the rate.")
+    first_s: Moment = Field(default=0, description="When the first burst starts.")
 
     @model_validator(mode="after")
     def _bursts_end(self) -> BurstsPart:
@@ -122,47 +137,64 @@ class BurstsPart(Section):
 
 
 class ArrivalsPart(Section):
-    """When requests come: at a rate (`constant`, `poisson`, `gamma`, `weibull`), when the last one
-    was answered (`closed`), or as recorded (`trace`)."""
+    """When requests are sent: at a rate (`constant`, `poisson`, `gamma`, `weibull`), after the
+    answer to a caller's last request (`closed`), or as recorded (`trace`)."""
 
     process: Literal["poisson", "constant", "gamma", "weibull", "closed", "trace"] = Field(
-        default="poisson", description="How requests follow each other."
+        default="poisson",
+        description="The arrival process. `poisson`, `gamma` and `weibull` draw the intervals "
+        "between requests; with `constant` these are equal. With `closed`, each caller sends its "
+        "next request after the answer to the last. `trace` replays `file`.",
     )
-    rate: Rate | None = Field(default=None, description="Requests a second, on average.")
+    rate: Rate | None = Field(
+        default=None,
+        description="Mean requests a second; required except for `closed` and `trace`.",
+    )
     cv: float = Field(
         default=1,
         gt=0,
         le=100,
-        description="Coefficient of variation of `gamma` and `weibull` intervals: 1 is Poisson, "
-        "more comes in clumps.",
+        description="Coefficient of variation of `gamma` and `weibull` intervals. 1 is a Poisson "
+        "process; above 1, requests come in clusters.",
     )
     steps: Annotated[tuple[StepPart, ...], BeforeValidator(listed)] = Field(
-        default=(), description="Other rates, each from a moment on."
+        default=(), description="Changes of `rate`, in the order of their times."
     )
-    bursts: BurstsPart | None = Field(default=None, description="Regular bursts.")
+    bursts: BurstsPart | None = Field(
+        default=None, description="Bursts that repeat at regular intervals."
+    )
     clients: int = Field(
-        default=1, ge=1, le=1_000_000, description="Callers of a `closed` loop, one request each."
+        default=1,
+        ge=1,
+        le=1_000_000,
+        description="Callers of a `closed` process; each has one request at a time.",
     )
-    think_s: Pause = Field(default=0, description="Pause of a `closed` caller after an answer.")
+    think_s: Pause = Field(
+        default=0,
+        description="Time that a `closed` caller waits between an answer and its next request.",
+    )
     file: str | None = Field(
         default=None,
-        description="A `trace`: CSV with a header, or one JSON object a line (`.jsonl`); relative "
-        "to this file. Known by their columns: Azure LLM inference, BurstGPT, Mooncake.",
+        description="File of a `trace`, relative to this file: CSV with a header, or one JSON "
+        "object a line (`.jsonl`). The formats of Azure LLM inference, BurstGPT and Mooncake are "
+        "recognised by their columns.",
     )
     time_column: str = Field(
-        default="", description='Its column of times (date and time, or seconds); `""`: its first.'
+        default="",
+        description='Column of a `trace` with the times (date and time, or seconds); `""`: the '
+        "first.",
     )
     smear_s: Pause | None = Field(
         default=None,
-        description="Each moment of a `trace` is moved on by up to so much, evenly, so that what "
-        "was recorded in one second does not come at once; unset, what a known format's times are "
-        "exact to.",
+        description="Each time of a `trace` is delayed at random by up to so much, so that "
+        "requests recorded in the same second are not sent at once; unset, the resolution of a "
+        "known format's times.",
     )
     speed: Factor = Field(
         default=1, description="How many times faster than recorded a `trace` is replayed."
     )
     plus: Annotated[tuple[ArrivalsPart, ...], BeforeValidator(listed)] = Field(
-        default=(), description="Further sources; what all of them send adds up."
+        default=(), description="Further arrivals that are sent in addition to these."
     )
 
     @model_validator(mode="after")
@@ -183,26 +215,30 @@ class ArrivalsPart(Section):
             if step.from_s + step.ramp_s > later.from_s:
                 raise ValueError(f"the ramp from {step.from_s:g} s on ends after the next begins")
         if any(each.process == "closed" or each.plus for each in self.plus):
-            raise ValueError("what is in plus may not be closed and has no plus of its own")
+            raise ValueError("an item of plus must not be closed and must not have a plus itself")
         return self
 
     @property
     def sources(self) -> tuple[ArrivalsPart, ...]:
-        """This one and what adds to it."""
+        """These arrivals and those in `plus`."""
         return (self, *self.plus)
 
 
 class RetryPart(Section):
-    """What callers do when they are refused, or have waited in vain."""
+    """What callers do after a refusal or a timeout."""
 
-    attempts: int = Field(default=1, ge=1, le=100, description="Tries in all, the first included.")
-    backoff_ms: Pause = Field(
-        default=100, description="Pause before the second try; doubles with each further one."
+    attempts: int = Field(
+        default=1, ge=1, le=100, description="Attempts in all, the first included; 1: no retry."
     )
-    most_ms: Pause = Field(default=10_000, description="Longest pause.")
+    backoff_ms: Pause = Field(
+        default=100,
+        description="Backoff before the second attempt; it doubles before each further one.",
+    )
+    most_ms: Pause = Field(default=10_000, description="Longest backoff.")
     jitter: bool = Field(
-        default=True, description="Whether the pause is drawn between 0 and what it would be."
+        default=True,
+        description="Whether the backoff is drawn uniformly between 0 and its full length.",
     )
     retry_after: bool = Field(
-        default=True, description="Whether a `Retry-After` is waited for; else it is not looked at."
+        default=True, description="Whether callers wait for as long as a `Retry-After` says."
     )

@@ -98,7 +98,7 @@ def test_missing_file_is_said_to_be_missing(tmp_path):
         ({"arrivals": {"process": "trace"}}, "trace needs file"),
         ({"arrivals": None}, "no arrivals"),
         ({"lengths": None}, "no lengths"),
-        ({"lengths": {"column": ""}}, "no trace's arrivals"),
+        ({"lengths": {"column": ""}}, "its arrivals are not from a trace"),
         ({"lengths": {"fixed": 8, "exponential": {"mean": 3}}}, "exactly one of"),
         ({"lengths": {"bands": []}}, "exactly one of"),
         ({"lengths": {"bands": [{"share": 1, "low": 9, "high": 8}]}}, "below low"),
