@@ -1,1 +1,2 @@
-"""One module for each measured claim; `docs/benchmarks.md` is written from what they record."""
+"""Benchmarks: one module for each measured claim. `docs/benchmarks.md` is written from their
+reports."""

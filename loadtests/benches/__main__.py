@@ -1,8 +1,9 @@
-"""`python -m loadtests.benches`: every figure of `docs/benchmarks.md`, one after the other.
+"""`python -m loadtests.benches`: runs the benches of `docs/benchmarks.md` one after another.
 
-Takes about half an hour on two processors and wants them to itself; the comparison with other
-servers takes as long again and is run by its name or by `make compare`. A figure that misses its
-bound does not stop the others; the exit code says whether all held. Arguments name the figures.
+Takes about half an hour on two processors, which nothing else should use meanwhile. The comparison
+with other servers takes as long again; it runs only by its name or with `make compare`. Arguments
+name the benches to run. A bench that misses its bound does not stop the others; the exit code says
+whether all bounds held.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ MODULES = (
 def main(names: Sequence[str]) -> int:
     unknown = [name for name in names if name not in MODULES]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; known are {', '.join(MODULES)}", file=sys.stderr)
+        print(
+            f"there is no bench {', '.join(unknown)}; must be one of {', '.join(MODULES)}",
+            file=sys.stderr,
+        )
         return 2
     missed = []
     for name in names or [each for each in MODULES if each not in APART]:

@@ -1,10 +1,10 @@
-"""Bench: embeddings served, alone and in ragged batches, beside those of the reference.
+"""Bench: do served embeddings equal those of `transformers`, alone and in ragged batches?
 
-`python -m loadtests.benches.answers --variants openvino:fp32 openvino:bf16`: 1,000 texts of 3 to
-512 tokens through `/v1/embeddings`, in requests of 1 to 8 texts from several clients so that
-batches are ragged, against `transformers` in float32 (cosine, least and median). A part of them is
-asked for once more, alone, and compared with what the ragged batches gave (largest absolute
-difference of a component). Exits 1 when a promise does not hold.
+`python -m loadtests.benches.answers --variants openvino:fp32 openvino:bf16`: sends 1,000 texts of 3
+to 512 tokens to `/v1/embeddings`. Several clients send requests of 1 to 8 texts, so that batches
+are ragged. The answers are compared with `transformers` in float32 (smallest and median cosine). A
+part of the texts is then sent again, one text at a time, and compared with the answers from ragged
+batches (largest absolute difference of a component). Exits with 1 if a promise does not hold.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Variant:
         return cls(runtime, precision or "fp32")
 
     def settings(self) -> Settings:
-        """Patient: this bench is about answers, so nothing may be late."""
+        """Settings with a long SLO: this bench is about answers, so no request may be late."""
         changes: dict[str, Any] = {
             "models.minilm.runtime": self.runtime,
             "models.minilm.precision": self.precision,
@@ -56,14 +56,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`cosines`: [texts] against the reference. `difference`: alone against ragged, largest."""
+    """How well a variant's embeddings agree."""
 
-    cosines: Vectors
-    difference: float
+    cosines: Vectors  # with the reference, one for each text
+    difference: float  # the largest, between texts sent alone and in ragged batches
 
 
 def cosines(served: Vectors, reference: Vectors) -> Vectors:
-    """Row by row, in float64: a float32 dot product is itself off by 1e-7."""
+    """A cosine for each row. Computed in float64, since a float32 dot product errs by 1e-7."""
     left, right = served.astype(np.float64), reference.astype(np.float64)
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     return np.asarray((left * right).sum(axis=1) / norms)
@@ -81,8 +81,11 @@ def agreement(variant: Variant, written: list[str], reference: Vectors, alone: i
 
 
 def embed(client: httpx.Client, texts: Sequence[str]) -> Vectors:
-    """float32 [texts, width], in order, as base64 so that every bit of a float arrives. Raises
-    RuntimeError where a status is not 200 or a row is missing."""
+    """Embeddings as float32 [texts, width], in the texts' order.
+
+    Asks for base64, so that every bit of a float arrives. Raises RuntimeError if the status is not
+    200 or a row is missing.
+    """
     body = {"model": "minilm", "input": list(texts), "encoding_format": "base64"}
     answer = client.post("/v1/embeddings", json=body)
     if answer.status_code != 200:
@@ -96,7 +99,8 @@ def embed(client: httpx.Client, texts: Sequence[str]) -> Vectors:
 def embed_in_groups(
     client: httpx.Client, texts: Sequence[str], sizes: Sequence[int], threads: int
 ) -> Vectors:
-    """All texts, `sizes` (cycled) at a time, several groups at once; rows in the texts' order."""
+    """Embeddings of all texts, in their order. Texts are sent in groups of `sizes` (cycled), as
+    many groups at once as there are threads."""
     groups: list[Sequence[str]] = []
     start = 0
     while start < len(texts):

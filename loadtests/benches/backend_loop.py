@@ -1,7 +1,7 @@
-"""A backend called in a loop with perfectly sorted, full batches, in a process of its own.
+"""Runs a backend in a loop with sorted, full batches, without a server, in a separate process.
 
-`python -m deployments.replica.backend_loop` runs the models of a settings file in turn and prints
-one record a turn: tokens and rows a second, padding. Staged artifacts are the benches' own.
+`python -m deployments.replica.backend_loop` runs the models of a settings file in turn and prints a
+record for each turn: tokens and rows a second, padding. Artifacts are staged below `out/bench`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def looped(
     seconds: float,
     rounds: int = 1,
 ) -> Iterator[dict[str, Any]]:
-    """The records as they come, `model` in each. Raises RuntimeError."""
+    """Yields a record after each turn; its `model` names the model. Raises RuntimeError."""
     SETTINGS_DIR.mkdir(parents=True, exist_ok=True)
     file, rows = SETTINGS_DIR / "loop.yaml", SETTINGS_DIR / "lengths.txt"
     file.write_text(yaml.safe_dump(settings))

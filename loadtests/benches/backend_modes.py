@@ -1,8 +1,8 @@
-"""Bench: what a backend's own ways of running a model gain on ragged work.
+"""Bench: how much faster do a backend's modes (compiled, int8, …) run a model on ragged work?
 
-`python -m loadtests.benches.backend_modes`: MiniLM over perfectly sorted batches of the ragged mix
-in a loop, each way beside the backend's plain one; one process holds them all and they take turns.
-Tokens a second are real ones: what a way pads more, it has to make good.
+`python -m loadtests.benches.backend_modes`: runs MiniLM in a loop over sorted batches of the ragged
+mix, each mode beside the backend's plain one. One process has all modes loaded and runs them in
+turn. Tokens a second exclude padding, so a mode that pads more must make up for that.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from loadtests.benches.server import Settings, changed, example
 from loadtests.results.report_table import Table, ratio
 from loadtests.traffic.workload import ragged_lengths
 
-WARM_S = 1.0  # the loop's first pass is not counted either
+WARM_S = 1.0  # besides, the loop does not count its first pass
 
 
 @dataclass(frozen=True, slots=True)
 class BackendMode:
-    """`beside`: the way that it is compared with, None for a backend's plain one."""
+    """A way to run a model on a backend."""
 
     name: str
     runtime: str
     options: Mapping[str, Any]
     precision: str = "fp32"
-    beside: str | None = None
+    beside: str | None = None  # the mode that it is compared with; None: this is a plain one
 
 
 MODES = (
@@ -66,7 +66,7 @@ MODES = (
 
 
 def settings_of(ways: Sequence[BackendMode]) -> Settings:
-    """One file, a model a way, named by its place."""
+    """Settings with a model for each mode, named by its position."""
     models = {}
     for at, way in enumerate(ways):
         changes = {

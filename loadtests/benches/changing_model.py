@@ -1,10 +1,9 @@
-"""A model that is changed again and again, well and badly, and callers who ask it meanwhile.
+"""Rolls out one version of a model after another, good and bad ones, while callers send requests.
 
-`headrace apply` gives it one version after the other, each with a rollout: copies of requests
-first, then two steps with requests of its own. Every third version is good; the others cannot be
-loaded, cost too much, are slow, wrong, answer NaN, or end their process, and must be taken back by
-themselves. Its callers ask at a fixed rate, whether answers come or not. Times are those of
-`time.monotonic`.
+`headrace apply` rolls out each version: first the canary gets copies of requests, then requests of
+its own in two steps. Every third version is good. The others cannot be loaded, cost too much, are
+slow, answer wrongly, answer NaN, or end their process; their rollouts must abort by themselves.
+Callers send requests at a fixed rate (open loop). Times are those of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ BAD: dict[str, Settings] = {
     "ends its process": {**MEASURED, "options": {"base_ms": SERVICE_MS, "die_ids": ASKED[:1]}},
 }
 GOOD = "good"
-TAKEN_BACK = ("aborted", "cannot start")  # what `apply` says of a bad one; else it failed itself
+TAKEN_BACK = ("aborted", "cannot start")  # `apply` says so of a bad version; else `apply` failed
 
 
 def kind_of(change: int) -> str:
-    """Every third version is good; the others take turns."""
+    """The kind of the version that a change rolls out: every third is good, bad kinds in turn."""
     if change % 3 == 0:
         return GOOD
     return list(BAD)[(change - change // 3 - 1) % len(BAD)]
 
 
 def version(change: int) -> Settings:
-    """The model's settings after so many changes; no two that follow each other are the same."""
+    """The model's settings after so many changes; two in succession always differ."""
     good = {**MEASURED, "options": {"base_ms": SERVICE_MS + change % 5 / 10}}
     return {
         "runtime": "synthetic",
@@ -72,16 +71,19 @@ def version(change: int) -> Settings:
 
 
 def write_rubbish() -> None:
-    """What the version that cannot be loaded names."""
+    """Writes the source of the version that cannot be loaded."""
     SETTINGS_DIR.mkdir(parents=True, exist_ok=True)
     (SETTINGS_DIR / RUBBISH).write_bytes(b"no graph")
 
 
-# ---- those who ask ------------------------------------------------------------------------------
+# ---- callers ------------------------------------------------------------------------------------
 
 
 class Callers:
-    """Ask at a fixed rate, `LOAD` of what the model can do, until they are told to stop."""
+    """Sends requests at a fixed rate (`LOAD` of the model's capacity) until `stop` is called.
+
+    Each request's outcome is given to `told`.
+    """
 
     def __init__(self, url: str, told: Callable[[LoggedRequest], object]) -> None:
         self._url, self._told = f"{url}/v2/models/{MODEL}/infer", told
@@ -89,7 +91,7 @@ class Callers:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns when every request has its outcome."""
+        """Returns after `stop`, once every request has an outcome."""
         async with httpx.AsyncClient(timeout=ANSWER_S, limits=httpx.Limits()) as http:
             asked, due = set[asyncio.Task[None]](), time.monotonic()
             while not self._over.is_set():
@@ -120,27 +122,30 @@ class Callers:
 
 @dataclass(slots=True)
 class KindOfChange:
-    """decided: changes that ended as they should, each after so many seconds."""
+    """The changes to versions of one kind."""
 
     made: int = 0
-    decided: list[float] = field(default_factory=list)
+    decided: list[float] = field(default_factory=list)  # seconds of those that ended as they should
 
 
 @dataclass(frozen=True, slots=True)
 class MadeChange:
-    """`ended`: as it should, good ones made and bad ones taken back; `said`: what `apply` wrote."""
+    """One change, and how it ended."""
 
     number: int
     kind: str
     began_s: float
     ended_s: float
-    ended: bool
-    said: str
+    ended: bool  # as it should: a good version was promoted, a bad one was not
+    said: str  # the output of `apply`
 
 
 def change(running: RunningServer, number: int, *, file: Path, home: Path) -> MadeChange:
-    """Lays the version over the settings in `file` and applies them. A change that has not ended
-    after CHANGE_S, or for whose end the version was no reason, did not end as it should."""
+    """Writes the version into the settings in `file` and applies them.
+
+    A change did not end as it should if it has not ended after CHANGE_S, or if `apply` failed for a
+    reason other than the version.
+    """
     settings: dict[str, Any] = yaml.safe_load(file.read_text())
     settings["models"][MODEL] = version(number)
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -176,7 +181,7 @@ def by_kind(made: Sequence[MadeChange]) -> dict[str, KindOfChange]:
 
 
 def undecided(made: Sequence[MadeChange], *, good: bool) -> int:
-    """Changes that did not end as they should, of the good or of the bad ones."""
+    """The number of changes to good (or bad) versions that did not end as they should."""
     return sum(not each.ended for each in made if (each.kind == GOOD) is good)
 
 

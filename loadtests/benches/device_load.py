@@ -1,8 +1,8 @@
-"""The load on the fake device, and what one measurement of one server gave.
+"""Sends a load to the fake device, and measures one server under it.
 
-24 INT64 a request as Open Inference JSON, the same bytes to every server. A `DeviceTrial` is one
-server at one number of clients: the load's result, CPU by process role, and where the server tells
-it, seconds by stage. Every trial is preceded by a warm-up of its own, outside of what is counted.
+A request has 24 INT64 ids as Open Inference JSON; every server gets the same bytes. A `DeviceTrial`
+is one server at one number of clients: the load's result, CPU time by process role and, if the
+server publishes it, time by stage. Each trial begins with a warm-up that is not counted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ STAGES = "headrace_stage_seconds"
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrial:
-    """`cpu_us`: microseconds of CPU a request by process role, the client's own included.
-    `stages_us`: by stage, (observations a request, mean microseconds of one)."""
+    """One measurement of one server."""
 
     system: str
     clients: int
     result: LoadResult
-    cpu_us: dict[str, float]
-    stages_us: dict[str, tuple[float, float]]
+    cpu_us: dict[str, float]  # CPU time of a request by process role, the client's included
+    stages_us: dict[str, tuple[float, float]]  # by stage: observations a request, mean of one
 
     @property
     def server_cpu_us(self) -> float:
@@ -72,7 +71,7 @@ def measure(running: RunningServer, clients: int, seconds: float, warmup_s: floa
 
 
 def stage_samples(running: RunningServer) -> list[metrics_page.MetricSample]:
-    """Nothing for servers that have no such page."""
+    """The server's metrics; empty for a server without `/metrics`."""
     try:
         return metrics_page.fetch(running.url)
     except (OSError, ValueError):

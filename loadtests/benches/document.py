@@ -1,8 +1,8 @@
-"""Writes `docs/benchmarks.md` from measured reports alone.
+"""Writes `docs/benchmarks.md` from the benches' reports alone.
 
-`python -m loadtests.benches.document` writes the page from the reports under `out/bench`: one
-section for each report, in a fixed order, with its command, machine and date. A bench without a
-report keeps the section that the page has; one that never had a report has no section.
+`python -m loadtests.benches.document` writes a section for each report under `out/bench`, in a
+fixed order, with its command, machine and date. A bench without a report there keeps its present
+section of the page; a bench that never had a report has none.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ORDER = (
     "model_changes",
     "endurance",
 )
-# These need `make compare`, `make vllm`, to be root, an NVIDIA GPU, or an hour.
+# Run only by name: they need `make compare`, `make vllm`, root, an NVIDIA GPU, or an hour.
 APART = ("compare", "generation", "nodes", "gpu_modes", "endurance")
-# In virtual time; these import the core, and so live with its tests.
+# In virtual time. These import the scheduling core, so they are in the folder of its tests.
 SIMULATED = ("edges", "swapping")
-ON_NODES = ("nodes",)  # of namespaces, which live with the cluster's tests
+ON_NODES = ("nodes",)  # on nodes in network namespaces; in the folder of the cluster's tests
 HEADER = """# Benchmarks
 
 Every figure names the command that reproduces it, the machine and the day. Client and servers share
@@ -61,7 +61,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 def page_of(sections: Mapping[str, str]) -> str:
-    """Known figures in their order, others after them by name."""
+    """The page: known sections in their order, then others by name."""
     order = ORDER + SIMULATED + ON_NODES
     known = [name for name in order if name in sections]
     rest = sorted(name for name in sections if name not in order)

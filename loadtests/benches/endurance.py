@@ -1,12 +1,13 @@
-"""Bench: everything at once at 60 % load for an hour, while processes are killed one by one.
+"""Bench: does a server survive an hour of load, changes and faults without loss or leaks?
 
-`python -m loadtests.benches.endurance --minutes 60`: `loadtests.benches.endurance_run` says what
-asks, changes and strikes. The ragged model and the one that streams get `--load` of what they can
-do, the one that changes half.
+`python -m loadtests.benches.endurance --minutes 60`: `loadtests.benches.endurance_run` describes
+the load, the changes of a model and the faults. The ragged model and the streaming model get the
+share `--load` of their capacity, the changing model half of its own.
 
-Promises: nothing is lost but what was under way at what died; no answer is wrong; good changes are
-made (a fault may take one with it) and bad ones always taken back; what died comes back; nothing is
-held when all has ended; memory is flat within 5 % over the last two thirds.
+Promises: only requests that were under way at a process that died are lost; no answer is wrong;
+good versions are promoted (unless a fault hits the change) and bad ones never; every process that
+died comes back; no queue entry or lease is left at the end; memory grows by at most 5 % over the
+last two thirds.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _roles(grown: Sequence[MemoryGrowth]) -> list[str]:
 
 
 def _least_and_most(grown: Sequence[MemoryGrowth]) -> tuple[str, str]:
-    """MiB, and by how much they have grown."""
+    """The range of MiB after the warm-up, and the range of their growth."""
     shares = sorted(each.share for each in grown)
     said = [f"{share:+.1%}" for share in (shares[0], shares[-1])]
     return spread_of(grown, lambda each: each.began_mib), " to ".join(dict.fromkeys(said))
@@ -163,8 +164,8 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
 
 
 def silence_otherwise_s(found: Endured) -> float:
-    """The longest time without an answer to anybody, of those in which HAProxy was not stopped:
-    there is one, and who hangs answers nobody."""
+    """The longest time without an answer to any caller, except while HAProxy was stopped: there is
+    only one HAProxy, so nobody gets an answer while it hangs."""
     if ANYBODY not in found.log.gaps:
         return inf
     hung = [each for each in found.faults if each.fault.struck.name == "HAProxy" and not each.ends]
@@ -235,13 +236,13 @@ def notes(done: Runs, options: Options) -> Iterator[str]:
 
 
 def _reason(said: str) -> str:
-    """Of what `apply` wrote, the line that says how it ended."""
+    """The line of `apply`'s output that says how the change ended."""
     lines = [line for line in said.splitlines() if ": " in line and "`headrace diff" not in line]
     return lines[-1][:200] if lines else said[:200]
 
 
 def record(found: Endured) -> dict[str, Any]:
-    """Times are seconds since the start."""
+    """The run as data for the report; times are seconds since its start."""
     start = found.started_s
     return {
         "faults": [

@@ -1,8 +1,8 @@
-"""All who ask in the endurance bench, in a process of their own.
+"""All callers of the endurance bench, in a separate process.
 
-What else the bench does (it reads pages and process tables, starts commands) would hold them up,
-and that would be charged to the server. They ask until they are told to stop and then hand over
-what they know; the ragged load ends by itself.
+In one process with the rest of the bench (which reads metrics and process tables and starts
+commands) callers would be delayed, and the delay would count against the server. Callers send
+requests until the bench stops them, and then send it their results. The ragged load ends by itself.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from loadtests.client.tally import LoadResult
 
 WRITER = "writer"
 SAY_S = 30.0
-LEFT_S = 180.0  # until the last has its outcome
+LEFT_S = 180.0  # after the stop, until the last request has an outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """rate: of ragged requests a second, for so many `seconds`; mischief: the share of them that
-    misbehave. streams: callers, of which so many read slowly."""
+    """The load of all callers."""
 
     url: str
-    rate: float
-    seconds: float
-    mischief: float
-    streams: int
-    slow: int
+    rate: float  # ragged requests a second
+    seconds: float  # how long ragged requests are sent
+    mischief: float  # share of ragged requests that misbehave
+    streams: int  # callers of the streaming model
+    slow: int  # callers of these that read slowly
 
 
 @dataclass(slots=True)
 class Asked:
-    """log: once all have stopped."""
+    """The callers' results; empty until all callers have stopped."""
 
     log: RequestLog
     ragged: LoadResult | None = None
@@ -51,8 +50,8 @@ class Asked:
 
 @contextmanager
 def asking(plan: Asking) -> Iterator[Asked]:
-    """They ask while this is entered; what came of it is there afterwards. Raises EOFError where
-    they broke off."""
+    """Callers send requests while this context is entered; it yields their results, which are
+    filled in at its end. Raises EOFError if the callers' process has died."""
     found = Asked(RequestLog())
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()

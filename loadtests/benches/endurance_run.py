@@ -1,9 +1,9 @@
-"""Everything at once on one server for a while: changes, ragged load, streams, and faults.
+"""Runs one server under ragged load, streams, changes of a model and faults, all at once.
 
-Three models behind two gateways: one that is changed again and again under its callers, one under
-ragged requests of two tenants of which some misbehave, one that streams to callers of whom some
-read slowly. Meanwhile faults take one process after the other. At the end there are the log of all
-requests, the changes, the faults, samples of memory, and what is still held once nobody asks.
+The server has two gateways and three models. One is changed again and again; one gets ragged
+requests from two tenants, some of which misbehave; one streams to callers, some of whom read
+slowly. Meanwhile faults hit one process after another. The result has a log of all requests, the
+changes, the faults, samples of memory, and the gateways' queues and leases after the load's end.
 """
 
 from __future__ import annotations
@@ -61,21 +61,20 @@ STRUCK = server_processes(_OF_MODELS, GATEWAYS, streams=STREAMS, everybody=ALL)
 
 @dataclass(slots=True)
 class Endured:
-    """capacity: of the ragged model, requests a second, before all began. levels: by gateway and
-    level, after all has ended. started_s: of `time.monotonic`, as all times are."""
+    """The result of a run. Times are those of `time.monotonic`."""
 
     started_s: float
-    capacity: float
+    capacity: float  # of the ragged model, requests a second, measured before the run
     log: RequestLog = field(default_factory=RequestLog)
     changes: list[MadeChange] = field(default_factory=list)
     faults: list[Injected] = field(default_factory=list)
     not_struck: list[str] = field(default_factory=list)
     ragged: LoadResult | None = None
     samples: list[SoakSample] = field(default_factory=list)
-    levels: dict[str, dict[str, float]] = field(default_factory=dict)
+    levels: dict[str, dict[str, float]] = field(default_factory=dict)  # by gateway, at the end
 
     def struck_during(self, change: MadeChange) -> list[Injected]:
-        """Faults that fell into a change, or that were not over when it began."""
+        """Faults that happened during a change, or that were not over when it began."""
         return [
             each
             for each in self.faults
@@ -123,7 +122,7 @@ def plan_of(running: RunningServer, found: Endured, options: Options) -> Asking:
 
 
 class _Disturbance:
-    """Threads that change the one model and strike processes, until the time is up."""
+    """Threads that change the model and inject faults until the time is up."""
 
     def __init__(self, running: RunningServer, found: Endured, options: Options) -> None:
         self._running, self._found, self._options = running, found, options
@@ -132,7 +131,7 @@ class _Disturbance:
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Raises what either of them does."""
+        """Runs both threads to their end. Raises what either of them raises."""
         with ThreadPoolExecutor(2) as pool:
             done = [pool.submit(self._change_again_and_again), pool.submit(self._strike_one_by_one)]
             try:
@@ -143,7 +142,7 @@ class _Disturbance:
             each.result()
 
     def _change_again_and_again(self) -> None:
-        """None in the last LAST_CHANGE_S."""
+        """Changes the model until LAST_CHANGE_S before the end."""
         number, last_s = 0, self._began_s + self._seconds - LAST_CHANGE_S
         while not self._over.wait(PAUSE_S) and time.monotonic() < last_s:
             number += 1
@@ -154,7 +153,7 @@ class _Disturbance:
             say(f"{self._at()} {ended} of {number} changes ended as they should")
 
     def _strike_one_by_one(self) -> None:
-        """None in the first and the last `every` seconds."""
+        """Injects faults, but none in the first and the last `every` seconds."""
         faults = schedule(STRUCK, random.Random(self._options.seed))
         last_s = self._began_s + self._seconds - self._options.every
         next_s = self._began_s + self._options.every
@@ -177,8 +176,10 @@ class _Disturbance:
 
 
 def levels_by_gateway(running: RunningServer, limit_s: float) -> dict[str, dict[str, float]]:
-    """Of every gateway, the levels once they are all zero, or after `limit_s`: a page is of the
-    gateway that happens to be asked."""
+    """The levels of every gateway, once they are all zero, or after `limit_s`.
+
+    A request for `/metrics` reaches any gateway, so this asks until every gateway has answered.
+    """
     found: dict[str, dict[str, float]] = {}
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:

@@ -1,11 +1,13 @@
-"""Bench: what Headrace costs around vLLM, beside vLLM's own server on the same engine.
+"""Bench: how much throughput and latency does Headrace cost, compared with vLLM's own server?
 
-`python -m loadtests.benches.generation`: streams of completions, closed loop, from one process; the
-servers in turn within each repeat, over a toy whose steps take about 2 ms and a larger random Llama
-whose steps take 30 ms and more. vLLM's own server runs twice: with the same engine settings as in
-Headrace, which is the comparison, and as it comes. One processor is left to servers and client.
-Output tokens a second, p50 and p99 of the time to the first token. Greedy outputs are compared
-token for token, and 200 streams that are left at once must leave nothing running within 2 s.
+`python -m loadtests.benches.generation`: one client process streams completions in a closed loop.
+The servers take turns within each repeat. There are two models: a toy whose steps take about 2 ms,
+and a larger random Llama whose steps take 30 ms and more. vLLM's own server runs twice: with the
+same engine settings as in Headrace, which is the comparison, and with its defaults. The engine gets
+all processors but one, which is left to servers and client.
+
+Measured are output tokens a second, and p50 and p99 of the time to the first token. Greedy outputs
+must be equal token for token. After 200 streams are cancelled at once, nothing may run 2 s later.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _THREADS = max(1, _PROCESSORS - 1)
 
 
 def made(size: str) -> Path:
-    """The model's folder, made on the first call."""
+    """The model's folder, which the first call creates."""
     hidden, layers = SIZES[size]
     folder = MODELS_DIR / f"{hidden}x{layers}"
     if not (folder / "model.safetensors").is_file():
@@ -165,7 +167,7 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
 
 
 def first_token_bars(mine: Runs, other: Runs, size: str) -> Iterator[BenchVerdict]:
-    """At most 5 % more, or 10 ms."""
+    """Times to the first token may be at most 5 % longer, or 10 ms."""
     for percent in (50, 99):
         value = methodcaller("first_ms", percent)
         ours_ms, theirs_ms = mine.median(value), other.median(value)

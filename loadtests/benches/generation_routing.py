@@ -1,13 +1,16 @@
-"""Bench: short chats beside long prompts, and prompts routed to the replica that knows them.
+"""Bench: do long prompts delay short chats, and do prompts reach the replica that has them cached?
 
-`python -m loadtests.benches.generation_routing`: real servers with engines that are nothing but
-time (`runtime: synthetic`, chunked prefill, a cache of prompts), asked in turn by an open loop.
+`python -m loadtests.benches.generation_routing`: real servers with simulated engines (`runtime:
+synthetic`: chunked prefill, a prefix cache, no computation), which get an open loop in turn.
 
-Long prompts: 30 % of the requests have 2,000 to 3,000 tokens, the rest are chats of 30; Headrace as
-it comes beside one queue, first in, first out (one bucket, no bound on long prompts, no deadline).
-Shared prompts: 24 system prompts of 1,000 tokens over two replicas, none of which holds them all;
-by what replicas know beside by load alone, which takes them in turn; and one replica with half of
-the load, whose share of cached tokens is the measure. The first part of every run is left out.
+Long prompts: 30 % of the requests have prompts of 2,000 to 3,000 tokens, the rest are chats with 30
+tokens. Headrace with its defaults is compared with one first-in, first-out queue (one bucket, no
+bound on long prompts, no deadline).
+
+Shared prompts: requests begin with one of 24 system prompts of 1,000 tokens; neither of the two
+replicas can cache all of them. Placement by cached prefixes is compared with placement by load
+alone, under which replicas take turns. The bound for the share of cached tokens is that of one
+replica with half of the load. The first part of every run is not counted.
 """
 
 from __future__ import annotations
@@ -62,11 +65,11 @@ MOST_OF_FIFO, LEAST_HITS = 0.5, 0.9
 
 @dataclass(frozen=True, slots=True)
 class RoutingMode:
-    """`changes`: of the settings; `load`: in times the study's rate."""
+    """A way to route requests that is compared with others."""
 
     name: str
-    changes: Mapping[str, Any]
-    load: float = 1.0
+    changes: Mapping[str, Any]  # to the settings
+    load: float = 1.0  # as a multiple of the study's rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,10 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRun:
-    """`first_s`: by kind. `cached`: share of prompts' tokens that a replica had read before."""
+    """The result of one run."""
 
-    first_s: Mapping[str, list[float]]
-    cached: float
+    first_s: Mapping[str, list[float]]  # times to the first token, by kind of request
+    cached: float  # share of prompts' tokens that were in a replica's cache
 
     def first_ms(self, kind: str, percent: int) -> float:
         return percentile(self.first_s.get(kind, []), percent) * 1e3
@@ -118,8 +121,8 @@ STUDIES = (
 
 
 def planned(study: Study, way: RoutingMode, seconds: float, seed: int) -> Iterator[PlannedStream]:
-    """Poisson arrivals; the same for every way of a study, save for its load. Other seeds have
-    other requests and the same system prompts."""
+    """Poisson arrivals, the same for all modes of a study but for their load. All seeds have the
+    same system prompts."""
     shared = random.Random(0)
     systems = [_ids(shared, SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
     drawn, at_s = random.Random(seed), 0.0

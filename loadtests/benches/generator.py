@@ -1,13 +1,13 @@
-"""Bench: what the load generator itself costs, and its figures beside another generator's.
+"""Bench: what rate can the load generator send, and do its latencies agree with `wrk`?
 
-`python -m loadtests.benches.generator`: plays the ragged mix open loop to a trivial server on
-loopback at rising rates, from one process, by the whole path that `headrace load` takes: bodies
-rendered, answers' headers read, a record kept. A rate is sent when the run counts. Then a closed
-loop of as many callers as `wrk` has connections, in turn, both against a server that takes 10 ms
-and exponentially more: the same percentiles within noise. What parts of a request cost is measured
-by themselves.
+`python -m loadtests.benches.generator`: one process sends the ragged mix (open loop) to a trivial
+server on loopback at rising rates, by the same code as `headrace load`: it renders bodies, reads
+answers' headers and keeps a record. A rate is reached if the run counts, that is, if requests were
+sent on time. Then a closed loop and `wrk`, with as many connections, take turns against a server
+that answers after 10 ms plus an exponential time; their percentiles must agree. The costs of the
+parts of a request are measured separately.
 
-`wrk` (Debian: `apt install wrk`) is left out where it is not installed.
+Where `wrk` (Debian: `apt install wrk`) is not installed, the bench runs without it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RENDERED = ("oip", "oip-binary", "openai-embeddings", "openai-chat")
 
 @dataclass(frozen=True, slots=True)
 class OpenLoopRun:
-    """One rate, open loop. `counts`: the generator kept up."""
+    """An open loop at one rate. `counts`: whether the generator sent on time."""
 
     rate: float
     offered: int
@@ -108,7 +108,7 @@ def ours(url: str, seconds: float) -> ClosedLoopRun:
 
 
 def wrk(url: str, seconds: float) -> ClosedLoopRun:
-    """Raises CalledProcessError."""
+    """A run of `wrk`. Raises CalledProcessError."""
     command = ["wrk", "-t1", f"-c{CALLERS}", f"-d{seconds:g}", "--latency", f"{url}/v1/embeddings"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     p_ms = {int(p): float(number) * _UNITS[unit] for p, number, unit in _WRK_LINE.findall(said)}
@@ -117,7 +117,7 @@ def wrk(url: str, seconds: float) -> ClosedLoopRun:
 
 
 def parts_us() -> dict[str, float]:
-    """Microseconds a request, of what this client does for it in Python."""
+    """Microseconds of each step that this client takes for a request in Python."""
     planned = Planned(0.5, "default", (24,))
     wires = {name: PROTOCOLS[name](Endpoint("http://host:80", "device")) for name in _RENDERED}
     found = {f"a body rendered, {name}": _us(w.request, planned) for name, w in wires.items()}

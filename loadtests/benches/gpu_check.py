@@ -1,12 +1,12 @@
-"""Checks on this machine's GPU everything that could not be run where it was written.
+"""Checks all backends on this machine's GPU; most of this cannot run on machines without one.
 
 `make gpu-check` (`python -m loadtests.benches.gpu_check`) runs the conformance suite over all
-backends, then `headrace verify` and `headrace profile` for MiniLM on each backend's GPU ways, and
-writes what it saw to `out/gpu-check`: GPU, driver, versions, what passed, was skipped and failed,
-and how long each took, as JSON and as Markdown. What is not installed is said to be missing.
+backends, then `headrace verify` and `headrace profile` for MiniLM in each GPU mode of each backend.
+It writes to `out/gpu-check`, as JSON and as Markdown: the GPU, the driver, versions, and for each
+step whether it passed, was skipped, failed or lacks a package, and how long it took.
 
-It ends with 1 where something failed, was not verified or is missing, 2 where there is no NVIDIA
-GPU and `--without-gpu` is not given; that option tries the check itself, on any machine.
+Exit codes: 1 if a step failed, was not verified or lacks a package; 2 if there is no NVIDIA GPU and
+`--without-gpu` is not given. That option tries the check itself, on any machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PACKAGES = (
     "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-python", "openvino", "numpy",
 )  # fmt: skip
 QUERY = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
-HALF = {"cosine": 0.9999}  # of a row's embedding to that in fp32
+HALF = {"cosine": 0.9999}  # tolerance of 16-bit modes: a row's embedding against that in fp32
 GPU_MODES: Mapping[str, Mapping[str, Any]] = {
     "torch eager": {"runtime": "torch", "options": {"device": "cuda"}},
     "torch unpinned": {"runtime": "torch", "options": {"device": "cuda", "pinned": False}},
@@ -72,32 +72,32 @@ GPU_MODES: Mapping[str, Mapping[str, Any]] = {
     },
     "tensorrt fp16": {"runtime": "tensorrt", "precision": "fp16", "accept": HALF, "options": {}},
 }
-UNVERIFIED = "unverified here"  # in the suite's words on a backend whose hardware is missing
+UNVERIFIED = "unverified here"  # in the suite's reason for skipping a backend without its hardware
 SUITE = ("tests/conformance", "tests/runtimes")
-# What a command says of a backend that is not installed here, or not for GPUs.
+# Messages of commands when a backend is not installed, or not in a build for GPUs.
 NOT_HERE = (
     "runtime needs its package", "sees no CUDA GPU", "sees no TensorRT",
     "could not start TensorrtExecutionProvider",
 )  # fmt: skip
-TAIL = 1500  # characters kept of what a failed command said
+TAIL = 1500  # characters that are kept of a failed command's output
 LONGEST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`outcome`: passed, failed, missing, where a command or a backend is not installed, or
-    incomplete, where what needs the GPU was skipped; `counts`: of tests, by outcome; `said`:
-    why."""
+    """One step of the check."""
 
     name: str
+    # passed; failed; missing (a command or backend is not installed); or incomplete (tests that
+    # need the GPU were skipped)
     outcome: str
     seconds: float
-    counts: Mapping[str, int] = field(default_factory=dict)
-    said: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)  # of tests, by outcome
+    said: str = ""  # the reason, if the step did not pass
 
 
 def gpus(text: str) -> list[dict[str, str]]:
-    """One dict a line of `nvidia-smi --query-gpu … --format=csv,noheader`."""
+    """Parses `nvidia-smi --query-gpu … --format=csv,noheader`: a dict for each line."""
     lines = [line for line in text.splitlines() if line.strip()]
     return [
         dict(zip(QUERY, (cell.strip() for cell in line.split(",")), strict=False)) for line in lines
@@ -124,7 +124,7 @@ def versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def suite_step(report: Path, seconds: float, code: int, said: str) -> Step:
-    """From pytest's own report; its reasons for skipping are what was not verified."""
+    """The suite's step, from pytest's report. Tests skipped as UNVERIFIED make it incomplete."""
     if not report.is_file():
         return Step("conformance", "failed", seconds, said=said[-TAIL:])
     counts: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def suite_step(report: Path, seconds: float, code: int, said: str) -> Step:
 
 
 def command_step(name: str, command: Sequence[str], result: Path | None = None) -> Step:
-    """`result`: where what it says is kept, once it has said it."""
+    """Runs a command as a step. `result`: the file for its output."""
     begin = time.perf_counter()
     code, said = ran(command)
     seconds = time.perf_counter() - begin
@@ -156,7 +156,7 @@ def command_step(name: str, command: Sequence[str], result: Path | None = None) 
 
 
 def ran(command: Sequence[str]) -> tuple[int, str]:
-    """Its exit code and what it said, both streams together."""
+    """Runs a command; its exit code and its output, both streams together."""
     try:
         done = subprocess.run(
             command,
@@ -172,7 +172,7 @@ def ran(command: Sequence[str]) -> tuple[int, str]:
 
 
 def steps(out: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterable[Step]:
-    """One after the other; each is printed by whoever takes it."""
+    """Runs the steps one after another and yields each; the caller prints them."""
     report = out / "conformance.xml"
     report.unlink(missing_ok=True)
     begin = time.perf_counter()
@@ -202,7 +202,7 @@ def slug(name: str) -> str:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The record as Markdown, for docs and for whoever asked."""
+    """The record as Markdown."""
     lines = [f"# What works on this machine's GPU ({record['date']})", "", record["machine"], ""]
     lines += [", ".join(gpu.values()) for gpu in record["gpus"]] or ["No NVIDIA GPU."]
     lines += ["", ", ".join(f"{name} {version}" for name, version in record["versions"].items())]

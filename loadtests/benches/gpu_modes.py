@@ -1,9 +1,9 @@
-"""Bench: what the ways to run a model on an NVIDIA GPU give on ragged work.
+"""Bench: how fast is each mode of each backend on an NVIDIA GPU, on ragged work?
 
-`python -m loadtests.benches.gpu_modes`: MiniLM, and BERTs of two published sizes with random
-weights, over perfectly sorted batches of the ragged mix in a loop, then rows alone. The ways of one
-model are held by one process and take turns. Tokens a second are real ones: what a way pads more,
-it has to make good. It needs an NVIDIA GPU and a build of the backend for CUDA.
+`python -m loadtests.benches.gpu_modes`: runs MiniLM, and BERTs of two published sizes with random
+weights, in a loop over sorted batches of the ragged mix, then over single rows. One process has all
+modes of a model loaded and runs them in turn. Tokens a second exclude padding, so a mode that pads
+more must make up for that. Needs an NVIDIA GPU and a build of the backend for CUDA.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ WAYS: Mapping[str, GpuWay] = {
 
 
 def settings_of(model: str, ways: Mapping[str, GpuWay]) -> Settings:
-    """One file, a model a way, named by its place."""
+    """Settings with a model for each mode, named by its position."""
     models = {}
     for at, way in enumerate(ways.values()):
         changes = {

@@ -1,9 +1,9 @@
-"""Bench: images answered a second, and what large ones cost those who send small ones.
+"""Bench: how many images a second are served, and do large images delay callers of small ones?
 
-`python -m loadtests.benches.images`: the digits example through `:classify`, raw bodies: its own
-held-out PNGs of 8 x 8, and JPEGs of 640 x 480 which cost decoding and resizing. Then small images
-of one client alone, and beside another that sends a 20-megapixel JPEG after the other. The client
-shares the processors with the server.
+`python -m loadtests.benches.images`: sends raw images to the digits example's `:classify`: its
+held-out PNGs of 8 x 8, and JPEGs of 640 x 480, which must be decoded and resized. Then one client
+sends small images, first alone and then beside a second client that sends one 20-megapixel JPEG
+after another. The clients share the processors with the server.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from loadtests.client.tally import LoadResult
 from loadtests.results.report_table import BenchVerdict, Table
 
 PATH = "/v1/models/digits:classify"
-LATENCY_MS = 5000.0  # a measure of throughput: nobody is late, nothing is refused
+LATENCY_MS = 5000.0  # this measures throughput, so no request may be late or refused
 
 
 def jpeg(width: int, height: int) -> bytes:
-    """Smooth noise, as photographs are to a decoder."""
+    """A JPEG of smooth noise, which takes a decoder as long as a photograph."""
     coarse = np.random.default_rng(0).integers(0, 256, (height // 40, width // 40, 3), np.uint8)
     image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
     out = io.BytesIO()
@@ -49,7 +49,7 @@ def jpeg(width: int, height: int) -> bytes:
 
 
 def pngs() -> list[bytes]:
-    """The held-out digits that the server's start has left in its cache."""
+    """The held-out digits, which the server wrote into its cache at its start."""
     made = HOME_DIR / "cache" / "headrace" / "made"
     newest = max(made.glob("digits-*"), key=lambda folder: folder.stat().st_mtime)
     return [file.read_bytes() for file in sorted(Path(newest, "held_out").glob("*.png"))]

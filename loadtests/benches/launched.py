@@ -1,9 +1,9 @@
-"""A server under test: starts it, waits until it is up, and leaves nothing of it behind.
+"""Starts a server under test, waits until it is ready, and stops it with all its processes.
 
-A context manager around one subprocess: starts it with a mark that its descendants inherit, waits
-until a URL answers 200, stops it by SIGTERM and looks for what stayed behind. Leftovers are ended
-by their process ids; after a stop of our own server they make the bench fail. Output goes to a
-file whose end is shown when the start fails.
+`launched` is a context manager around one child process. The child gets a mark in its environment,
+which its descendants inherit. The server is ready when a URL answers 200. It is stopped by SIGTERM;
+processes with the mark that remain are ended by their ids, and fail the bench if the server is our
+own (`strict`). Output goes to a file, whose end is shown if the start fails.
 """
 
 from __future__ import annotations
@@ -31,32 +31,31 @@ GRACE_S = 5.0
 
 
 class ServerTrouble(RuntimeError):
-    """The server did not start, or did not end as it should."""
+    """The server did not start, or left processes behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`ready_url` answers 200 when the server is up. `strict`: leftovers after a stop are an error
-    (ours), not only ended (other people's)."""
+    """How to start a server, and how to know that it is ready."""
 
     name: str
     command: Sequence[str]
     url: str
-    ready_url: str
+    ready_url: str  # answers 200 once the server is ready
     environ: Mapping[str, str] = field(default_factory=dict)
     start_limit_s: float = 180.0
     stop_limit_s: float = 60.0
-    strict: bool = False
+    strict: bool = False  # processes that remain after a stop are an error, besides being ended
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """`url` is where requests go; `ready_s`: seconds from start to ready."""
+    """A server that is ready."""
 
     name: str
-    url: str
-    mark: str
-    ready_s: float
+    url: str  # where requests go
+    mark: str  # in the environment of its processes
+    ready_s: float  # seconds from its start until it was ready
     log: Path
 
     def usage(self, *, memory: bool = False) -> list[Usage]:
@@ -64,7 +63,7 @@ class RunningServer:
 
 
 def free_port() -> int:
-    """Free at the moment of asking; nothing reserves it."""
+    """A port that is free at this moment; nothing reserves it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -72,7 +71,7 @@ def free_port() -> int:
 
 
 def get_status(url: str, timeout_s: float = 2.0) -> int:
-    """0 when nothing answers."""
+    """The HTTP status; 0 if nothing answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return int(answer.status)
@@ -84,7 +83,7 @@ def get_status(url: str, timeout_s: float = 2.0) -> int:
 
 @contextlib.contextmanager
 def launched(launch: Launch) -> Iterator[RunningServer]:
-    """Raises `ServerTrouble`."""
+    """Yields the running server. Raises `ServerTrouble`."""
     LOG_DIR.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     log = LOG_DIR / f"{launch.name}.log"
@@ -112,13 +111,13 @@ def wait_until_ready(launch: Launch, child: subprocess.Popen[bytes], log: Path) 
             raise ServerTrouble(f"{launch.name} ended with {child.returncode}:\n{tail(log)}")
         if time.perf_counter() > deadline:
             raise ServerTrouble(
-                f"{launch.name} not ready in {launch.start_limit_s:g} s:\n{tail(log)}"
+                f"{launch.name} is not ready after {launch.start_limit_s:g} s:\n{tail(log)}"
             )
         time.sleep(POLL_S)
 
 
 def stop(launch: Launch, child: subprocess.Popen[bytes], mark: str) -> list[str]:
-    """Ends everything that carries the mark; returns what the server itself had left running."""
+    """Ends all processes with the mark; returns those that the server itself had left running."""
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -131,8 +130,8 @@ def stop(launch: Launch, child: subprocess.Popen[bytes], mark: str) -> list[str]
 
 
 def remaining(mark: str) -> list[psutil.Process]:
-    """What is still there after a grace: children of a child that has just ended notice it by a
-    closed pipe (the dashboard's fork server is one)."""
+    """Processes with the mark that are still there after a while: a process whose parent has just
+    ended notices that by a closed pipe (as the dashboard's fork server does)."""
     deadline = time.perf_counter() + GRACE_S
     while (left := marked(mark)) and time.perf_counter() < deadline:
         time.sleep(POLL_S)

@@ -1,10 +1,11 @@
-"""Bench: what each length keeps of the device in overload, on virtual time.
+"""Bench: does each length of rows get its fair share of the device in overload? Simulated.
 
-`ragged-mix` run by `headrace simulate`: first at rates that rise, for the peak, the highest of them
-up to which at least 99 % of what is offered is in time; then at multiples of it. A length's fair
-share is the lesser of what it asks for and an equal part of what the others leave of all that was
-served in time; its unit is the seconds that a row takes of a device as one of a full batch of its
-own length (`compare.shares`, the same sums that the real server is judged by).
+`headrace simulate` runs the scenario `ragged-mix`, first at rising rates to find the peak (the
+highest rate up to which at least 99 % of the offered requests are answered in time), then at
+multiples of the peak. Shares are of the device seconds of all rows answered in time. A length's
+fair share is the lesser of its demand and an equal part of what the other lengths leave. A row
+counts for the seconds that it takes as part of a full batch of its own length (`compare.shares`
+computes the same for real servers).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def at(rate: float, options: Options) -> Found:
 
 
 def peak_of(searched: list[tuple[float, Found]]) -> float:
-    """The last rate before the first that misses."""
+    """The last rate before the first at which too few requests are in time."""
     best = RATES[0]
     for rate, found in searched:
         if found["in_slo"] < IN_TIME:
@@ -56,7 +57,7 @@ def peak_of(searched: list[tuple[float, Found]]) -> float:
 
 
 def kept_shares(found: Found) -> list[Kept]:
-    """Shares of the whole device's time, by length."""
+    """Each length's share of the device's time."""
     buckets, seconds = found["buckets"], found["seconds"]
     asked = {edge: buckets[edge]["offered"] * COSTS_MS[edge] / 1e3 / seconds for edge in NAMES}
     served = {edge: asked[edge] * buckets[edge]["in_slo"] for edge in NAMES}

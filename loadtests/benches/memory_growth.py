@@ -1,8 +1,9 @@
-"""Whether a server's memory grows, where some of its processes are replaced now and then.
+"""Does a server's memory grow, if some of its processes are replaced during the run?
 
-Two figures of samples of a `SoakWatch`, a warm-up left out: processes that lived throughout, each
-by the slope of a straight line; and all together, by the median of the beginning and of the end.
-Processes that were replaced are compared with their successors at the same age.
+Computes figures from the samples of a `SoakWatch`, without the first third. Processes that lived
+throughout are judged each by the slope of a straight line through its samples, all processes
+together by the medians of the beginning and of the end. Processes that were replaced are compared
+with their successors at the same age.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from loadtests.benches.soak_watch import MIB, SoakSample, growth_mib_per_hour
 
 RAYS = ("gcs", "raylet", "dashboard", "ray's monitors", "proxy", "idle worker")
 AGE_S = 60.0
-_EDGE = 10  # the first and the last tenth of what counts
+_EDGE = 10  # beginning and end are the first and the last tenth of the samples that count
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrowth:
-    """Of a process, or of all: MiB after the warm-up, share that it has grown by until the end."""
+    """The growth of one process, or of all together."""
 
     name: str
-    began_mib: float
-    share: float
+    began_mib: float  # after the first third
+    share: float  # growth until the end over `began_mib`
 
     @property
     def role(self) -> str:
@@ -33,7 +34,7 @@ class MemoryGrowth:
 
 
 def lived(samples: Sequence[SoakSample]) -> list[MemoryGrowth]:
-    """Processes of the whole last two thirds."""
+    """Growth of each process that lived throughout the last two thirds."""
     late = samples[len(samples) // 3 :]
     if len(late) < 3:
         return []
@@ -50,7 +51,7 @@ def lived(samples: Sequence[SoakSample]) -> list[MemoryGrowth]:
 
 
 def whole(samples: Sequence[SoakSample]) -> MemoryGrowth:
-    """The server's resident memory."""
+    """Growth of the resident memory of all processes together."""
     late = [sum(each.rss_bytes.values()) / MIB for each in samples[len(samples) // 3 :]]
     edge = max(1, len(late) // _EDGE)
     began, ended = median(late[:edge]), median(late[-edge:])
@@ -58,8 +59,10 @@ def whole(samples: Sequence[SoakSample]) -> MemoryGrowth:
 
 
 def at_same_age(samples: Sequence[SoakSample]) -> dict[str, list[float]]:
-    """By role: MiB of each process when it had been seen for AGE_S, in the order of their births;
-    of those that were born later than the first sample."""
+    """By role: MiB of each process AGE_S after it first appeared, in the order of appearance.
+
+    Only processes that started after the first sample count.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     born: dict[str, float] = {}
     seen = set[str]()

@@ -1,9 +1,10 @@
-"""Bench: the time until a server is ready, cold and staged, and the memory it then holds.
+"""Bench: how long does a server take to start, cold and staged, and how much memory does it use?
 
 `python -m loadtests.benches.memory_start --examples minilm device`: starts `headrace serve` with an
-empty cache (cold: converting and compiling included) and again with the cache that made (staged),
-from the start of the command to `/readyz`. Memory is read after a little traffic, by process:
-resident bytes, and the proportional set size, in which pages shared by several count once.
+empty cache (cold, which includes converting and compiling the model) and again with the cache that
+the first start filled (staged). The time is from the command's start until `/readyz` answers 200.
+Memory is read after some traffic, by process: resident bytes, and the proportional set size, in
+which shared pages count once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ COLD, STAGED = "cold", "staged"
 
 @dataclass(frozen=True, slots=True)
 class ServerStart:
-    """`memory`: by role (processes, resident bytes, proportional bytes)."""
+    """One start. `memory`: by role (number of processes, resident bytes, proportional bytes)."""
 
     ready_s: float
     memory: Mapping[str, tuple[int, int, int]]
@@ -85,7 +86,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
 
 
 def memory_table(name: str, memory: Mapping[str, tuple[int, int, int]]) -> Table:
-    """Largest first, with a sum."""
+    """A table of memory by role, largest first, with a sum."""
     ordered = sorted(memory.items(), key=lambda item: -item[1][1])
     rows = [(role, count, rss / MIB, pss / MIB) for role, (count, rss, pss) in ordered]
     sums = [sum(row[column] for row in memory.values()) for column in range(3)]

@@ -1,8 +1,7 @@
-"""A server's `/metrics` as numbers that a bench can subtract.
+"""Reads a server's `/metrics` into samples, and sums and subtracts them.
 
-Reads the Prometheus text format into samples and sums them by family and label. Counters and
-histogram sums grow from the server's start, so a measurement is the difference of two pages. It
-knows the format, not which metrics there are.
+Counters and histogram sums grow from the server's start, so a measurement is the difference of two
+pages. This module knows the Prometheus text format, not which metrics there are.
 
 Source: Prometheus exposition formats, text format 0.0.4.
 """
@@ -25,7 +24,7 @@ class MetricSample:
 
 
 def parse(text: str) -> list[MetricSample]:
-    """Raises `ValueError` where the text is not in the format."""
+    """The samples of a page. Raises `ValueError` if the text is not in the format."""
     return [
         MetricSample(sample.name, dict(sample.labels), float(sample.value))
         for family in text_string_to_metric_families(text)
@@ -53,7 +52,7 @@ def by_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[str
 def mean_by_label(
     before: list[MetricSample], after: list[MetricSample], histogram: str, label: str
 ) -> dict[str, tuple[float, float]]:
-    """By label: (observations, mean) of a histogram between two pages."""
+    """By value of `label`: observations between two pages, and their mean."""
     sums_before = by_label(before, f"{histogram}_sum", label)
     counts_before = by_label(before, f"{histogram}_count", label)
     sums, counts = (

@@ -1,8 +1,8 @@
-"""The requests of the ragged mix for MiniLM.
+"""Makes the requests of the ragged mix for MiniLM.
 
-Requests of one row of token ids each, 70 % of 8–32, 25 % of 64–128, 5 % of 256–512 tokens, drawn
-once from a seeded generator and sent in random order by clients who wait for their answer. A call's
-weight is its tokens, so that a load's weight rate is tokens a second.
+A request has one row of token ids: 70 % have 8–32, 25 % 64–128 and 5 % 256–512 tokens. They are
+drawn once from a seed and sent in random order by a closed loop. A call's weight is its number of
+tokens, so that a load's weight rate is tokens a second.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Bench: what do callers notice while a model is changed again and again, well and badly?
+"""Bench: do callers notice while good and bad versions of a model are rolled out?
 
-`python -m loadtests.benches.model_changes [--changes 27]`: two gateways, one model of `REPLICAS`
-replicas that run a request at a time, asked at a fixed rate, `LOAD` of what they can do, whether
-answers come or not, and changed as `loadtests.benches.changing_model` says.
+`python -m loadtests.benches.model_changes [--changes 27]`: two gateways and one model with
+`REPLICAS` replicas, which run one request at a time. An open loop sends `LOAD` of their capacity
+while versions change as in `loadtests.benches.changing_model`.
 
-Promises: no request failed or was answered wrongly; every good change was made, every bad one taken
-back.
+Promises: no request fails or is answered wrongly; every good version is promoted and no bad one.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class Changes:
-    """longest_s: that an answer took while the model changed, quiet_s: and while it did not."""
+    """The result of a run."""
 
     made: list[MadeChange] = field(default_factory=list)
-    asked: int = 0
-    longest_s: float = 0.0
-    quiet_s: float = 0.0
+    asked: int = 0  # requests
+    longest_s: float = 0.0  # longest answer while the model changed
+    quiet_s: float = 0.0  # longest answer while it did not change
     failures: list[str] = field(default_factory=list)
     changed_until_s: float = 0.0
 

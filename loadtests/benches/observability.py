@@ -1,9 +1,10 @@
-"""Bench: what metrics, logs and traces cost.
+"""Bench: how much throughput do traces and scraped metrics cost?
 
-`python -m loadtests.benches.observability`: requests a second to the fake device, alternating
-between tracing off (the baseline), tracing sampled at 1 % to a collector that throws it away, and
-at 1 % while `/metrics` is scraped every second. Metrics and stage histograms are always on; there
-is no switch to compare them with. Promise: 1 % sampling costs at most 5 % of throughput.
+`python -m loadtests.benches.observability`: measures requests a second to the fake device, in turn
+without tracing (the baseline), with 1 % of requests traced to a collector that discards spans, and
+with 1 % traced while `/metrics` is scraped every second. Metrics and stage histograms cannot be
+switched off, so their own cost is not measured. Promise: tracing 1 % costs at most 5 % of
+throughput.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class Observed:
 
 @dataclass(slots=True)
 class SpanSink:
-    """Takes OTLP over HTTP, counts it and throws it away: the exporter's cost is the server's, that
-    of a real collector is not part of the figure. `endpoint`: for the server's settings."""
+    """Accepts OTLP over HTTP, counts the posts and discards them.
 
-    endpoint: str = ""
+    So the figure includes the cost of the server's exporter, but not that of a real collector.
+    """
+
+    endpoint: str = ""  # for the server's settings
     posts: int = 0
 
 
@@ -72,7 +75,7 @@ def span_sink() -> Iterator[SpanSink]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing: it would interleave with the bench's own lines."""
+            """Logs nothing, since that would mix with the bench's own output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     sink.endpoint = f"http://127.0.0.1:{server.server_port}/v1/traces"

@@ -1,13 +1,13 @@
-"""Bench: what a server costs around a device that takes 2 ms a batch of at most 32.
+"""Bench: how much do servers cost around a device that takes 2 ms for a batch of at most 32 rows?
 
-`python -m loadtests.benches.overhead`: 24 INT64 a request as JSON over HTTP at 1, 32 and 128
-clients, against Headrace, plain Ray Serve and Triton, started in turn within each repeat so that
-drift of the machine meets them alike. Requests a second, p50 and p99, ratios of medians, CPU
-microseconds a request by process and by stage. A system that answers with errors shows them.
+`python -m loadtests.benches.overhead`: 1, 32 and 128 clients send 24 INT64 a request as JSON over
+HTTP to Headrace, plain Ray Serve and Triton. The servers take turns within each repeat, so that
+drift of the machine affects all alike. Measured are requests a second, p50 and p99, ratios of
+medians, and CPU microseconds a request by process and by stage. Errors are shown too.
 
-`ray-serve` is the plain app with `max_ongoing_requests` raised so that batches can form;
-`ray-serve-defaults` leaves even that as it comes. `triton` runs the device in Triton's Python
-backend; `pytriton` binds it through PyTriton.
+`ray-serve` is a plain Serve app with `max_ongoing_requests` raised so that batches can form;
+`ray-serve-defaults` has Serve's default. `triton` runs the device in Triton's Python backend;
+`pytriton` binds it through PyTriton.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ RATE = "result.rate"
 
 
 def system(name: str) -> AbstractContextManager[RunningServer]:
-    """A peer is started as its own documentation starts it; Triton's environment is made when it is
-    not there yet (half a minute)."""
+    """Starts a server. A peer is started as its documentation says. Triton's environment is made
+    first if it does not exist, which takes half a minute."""
     if name == HEADRACE:
         return headrace(example("device"), name=name)
     port = free_port()
@@ -111,7 +111,7 @@ def speed_table(done: Runs, options: Options, clients: int) -> Table:
 
 
 def cpu_table(done: Runs, options: Options) -> Table:
-    """Headrace's CPU by process; what takes less than half a microsecond is left out."""
+    """Headrace's CPU time by process, without processes below half a microsecond a request."""
     mine = done.of(HEADRACE)
     rows = []
     for role in sorted({role for each in mine.results for role in each.cpu_us}):

@@ -1,14 +1,16 @@
-"""Bench: a real server's goodput at ten times its capacity, and how fast it refuses.
+"""Bench: what is a real server's goodput at ten times its capacity, and how fast does it refuse?
 
-`python -m loadtests.benches.overload`: a synthetic device of 49/s behind `headrace serve`, open
-loop at 0.9, 1, 2 and 10 times that, then 80 % of it with a burst of 10 s at ten times; callers come
-again up to three times (five in the burst), either at once or after the `Retry-After` they were
-given. A tenth of the load comes from a tenant that may send 5/s, and is told 429; the others are
-told 503 when the system is full. Rows are token ids, or texts that the gateway tokenises.
+`python -m loadtests.benches.overload`: a synthetic device with a capacity of 49/s behind `headrace
+serve` gets an open loop at 0.9, 1, 2 and 10 times its capacity, then 80 % of its capacity with a
+burst of 10 s at ten times. Refused callers try again, up to three attempts (five in the burst),
+either at once or after the `Retry-After` of the refusal. A tenth of the load comes from a tenant
+with a limit of 5/s, which gets 429; other tenants get 503 when the server is full. Rows are token
+ids, or texts that the gateway tokenises.
 
-Promises: in-SLO answers a second at least 95 % of the best rate, back to that (or to all that is
-offered) within 10 s after the burst, refusals' p99 under 10 ms at ten-fold load, from the request's
-leaving to its answer. The client shares the machine; how late it sent is shown as lag.
+Promises: answers within the SLO are at least 95 % of the best rate from 2 times the capacity on,
+and again (or of all that is offered) within 10 s after the burst; at 10 times, p99 of refusals is
+below 10 ms from the sending of a request. The client shares the machine; how late it sent is shown
+as lag.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ LOAD, BURST = "load", "burst"
 
 
 def runs(options: Options) -> Iterator[BenchRun]:
-    """A server for each kind of rows and of callers; both together are a run's case."""
+    """Runs with a server for each kind of rows and of callers; the two are a run's case."""
     for body, caller in product(options.bodies, options.callers):
         with headrace(settings_of(body), name="overload") as running:
             for load in options.loads:

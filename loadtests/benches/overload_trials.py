@@ -1,9 +1,9 @@
-"""One overload: who calls how often, and what came of it.
+"""Runs one overload or one burst against a server, and evaluates the answers.
 
-A load is Poisson arrivals at a multiple of the device's capacity for some seconds; a burst is ten
-times the capacity in the middle of 80 % of it. Callers who are refused come again. A tenth of a
-load comes from a tenant that may send 5/s. Everything counts by when it was meant to be sent, but
-refusals, which count from when they left: how late this client is, is not the server's doing.
+An overload is Poisson arrivals at a multiple of the device's capacity for some seconds. A burst is
+ten times the capacity, in the middle of a load of 80 % of it. Refused callers try again. A tenth of
+a load comes from a tenant with a limit of 5/s. Latencies count from when a request was due to be
+sent, those of refusals from when it was sent, since the client's delay is not the server's fault.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BURST_FROM_S, BURST_S, BURST_RUN_S = 5.0, 10.0, 35.0
 
 @dataclass(frozen=True, slots=True)
 class OverloadTrial:
-    """One load on one server. `refusal_ms`: by status, from leaving to the answer."""
+    """The result of one overload. `refusal_ms`: by status, from sending to the answer."""
 
     body: str
     caller: str
@@ -79,20 +79,22 @@ class OverloadTrial:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """`kept`: of what was sent (`offered`) in each second from the burst's end on, how many were
-    answered in time."""
+    """The result of one burst. Tuples have an item for each second after the burst's end."""
 
     body: str
     caller: str
-    kept: tuple[int, ...]
-    offered: tuple[int, ...]
+    kept: tuple[int, ...]  # of `offered`, those that were answered in time
+    offered: tuple[int, ...]  # requests due to be sent in that second
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
     def back_s(self, best: float) -> float:
-        """From when on every `WINDOW_S` seconds kept what they could: all that was offered, or
-        `best` a second; NaN while the last ones do not."""
+        """Seconds after the burst until goodput is back for good, in every `WINDOW_S` seconds.
+
+        It is back if all offered requests, or `best` a second, are answered in time. NaN if it is
+        not back at the end.
+        """
         starts = range(len(self.kept) - WINDOW_S + 1)
         short = [at for at in starts if not self._kept_up(at, best)]
         back = short[-1] + 1 if short else 0
@@ -108,7 +110,7 @@ class Burst:
 
 
 def callers_of(caller: str) -> list[str]:
-    """The scenario's tenants: whoever, and one that is over its own limit."""
+    """The scenario's tenants: an ordinary one, and one that exceeds its limit."""
     honours = str(CALLERS[caller]).lower()
     policy = f"{{attempts: 3, backoff_ms: 100, retry_after: {honours}}}"
     shares = {"default": 9, LIMITED: 1}

@@ -1,8 +1,8 @@
-"""Bench: what the policies promise, on virtual time.
+"""Bench: do the scheduling policies keep their promises? Simulated.
 
-Each promise is a scenario of `loadtests/scenarios` run by `headrace simulate`, beside the run it is
-compared with: first in, first out, the tenants alone, no hedging, a healthy pool. Everything is
-decided by the scenarios' seeds; what is measured is the scheduling, not this machine.
+For each promise, `headrace simulate` runs a scenario of `loadtests/scenarios`, and the run that it
+is compared with: first in first out, the tenants alone, no hedging, healthy replicas. The
+scenarios' seeds decide everything, so the results do not depend on this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, R
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most
 
 SCENARIOS = Path("loadtests/scenarios")
-RESOLUTION = 1.02  # percentiles come from histograms; two runs that are alike differ by so much
+RESOLUTION = 1.02  # percentiles come from histograms, so equal runs may differ by this factor
 LONGEST = 1.5  # times the longest batch's service time
 LIMIT_S = 3600
 VICTIMS = ("one", "two", "three")
@@ -51,7 +51,10 @@ Found = Mapping[str, Any]
 
 
 def simulated(name: str, scenario: str, more: Sequence[str]) -> dict[str, Any]:
-    """What `headrace simulate` says of the scenario, with more arguments. Raises RuntimeError."""
+    """The result of `headrace simulate` for a scenario. `more`: further arguments.
+
+    Raises RuntimeError.
+    """
     path = str(SCENARIOS / f"{scenario}.yaml")
     command = [sys.executable, "-m", "deployments.cli", "simulate", path, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -73,7 +76,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 
 def of(*path: str, times: float = 1) -> Callable[[Runs], Cell]:
-    """What stands at a path of a run's JSON."""
+    """A column: the value at a path of a run's JSON."""
 
     def value(mine: Runs) -> Cell:
         found: Any = mine.results[0]
@@ -193,7 +196,7 @@ def pool_bars(found: Found) -> Iterator[BenchVerdict]:
 
 
 def end_bars(found: Found) -> Iterator[BenchVerdict]:
-    """The burst ends 30 s into the measured time; what is left over when all has ended is a bug."""
+    """The burst ends 30 s into the measured time. Anything left at the end is a bug."""
     seconds, left = found["burst"]["time_series"], found["chaos"]["left_over"]
     offered, in_slo = (sum(seconds[key]["default"][40:]) for key in ("offered", "in_slo"))
     yield at_least("burst: in SLO again 10 s after it", 100 * in_slo / max(1, offered), 95, " %")

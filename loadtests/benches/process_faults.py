@@ -1,9 +1,9 @@
-"""Injects faults into a running server's processes, one after the other: kill, terminate or stop.
+"""Injects faults into a running server's processes, one after another: SIGKILL, SIGTERM or SIGSTOP.
 
-Each fault is a process and a signal; a seed decides their order. Kill and terminate strike the
-youngest process of a name. Stop (SIGSTOP, then SIGCONT after `STOPPED_S`, which is shorter than any
-watchdog's limit) strikes the oldest, so that one process of each name may live throughout. The next
-fault comes when everything that the last one took is back, or after `BACK_S`. Times are those of
+A fault is a process and a signal; a seed decides their order. SIGKILL and SIGTERM go to the newest
+process of a kind. SIGSTOP, followed by SIGCONT after `STOPPED_S` (which is shorter than any
+watchdog's limit), goes to the oldest, so that one process of each kind can live throughout. The
+next fault is injected when all processes are back, or after `BACK_S`. Times are those of
 `time.monotonic`.
 """
 
@@ -28,20 +28,18 @@ STOPPED_S = 3.0
 BACK_S = 150.0
 GONE_S = 60.0
 _LOOKS_S, _GONE_LOOKS_S = 1.0, 0.05
-_STAND_IN = ".stand-in"  # answers until Serve has its own HAProxy again
+_STAND_IN = ".stand-in"  # the HAProxy that answers until Serve has started its own again
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """`title`: of the process; `number`: how many there are at least; `ends`: whose requests end
-    with it, by the names of their callers (nothing else may be lost); `port`: whether nobody can
-    connect until it is back, too."""
+    """A kind of process that faults hit."""
 
     name: str
-    title: str
-    number: int = 1
-    ends: frozenset[str] = frozenset()
-    port: bool = False
+    title: str  # part of the process's title
+    number: int = 1  # how many there are, at least
+    ends: frozenset[str] = frozenset()  # callers whose requests may be lost with the process
+    port: bool = False  # whether, besides, nobody can connect until the process is back
 
     def is_it(self, title: str) -> bool:
         return re.search(self.title, title) is not None and _STAND_IN not in title
@@ -54,8 +52,11 @@ def server_processes(
     streams: frozenset[str] = frozenset(),
     everybody: frozenset[str] = frozenset(),
 ) -> tuple[Struck, ...]:
-    """`models`: those of their own; `streams`, `everybody`: callers whose requests end with a
-    gateway, and with HAProxy."""
+    """All kinds of processes of a server.
+
+    `models`: the models' own processes. `streams`: callers whose requests may be lost with a
+    gateway. `everybody`: callers whose requests may be lost with HAProxy.
+    """
     return (
         Struck("a gateway", r"^ray::ServeReplica:gateway:", gateways, streams),
         *models,
@@ -79,25 +80,24 @@ class ProcessFault:
 
 @dataclass(slots=True)
 class Injected:
-    """gone_s: when the process was there no more, or went on; back_s: seconds until all were there
-    again, infinite where they were not in time. pid: of what was struck."""
+    """A fault that was injected."""
 
     fault: ProcessFault
     at_s: float
-    gone_s: float
-    back_s: float = float("inf")
-    pid: int = 0
+    gone_s: float  # when the process had ended, or (after SIGSTOP) continued
+    back_s: float = float("inf")  # seconds until all processes were back; infinite: not in time
+    pid: int = 0  # of the process
 
     @property
     def ends(self) -> bool:
-        """Whether the process was to end."""
+        """Whether the fault ends the process."""
         return self.fault.signal != signal.SIGSTOP
 
 
 def schedule(
     struck: Sequence[Struck], rng: random.Random, signals: Sequence[signal.Signals] | None = None
 ) -> list[ProcessFault]:
-    """Every process by every signal, in random order."""
+    """A fault for each kind of process and signal, in random order."""
     kinds = signals or (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
     faults = [ProcessFault(each, kind) for each in struck for kind in kinds]
     rng.shuffle(faults)
@@ -105,7 +105,7 @@ def schedule(
 
 
 def titled(running: RunningServer) -> Iterator[tuple[psutil.Process, str]]:
-    """All processes of the server that are not stopped, with their titles."""
+    """The server's processes that are not stopped by a signal, with their titles."""
     for process in marked(running.mark):
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_STOPPED:
@@ -115,7 +115,7 @@ def titled(running: RunningServer) -> Iterator[tuple[psutil.Process, str]]:
 def missing(
     running: RunningServer, struck: Sequence[Struck], without: Collection[int] = ()
 ) -> list[str]:
-    """Names of which there are fewer than there should be, processes `without` not counted."""
+    """Names of the kinds with too few processes. Processes with an id in `without` do not count."""
     counts: Counter[str] = Counter()
     for process, title in titled(running):
         if process.pid not in without:
@@ -124,12 +124,13 @@ def missing(
 
 
 def strike(running: RunningServer, fault: ProcessFault, over: threading.Event) -> Injected | None:
-    """Returns when the process is gone, or goes on; None where there is none of that name."""
+    """Injects a fault and returns when the process has ended, or continues; None if there is no
+    process of that kind."""
     found = [process for process, title in titled(running) if fault.struck.is_it(title)]
     found.sort(key=lambda process: process.create_time())
     if not found:
         return None
-    # Of HAProxy an older one only ends its last connections.
+    # Of several HAProxies, the older ones only finish their last connections.
     oldest = fault.signal == signal.SIGSTOP and not fault.struck.port
     process = found[0] if oldest else found[-1]
     at_s = time.monotonic()
@@ -144,7 +145,7 @@ def strike(running: RunningServer, fault: ProcessFault, over: threading.Event) -
 
 
 def _wait_until_gone(process: psutil.Process) -> None:
-    """A zombie is gone."""
+    """Waits until the process has ended; a zombie has."""
     deadline = time.monotonic() + GONE_S
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -155,7 +156,8 @@ def _wait_until_gone(process: psutil.Process) -> None:
 def wait_until_back(
     running: RunningServer, injected: Injected, struck: Sequence[Struck], over: threading.Event
 ) -> None:
-    """Sets `back_s`, where all are back within BACK_S; what was to end does not count."""
+    """Sets `back_s` if all processes are back within BACK_S; the one that was to end does not
+    count."""
     without = {injected.pid} if injected.ends else set[int]()
     while (passed_s := time.monotonic() - injected.at_s) < BACK_S and not over.is_set():
         if not missing(running, struck, without):

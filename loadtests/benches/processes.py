@@ -1,9 +1,9 @@
-"""The processes of a server under test: what each is for, and what it has used.
+"""Finds the processes of a server under test, and reads what each is for and what it has used.
 
-A launched server carries a mark in its environment that every descendant inherits, those included
-that leave the process tree (Ray's workers, HAProxy). CPU is user + system seconds since a process
-began; memory is resident bytes and, where the kernel gives it, the proportional set size, which
-counts shared pages once. Roles are told from the titles that Ray and HAProxy give themselves.
+A launched server has a mark in its environment, which all its descendants inherit, also those that
+leave the process tree (Ray's workers, HAProxy). CPU time is user plus system seconds since a
+process began. Memory is resident bytes and, on request, the proportional set size, which counts
+shared pages once. A process's role follows from its title, which Ray and HAProxy set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROLES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process, at one moment."""
+    """The resources that one process has used, at one moment."""
 
     pid: int
     role: str
@@ -64,7 +64,7 @@ def role_of(command_line: str) -> str:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Every live process that carries the mark; needs to read `/proc/PID/environ`."""
+    """Every live process with the mark but this one; reads `/proc/PID/environ`."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for process in psutil.process_iter():
@@ -78,7 +78,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[Usage]:
-    """`memory`: read the proportional set size too (costs the kernel some ms a process)."""
+    """`memory`: also reads the proportional set size, which takes some ms for each process."""
     seen = []
     for process in processes:
         try:
@@ -93,7 +93,7 @@ def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[
 
 
 def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, float]:
-    """CPU seconds by role. A process that ended in between is not counted; a new one is, whole."""
+    """CPU seconds by role. A process that ended in between is not counted, a new one completely."""
     earlier = {each.pid: each.cpu_s for each in before}
     spent: dict[str, float] = defaultdict(float)
     for each in after:
@@ -102,7 +102,7 @@ def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, fl
 
 
 def memory_by_role(usages: Iterable[Usage]) -> Mapping[str, tuple[int, int, int]]:
-    """By role: processes, resident bytes, proportional bytes."""
+    """By role: the number of processes, their resident bytes, their proportional bytes."""
     total: dict[str, tuple[int, int, int]] = {}
     for each in usages:
         count, rss, pss = total.get(each.role, (0, 0, 0))

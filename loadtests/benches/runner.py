@@ -1,10 +1,10 @@
-"""Runs a bench that is described as data: options, measured runs, columns of the table, and bars.
+"""Runs a bench that is described as data: options, measured runs, tables' columns, and bars.
 
-A run is one measurement of one side (a server, a mode, a kind of start) in one case (a number of
-clients, a model). Sides alternate, in reverse order every other repeat, so that drift of the
-machine affects all alike. Columns are medians, spreads and sums over a side's runs; bars compare
-them with what is promised. The report is printed, written under `out/bench`, and decides the exit
-code.
+A *run* is one measurement of one *side* (a server, a mode, a kind of start) in one *case* (a number
+of clients, a model). Sides alternate, in reverse order every other repeat, so that drift of the
+machine affects all of them alike. Columns are medians, spreads and sums over a side's runs. A *bar*
+compares a figure with the promised bound. The report is printed and written under `out/bench`; its
+bars decide the exit code.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from loadtests.results.report_table import (
 
 Side = TypeVar("Side")
 Value = str | Callable[[Any], float]
-"""Of a run's result: an attribute's dotted path, or a function."""
+"""How to get a number from a run's result: an attribute's dotted path, or a function."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
+    """One measurement of one side in one case."""
+
     side: str
     result: Any
     case: Any = ""
 
 
 class Runs(tuple[BenchRun, ...]):
-    """All of a bench's runs, or those of a side."""
+    """A bench's runs: all of them, or those of a side."""
 
     def of(self, side: str, case: Any = None) -> Runs:
         return Runs(r for r in self if r.side == side and case in (None, r.case))
@@ -51,7 +53,7 @@ class Runs(tuple[BenchRun, ...]):
         return [run.result for run in self]
 
     def median(self, value: Value) -> float:
-        """NaN of no runs."""
+        """NaN if there are no runs."""
         return median_of(self.results, _getter(value))
 
     def spread(self, value: Value) -> str:
@@ -83,33 +85,37 @@ def total(value: Value) -> Callable[[Runs], Cell]:
 def table(
     caption: str, columns: Iterable[Column], rows: Mapping[str, Runs], first: str = ""
 ) -> Table:
-    """A row for each name, of the runs beside it."""
+    """A table with a row for each name; its cells are computed from the name's runs."""
     headers, cells = zip(*columns, strict=True)
     made = tuple((name, *(cell(mine) for cell in cells)) for name, mine in rows.items())
     return Table(caption, (first, *headers), made)
 
 
 def in_turn(sides: Sequence[Side], repeats: int) -> Iterator[tuple[int, Side]]:
-    """(repeat, side), so that no side is always the first."""
+    """Pairs (repeat, side); every other repeat is in reverse order, so that no side is always the
+    first."""
     for repeat in range(repeats):
         for side in sides if repeat % 2 == 0 else sides[::-1]:
             yield repeat, side
 
 
 def say(text: str) -> None:
-    """What is seen while a bench runs."""
+    """Prints progress while a bench runs."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default` decides the kind of value: a list takes several (`parse` says what, where it is
-    empty), an empty tuple is a repeatable option, a bool a switch."""
+    """A command-line option of a bench.
+
+    The type of `default` decides the kind of option: a list takes several values, an empty tuple
+    makes an option that can be repeated, a bool makes a switch, everything else takes one value.
+    """
 
     default: Any
     help: str = ""
     choices: Iterable[Any] | None = None
-    parse: Callable[[str], Any] | None = None
+    parse: Callable[[str], Any] | None = None  # unset: the type of `default` or of its first item
     metavar: str | None = None
 
     def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
@@ -140,18 +146,17 @@ Options = argparse.Namespace
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """`name`: of its module in `package`. `measure`: the runs, one by one as they end. `record`: of
-    a run's result, kept with the report."""
+    """A bench as data. Most functions get all runs and the options."""
 
-    name: str
-    about: str | None
+    name: str  # of its module in `package`
+    about: str | None  # for `--help`
     title: str | Callable[[Options], str]
-    measure: Callable[[Options], Iterable[BenchRun]]
+    measure: Callable[[Options], Iterable[BenchRun]]  # yields each run when it has ended
     tables: Callable[[Runs, Options], Iterable[Table]]
     bars: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
     options: Mapping[str, Option] = field(default_factory=dict)
     notes: tuple[str, ...] | Callable[[Runs, Options], Iterable[str]] = ()
-    record: Callable[[Any], Any] = lambda result: result
+    record: Callable[[Any], Any] = lambda result: result  # what the report keeps of a run's result
     pictures: Callable[[Runs], Iterable[Picture]] = lambda runs: ()
     package: str = BENCHES
 
@@ -175,6 +180,6 @@ class Bench:
         )
 
     def main(self, argv: list[str] | None = None) -> int:
-        """The exit code: whether every bar was met."""
+        """Runs the bench and publishes its report; returns 0 if every bar was met, else 1."""
         options = self.parser().parse_args(argv)
         return publish(self.report(Runs(self.measure(options)), options), argv, self.package)

@@ -1,9 +1,9 @@
-"""Headrace itself under test: `headrace serve` with given settings, on ports of its own.
+"""Starts `headrace serve` for a bench, with given settings and on free ports.
 
-Every port is taken freshly (HAProxy's two and the metrics port included), so that a bench never
-meets another server. Ready means `/readyz`: every declared model hot. Its stop is strict: a process
-of ours that outlives it fails the bench. Cache and state live under `out/bench`, not in the user's
-home, so that a cold start can be asked for.
+All ports are free ones (also HAProxy's two and the metrics port), so that a bench never meets
+another server. The server is ready when `/readyz` says so: every declared model is hot. A process
+of ours that outlives the server fails the bench. Cache and state are under `out/bench`, not in the
+user's home, so that a bench can start cold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def example(name: str) -> Settings:
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
-    """A copy with `changes` laid over it, by dotted path: `{"models.minilm.precision": "bf16"}`."""
+    """A copy with `changes` applied, by dotted path: `{"models.minilm.precision": "bf16"}`."""
     result: Settings = copy.deepcopy(dict(settings))
     for path, value in changes.items():
         *parents, leaf = path.split(".")
@@ -49,7 +49,7 @@ def on_free_ports(settings: Mapping[str, Any]) -> Settings:
 
 
 def command_line() -> list[str]:
-    """The installed `headrace`, or the same entry point where it is not installed."""
+    """The installed `headrace`, or the same entry point if it is not installed."""
     installed = Path(sys.executable).with_name("headrace")
     if installed.exists():
         return [str(installed)]
@@ -60,7 +60,7 @@ def command_line() -> list[str]:
 def headrace(
     settings: Mapping[str, Any], *, name: str = "headrace", home: Path = HOME_DIR
 ) -> Iterator[RunningServer]:
-    """`home`: cache and state; an empty one makes a cold start."""
+    """Yields the running server. `home`: for cache and state; an empty one makes a cold start."""
     written = on_free_ports(settings)
     SETTINGS_DIR.mkdir(parents=True, exist_ok=True)
     file = SETTINGS_DIR / f"{name}.yaml"
