@@ -1,9 +1,9 @@
-"""Bench: how much of a backend's speed on ragged work is left when it is reached over HTTP.
+"""Bench: how much of a backend's speed on ragged work remains when it is served over HTTP?
 
-`python -m loadtests.benches.ragged_embeddings`: MiniLM under the ragged mix, tokens a second
-through `/v2/models/minilm/infer`, against the same backend with the same settings called in a loop
-with perfectly sorted, full batches (`python -m deployments.replica.backend_loop`). The two
-alternate. The client shares the processors with the server; the loop has them for itself.
+`python -m loadtests.benches.ragged_embeddings`: measures MiniLM's tokens a second under the ragged
+mix through `/v2/models/minilm/infer`, and in a loop that calls the same backend with the same
+settings and with sorted, full batches (`python -m deployments.replica.backend_loop`). The two
+alternate. The client shares the processors with the server; the loop has all of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from loadtests.results.report_table import BenchVerdict, Table, at_least, ratio
 from loadtests.traffic.workload import ragged_lengths
 
 LEAST_SHARE = 0.8
-# A processor's cost is nearly all tokens, so narrow intervals (little padding) beat full batches.
+# A CPU's time depends nearly only on tokens, so narrow buckets (little padding) beat full batches.
 EDGES = (12, 16, 20, 24, 28, 32, 72, 80, 96, 112, 128, 320, 384, 448, 512)
-LATENCY_MS = 5000.0  # a measure of throughput: nobody is late, nothing is refused
+LATENCY_MS = 5000.0  # this measures throughput, so no request may be late or refused
 SERVED, LOOP = "served", "loop"
 
 

@@ -1,9 +1,9 @@
-"""A synthetic model under ragged requests of two tenants, of which some misbehave.
+"""Sends ragged requests of two tenants to a synthetic model; some of the requests misbehave.
 
-The device takes time and no processor. Requests are the ragged mix, in turn from two tenants of
-unlike weight; answers are compared with the row's true sum, so that a mix-up shows. `capacity` asks
-as fast as answers come; `RaggedCallers` at a share of that, at Poisson times, whether answers come
-or not, and tell of each request that is none of the misbehaving.
+The synthetic device takes time but no CPU. Requests are the ragged mix, alternately from two
+tenants of different weights. Each answer is compared with its row's sum, so that an answer to
+another row is detected. `capacity` measures what a closed loop gets; `RaggedCallers` is an open
+loop with Poisson arrivals at a share of that, which reports each request that does not misbehave.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SATURATING = 64
 
 
 class RaggedCallers(OpenLoop):
-    """`sums`: of each call's row."""
+    """`sums`: the right answer to each call."""
 
     def __init__(
         self, load: Load, sums: Sequence[float], told: Callable[[LoggedRequest], object]
@@ -66,7 +66,7 @@ class RaggedCallers(OpenLoop):
 
 
 def why_not(answer: Response, right: float) -> str:
-    """What is wrong with an answer; empty where nothing is."""
+    """What is wrong with an answer; "" if nothing is."""
     if answer.status != 200:
         return f"{answer.status} {answer.body[:200].decode('latin-1')}"
     try:
@@ -77,7 +77,7 @@ def why_not(answer: Response, right: float) -> str:
 
 
 def capacity(url: str, seconds: float) -> float:
-    """Requests a second that a closed loop gets answered."""
+    """Requests a second that are answered in a closed loop."""
     load = _load(url, _rows(), seconds=seconds, warmup_s=3.0)
     return run(replace(load, clients=SATURATING)).rate
 
@@ -85,7 +85,10 @@ def capacity(url: str, seconds: float) -> float:
 def callers(
     url: str, rate: float, seconds: float, mischief: float, told: Callable[[LoggedRequest], object]
 ) -> RaggedCallers:
-    """`mischief`: the share of requests that misbehave, a third each way."""
+    """The callers; each request's outcome is given to `told`.
+
+    `mischief`: the share of requests that misbehave, a third of them in each of three ways.
+    """
     rows, share = _rows(), mischief / 3
     target = Target.parse(f"{url}/v2/models/{MODEL}/infer")
     malformed = malformed_requests(target, infer_body(INPUT, [101, 2023, 102]))

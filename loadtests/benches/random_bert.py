@@ -1,7 +1,7 @@
-"""A BERT of a published size with random weights, for benches: what it answers means nothing.
+"""Makes a BERT of a published size with random weights, for benches. Its answers mean nothing.
 
-Written as a Hugging Face folder with mean pooling, weights in float32, once. Sizes are those of
-Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", section 3.
+The model is written once, as a Hugging Face folder with mean pooling and float32 weights. Sizes are
+those of Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", section 3.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = {"base": BertSize(12, 768, 12), "large": BertSize(24, 1024, 16)}
 
 
 def random_bert(size: str, folder: Path) -> Path:
-    """The folder, made unless it is there. `size`: one of `SIZES`."""
+    """The model's folder, which is made if it does not exist. `size`: one of `SIZES`."""
     if (folder / "modules.json").is_file():
         return folder
     chosen = SIZES[size]
@@ -42,7 +42,7 @@ def random_bert(size: str, folder: Path) -> Path:
     listing = [
         {"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in parts
     ]
-    (folder / "modules.json").write_text(json.dumps(listing))  # last: it says that all is there
+    (folder / "modules.json").write_text(json.dumps(listing))  # last: marks the folder complete
     return folder
 
 

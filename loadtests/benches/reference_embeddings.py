@@ -1,8 +1,8 @@
-"""MiniLM's embeddings as `transformers` computes them, one text at a time.
+"""Computes MiniLM's embeddings with `transformers`, one text at a time, as a reference.
 
-Mean of the last hidden states over real tokens, then length one, in float32 and without padding,
-so that the reference depends on no batching. The folder is in Hugging Face layout; nothing is
-fetched.
+An embedding is the mean of the last hidden states over the text's tokens, normalised to length one,
+in float32. Without batches there is no padding, so the reference does not depend on batching. The
+folder is in Hugging Face layout; nothing is downloaded.
 
 Source: the model card of all-MiniLM-L6-v2.
 """
@@ -28,7 +28,7 @@ def model_folder() -> Path:
 
 
 def reference_embeddings(texts: Sequence[str], folder: Path) -> tuple[Vectors, list[int]]:
-    """float32 [texts, width] of length one, and how many tokens each text has."""
+    """Embeddings, float32 [texts, width] of length one, and the number of tokens of each text."""
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoModel

@@ -1,9 +1,10 @@
-"""What became of every request under faults: answered, refused, or lost, and to what.
+"""Logs the outcome of every request during faults: answered, refused or lost, and by which fault.
 
-A refusal says when to come again (429 or 503 with `Retry-After`); all else that is no right answer
-is lost: none, a wrong one, another error. A loss is *within what a fault promises* where the
-request was under way at what died, or where it came while nobody could connect. The longest time
-in which nobody got an answer is kept too. Times are those of `time.monotonic`.
+A request is refused if it got 429 or 503 with `Retry-After`. Every other request without a right
+answer is lost: no answer, a wrong one, another error. A loss is *promised* by a fault if the
+request was under way at the process that the fault ended, or came while nobody could connect. The
+log also keeps the longest times in which no caller got an answer. Times are those of
+`time.monotonic`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,20 @@ from dataclasses import dataclass, field
 from loadtests.benches.process_faults import Injected
 
 ANYBODY = "anybody"
-CONNECT_S = 2.0  # until a killed HAProxy's port is there again
+CONNECT_S = 2.0  # until the port of a killed HAProxy is open again
 SILENCE_S = 0.2
-_SLACK_S = 0.1  # between a process's end and when its callers, and we, see it
+_SLACK_S = 0.1  # from a process's end until its callers and this bench notice it
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """`why`: of one that failed or was answered wrongly; empty for a right answer. `refused`: with
-    429 or 503, and told when to come again."""
+    """The outcome of one request."""
 
     caller: str
     began_s: float
     ended_s: float
-    why: str = ""
-    refused: bool = False
+    why: str = ""  # what was wrong; "": a right answer
+    refused: bool = False  # with 429 or 503 and `Retry-After`
 
     @property
     def took_s(self) -> float:
@@ -38,9 +38,11 @@ class LoggedRequest:
 
 @dataclass(slots=True)
 class RequestLog:
-    """counts: by caller, of `answered`, `refused` and `lost`. gaps: by caller, and for ANYBODY, the
-    longest time between two right answers, s, and when it began. silences: all of ANYBODY's from
-    SILENCE_S on, alike."""
+    """The outcomes of all requests.
+
+    A gap is the time between two successive right answers, in seconds, with the time at which it
+    began. ANYBODY stands for all callers together.
+    """
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     failed: list[LoggedRequest] = field(default_factory=list)
@@ -61,7 +63,7 @@ class RequestLog:
             self._answered(who, request.ended_s)
 
     def ended(self, who: str, now: float) -> None:
-        """They ask no more: a gap that has begun ends here."""
+        """Ends the gap of a caller that sends no more requests."""
         if who in self._last_s:
             self._answered(who, now)
 
@@ -82,7 +84,7 @@ class RequestLog:
 
 
 def promised_by(request: LoggedRequest, injected: Iterable[Injected]) -> Injected | None:
-    """The fault that this loss is within, or None."""
+    """The fault that promises this loss, or None."""
     for each in injected:
         struck = each.fault.struck
         if request.caller not in struck.ends or not each.ends:
@@ -94,20 +96,20 @@ def promised_by(request: LoggedRequest, injected: Iterable[Injected]) -> Injecte
 
 
 def beyond(lost: Sequence[LoggedRequest], injected: Sequence[Injected]) -> list[LoggedRequest]:
-    """The losses that no fault promises."""
+    """The lost requests that no fault promises."""
     return [each for each in lost if promised_by(each, injected) is None]
 
 
 def silence_s(log: RequestLog, begun_s: float, until_s: float) -> float:
-    """The longest time in which nobody got an answer, of those that overlap with these times; 0
-    where all were shorter than SILENCE_S."""
+    """The longest gap of ANYBODY that overlaps with the given time; 0 if all are shorter than
+    SILENCE_S."""
     return max((s for s, at in log.silences if at <= until_s and at + s >= begun_s), default=0.0)
 
 
 def by_fault(
     failed: Iterable[LoggedRequest], injected: Sequence[Injected]
 ) -> dict[int, list[LoggedRequest]]:
-    """By index of `injected`: what failed from that fault on until the next one, -1 before any."""
+    """Failed requests by the last fault before them, as an index of `injected`; -1: before any."""
     found: dict[int, list[LoggedRequest]] = defaultdict(list)
     for request in failed:
         before = sum(each.at_s <= request.ended_s + _SLACK_S for each in injected)

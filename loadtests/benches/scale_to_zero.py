@@ -1,10 +1,11 @@
-"""Bench: how long the first caller of a sleeping model waits, and whether anything else wakes it.
+"""Bench: how long does the first caller of a sleeping model wait, and does anything else wake it?
 
-`python -m loadtests.benches.scale_to_zero --asleep-s 3600`: serves a synthetic model of `min: 0`
-whose loading takes `--load-s`, lets it sleep, and asks it once, again and again; then 50 callers
-come at once, with time enough; then it is left alone for `--asleep-s` while the registry, the
-autoscaler and the gateway are killed in turn and pages about it are asked for every second. Every
-request must be answered, several replicas must wake for the fifty, and none while it is left alone.
+`python -m loadtests.benches.scale_to_zero --asleep-s 3600`: serves a synthetic model with `min: 0`
+that takes `--load-s` to load. First, several times, the model falls asleep and one request wakes
+it. Then 50 requests come at once, with long deadlines. Then the model gets no requests for
+`--asleep-s`, while the registry, the autoscaler and the gateway are killed in turn and pages about
+the model are read every second. Every request must be answered; several replicas must wake for the
+50 requests, and none while there are no requests.
 """
 
 from __future__ import annotations
@@ -39,24 +40,23 @@ REPLICA = "ray::ServeReplica:model-sleepy:model"
 
 @dataclass(frozen=True, slots=True)
 class Awakening:
-    """Seconds from the first request to its answer, and to the last one's; replicas: that woke, at
-    most at a time; lost: requests without a right answer."""
+    """One wake-up by one or more requests."""
 
-    first_s: float
-    last_s: float
-    replicas: int
-    lost: int
+    first_s: float  # from the first request to the first answer
+    last_s: float  # from the first request to the last answer
+    replicas: int  # that ran at once, at most
+    lost: int  # requests without a right answer
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """killed: processes; pages: answered 200, of those asked for; woken: replicas seen."""
+    """The time without requests."""
 
     seconds: float
-    killed: int
-    pages: int
+    killed: int  # processes
+    pages: int  # of `asked`, pages that were answered with 200
     asked: int
-    woken: int
+    woken: int  # replicas that were seen
 
 
 def settings(options: Options) -> Settings:
@@ -90,7 +90,7 @@ def until_asleep(running: RunningServer, limit_s: float = 120.0) -> None:
 
 
 def asked(running: RunningServer) -> float | None:
-    """Seconds to a right answer; None: there was another one, or none."""
+    """Seconds to a right answer; None if there was a wrong answer or none."""
     began = time.perf_counter()
     request = urllib.request.Request(
         f"{running.url}/v2/models/sleepy/infer",
@@ -123,7 +123,7 @@ def awakening(running: RunningServer, callers: int) -> Awakening:
 
 
 def rest(running: RunningServer, seconds: float) -> Rest:
-    """Each of `KILLED` is, at even distances."""
+    """Kills each of `KILLED` in turn, at equal intervals, and reads pages meanwhile."""
     until_asleep(running)
     began, woken, killed, pages, questions = time.perf_counter(), set[int](), 0, 0, 0
     due = [began + seconds * (number + 1) / (len(KILLED) + 2) for number in range(len(KILLED))]

@@ -1,15 +1,15 @@
-"""Bench: does any request fail while models are scaled up and down, a hundred times?
+"""Bench: does any request fail while models are scaled up and down a hundred times?
 
-`python -m loadtests.benches.scaling_churn [--changes 100]`: two gateways, a model of batches and
-one that streams, both asked without a pause. `headrace scale` gives one of them more or fewer
-replicas, turn by turn; every fifth time that the model of batches shrinks, one of its replicas is
-killed while the status says that replicas drain: one of those that drain, or the one that stays
-(its successor is then a process that was not there before). A batch takes `BATCH_MS`, longer than
-a status is old, so that there is something to lose. A batch that a dead replica held runs once more
-elsewhere; a stream that has begun is not moved, so the streaming model's replicas are not killed.
-Clients keep one connection each and ask again at once; a stream is whole with its last event.
+`python -m loadtests.benches.scaling_churn [--changes 100]`: two gateways, a model that runs batches
+and one that streams, both under a closed loop. `headrace scale` changes the number of replicas of
+each in turn. Every fifth time that the batch model shrinks, one of its replicas is killed while
+replicas drain: one that drains, or the one that stays (another process then replaces it). A batch
+takes `BATCH_MS`, longer than the status is old, so that a kill hits a running batch. A dead
+replica's batch runs again elsewhere; a stream that has begun is not moved, so no replica of the
+streaming model is killed. Each client keeps one connection. A stream is complete with its last
+event.
 
-Promises: no request and no stream failed.
+Promises: no request and no stream fails.
 """
 
 from __future__ import annotations
@@ -50,17 +50,16 @@ LOOKS_S = 0.1
 
 @dataclass(slots=True)
 class Churn:
-    """settled_s: from each command until so many replicas' processes were there. killed: replicas,
-    while some drained; stayed: of these, the ones that were to stay."""
+    """The result of a run."""
 
     changes: int = 0
-    killed: int = 0
-    stayed: int = 0
+    killed: int = 0  # replicas that were killed while some drained
+    stayed: int = 0  # of these, replicas that did not drain themselves
     answered: int = 0
     streamed: int = 0
     longest_s: float = 0.0
     failures: list[str] = field(default_factory=list)
-    settled_s: list[float] = field(default_factory=list)
+    settled_s: list[float] = field(default_factory=list)  # from command to that number of processes
 
     @property
     def failed(self) -> int:
@@ -68,7 +67,7 @@ class Churn:
 
     @property
     def settle_s(self) -> float:
-        """Median."""
+        """The median of `settled_s`."""
         return sorted(self.settled_s)[len(self.settled_s) // 2] if self.settled_s else 0.0
 
 
@@ -94,7 +93,7 @@ def settings() -> Settings:
 
 
 class Clients:
-    """Ask until they are told to stop; whatever is no whole answer is a failure."""
+    """A closed loop that runs until it is stopped; every incomplete answer is a failure."""
 
     def __init__(self, url: str, churn: Churn) -> None:
         self._url, self._churn = url, churn
@@ -155,7 +154,7 @@ def replicas(running: RunningServer, model: str) -> list[psutil.Process]:
 
 
 def scale(running: RunningServer, model: str, number: int) -> subprocess.Popen[bytes]:
-    """By the command line, as a user would. Returns at once."""
+    """Starts `headrace scale` and returns at once."""
     port = running.url.rpartition(":")[2]
     environ = {**os.environ, "XDG_STATE_HOME": str((HOME / "state").absolute())}
     command = [*command_line(), "scale", model, str(number), "--port", port]
@@ -181,7 +180,8 @@ def churned(changes: int) -> Churn:
 
 
 def _change(running: RunningServer, churn: Churn, model: str, number: int, kills: bool) -> None:
-    """Raises TimeoutError; CalledProcessError if the command failed."""
+    """Changes a model's number of replicas. Raises TimeoutError, or CalledProcessError if the
+    command failed."""
     before = replicas(running, model)
     command = scale(running, model, number)
     if kills:
@@ -196,7 +196,7 @@ def _change(running: RunningServer, churn: Churn, model: str, number: int, kills
 
 
 def _kill(processes: list[psutil.Process]) -> bool:
-    """Whether one of them still ran; the newest that does."""
+    """Kills the newest process that still runs; returns whether there was one."""
     for process in sorted(processes, key=psutil.Process.create_time, reverse=True):
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -214,7 +214,7 @@ def _until_draining(running: RunningServer, model: str) -> None:
 
 
 def _draining(running: RunningServer, model: str) -> int:
-    """As an operator would see it."""
+    """Draining replicas, from `headrace status`."""
     headers = {"Authorization": f"Bearer {KEY}"}
     status = httpx.get(f"{running.url}/admin/status", headers=headers, timeout=ANSWER_S).json()
     groups = status["scaling"]["models"][model]["groups"]
@@ -226,7 +226,7 @@ def until_there(running: RunningServer, model: str, number: int) -> None:
     end = time.monotonic() + SETTLES_S
     while len(replicas(running, model)) != number:
         if time.monotonic() > end:
-            raise TimeoutError(f"{model} has not the {number} replicas that it was told to have")
+            raise TimeoutError(f"{model} did not get to {number} replicas")
         time.sleep(LOOKS_S)
 
 

@@ -1,17 +1,17 @@
-"""Bench: a spike on a real server, from its onset until there is enough capacity again.
+"""Bench: how long after the onset of a spike does a real server have enough capacity again?
 
-`python -m loadtests.benches.scaling_spike`: one replica that can do about 50/s is asked for a fifth
-of that for `CALM_S`, and then for 1.6 times that, which never ends. What the second replica comes
-from is the case: nothing but the model's files elsewhere (`cold`), the converted artifact on the
-node (`staged`), a hot one beside it (`spare`), or a replica of the shared pool (`pool`). There is
-enough capacity from when on every `WINDOW_S` seconds have at least 95 % of their arrivals answered
-within the SLO; misses count refusals. Phases of a start are those that replicas tell themselves:
-`process` is from the process's beginning until the model's own code runs (Ray's worker and all
-imports).
+`python -m loadtests.benches.scaling_spike`: one replica with a capacity of about 50/s gets a fifth
+of that for `CALM_S`, and then 1.6 times that until the end. The cases differ in how the second
+replica starts: from the model's files elsewhere (`cold`), from the converted artifact on the node
+(`staged`), as a hot spare (`spare`), or as a replica of the shared pool (`pool`). There is enough
+capacity from the time on at which every `WINDOW_S` seconds have at least 95 % of their arrivals
+answered within the SLO; a refusal is a miss. Replicas report the phases of their starts: `process`
+is from the beginning of the process until the model's own code runs (Ray's worker and all imports).
 
-Promises: with the pool at least five times sooner than cold, with a spare at once (the first half
-second). One gateway, 20 ms a row on a device that sleeps or on one thread, so that two processors
-do; the client shares them. The language model runs one sequence at a time.
+Promises: enough capacity comes at least five times sooner with the pool than cold, and at once
+(within half a second) with a spare. One gateway; a row takes 20 ms on a device that sleeps or on
+one thread, so that two processors suffice, which the client shares. The language model runs one
+sequence at a time.
 """
 
 from __future__ import annotations
@@ -46,32 +46,31 @@ KINDS = (COLD, STAGED, SPARE, POOL)
 DEVICE, MINILM, LLM = "device", "minilm", "llm"
 HOME = Path("out/bench/spike")
 CALM_S, SPIKE_S = 15.0, 45.0
-SPARE_CALM_S = 45.0  # a spare is added once there is demand, and then has to start
+SPARE_CALM_S = 45.0  # longer: a spare is added only once there is demand, and then has to start
 CALM_SHARE, SPIKE_SHARE = 0.2, 1.6
 BIN_S, WINDOW_S = 0.5, 5.0
 LEAST_IN_TIME = 0.95
 MOST_REPLICAS = 2
-MOST_ROWS = 4  # a batch, so that it is short beside the SLO and one replica does for the calm
+MOST_ROWS = 4  # in a batch: short beside the SLO, and enough for the calm on one replica
 HOT_S, LOOKS_S = 120.0, 1.0
 LEAST_FASTER = 5.0
-LLM_SPIKE_S = 120.0  # its engine starts for longer than the others' spikes last
+LLM_SPIKE_S = 120.0  # longer, since its engine takes longer to start
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A model of one replica's `capacity`, requests a second of rows of `length` tokens. `output`:
-    tokens that each is answered with, 0: it does not generate."""
+    """A model, and the load that one of its replicas can take."""
 
     model: dict[str, Any]
-    capacity: float
-    length: int
-    output: int = 0
+    capacity: float  # of one replica, requests a second
+    length: int  # of a row or prompt, tokens
+    output: int = 0  # tokens of an answer; 0: the model does not generate
     slo_s: float = 1.0
     spike_s: float = SPIKE_S
     kinds: tuple[str, ...] = KINDS
 
     def request(self, url: str, name: str) -> Callable[[Planned], bytes]:
-        """Of the running server at `url`."""
+        """A function that renders requests to the server at `url`."""
         protocol: OpenInference | Chat = OpenInference(Endpoint(url, name))
         if self.output:
             protocol = Chat(Endpoint(url, name, extra={"ignore_eos": True}, stream=False))
@@ -97,16 +96,14 @@ def pieces(load_s: float) -> dict[str, Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """`kept` of the requests `offered` in each `BIN_S` seconds from the onset were answered within
-    the SLO. `hot_before`: replicas that gateways could reach just before it, the pool's included.
-    `start_s`: seconds of each phase of the start that was seen last."""
+    """The result of one spike. Tuples have an item for each `BIN_S` seconds after the onset."""
 
     model: str
     kind: str
-    hot_before: int
-    kept: tuple[int, ...]
+    hot_before: int  # replicas that gateways could reach just before the onset, the pool's included
+    kept: tuple[int, ...]  # of `offered`, requests that were answered within the SLO
     offered: tuple[int, ...]
-    start_s: dict[str, float]
+    start_s: dict[str, float]  # seconds of each phase of the last start
 
     @property
     def missed(self) -> int:
@@ -114,7 +111,7 @@ class Spike:
 
     @property
     def enough_s(self) -> float:
-        """From the onset; NaN where it never was."""
+        """Seconds from the onset until there was enough capacity; NaN if there never was."""
         size = round(WINDOW_S / BIN_S)
         starts = range(len(self.kept) - size + 1)
         short = [at for at in starts if not self._enough(slice(at, at + size))]
@@ -141,7 +138,7 @@ def settings_of(name: str, piece: Piece, kind: str) -> Settings:
 
 
 def scenario_of(piece: Piece, share: float, seconds: float, settings: Settings) -> BenchScenario:
-    """So long at this share of one replica's capacity."""
+    """A scenario of so many seconds at a share of one replica's capacity."""
     scenario = scenario_file.check(
         {
             "duration_s": seconds,
@@ -158,7 +155,7 @@ def _all(length: int) -> dict[str, Any]:
 
 
 def spiked(name: str, piece: Piece, kind: str) -> Spike:
-    """One server, from an empty cache, and what its callers saw."""
+    """Runs one spike on a server that starts with an empty cache."""
     home = HOME / f"{name}-{kind}"
     shutil.rmtree(home, ignore_errors=True)
     settings = settings_of(name, piece, kind)
@@ -192,7 +189,7 @@ def by_bin(ends: Sequence[PlayedRequest], piece: Piece) -> Spike:
 
 
 def status_of(running: RunningServer) -> dict[str, Any]:
-    """Of the only model."""
+    """The status of the server's only model."""
     port = running.url.rpartition(":")[2]
     state = HOME / running.name.removeprefix("spike-") / "state"
     command = [*command_line(), "status", "--json", "--port", port]

@@ -1,8 +1,8 @@
-"""A scenario on both sides: played to a real server, and simulated; same arrivals, same lengths.
+"""Runs a scenario on a real server and in the simulator, with the same arrivals and lengths.
 
-The real side sends rows of token ids, or English texts of as many tokens where the model makes the
-tokens; every row is another, so that nothing that keeps answers does. The simulated side is
-`headrace simulate --json` as a process of its own.
+The real server gets rows of token ids, or English texts of as many tokens if the server tokenises.
+No two rows are equal, so that no cache answers them. The simulator is `headrace simulate --json` in
+a separate process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL = "device"
 
 @dataclass(frozen=True, slots=True)
 class BenchScenario:
-    """A scenario and its server's settings. `changes`: `dotted.path=value` of the scenario."""
+    """A scenario and its server's settings. `changes`: to the scenario, as `dotted.path=value`."""
 
     path: Path
     changes: tuple[str, ...]
@@ -54,7 +54,7 @@ def piece(name: str, changes: Sequence[str] = ()) -> BenchScenario:
 
 
 def simulated(of: BenchScenario, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """What `headrace simulate --json` prints. Raises CalledProcessError."""
+    """The output of `headrace simulate --json`. Raises CalledProcessError."""
     settings = [part for each in (*of.changes, *changes) for part in ("--set", each)]
     command = [*command_line(), "simulate", str(of.path), "--json", *settings]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
@@ -65,7 +65,7 @@ def simulated(of: BenchScenario, changes: Sequence[str] = ()) -> dict[str, Any]:
 def played(
     of: BenchScenario, url: str, request: Callable[[str], Callable[[Planned], bytes]]
 ) -> tuple[list[PlayedRequest], float]:
-    """Every try, and the client's CPU seconds."""
+    """The outcome of every attempt, and the client's CPU seconds."""
     ends: list[PlayedRequest] = []
     stand = PlayerSettings(Target.parse(url), request(url), connections=4096)
     cpu_s = play(TrafficPlan(of.scenario, of.path.parent), stand, ends.append)
@@ -73,16 +73,16 @@ def played(
 
 
 def measured(of: BenchScenario, ends: Sequence[PlayedRequest]) -> list[PlayedRequest]:
-    """Those that were meant to be sent in the measured time."""
+    """The requests that were due to be sent in the measured time."""
     begin_s, end_s = of.scenario.warmup_s, of.scenario.run_s
     return [end for end in ends if begin_s <= end.planned.at_s < end_s]
 
 
 def ids_request(url: str) -> Callable[[Planned], bytes]:
-    """`/v2/models/device/infer` with one row of ids."""
+    """Renders requests to `/v2/models/device/infer` with one row of ids."""
     return OpenInference(Endpoint(url, MODEL)).request
 
 
 def texts_request(url: str) -> Callable[[Planned], bytes]:
-    """`/v1/embeddings` with one text of as many tokens."""
+    """Renders requests to `/v1/embeddings` with one text of as many tokens."""
     return Embeddings(Endpoint(url, MODEL)).request

@@ -1,11 +1,11 @@
-"""Bench: the simulator's figures beside those of a real server.
+"""Bench: does the simulator predict the latencies of a real server?
 
-`python -m loadtests.benches.simulated_against_real`: plays a scenario (`steady`: the ragged mix at
-65 % of a synthetic device of 168/s) to `headrace serve`, and simulates it: same arrivals, lengths
-and settings; warm-up uncounted. What the simulator cannot know, the time of HTTP and of the call
-between gateway and replica, is measured on each server before, with one request at a time, and
-given to it as `network_ms` and `transport_ms`. Repeats differ in seed; promise: medians of p50 and
-p99 within 15 %.
+`python -m loadtests.benches.simulated_against_real`: runs a scenario (`steady`: the ragged mix at
+65 % of a synthetic device of 168/s) on `headrace serve` and in the simulator, with the same
+arrivals, lengths and settings. The simulator cannot know the times of HTTP and of the call between
+gateway and replica, so these are measured on each server first, with one request at a time, and
+passed as `network_ms` and `transport_ms`. Repeats have different seeds. Promise: the medians of p50
+and p99 differ by at most 15 %.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ _Page = list[metrics_page.MetricSample]
 
 @dataclass(frozen=True, slots=True)
 class UnloadedOverhead:
-    """Milliseconds of an unloaded request outside of queue and device: `network` between client and
-    gateway, `transport` between gateway and replica, both there and back."""
+    """The time of a request outside queue and device, without load."""
 
-    network_ms: float
-    transport_ms: float
+    network_ms: float  # between client and gateway, both ways
+    transport_ms: float  # between gateway and replica, both ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SeedComparison:
-    """`cost_ratio`: what batches took over what the server predicted, mean."""
+    """Real and simulated results of one seed. `cost_ratio`: mean of measured over predicted batch
+    times on the real server."""
 
     seed: int
     ways: UnloadedOverhead
@@ -74,7 +74,7 @@ class SeedComparison:
     client_cpu_us: float
 
     def off(self, percent: int) -> float:
-        """Simulated over real, less 1."""
+        """The relative error of a percentile: simulated over real, less 1."""
         return self.simulated.p_ms[percent] / self.real.p_ms[percent] - 1.0
 
 
@@ -82,11 +82,11 @@ class SeedComparison:
 
 
 def ways_of(running: RunningServer) -> UnloadedOverhead:
-    """From one client who waits for each answer: what neither queue nor device took."""
+    """Measures the overhead with one client that waits for each answer."""
     target = Target.parse(f"{running.url}/v2/models/{MODEL}/infer")
     body = infer_body("ids", token_ids(PROBE_LENGTH, random.Random(1)))
     load = Load(target, (Call(render(target, body)),), seconds=PROBE_S, warmup_s=0.0)
-    run(load)  # connections, caches and the cost model warm up
+    run(load)  # warms up connections, caches and the cost model
     before = metrics_page.fetch(running.url)
     result = run(load)
     after = metrics_page.fetch(running.url)
@@ -96,7 +96,7 @@ def ways_of(running: RunningServer) -> UnloadedOverhead:
     gateway_s = sum(stages[name][1] for name in ("parse", "tokenize", "queue", "reply"))
     network_s = float(result.latencies_ms.mean()) / 1e3 - total_s
     transport_s = total_s - device_s - gateway_s
-    # What the gateway itself takes is neither; it is HTTP to the simulator, which has no gateway.
+    # The gateway's own time counts as network, since the simulator has no gateway.
     own_s = gateway_s - stages["queue"][1]
     return UnloadedOverhead((network_s + own_s) * 1e3, transport_s * 1e3)
 
@@ -190,7 +190,7 @@ def percentile_row(done: Runs, percent: int) -> tuple[Cell, ...]:
 
 
 def medians_ms(done: Runs, percent: int) -> tuple[float, float]:
-    """Real and simulated."""
+    """The medians of a percentile, real and simulated."""
     return (
         done.median(lambda each: each.real.p_ms[percent]),
         done.median(lambda each: each.simulated.p_ms[percent]),

@@ -1,8 +1,8 @@
-"""Callers of streamed completions: some read slowly, some leave, the others just read.
+"""Callers of streamed completions: some read slowly, some leave early, the others read normally.
 
-Each asks again when its stream has ended, over a connection of its own whose buffers are small, so
-that what is not read piles up at the server and not here. A stream is right when it ends with
-`[DONE]`. Prompts and lengths are drawn from a seed.
+A caller sends its next request when its stream has ended, over a new connection. Connections have
+small buffers, so that unread bytes accumulate at the server and not here. A stream is right if it
+ends with `[DONE]`. Prompts and lengths are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loadtests.benches.request_log import LoggedRequest
 from loadtests.client.http1 import Target, render
 
 READ_BYTES, BUFFER_BYTES = 1024, 4096
-SLOW_PAUSE_S = 0.3  # 3.4 kB/s, of streams of some 5 kB/s
+SLOW_PAUSE_S = 0.3  # between reads: 3.4 kB/s, of streams of about 5 kB/s
 STREAM_S = 120.0
 AGAIN_S = 1.0
 _DONE = b"data: [DONE]"
@@ -28,17 +28,17 @@ _DONE = b"data: [DONE]"
 
 @dataclass(frozen=True, slots=True)
 class StreamCallers:
-    """`slow` of `number` read slowly; each leaves a tenth of its streams early."""
+    """A closed loop of callers. Outcomes are given to `told`."""
 
     target: Target
     model: str
     number: int
-    slow: int
+    slow: int  # callers of `number` that read slowly
     told: Callable[[LoggedRequest], object]
-    leaves: float = 0.1
+    leaves: float = 0.1  # share of streams that their callers leave early
 
     async def run(self, over: asyncio.Event) -> None:
-        """Returns when every stream has ended."""
+        """Runs until `over` is set; returns when every stream has ended."""
         await asyncio.gather(*(self._ask_again(number, over) for number in range(self.number)))
 
     async def _ask_again(self, number: int, over: asyncio.Event) -> None:
@@ -64,8 +64,10 @@ class StreamCallers:
         return render(self.target, json.dumps(body).encode(), headers=headers)
 
     async def _stream(self, request: bytes, pause_s: float, most: int) -> bytes:
-        """Head and last bytes of an answer, of which at most so many reads are taken (0: all); what
-        broke it, where there is none."""
+        """The head and the last bytes of an answer, or the error that ended it.
+
+        `most`: the number of reads after which the caller leaves; 0: it reads the whole answer.
+        """
         answer = b""
         try:
             async with asyncio.timeout(STREAM_S):
@@ -87,7 +89,7 @@ class StreamCallers:
 async def _connected(
     target: Target,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection with small buffers; closed at once at the end."""
+    """A connection with small buffers, which is aborted at the end."""
     plain = socket.socket()
     try:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -104,7 +106,7 @@ async def _connected(
 
 
 def why_not(answer: bytes) -> str:
-    """What is wrong with a whole answer; empty where nothing is."""
+    """What is wrong with a complete answer; "" if nothing is."""
     head, _, body = answer.partition(b"\r\n\r\n")
     status = head[9:12].decode("latin-1") if head.startswith(b"HTTP/1.1 ") else ""
     if status == "200" and _DONE in body and b'"error"' not in body:

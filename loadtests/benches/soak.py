@@ -1,10 +1,10 @@
-"""Bench: leaks, while clients disconnect, time out and send malformed requests for minutes.
+"""Bench: does a server leak while clients disconnect, time out and send malformed requests?
 
-`python -m loadtests.benches.soak --minutes 10`: MiniLM under the ragged mix while one request in
-ten misbehaves, a third each: its client leaves, it allows next to no time, or it is malformed.
-Memory by process and the levels of `/metrics` are sampled. It holds when, after the load, queue,
-inflight, ledger and drift are back to zero, no process was lost, memory does not grow, and nothing
-was ever answered 500, malformed requests included.
+`python -m loadtests.benches.soak --minutes 10`: MiniLM gets the ragged mix, of which one request in
+ten misbehaves. Of these, a third each are cancelled by their client, have next to no timeout, or
+are malformed. Memory by process and the levels of `/metrics` are sampled. Promises: after the load,
+queue, inflight batches, ledger and drift are zero; no process died; memory does not grow; no
+request, malformed or not, got a 500.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from loadtests.client.tally import LoadResult
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import infer_body, ragged_lengths
 
-MOST_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: below what one leaked body a second makes
+MOST_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: one leaked body a second would make more
 MOST_GROWTH_MIB = 10.0
 SETTLE_S = 30.0
 DRIFT = "headrace_accounting_drift"
@@ -61,7 +61,7 @@ def soak_load(url: str, options: Options) -> Load:
 
 
 def faults(result: LoadResult) -> dict[str, int]:
-    """Answers that no request may get, however bad: 500 and its like."""
+    """Numbers of answers that not even a malformed request may get: 500, 501 and 502."""
     wrong = ("500", "501", "502")
     kinds = {**result.errors, **result.mischief}
     return {kind: count for kind, count in kinds.items() if kind.rpartition(" ")[2] in wrong}
@@ -72,13 +72,13 @@ def accepted_malformed(result: LoadResult) -> int:
 
 
 def lost_processes(samples: Sequence[SoakSample], after: SoakSample) -> list[str]:
-    """Replicas of the first sample that are gone after the load."""
+    """Replicas in the first sample that no longer exist after the load."""
     first = samples[0].rss_bytes if samples else {}
     return [name for name in first if "replica" in name and name not in after.rss_bytes]
 
 
 def grown(samples: Sequence[SoakSample]) -> dict[str, tuple[float, float, float]]:
-    """By process that lived to the end: first and last resident MiB, growth in MiB an hour."""
+    """By process that lived to the end: first and last resident MiB, and growth in MiB an hour."""
     if not samples:
         return {}
     first, last = samples[len(samples) // 3].rss_bytes, samples[-1].rss_bytes

@@ -1,9 +1,9 @@
-"""What a server holds, sampled while it is under load and once the load has ended.
+"""Samples a server's memory and levels while it is under load and after the load has ended.
 
-A thread samples every few seconds: resident bytes by process and the levels of `/metrics` (rows
-that wait, batches and rows at replicas, accounting drift). Whether memory leaks is judged from the
-slope of a straight line through the samples after the first third, by which time caches are full;
-whether anything else leaks, from the levels after the load has ended.
+A thread samples every few seconds: resident bytes by process, and the levels of `/metrics` (waiting
+rows, batches and rows at replicas, accounting drift). Memory leaks if a straight line through the
+samples after the first third rises; caches are full by then. Other leaks show as levels above zero
+after the load has ended.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class SoakSample:
-    """`rss_bytes`: by "role pid". `levels`: those of LEVELS that the page has."""
+    """One sample."""
 
     at_s: float
-    rss_bytes: dict[str, int]
-    levels: dict[str, float]
+    rss_bytes: dict[str, int]  # by "role pid"
+    levels: dict[str, float]  # those of LEVELS that the page has
 
 
 def sample(running: RunningServer, at_s: float) -> SoakSample:
@@ -54,7 +54,7 @@ def sample(running: RunningServer, at_s: float) -> SoakSample:
 
 @dataclass(slots=True)
 class SoakWatch:
-    """A context manager; `samples` grows while it is entered."""
+    """A context manager that takes samples while it is entered."""
 
     running: RunningServer
     every_s: float

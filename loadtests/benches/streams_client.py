@@ -1,9 +1,10 @@
-"""A client of streamed completions: their rate, their first tokens, those it abandons.
+"""A client of streamed completions: measures tokens a second and times to the first token, and
+cancels streams.
 
-Streams over HTTP from one event loop: a closed loop, in which each client asks again when its
-answer has ended, or an open one, in which each is sent at its time. A token is an event with text;
-its time is when the event's bytes were read. Prompts and lengths are drawn from a seed, the same
-for every server.
+Streams over HTTP from one event loop, in a closed loop (a client sends its next request when its
+answer has ended) or an open loop (each request is sent at its own time). A token is an event with
+text; its time is when the event's bytes were read. Prompts and lengths are drawn from a seed, the
+same for every server.
 """
 
 from __future__ import annotations
@@ -32,15 +33,14 @@ _RUNNING = {True: "headrace_replica_running_sequences", False: "vllm:num_request
 
 @dataclass(slots=True)
 class Streamed:
-    """`first_s`: to each stream's first token; `gaps_s`: between two of a stream; `texts`: greedy
-    ones, of fixed prompts; `gone_s`: until nothing ran after streams were abandoned."""
+    """The result of a measurement."""
 
     seconds: float
     tokens: int = 0
-    first_s: list[float] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    gone_s: float = 0.0
+    first_s: list[float] = field(default_factory=list)  # time to the first token, by stream
+    gaps_s: list[float] = field(default_factory=list)  # between two tokens of a stream
+    texts: list[str] = field(default_factory=list)  # greedy answers to fixed prompts
+    gone_s: float = 0.0  # from cancelling streams until nothing ran
 
     @property
     def tokens_per_s(self) -> float:
@@ -55,9 +55,11 @@ class Streamed:
 
 
 async def throughput(url: str, clients: int, warmup: float, seconds: float) -> Streamed:
-    """A closed loop that is in its stride when what counts begins, `warmup` s in: its clients start
-    one after another. Every token of the `seconds` counts, and the first token of every stream that
-    began in them, however late it came."""
+    """Runs a closed loop, whose clients start one after another within `warmup` seconds.
+
+    After the warm-up, every token of the next `seconds` counts, and the first token of every stream
+    that began in them, however late it came.
+    """
     found = Streamed(seconds)
     async with _client() as http:
         begin = time.perf_counter() + warmup
@@ -78,7 +80,7 @@ async def throughput(url: str, clients: int, warmup: float, seconds: float) -> S
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredWindow:
-    """What counts lies between two times; the client waits before it begins, s."""
+    """The time in which tokens count, and how long one client waits before it starts."""
 
     begin: float
     end: float
@@ -108,7 +110,7 @@ async def _ask_until(
 
 
 async def texts(url: str) -> list[str]:
-    """What 16 fixed prompts are greedily answered, asked all at once."""
+    """Greedy answers to 16 fixed prompts, which are sent all at once."""
     drawn = random.Random(_SEED)
     prompts = [[drawn.randrange(10, 250) for _ in range(24)] for _ in range(16)]
     async with _client() as http:
@@ -122,8 +124,8 @@ async def _text(http: httpx.AsyncClient, url: str, prompt: list[int]) -> str:
 
 
 async def abandoned(url: str, ours: bool) -> float:
-    """Begins 200 long streams, leaves all of them, and asks the server's metrics until it says that
-    nothing runs. Seconds; `inf` where something still did after half a minute."""
+    """Starts 200 long streams, cancels all of them, and reads the server's metrics until no
+    sequence runs. Returns the seconds that this took; `inf` after half a minute."""
     async with _client() as http:
         tasks = [asyncio.create_task(_leave(http, url, n)) for n in range(_LEFT)]
         await asyncio.sleep(1.5)
@@ -149,7 +151,7 @@ async def _leave(http: httpx.AsyncClient, url: str, number: int) -> None:
 async def _stream(
     http: httpx.AsyncClient, url: str, prompt: list[int], tokens: int
 ) -> AsyncIterator[AsyncIterator[str]]:
-    """The texts of a completion, one an event."""
+    """The texts of a completion, one for each event."""
     body: dict[str, Any] = {
         "model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
         "temperature": 0, "stream": True,
@@ -161,7 +163,7 @@ async def _stream(
 
 
 async def _texts(answer: httpx.Response) -> AsyncIterator[str]:
-    rest = b""  # httpx's own lines also end where a text has U+2028 or U+0085
+    rest = b""  # httpx's own lines would also end at U+2028 or U+0085 in a text
     async for data in answer.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -176,24 +178,26 @@ def _client() -> Any:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """0.0 of nothing."""
+    """The percentile of `values`; 0.0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStream:
-    """One stream of an open loop: when it is meant to be sent, s; of what kind it is."""
+    """One stream of an open loop."""
 
-    at_s: float
+    at_s: float  # when it is due to be sent
     kind: str
     prompt: list[int]
     tokens: int
 
 
 async def open_loop(url: str, planned: list[PlannedStream]) -> dict[str, list[float]]:
-    """Seconds to the first token from when each stream was meant to be sent, by kind; infinite for
-    one that was refused or broke off before."""
+    """Sends each stream at its time; returns seconds from that time to the first token, by kind.
+
+    Infinite for a stream that was refused or broke off before its first token.
+    """
     found: dict[str, list[float]] = {each.kind: [] for each in planned}
     async with _client() as http:
         start = time.perf_counter()
@@ -224,9 +228,12 @@ async def _first_token(
 
 @contextmanager
 def punctual() -> Iterator[bool]:
-    """Real-time priority for this thread until the end, not for processes that it starts; whether
-    it was granted. On a machine whose processors a model keeps busy, a client of ordinary priority
-    reads late what came in time, and that is charged to the server."""
+    """Gives this thread, but no process that it starts, real-time priority; yields whether the
+    system allowed it.
+
+    On a machine whose processors a model keeps busy, a client of ordinary priority would read
+    answers late, and the delay would count against the server.
+    """
     try:
         policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
         first = os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO))
@@ -237,5 +244,5 @@ def punctual() -> Iterator[bool]:
     try:
         yield True
     finally:
-        # Without the flag it would be refused to who may not set any priority.
+        # Without the flag, a user who may not raise priorities could not lower this one either.
         os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)

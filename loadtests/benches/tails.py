@@ -1,14 +1,14 @@
-"""Bench: what a stall of a replica costs callers, and what it costs to spare them.
+"""Bench: how much does hedging reduce tail latency when replicas stall, and what does it cost?
 
 `python -m loadtests.benches.tails [--seconds 25] [--load 0.45]`: two gateways and three replicas of
-a pretended device that stalls for 300 ms now and then, by itself, as garbage collection or a
-throttled device does. The same arrivals come to a model without copies (`hedge.mode: off`), with
-copies of batches that take long (`hedge`) and with copies of those staged behind another as well
-(`tied`), in turn. Then to a model that generates, without and with copies of requests whose first
-token takes long; their time is that to the first token.
+a synthetic device that stalls for 300 ms now and then, independently, as garbage collection or a
+throttled device would. The same arrivals go in turn to a model without copies (`hedge.mode: off`),
+with copies of batches that take long (`hedge`), and with copies also of batches staged behind
+another (`tied`). A model that generates follows, without and with copies of requests whose first
+token takes long; its latency is the time to the first token.
 
-Promises: with copies p99 is at most half of that without, p99.9 no worse than without, at most 5 %
-more work (batches whose rows another one answered; prompts that two replicas read), and no request
+Promises: with copies, p99 is at most half of p99 without, p99.9 is no worse, extra work is at most
+5 % (batches whose rows another batch answered; prompts that two replicas read), and no request
 fails.
 """
 
@@ -57,7 +57,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 
 def modes_of(kind: StallingKind, options: Options) -> list[str]:
-    """Those that are asked for; of a kind that has none of them, all."""
+    """The modes in the options; all of a kind's modes, if it has none of those."""
     return [mode for mode in kind.modes if mode in options.modes] or list(kind.modes)
 
 
@@ -110,7 +110,7 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
 
 
 def copy_bars(done: Runs, kind: StallingKind, mode: str) -> Iterator[BenchVerdict]:
-    """Of a mode that copies, beside none."""
+    """Bars of a mode with copies, compared with the mode without."""
     without, mine = done.of(OFF, kind.name), done.of(mode, kind.name)
     for percent, most in ((99, MOST_OF_P99), (99.9, MOST_OF_P999)):
         claim = f"{kind.name}, {mode}: p{percent:g} of that without copies, at most {most:g}"

@@ -1,10 +1,11 @@
-"""One load on replicas that stall now and then, and what came of it.
+"""Sends one load to replicas that stall now and then, and evaluates the answers.
 
-A kind is a model of batches or one that streams; its server has a model for each mode to compare,
-with replicas of its own, all alike, so that modes can take turns without a restart. A trial is
-Poisson arrivals to one of them, at a share of what its replicas can do with their stalls. Times
-count from when a request was meant to be sent: of batches to the answer, of streams to the first
-token. What was done twice is told by the gateways' own counters, each asked at its own port.
+A *kind* is a model that runs batches or one that streams. Its server has a model for each mode to
+compare, with replicas of its own and otherwise equal settings, so that modes can take turns without
+a restart. A *trial* is Poisson arrivals to one model, at a share of its replicas' capacity, stalls
+included. Latencies count from when a request was due to be sent, to the answer (batches) or to the
+first token (streams). Work that was done twice is read from the counters of each gateway, at its
+own port.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ ENDS = ("answered", "unused", "dropped")
 
 @dataclass(frozen=True, slots=True)
 class StallingKind:
-    """`modes`: what each is set to. `settings`: of every one of its models. `work_s`: seconds of a
-    replica that a request takes, its share of stalls included. `scenario`: what is sent. `twice`:
-    ends by which work was done that another one did as well, and how much of what answered it."""
+    """A kind of model whose replicas stall."""
 
     name: str
-    modes: Mapping[str, Settings]
-    settings: Settings
-    work_s: float
+    modes: Mapping[str, Settings]  # changes to the model's settings, by mode
+    settings: Settings  # of each model
+    work_s: float  # a replica's seconds for a request, its share of stalls included
     scenario: Mapping[str, Any]
     wire: type[OpenInference] | type[Completions]
+    # Ends of leases whose work another lease did too, and the part of a request's work that was
+    # done twice.
     twice: Mapping[str, float]
 
     def rate(self, load: float) -> float:
-        """Requests a second that keep the replicas busy for that share of their time."""
+        """Requests a second that keep the replicas busy for the share `load` of the time."""
         return load * REPLICAS / self.work_s
 
     def server(self, modes: Sequence[str]) -> Settings:
@@ -80,7 +81,7 @@ BATCHES = StallingKind(
     wire=OpenInference,
     twice={"unused": 1.0},
 )
-_SEQUENCES, _PROMPT, _OUTPUT = 8, 20, 16  # tokens, of the prompt on average
+_SEQUENCES, _PROMPT, _OUTPUT = 8, 20, 16  # sequences; tokens of a prompt (mean) and of an output
 _STEPS = 500  # from one stall to the next
 STREAMS = StallingKind(
     name="streams",
@@ -95,7 +96,7 @@ STREAMS = StallingKind(
             "base_ms": 10, "max_sequences": _SEQUENCES, "hiccup_every": _STEPS, **_STALLS,
         },
     },
-    work_s=_OUTPUT * (0.010 + 0.3 / _STEPS) / _SEQUENCES,  # a step is that of all its sequences
+    work_s=_OUTPUT * (0.010 + 0.3 / _STEPS) / _SEQUENCES,  # all sequences share a step
     scenario={"lengths": _ROWS, "output": {"fixed": _OUTPUT}},
     wire=Completions,
     twice={"unused": 1.0, "dropped": (_PROMPT + 2) / (_PROMPT + 2 * _OUTPUT)},
@@ -105,12 +106,12 @@ KINDS = {kind.name: kind for kind in (BATCHES, STREAMS)}
 
 @dataclass(frozen=True, slots=True)
 class TailTrial:
-    """`times_ms`: of what was answered. `counts`: by how much the gateways' counters grew, and of
-    batches (or streams) by how they ended."""
+    """The result of one load."""
 
     offered: int
-    times_ms: np.ndarray[Any, Any]
+    times_ms: np.ndarray[Any, Any]  # latencies of answered requests
     failures: Mapping[str, int]
+    # Increases of the gateways' counters; among them batches (or streams), by how they ended.
     counts: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -131,15 +132,18 @@ class TailTrial:
 
 
 def percentile_of(trials: Sequence[TailTrial], percent: float) -> float:
-    """Over all of them together, since a tail needs many; NaN of nothing."""
+    """A percentile over all trials' requests, since a tail needs many; NaN if there are none."""
     times = [trial.times_ms for trial in trials]
     every = np.concatenate(times) if times else np.empty(0)
     return float(np.percentile(every, percent)) if every.size else float("nan")
 
 
 def extra_work(kind: StallingKind, trials: Sequence[TailTrial]) -> float:
-    """What was done although another one answered, to what answered: batches that ran in vain; of
-    streams the prompts that were read again, and a token, in weighted tokens."""
+    """Work of leases whose rows another lease answered, over the work that answered.
+
+    For batches, this is batches that ran in vain. For streams, it is prompts that were read again
+    and one token each, in weighted tokens.
+    """
     answered = sum(trial.counts["answered"] for trial in trials)
     ends = kind.twice.items()
     twice = sum(share * trial.counts[end] for trial in trials for end, share in ends)
@@ -153,7 +157,7 @@ class TailServer:
     metrics_port: int
 
     def play(self, mode: str, load: float, seconds: float, repeat: int) -> TailTrial:
-        """The same arrivals to every mode of a repeat."""
+        """Runs a trial. All modes of a repeat get the same arrivals."""
         scenario = scenario_file.check(
             {
                 **self.kind.scenario,
@@ -187,7 +191,7 @@ def serving(kind: StallingKind, modes: Sequence[str]) -> Iterator[TailServer]:
 
 
 def counts_of(samples: Sequence[MetricSample], model: str) -> dict[str, float]:
-    """Of all gateways together."""
+    """A model's counters, summed over the gateways."""
     own = [sample for sample in samples if sample.labels.get("model") == model]
     ends = metrics_page.by_label(own, "headrace_batches_total", "end")
     counters = {name: metrics_page.total(own, f"headrace_{name}_total") for name in COUNTERS}
@@ -201,7 +205,7 @@ def trial_of(ends: Sequence[PlayedRequest], counts: Mapping[str, float]) -> Tail
 
 
 def taken_s(end: PlayedRequest) -> float:
-    """To the first token where there are tokens, else to the answer's end."""
+    """Seconds to the first token if the answer has tokens, else to the answer's end."""
     if end.heard is None or end.heard.first_s is None:
         return end.latency_s
     return end.heard.first_s - end.planned.at_s

@@ -1,10 +1,10 @@
-"""The least that a server can do, so that what is measured is the load generator.
+"""An HTTP server that does as little as possible, to measure the load generator itself.
 
-`python -m loadtests.benches.trivial_server --port N`: answers each whole request (by its
-Content-Length) with the same bytes and the headers that Headrace's answers have, `--delay-ms` after
-it came, and `--spread-ms` more on average (exponential); `--stall-from S --stall-for S`: answers
-nothing for a while, counted from its first request, as a server does that collects garbage or
-compiles a shape.
+`python -m loadtests.benches.trivial_server --port N`: answers every complete request (by its
+Content-Length) with the same bytes and with the headers of Headrace's answers. An answer comes
+`--delay-ms` after its request, plus an exponential time with the mean `--spread-ms`. With
+`--stall-from S --stall-for S` the server answers nothing for a while, counted from its first
+request, like a server that collects garbage or compiles a shape.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LENGTH = b"content-length:"
 
 @dataclass(slots=True)
 class Manner:
-    """How requests are answered. `first_at`: when the first one came, on the loop's clock."""
+    """How requests are answered. `first_at`: time of the first request, on the loop's clock."""
 
     delay_s: float = 0.0
     spread_s: float = 0.0
@@ -39,7 +39,7 @@ class Manner:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     def pause_s(self, now: float) -> float:
-        """How long a request that comes now waits for its answer."""
+        """Seconds that a request which comes now waits for its answer."""
         self.first_at = self.first_at or now
         ran_s = now - self.first_at
         left_s = self.stall_from_s + self.stall_for_s - ran_s
@@ -49,7 +49,7 @@ class Manner:
 
 
 class TrivialServer(asyncio.Protocol):
-    """One connection."""
+    """The protocol of one connection."""
 
     def __init__(self, manner: Manner) -> None:
         self._manner = manner
@@ -71,7 +71,7 @@ class TrivialServer(asyncio.Protocol):
 
 
 def whole_bytes(data: bytes) -> int | None:
-    """How long the first request is; None while it is not all there."""
+    """The length of the first request in `data`; None while it is incomplete."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return None

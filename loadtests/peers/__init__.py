@@ -1,1 +1,1 @@
-"""Other servers doing the same work, each in an environment of its own."""
+"""Other servers that do the same work, for comparison, each in a Python environment of its own."""

@@ -1,6 +1,7 @@
-"""`python -m loadtests.peers NAME --port PORT`: starts another server, to look at or to measure.
+"""`python -m loadtests.peers NAME --port PORT`: starts one of the other servers.
 
-Makes its environment first where there is none (`out/peers/NAME`). `--list` says which there are.
+Creates the server's environment first if it does not exist (`out/peers/NAME`). `--list` names the
+servers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One small adapter a server: the requests that it takes, and how its answers are read.
+"""An adapter for each server: how to write its requests and read its answers.
 
-A request is a path, a body and headers, each server's own natural JSON for one row of ids or one
-text; the same ids and texts go to all. Answers are read where a bench checks that a server computes
-what it should, never in the hot loop.
+A request has one row of ids or one text, in the JSON form that is usual for the server; all servers
+get the same ids and texts. Answers are parsed only where a bench checks that a server computes the
+right values, not while it measures.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Item = Sequence[int] | str
 
 @dataclass(frozen=True, slots=True)
 class PeerAdapter:
-    """`body`: of one item. `answer`: the sum or the embedding in an answer's JSON."""
+    """A server's form of requests and answers."""
 
     path: str
-    body: Callable[[Item], Any]
-    answer: Callable[[Any], Any]
+    body: Callable[[Item], Any]  # a request's JSON for one item
+    answer: Callable[[Any], Any]  # the sum or the embedding in an answer's JSON
 
     def encode(self, item: Item) -> bytes:
         return json.dumps(self.body(item), separators=(",", ":")).encode()
@@ -49,7 +49,7 @@ def _text_tensor(item: Item) -> dict[str, Any]:
 
 
 def _bytes_row(item: Item) -> dict[str, Any]:
-    """A row as one element: ids as their JSON, a text as it is."""
+    """A request with the row as one BYTES element: ids as their JSON, a text unchanged."""
     text = item if isinstance(item, str) else json.dumps(item, separators=(",", ":"))
     return {"inputs": [{"name": "item", "shape": [1], "datatype": "BYTES", "data": [text]}]}
 

@@ -1,9 +1,9 @@
-"""The other servers to compare with: how each is started, and how it was tuned.
+"""The other servers that Headrace is compared with: how each is started, and how it is tuned.
 
-Every peer is one module that takes the same command line (`asked`) in an environment of its own,
-and an adapter for each work it can do. `tuning` is what its documentation advises for this work and
-was set; `batch` is small on the device, where a batch of 32 nearly always holds a long row and
-takes longer than the SLO.
+A peer is a module that takes the command line of `options`, in a Python environment of its own, and
+has an adapter for each kind of work that it can do. `tuning` says which of its documentation's
+advice for this work was followed. `batch` is small on the device: there a batch of 32 nearly always
+has a long row and takes longer than the SLO.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`module`: started with `-m`. `venv`: whose interpreter, None: ours. `works`: how each is
-    asked for. `batch`: most items a batch, by work. `ready`: path that answers 200 when it is up.
-    """
+    """One of the other servers."""
 
     name: str
-    module: str
-    venv: str | None
-    works: Mapping[str, PeerAdapter]
+    module: str  # started with `python -m`
+    venv: str | None  # name of its environment; None: this process's own
+    works: Mapping[str, PeerAdapter]  # its adapters, by kind of work
     tuning: str
+    # Maximum of items in a batch, by kind of work.
     batch: Mapping[str, int] = field(default_factory=lambda: {DEVICE: 6, MINILM: 8})
     variant: str = ""
-    ready: str = "/"
+    ready: str = "/"  # the path that answers 200 once the server is ready
 
     @property
     def on_ray(self) -> bool:
@@ -122,7 +121,7 @@ PEERS = {
 
 
 def command_of(peer: Peer, port: int, work: str, batch: int | None = None) -> list[str]:
-    """Makes the peer's environment when it is not there yet."""
+    """The command that starts a peer. Creates the peer's environment if it does not exist."""
     python = sys.executable if peer.venv is None else str(venvs.make(venvs.PEERS[peer.venv]))
     command = [python, "-m", peer.module, "--port", str(port), "--work", work]
     command += ["--batch", str(batch or peer.batch[work])]
@@ -130,6 +129,6 @@ def command_of(peer: Peer, port: int, work: str, batch: int | None = None) -> li
 
 
 def environ_of(peer: Peer) -> dict[str, str]:
-    """What is added to the environment: this project's modules, and the peer's settings."""
+    """Environment variables for a peer: the path of this project's modules, and its settings."""
     found = {"PYTHONPATH": str(ROOT)}
     return found | environment(peer.variant) if peer.on_ray else found

@@ -1,9 +1,10 @@
-"""The device that every server serves here, to which it hands batches of rows.
+"""The fake device that all servers run batches of rows on.
 
-A function that takes `base_ms + per_row_ms·B + per_token_us·B·L` for B rows whose longest has L ids
-(shorter ones are padded to it), one batch at a time, and answers each row's sum. It sleeps, so that
-the processors are left to what is measured. Needs the standard library alone: it is imported in
-every peer's own environment. The same arithmetic as Headrace's `synthetic` runtime.
+A batch of B rows, padded to the longest with L ids, takes `base_ms + per_row_ms·B +
+per_token_us·B·L`; the answer to each row is its sum. The device runs one batch at a time. It
+sleeps, so that the processors are free for the servers that are measured. It needs only the
+standard library, because it is imported in every peer's own environment. The arithmetic is that of
+Headrace's `synthetic` runtime.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SPIN_S = 0.0001  # a sleep ends 60 to 90 µs late; the rest is spun
+SPIN_S = 0.0001  # a sleep ends 60 to 90 µs late, so the last part is a busy wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class Speed:
 
 
 class FakeDevice:
-    """Safe to call from several threads: they wait for each other."""
+    """May be called from several threads, which wait for each other."""
 
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
         self._busy = threading.Lock()
 
     def run(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """One batch. The sums, in order; returns when the device is done."""
+        """Runs one batch; returns the rows' sums when the device's time is over."""
         with self._busy:
             start = time.perf_counter()
             sums = [float(sum(row)) for row in rows]

@@ -1,8 +1,8 @@
-"""MiniLM for a peer: embeds a batch of texts by the model file and backend of all, OpenVINO.
+"""Embeds batches of texts with MiniLM on OpenVINO, for a peer.
 
-Reads the graph that Headrace has staged (mean pooling and length one included), compiled with the
-options that Headrace compiles it with, so that servers differ and backends do not. Texts are
-tokenised as a batch and padded to its longest, to a multiple of 8 as in Headrace's example.
+Compiles the graph that Headrace has staged (mean pooling and normalisation included) with the
+options that Headrace uses, so that the servers are compared and not their backends. Texts are
+tokenised as a batch and padded to the longest, to a multiple of 8 as in Headrace's example.
 Imported in the peer's own environment; needs numpy, openvino and tokenizers there.
 """
 
@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 class Embedder:
-    """One request of one compiled model: one batch at a time."""
+    """A compiled model with one inference request, so it runs one batch at a time."""
 
     def __init__(self) -> None:
         if MODEL not in os.environ:

@@ -1,4 +1,4 @@
-"""Where a peer finds the model: two variables that its environment has to name."""
+"""The two environment variables that say where a peer finds the model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The command line of a peer's server, the same for every peer.
 
-Needs the standard library alone: it is imported in every peer's own environment.
+Needs only the standard library, because it is imported in every peer's own environment.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ WORKS = (DEVICE, MINILM)
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """`batch`: most items in a batch. `variant`: which of the peer's ways, "" for its only one."""
+    """The options of a peer's server."""
 
     port: int
     work: str
-    batch: int
-    variant: str = ""
+    batch: int  # maximum of items in a batch
+    variant: str = ""  # of the peer; "" if it has only one
 
 
 def parse(about: str | None, argv: Sequence[str] | None = None) -> PeerOptions:
@@ -37,10 +37,10 @@ def parse(about: str | None, argv: Sequence[str] | None = None) -> PeerOptions:
 
 
 def work_of(name: str) -> Callable[[Sequence[Any]], list[Any]]:
-    """What a batch is given to, loaded: rows of ids to sums, or texts to embeddings."""
+    """A function that runs a batch: rows of ids to their sums, or texts to their embeddings."""
     if name == DEVICE:
         return FakeDevice(Speed()).run
-    from loadtests.peers.minilm import Embedder  # needs a backend, which the device does not
+    from loadtests.peers.minilm import Embedder  # imports a backend, which the device does not need
 
     embed: Callable[[Sequence[Any]], list[Any]] = Embedder().run
     return embed

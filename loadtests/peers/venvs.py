@@ -1,12 +1,12 @@
-"""The interpreter, packages and environment that each other server needs.
+"""Creates the virtual environments of the other servers.
 
-Every peer has a virtual environment of its own under `out/peers/NAME`, so that its dependencies
-never meet ours; what goes into it stands in `NAME/requirements.txt` beside this file. `python -m
-loadtests.peers.venvs triton` makes one; a second call finds it made (a stamp holds the requirements
-it was made from). Ray Serve runs from our own environment, with our Ray, and so has none here.
+A peer has an environment of its own under `out/peers/NAME`, so that its dependencies do not
+conflict with ours; `NAME/requirements.txt` beside this file lists its packages. `python -m
+loadtests.peers.venvs triton` creates one; a stamp in it has the requirements that it was made from,
+so that a second call does nothing. Ray Serve runs in our own environment, with our Ray.
 
-Triton's Python backend links `libpython3.X.so` and the wheel brings stubs for 3.8 to 3.13: the
-interpreter must be a system one with its shared library (Debian: `python3-venv libpython3.11`).
+Triton's Python backend links `libpython3.X.so`, and its wheel has stubs for 3.8 to 3.13. So the
+interpreter must be a system one with a shared library (Debian: `python3-venv libpython3.11`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ STAMP = "headrace-peer.txt"
 
 @dataclass(frozen=True, slots=True)
 class PeerEnvironment:
-    """`interpreters`: the first that exists makes the environment. `requirements`: for pip."""
+    """How to create a peer's environment."""
 
     name: str
-    interpreters: tuple[str, ...]
-    requirements: tuple[str, ...]
+    interpreters: tuple[str, ...]  # the first that exists is used
+    requirements: tuple[str, ...]  # for pip
 
     def stamp(self) -> str:
         return "\n".join((self.interpreters[0], *self.requirements)) + "\n"
@@ -52,7 +52,7 @@ PEERS = {
 
 
 def python_of(name: str, peers_dir: Path = PEERS_DIR) -> Path:
-    """The peer's interpreter, whether or not it is there yet."""
+    """The path of the peer's interpreter, which need not exist yet."""
     return (peers_dir / name / "bin" / "python").absolute()
 
 
@@ -66,7 +66,7 @@ def is_made(peer: PeerEnvironment, peers_dir: Path = PEERS_DIR) -> bool:
 
 
 def interpreter_of(peer: PeerEnvironment) -> str:
-    """Raises `FileNotFoundError` naming what was looked for."""
+    """The interpreter for the environment. Raises `FileNotFoundError`, which names all tried."""
     for candidate in peer.interpreters:
         found = shutil.which(candidate)
         if found is not None:
@@ -75,14 +75,14 @@ def interpreter_of(peer: PeerEnvironment) -> str:
 
 
 def make(peer: PeerEnvironment, peers_dir: Path = PEERS_DIR) -> Path:
-    """Makes the environment afresh unless it is made; returns its interpreter."""
+    """Creates the environment unless its stamp is current; returns its interpreter."""
     if is_made(peer, peers_dir):
         return python_of(peer.name, peers_dir)
     home = peers_dir / peer.name
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([interpreter_of(peer), "-m", "venv", str(home)], check=True)
     python = python_of(peer.name, peers_dir)
-    # One after the other: torch's line comes first, so that nothing else chooses its build.
+    # One after another, torch's line first, so that no other package chooses torch's build.
     for line in peer.requirements:
         subprocess.run([str(python), "-m", "pip", "install", "-qq", *line.split()], check=True)
     (home / STAMP).write_text(peer.stamp())

@@ -1,1 +1,1 @@
-"""A load test's record for people: tables for a terminal, one page for a browser."""
+"""Shows a load test's record to people: tables in a terminal, and a page for a browser."""

@@ -1,4 +1,4 @@
-"""Two runs beside each other: as tables, and on one page with the curves of both."""
+"""Compares two runs: as tables, and on a page with the curves of both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines(found: Comparison) -> list[str]:
 
 
 def write(found: Comparison, path: Path) -> None:
-    """Folders that are missing are made."""
+    """Writes the page; creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(html(found), encoding="utf-8")
 
@@ -69,7 +69,7 @@ def tables(found: Comparison) -> list[Table]:
 
 
 def rates(a: Record, b: Record) -> Table:
-    """Of the whole runs; those that neither has are left out."""
+    """Rates of both whole runs, without those that neither run has."""
     pairs = [(name, of(a), of(b)) for name, of in _RATES.items()]
     rows = [(name, x, y, y / x if x and y else None) for name, x, y in pairs if x or y]
     return Table("Rates", ("what", "A", "B", "B over A"), tuple(rows))

@@ -1,6 +1,6 @@
-"""The pictures of a run: latencies, rates, batches, refusals, streams, the generator.
+"""Draws the pictures of a run: latencies, rates, batches, refusals, streams, the generator.
 
-Many tenants: the busiest are drawn, all are in the tables.
+Of many tenants, only the busiest are drawn; the tables have all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_BARS = 40
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """In the order in which they are asked about."""
+    """All figures of a run, the most important first."""
     tenants, lengths = busiest(record.by_tenant()), by_length(record)
     yield distribution("Latency by tenant", tenants, record.slo_ms)
     yield distribution("Latency by length", lengths, record.slo_ms)
@@ -65,7 +65,8 @@ def batches(record: Record) -> Figure:
 
 
 def binned(sizes: Mapping[int, int]) -> dict[str, int]:
-    """Counts by size, or by as wide an interval of sizes as keeps them few; gaps are shown."""
+    """Counts by size; for many sizes, by intervals wide enough that there are few. Empty sizes in
+    between are included."""
     least, most = min(sizes), max(sizes)
     width = -(-(most - least + 1) // MOST_BARS)
     found: dict[str, int] = {}
@@ -113,7 +114,8 @@ def lag(record: Record) -> Figure:
 
 
 def busiest(cells: Mapping[str, TenantLengthStats]) -> dict[str, TenantLengthStats]:
-    """As many as can be told apart, in their own order; without those that asked for nothing."""
+    """The tenants with the most requests, as many as there are colours, in their own order; none
+    without requests."""
     called = {name: cell for name, cell in cells.items() if cell.offered}
     kept = sorted(called, key=lambda name: -called[name].offered)[:MOST_SERIES]
     return {name: cell for name, cell in called.items() if name in kept}

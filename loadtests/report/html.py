@@ -1,7 +1,7 @@
-"""A run as one HTML file that can be mailed, printed and kept.
+"""Writes a run's report as one HTML file.
 
-First whether the run counts and how much was in time, then tables, pictures, and what reproduces
-it.
+The page says first whether the run counts and which share of requests was in time; then it has
+tables, pictures, and the command that reproduces the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtests.results.record import Record
 
 
 def write(record: Record, path: Path) -> None:
-    """Folders that are missing are made."""
+    """Writes the page; creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(html(record), encoding="utf-8")
 
@@ -41,7 +41,7 @@ def _parts(record: Record) -> Iterator[str]:
 
 
 def facts(record: Record) -> dict[str, str]:
-    """What was run, where and when."""
+    """What was run, where and when, by name."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     return {
         "Target": record.url,

@@ -1,4 +1,4 @@
-"""Latencies drawn: as curves of the share answered within a time, and as percentiles."""
+"""Draws latencies: as curves of the share that was answered within a time, and as percentiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PERCENTS = (50.0, 90.0, 99.0)
 def distribution(
     title: str, cells: Mapping[str, TenantLengthStats], slo_ms: float | None
 ) -> Figure:
-    """Shares are of what was offered: what was not answered keeps a curve below 100 %."""
+    """Curves by tenant or length. Shares are of the offered requests, so unanswered ones keep a
+    curve below 100 %."""
     offered = {name: cell.offered for name, cell in cells.items()}
     found = {name: cell.latency for name, cell in cells.items()}
     says = "Share of offered requests answered within so many milliseconds."
@@ -65,7 +66,7 @@ def of_histograms(
 
 
 def curve(histogram: LatencyHistogram, offered: int) -> list[Point]:
-    """(ms, share of what was offered that took at most that)."""
+    """Points (ms, share of the offered requests that took at most so long)."""
     part = histogram.total / max(offered, histogram.total)
     return [(seconds * 1e3, share * part) for seconds, share in histogram.cumulative()]
 

@@ -1,8 +1,8 @@
-"""A page that needs nothing but itself: its frame, style, tables and figures.
+"""Makes self-contained HTML pages: frame, style, tables and figures.
 
-No script, no font and no address is fetched, and the page forbids it. Dark and light follow the
-reader's system; on paper it is light. All text is escaped where it enters: names and reasons come
-from files and servers.
+A page fetches no script, font or other address, and its content security policy forbids it. Dark or
+light follows the reader's system; print is light. Text is escaped when it is put into the page,
+because names and reasons come from files and servers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loadtests.report.plots import Figure, swatch
 from loadtests.report.table import is_numeric
 from loadtests.results.report_table import Table, number
 
-LONG = 40  # letters from which a cell of text is broken into lines
+LONG = 40  # characters from which a cell's text is broken into lines
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -33,7 +33,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def header(title: str, about: str, facts: Mapping[str, str]) -> str:
-    """Facts without a value are left out."""
+    """The page's head. Facts without a value are left out."""
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value
     )
@@ -42,7 +42,7 @@ def header(title: str, about: str, facts: Mapping[str, str]) -> str:
 
 
 def notice(text: str, *, good: bool | None = None) -> str:
-    """Said at the top; `good` only adds a colour to what the words say."""
+    """A notice at the top. `good` only adds a colour."""
     kind = "" if good is None else " good" if good else " bad"
     return f'<p class="notice{kind}">{escape(text)}</p>'
 
@@ -57,7 +57,7 @@ def section(title: str, parts: Iterable[str], kind: str = "") -> str:
 
 
 def table(found: Table) -> str:
-    """Scrolls by itself where it is wider than the screen."""
+    """A table, which scrolls by itself if it is wider than the screen."""
     numeric = [is_numeric(column) for column in zip(*found.rows, strict=True)]
     numeric = numeric or [False] * len(found.headers)
     heads = "".join(
@@ -88,7 +88,7 @@ def _side(right: bool) -> str:
 
 
 def figure(found: Figure) -> str:
-    """The numbers are folded away below the picture."""
+    """A picture; its numbers are in a closed section below it."""
     legend = "".join(
         f"<li>{swatch(place, shape=found.shapes)}{escape(name)}</li>"
         for place, name in enumerate(found.legend)

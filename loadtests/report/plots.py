@@ -1,9 +1,9 @@
-"""Lines, bars and marks as SVG without a script: inline in a page, or as a file of its own.
+"""Draws lines, bars and marks as SVG without scripts: inline in a page, or as a file.
 
-Drawn here rather than by a library: a report must open anywhere, follow the reader's dark or light
-page and say a point's value when it is hovered over, and needs no package for it. Colours are
-variables of the page, so that dark and light need no second picture; every series also has a dash
-pattern or a shape of its own. All text is escaped here.
+No library is used, so that a report opens anywhere, follows the reader's dark or light mode, and
+shows a point's value under the pointer, without another package. Colours are CSS variables of the
+page, so dark and light need only one picture. Each series also has a dash pattern or a shape of its
+own. All text is escaped here.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`hint`: what is said of a point. The line is broken where y is NaN."""
+    """A line. It is broken where y is NaN."""
 
     name: str
     points: Sequence[Point]
+    # The text that a point shows under the pointer.
     hint: Callable[[float, float], str] = lambda x, y: f"{label(x)}: {label(y)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`mark`: a value that a line is drawn at, and its name."""
+    """An axis of a picture."""
 
     title: str
     scale: Scale
-    text: Callable[[float], str] = label
-    mark: tuple[float, str] | None = None
+    text: Callable[[float], str] = label  # of a tick
+    mark: tuple[float, str] | None = None  # a value at which a line is drawn, and its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +70,32 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class MarkRow:
-    """Marks on a line of its own: (value, what it is), in the order of the legend."""
+    """A named row of marks."""
 
     name: str
-    marks: Sequence[tuple[float, str]]
+    marks: Sequence[tuple[float, str]]  # value and text, in the order of the legend
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`svg`: the picture. `legend`: what each series or mark is, in its order; `shapes`: marks
-    rather than lines."""
+    """A picture with its explanation and its numbers."""
 
     title: str
-    says: str
+    says: str  # the explanation
     svg: str
-    table: Table
-    legend: tuple[str, ...] = ()
-    shapes: bool = False
+    table: Table  # the numbers
+    legend: tuple[str, ...] = ()  # names of the series or marks, in their order
+    shapes: bool = False  # the legend has shapes of marks, not lines
 
 
 def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, hints: bool = True) -> str:
-    """`hints`: whether points say their values; a picture that is a file of its own has no use for
-    them."""
+    """A diagram of lines. `hints`: whether points show their values under the pointer, which is of
+    no use in an image file."""
     parts = [_upright(y), _across(x)]
     for number, each in enumerate(series):
         for run in _unbroken(each.points):
             places = [(_x(x.scale, px), _y(y.scale, py)) for px, py in run]
-            if len(places) == 1:  # a dot
+            if len(places) == 1:  # a single point is drawn as a dot
                 places = [(places[0][0] - 1, places[0][1]), (places[0][0] + 1, places[0][1])]
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in thinned(places))
             parts.append(f'<polyline class="line {style(number)}" points="{path}"/>')
@@ -105,7 +105,7 @@ def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, hints: bool
 
 
 def bars(title: str, points: Sequence[tuple[str, float, str]], axis: str, y: Axis) -> str:
-    """Upright ones: (name, height, what is said of it)."""
+    """A diagram of vertical bars. `points`: name, height and text of each bar."""
     room = (WIDTH - LEFT - RIGHT) / max(len(points), 1)
     every = -(-len(points) // MOST_NAMES)
     letters = max(3, int(room * every / LETTER))
@@ -124,7 +124,7 @@ def bars(title: str, points: Sequence[tuple[str, float, str]], axis: str, y: Axi
 
 
 def rows(title: str, found: Sequence[MarkRow], x: Axis) -> str:
-    """A row for each name, its marks joined by a line."""
+    """A diagram with a row for each name, whose marks are joined by a line."""
     height = TOP + BOTTOM + ROW * len(found)
     parts = [_across(x, height)]
     for place, row in enumerate(found):
@@ -138,14 +138,14 @@ def rows(title: str, found: Sequence[MarkRow], x: Axis) -> str:
 
 
 def picture(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
-    """Lines over a legend; `y`'s title stands above the plot, behind `title`."""
+    """A diagram of lines with a legend below; the title of `y` follows `title` above the plot."""
     plot = lines(title, series, x, y)
     inner = _titled(title, y.title, plot, [each.name for each in series])
     return _file(title, WIDTH, _titled_height(len(series)), inner)
 
 
 def sheet(title: str, panels: Sequence[Panel], columns: int = 3) -> str:
-    """Pictures beside and below each other, each line of them as high as its highest."""
+    """Pictures in a grid; a row is as high as its highest picture."""
     parts, top = [], 0
     for first in range(0, len(panels), columns):
         line = panels[first : first + columns]
@@ -192,14 +192,14 @@ def _entry(place: int, name: str) -> str:
 
 
 def _unbroken(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Between points without a value."""
+    """The parts of a line between points without a value."""
     for there, run in groupby(points, lambda point: not isnan(point[1])):
         if there:
             yield list(run)
 
 
 def swatch(number: int, *, shape: bool = False) -> str:
-    """A series' sign in a legend."""
+    """A series' symbol in a legend."""
     inner = (
         _shape(number, 14, 7, "") if shape
         else f'<path class="line {style(number)}" d="M1 7H27"/>'
@@ -212,7 +212,7 @@ def style(number: int) -> str:
 
 
 def thinned(places: Sequence[Point]) -> list[Point]:
-    """Without points that the eye cannot tell from their neighbours; ends are kept."""
+    """The line without points that the eye cannot tell from their neighbours; ends are kept."""
     if len(places) < 3:
         return list(places)
     kept = [places[0]]
@@ -234,7 +234,7 @@ def _svg(title: str, height: float, parts: Iterable[str]) -> str:
 
 
 def _across(axis: Axis, height: float = HEIGHT) -> str:
-    """The x axis: its line, ticks, title and mark."""
+    """The x axis: line, ticks, title and mark."""
     bottom, parts = height - BOTTOM, []
     for tick in axis.scale.ticks():
         at = _x(axis.scale, tick)
@@ -279,7 +279,7 @@ def _hinted(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _shape(number: int, x: float, y: float, said: str) -> str:
-    """Circle, diamond, square, triangle, in turn."""
+    """A mark: circle, diamond, square or triangle, in turn."""
     paths = (
         f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
         f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z",

@@ -1,6 +1,6 @@
-"""An axis: where a value lies on it, and which values are written beside it.
+"""The scale of an axis, linear or logarithmic: positions of values, and ticks.
 
-Linear or logarithmic; ticks are 1, 2, 5 times a power of ten and never more than asked for.
+Ticks are 1, 2 or 5 times a power of ten, and never more than asked for.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ LEAST_RATIO = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`low` < `high`; both above 0 where `log`."""
+    """A scale from `low` to `high`, with `low` < `high`; both are above 0 if `log`."""
 
     low: float
     high: float
     log: bool = False
 
     def at(self, value: float) -> float:
-        """0..1 from low to high; what lies outside is put on the edge."""
+        """A value's position, 0 at `low` and 1 at `high`; values outside are put at the edge."""
         low, high, here = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, here = log10(low), log10(high), log10(here)
@@ -49,7 +49,7 @@ class Scale:
 
 
 def linear(values: Iterable[float], low: float = 0.0) -> Scale:
-    """From `low` to just above the greatest."""
+    """A linear scale from `low` to just above the largest value."""
     high = max((value for value in values if value < inf), default=low)
     if high <= low:
         return Scale(low, low + 1.0)
@@ -59,7 +59,7 @@ def linear(values: Iterable[float], low: float = 0.0) -> Scale:
 
 
 def logarithmic(values: Iterable[float]) -> Scale:
-    """Around all that are above 0, wide enough for two ticks."""
+    """A logarithmic scale around all values above 0, wide enough for two ticks."""
     found = [value for value in values if 0.0 < value < inf] or [1.0]
     low, high = min(found) / 1.05, max(found) * 1.05
     wider = max(1.0, sqrt(LEAST_RATIO / (high / low)))
@@ -67,7 +67,7 @@ def logarithmic(values: Iterable[float]) -> Scale:
 
 
 def nice(step: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is no less."""
+    """The smallest 1, 2 or 5 times a power of ten that is at least `step`."""
     power = 10.0 ** floor(log10(step))
     return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= step * (1 - 1e-9))
 

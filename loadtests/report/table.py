@@ -1,8 +1,7 @@
-"""What came of a run, in tables: by tenant, by length, by reason, of streams.
+"""Makes the tables of a run's results: by tenant, by length, by reason, and for streams.
 
-The same tables are printed in a terminal and stand in the page. Shares are of what was offered, so
-that refused requests count; latencies are those of answered requests, from when each was meant to
-be sent.
+The terminal and the page show the same tables. Shares are of the offered requests, so that refused
+requests count. Latencies are those of answered requests, from when each was due to be sent.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NOTHING = "–"
 
 
 def lines(record: Record) -> list[str]:
-    """The run in a terminal: readable as it stands, and Markdown."""
+    """The lines to print in a terminal; they are Markdown too."""
     found = [heading(record), "", verdict(record)]
     for table in tables(record):
         found += ["", table.caption, "", *aligned(table)]
@@ -30,7 +29,7 @@ def heading(record: Record) -> str:
 
 
 def verdict(record: Record) -> str:
-    """Whether the run counts, and the share in time."""
+    """A sentence: whether the run counts, and the share of requests in time."""
     total = record.total()
     if record.client.behind:
         return f"This run does not count: {record.client.behind}."
@@ -54,7 +53,7 @@ def _limit(record: Record) -> str:
 
 
 def tables(record: Record) -> list[Table]:
-    """Those that have something to say."""
+    """The tables that are not empty."""
     found = [by_tenant(record), by_length(record)]
     if record.checks:
         found.append(checks(record))
@@ -91,7 +90,7 @@ def checks(record: Record) -> Table:
 
 
 def streams(record: Record) -> Table:
-    """Times are to the first token, and a token after it."""
+    """Times to the first token, and times per further token."""
     counts = ("tenant", "streams", "tokens out", "tokens/s")
     headers = (
         *counts,
@@ -108,7 +107,7 @@ def streams(record: Record) -> Table:
 
 
 def reasons(record: Record) -> Table:
-    """Tenants are rows: there may be many."""
+    """Unanswered requests by reason. Tenants are rows, since there may be many."""
     found = sorted(record.total().reasons.items(), key=lambda item: -item[1])
     kinds = [reason for reason, _ in found]
     rows: list[tuple[Cell, ...]] = [
@@ -127,7 +126,7 @@ def client(record: Record) -> Table:
 
 
 def with_all(record: Record) -> dict[str, TenantLengthStats]:
-    """By tenant, and their sum where there are several."""
+    """Results by tenant, and their sum if there are several."""
     tenants = record.by_tenant()
     return tenants if len(tenants) == 1 else tenants | {"all": record.total()}
 
@@ -161,22 +160,22 @@ def length_name(edge: int) -> str:
 
 
 def failed(cell: TenantLengthStats) -> int:
-    """Not answered, and not turned away for load or limits either."""
+    """Requests that were neither answered nor rejected because of load or limits."""
     return max(0, sum(cell.reasons.values()) - cell.rejected)
 
 
 def share(cell: TenantLengthStats) -> str:
-    """Answered in time, of what was offered."""
+    """The share of offered requests that were answered in time."""
     return percent(cell.in_slo / cell.offered) if cell.offered else NOTHING
 
 
 def percent(part: float) -> str:
-    """Of a share in 0..1; never rounded up to all of it."""
+    """A share (0..1) as text; never rounded up to 100 %."""
     return "100 %" if part == 1.0 else f"{min(100.0 * part, 99.99):.2f} %"
 
 
 def ms(histogram: LatencyHistogram, percent: float) -> float | None:
-    """100 per cent: the longest."""
+    """A percentile in milliseconds; 100: the longest."""
     if percent >= 100 and histogram.total:
         return histogram.most_s * 1e3
     found = histogram.percentile_s(percent)
@@ -187,7 +186,7 @@ def ms(histogram: LatencyHistogram, percent: float) -> float | None:
 
 
 def aligned(table: Table) -> list[str]:
-    """Markdown whose columns also stand below each other; numbers to the right."""
+    """Markdown whose columns are aligned, numbers to the right."""
     rows = [table.headers, *([number(cell) for cell in row] for row in table.rows)]
     rows = [[_cell(text) for text in row] for row in rows]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
@@ -209,10 +208,10 @@ def _side(column: Iterable[Cell]) -> str:
 
 
 def is_numeric(column: Iterable[Cell]) -> bool:
-    """Shares count: text that is a number and its unit."""
+    """Whether all cells are numbers, or text of a number and its unit."""
     return all(not isinstance(c, str) or c == NOTHING or c.endswith(" %") for c in column)
 
 
 def _cell(text: str) -> str:
-    """Names come from files: one line, and no column of their own."""
+    """Escapes a text. Names come from files and must not break a line or start a column."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,7 +1,8 @@
-"""A run over time, drawn: rates, what is under way, percentiles and refusals.
+"""Draws a run over time: rates, requests under way, percentiles and refusals.
 
-Seconds are joined until they can be told apart. Rates of joined seconds are means; of what is under
-way and of percentiles the worst second stands for all, since percentiles cannot be averaged.
+Seconds are joined into spans until there are at most `MOST_SPANS`. A span's rates are means. Its
+percentiles and its requests under way are those of its worst second, since percentiles cannot be
+averaged.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ Values = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True, slots=True)
 class TimeGrid:
-    """When each point's time begins, and how much time it stands for, s."""
+    """The points in time of a diagram."""
 
-    at_s: Sequence[float]
-    every_s: float
+    at_s: Sequence[float]  # when each point's time begins
+    every_s: float  # the time that each point stands for
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """`seconds` of them from `at_s` on, rates a second; None where nothing was answered."""
+    """`seconds` joined seconds from `at_s` on. Rates are a second. Percentiles are None if nothing
+    was answered."""
 
     at_s: int
     seconds: int
@@ -93,7 +95,7 @@ def over_time(spans: Sequence[TimeSpan]) -> Iterator[Figure]:
 
 
 def over(title: str, says: str, grid: TimeGrid, values: Values, *, log: bool = False) -> Figure:
-    """`says` goes without its full stop: what a point stands for is added."""
+    """A diagram over time. `says` has no full stop, because the span of a point is appended."""
     series = [
         Series(
             name, [(at, v) for at, v in zip(grid.at_s, row, strict=True) if v is not None], _at_s
