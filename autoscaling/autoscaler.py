@@ -75,7 +75,7 @@ class Autoscaler:
                 if name in self._loaded:
                     self._models[name].load(*self._loaded.pop(name))
 
-    def heard(self, gateway: str, model: str, reading: DemandReading, now: float) -> None:
+    def record_demand(self, gateway: str, model: str, reading: DemandReading, now: float) -> None:
         """Take the demand for one model at one gateway. Raises ValueError if an amount of work is
         negative or not finite."""
         if model in self._models:
@@ -90,17 +90,17 @@ class Autoscaler:
         """Freeze: all numbers hold, and nothing is learnt. False: go on."""
         self.is_frozen = on
 
-    def observed(self, model: str, groups: tuple[GroupReading, ...], now: float) -> None:
+    def record_replicas(self, model: str, groups: tuple[GroupReading, ...], now: float) -> None:
         """Take the replicas of a model as they are now."""
         if model in self._models:
             self._models[model].observe(groups, now)
 
-    def described(self, model: str, known: bool) -> None:
+    def set_described(self, model: str, known: bool) -> None:
         """Take whether a replica has ever described the model."""
         if model in self._models:
             self._models[model].described = known
 
-    def started(self, reading: StartReading) -> None:
+    def record_start(self, reading: StartReading) -> None:
         """Take the start of a replica that has begun to serve; ignored while frozen."""
         if reading.model in self._models and not self.is_frozen:
             self._models[reading.model].starts.add(reading)

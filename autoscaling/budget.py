@@ -29,7 +29,7 @@ class Claim:
     group: str
     needs: Needs  # of one replica
     asked: int
-    least: int = 0  # granted in any case
+    minimum: int = 0  # replicas that are granted in any case
     draining: int = 0  # replicas that still hold their devices
     priority: int = 0  # 0 is the most urgent
 
@@ -45,21 +45,21 @@ class Grant:
 def ceilings(budget: Budget, cluster: Mapping[str, float] | None) -> dict[str, float]:
     """By resource, the lower of budget and cluster; a resource that neither names has no bound.
     `cluster` None: unknown, or nodes can be added."""
-    most = dict(cluster or {})
+    limits = dict(cluster or {})
     for name, amount in budget.resources:
-        most[name] = min(amount, most.get(name, amount))
+        limits[name] = min(amount, limits.get(name, amount))
     if budget.cost_per_hour is not None:
-        most[COST] = budget.cost_per_hour
-    return most
+        limits[COST] = budget.cost_per_hour
+    return limits
 
 
-def share(claims: Iterable[Claim], most: Mapping[str, float]) -> dict[Key, Grant]:
-    """The grant of each claim, by (model, group). `most`: the bounds."""
+def share(claims: Iterable[Claim], limits: Mapping[str, float]) -> dict[Key, Grant]:
+    """The grant of each claim, by (model, group). `limits`: see `ceilings`."""
     claims = list(claims)
-    left = dict(most)
-    asked = dict(most)
-    needs = {(each.model, each.group): _bounded(each.needs, most) for each in claims}
-    granted = {(each.model, each.group): min(each.least, each.asked) for each in claims}
+    left = dict(limits)
+    asked = dict(limits)
+    needs = {(each.model, each.group): _bounded(each.needs, limits) for each in claims}
+    granted = {(each.model, each.group): min(each.minimum, each.asked) for each in claims}
     for claim in claims:
         key = claim.model, claim.group
         _take(left, needs[key], granted[key] + claim.draining)
@@ -69,7 +69,7 @@ def share(claims: Iterable[Claim], most: Mapping[str, float]) -> dict[Key, Grant
     bounds: dict[Key, str] = {}
     for priority in sorted({each.priority for each in claims}):
         peers = [each for each in claims if each.priority == priority]
-        _divide(_Division(needs, granted, bounds, left, most), peers)
+        _divide(_Division(needs, granted, bounds, left, limits), peers)
     return {key: Grant(count, bounds.get(key, "")) for key, count in granted.items()}
 
 
@@ -81,7 +81,7 @@ class _Division:
     granted: dict[Key, int]  # so far
     bounds: dict[Key, str]  # what was too short, so far
     left: dict[str, float]  # of the bounds
-    most: Mapping[str, float]  # the bounds
+    limits: Mapping[str, float]  # see `ceilings`
 
 
 def _divide(division: _Division, claims: list[Claim]) -> None:
@@ -107,15 +107,15 @@ def _divide(division: _Division, claims: list[Claim]) -> None:
 
 def _dominant(division: _Division, key: Key) -> float:
     needs, count = division.needs[key], division.granted[key]
-    parts = [count * need / max(division.most[name], _SLIGHTLY) for name, need in needs.items()]
+    parts = [count * need / max(division.limits[name], _SLIGHTLY) for name, need in needs.items()]
     return max(parts, default=0.0)
 
 
-def _bounded(needs: Needs, most: Mapping[str, float]) -> dict[str, float]:
+def _bounded(needs: Needs, limits: Mapping[str, float]) -> dict[str, float]:
     """What one replica takes of the bounded resources."""
     takes = dict(needs.resources)
     takes[COST] = needs.cost_per_hour
-    return {name: need for name, need in takes.items() if need > 0.0 and name in most}
+    return {name: need for name, need in takes.items() if need > 0.0 and name in limits}
 
 
 def _take(left: dict[str, float], needs: Mapping[str, float], count: int) -> None:

@@ -72,7 +72,7 @@ class Peaks:
         return len(self._kept)
 
     @property
-    def most(self) -> int:
+    def maximum(self) -> int:
         return self._kept[0][1] if self._kept else 0
 
     def add(self, number: int, window_s: float, now: float) -> None:
@@ -130,10 +130,10 @@ class Hysteresis:
     def down(self, target: int, wants: Wants, terms: Terms, now: float) -> int:
         """The target, lowered if that is due. The caller asks only while no replica starts, and
         while a spike holds only if the target is above plans because of it (`in_spike`)."""
-        peak = max(self._plans.most, wants.planned)
+        peak = max(self._plans.maximum, wants.planned)
         if self.in_spike:
-            self.in_spike = self._spikes.most > 0
-            floor = max(peak, self._spikes.most if self.in_spike else wants.relaxed)
+            self.in_spike = self._spikes.maximum > 0
+            floor = max(peak, self._spikes.maximum if self.in_spike else wants.relaxed)
             if self.in_spike and target - floor < max(2, _LEAST_FALL * target):
                 return target
             self._lowered = self._lowered or floor < target

@@ -252,14 +252,14 @@ class ModelScaler:
     def _options(self) -> tuple[Option, ...]:
         options = []
         for group in self.terms.groups:
-            most, counts = group.max, None
+            maximum, counts = group.max, None
             reading = self.runs.readings.get(group.name)
             if group.name in self.pins:
-                most = _within(self.pins[group.name], group)
-                group = GroupTerms(group.name, most, most, group.reserve, group.needs)
+                maximum = _within(self.pins[group.name], group)
+                group = GroupTerms(group.name, maximum, maximum, group.reserve, group.needs)
             elif reading is not None and self._is_unplaced(group.name):
-                most, counts = max(group.min, self.targets[group.name]), reading.hot
-            options.append(Option(group, Service.of(reading), most, counts))
+                maximum, counts = max(group.min, self.targets[group.name]), reading.hot
+            options.append(Option(group, Service.of(reading), maximum, counts))
         return tuple(options)
 
     # -- why
@@ -309,12 +309,12 @@ class ModelScaler:
         for group in self.terms.groups:
             reading = self.runs.readings.get(group.name, GroupReading(group.name))
             asked = proposal.targets.get(group.name, reading.target)
-            least = group.min
+            minimum = group.min
             if self.is_observed:
-                asked = least = reading.target
+                asked = minimum = reading.target
             claims.append(
                 Claim(
-                    self.terms.name, group.name, group.needs, asked, least, reading.draining,
+                    self.terms.name, group.name, group.needs, asked, minimum, reading.draining,
                     self.terms.priority,
                 )
             )  # fmt: skip

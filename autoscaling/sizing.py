@@ -62,7 +62,7 @@ class Option:
 
     terms: GroupTerms
     service: Service
-    most: int  # below the group's maximum if no more replicas find a node
+    maximum: int  # below the group's maximum if no more replicas find a node
     counts: int | None = None  # replicas that can work, if others wait for a node; None: all
 
     @property
@@ -112,14 +112,14 @@ class Sizing:
 
     def _sized(self, work: float, queue: _Queue) -> dict[str, int]:
         options = _cheapest_first(self._options)
-        counts = {each.terms.name: min(each.terms.min, each.most) for each in self._options}
+        counts = {each.terms.name: min(each.terms.min, each.maximum) for each in self._options}
         for option in options:
             if queue.keeps(counts, work):
                 break
             _fill(counts, option, queue, work)
         spare = queue.model.policy.spare if work > 0.0 else 0
         for option in options:
-            room = min(spare, max(0, option.most - counts[option.terms.name]))
+            room = min(spare, max(0, option.maximum - counts[option.terms.name]))
             counts[option.terms.name] += room
             spare -= room
         return counts
@@ -128,7 +128,7 @@ class Sizing:
 def _fill(counts: dict[str, int], option: Option, queue: _Queue, work: float) -> None:
     """Add replicas of this group until the work is served; all of them if that is not enough."""
     name = option.terms.name
-    low, high = counts[name], option.most
+    low, high = counts[name], option.maximum
     while low < high:
         middle = _middle(low, high)
         if queue.keeps({**counts, name: middle}, work):

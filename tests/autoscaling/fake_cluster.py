@@ -118,7 +118,7 @@ class FakeCluster:
             self.models[name] = FakeModel(
                 groups, lambda t: 0.0, counters, dict.fromkeys(gateways, 0)
             )
-            self.core.started(StartReading(name, "", State.COLD, start_s))
+            self.core.record_start(StartReading(name, "", State.COLD, start_s))
 
     def run(self, seconds: float, rate: Rate | float | None = None, model: str = "m") -> None:
         """One second after the other; rate: of work a second by seconds since now."""
@@ -154,7 +154,7 @@ class FakeCluster:
         self._tell(name, model, count, work, hot)
         if not self.blind:
             readings = tuple(g.reading(n, self.now) for n, g in model.groups.items())
-            self.core.observed(name, readings, self.now)
+            self.core.record_replicas(name, readings, self.now)
 
     def _requests(self, rate: float) -> tuple[int, float]:
         """A second's requests, Poisson as near as a normal is, and the sum of their work."""
@@ -179,7 +179,7 @@ class FakeCluster:
                 oldest_wait_s=model.backlog / hot if hot else 0.0,
                 urgent=bool(model.backlog) and not hot,
             )
-            self.core.heard(gateway, name, reading, self.now)
+            self.core.record_demand(gateway, name, reading, self.now)
 
     def _obey(self, name: str, decision: ModelDecision) -> None:
         terms = {group.name: group for group in self.settings.models[name].groups}

@@ -79,7 +79,7 @@ def test_frozen_numbers_hold_and_nothing_is_learnt():
     cluster.run(120, 2.0)
     before = cluster.core.save(cluster.now)["models"]["m"]["planning"]["forecast"]
     cluster.core.frozen(True)
-    cluster.core.started(StartReading("m", "", State.COLD, 999.0))
+    cluster.core.record_start(StartReading("m", "", State.COLD, 999.0))
     cluster.run(300, 12.0)
     assert cluster.target() == 3
     assert cluster.last().reason is Reason.FROZEN
@@ -271,8 +271,8 @@ def test_pool_holds_the_model_whose_requests_nothing_can_take():
     core = Autoscaler(pooled())
     core.pool(PoolReading("p", (), 1 << 30), 0.0)
     for name in ("a", "b"):
-        core.observed(name, (GroupReading("", 0),), 0.0)
-    core.heard("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
+        core.record_replicas(name, (GroupReading("", 0),), 0.0)
+    core.record_demand("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
     decided = core.decide(0.0)
     assert decided.pool.replicas == 1
     assert decided.pool.residents == {"p": ("b",)}
@@ -283,7 +283,7 @@ def test_frozen_pool_keeps_what_it_holds():
     held = ResidentReading("a", True, 100, 1.0, -1e6, False)
     core.pool(PoolReading("p", (held,), 0), 0.0)
     core.frozen(True)
-    core.heard("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
+    core.record_demand("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
     assert core.decide(0.0).pool.residents == {"p": ("a",)}
     core.pool_gone("p")
     assert core.decide(1.0).pool.residents == {}
@@ -315,8 +315,8 @@ def test_saved_and_loaded_core_decides_alike():
     for second in range(1, 240):
         work = 4.2 * second
         for core, now in ((cluster.core, cluster.now + second), (other, 50.0 + second)):
-            core.heard("new", "m", DemandReading(work, 0.1 * work, 20 * second), now)
-            core.observed("m", (GroupReading("", running, running),), now)
+            core.record_demand("new", "m", DemandReading(work, 0.1 * work, 20 * second), now)
+            core.record_replicas("m", (GroupReading("", running, running),), now)
         cluster.core.gateway_gone("gateway-1")
         ours = cluster.core.decide(cluster.now + second).models["m"]
         theirs = other.decide(50.0 + second).models["m"]
@@ -338,17 +338,17 @@ def test_pins_survive_a_restart():
     cluster.core.pin("m", "", 5, cluster.now)
     core = Autoscaler(cluster.settings, 0.0)
     core.load(cluster.core.save(cluster.now), 0.0)
-    core.observed("m", (GroupReading("", 2, 2),), 0.0)
+    core.record_replicas("m", (GroupReading("", 2, 2),), 0.0)
     decision = core.decide(0.0).models["m"]
     assert (decision.reason, of_group(decision).target) == (Reason.MANUAL, 5)
 
 
 def test_readings_of_models_that_are_not_listed_are_left_out():
     core = Autoscaler(ScalingSettings())
-    core.heard("g", "gone", DemandReading(), 0.0)
-    core.observed("gone", (GroupReading(),), 0.0)
-    core.started(StartReading("gone", "", State.COLD, 3.0))
-    core.described("gone", True)
+    core.record_demand("g", "gone", DemandReading(), 0.0)
+    core.record_replicas("gone", (GroupReading(),), 0.0)
+    core.record_start(StartReading("gone", "", State.COLD, 3.0))
+    core.set_described("gone", True)
     assert core.decide(0.0).models == {}
 
 
@@ -410,8 +410,8 @@ def test_pool_replica_that_goes_still_holds_its_device():
         PoolTerms(min=1, max=1, needs=GPU),
     )
     core = Autoscaler(settings)
-    core.described("m", True)
-    core.observed("m", (GroupReading("", target=8, hot=2),), 0.0)
+    core.set_described("m", True)
+    core.record_replicas("m", (GroupReading("", target=8, hot=2),), 0.0)
     for replica in ("p", "q"):
         core.pool(PoolReading(replica), 0.0)
     assert of_group(core.decide(0.0).models["m"]).target == 2
@@ -420,8 +420,8 @@ def test_pool_replica_that_goes_still_holds_its_device():
 def test_what_an_observed_model_runs_is_given_to_nobody_else():
     settings = budgeted(model("m", mode=Mode.OBSERVE, priority=1), model("n"), GPU=6.0)
     core = Autoscaler(settings)
-    core.observed("m", (GroupReading("", target=4, hot=4),), 0.0)
-    core.observed("n", (GroupReading("", target=5, hot=2),), 0.0)
+    core.record_replicas("m", (GroupReading("", target=4, hot=4),), 0.0)
+    core.record_replicas("n", (GroupReading("", target=5, hot=2),), 0.0)
     decided = core.decide(0.0).models
     assert (of_group(decided["m"]).target, of_group(decided["n"]).target) == (4, 2)
 
@@ -432,8 +432,8 @@ def test_size_and_load_time_of_a_model_are_known_after_the_pool_let_it_go():
     core.pool(PoolReading("p", (held,), 90), 0.0)
     core.pool(PoolReading("p", (ResidentReading("b", True, 60, 1.0, 0.0, True),), 40), 1.0)
     for name in ("a", "b"):
-        core.observed(name, (GroupReading("", 0),), 1.0)
-    core.heard("g", "a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 1.0)
+        core.record_replicas(name, (GroupReading("", 0),), 1.0)
+    core.record_demand("g", "a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 1.0)
     assert core.decide(1.0).pool.residents == {"p": ("a", "b")}
 
 

@@ -98,7 +98,7 @@ def test_grants_fit_and_never_exceed_what_is_asked_or_fall_below_a_minimum(rows,
     ]
     granted = counts(claims, {"GPU": room})
     for each in claims:
-        assert each.least <= granted[each.model] <= each.asked
-    unavoidable = sum(each.least + each.draining for each in claims)
+        assert each.minimum <= granted[each.model] <= each.asked
+    unavoidable = sum(each.minimum + each.draining for each in claims)
     used = sum(granted[each.model] + each.draining for each in claims)
     assert used <= max(room, unavoidable) + 1e-6

@@ -192,8 +192,8 @@ def test_fifty_models_are_decided_in_a_fraction_of_a_tick():
         for name in models:
             for gateway in ("a", "b"):
                 reading = DemandReading(second * 1.0, second * 0.05, second * 20)
-                core.heard(gateway, name, reading, float(second))
-            core.observed(name, (GroupReading("", 4, 4),), float(second))
+                core.record_demand(gateway, name, reading, float(second))
+            core.record_replicas(name, (GroupReading("", 4, 4),), float(second))
         began = process_time()
         core.decide(float(second))
         took.append(process_time() - began)

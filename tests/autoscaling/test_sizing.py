@@ -114,8 +114,8 @@ def test_what_waits_for_a_place_does_no_work():
     terms = (GroupTerms("own", 0, 10), GroupTerms("reserve", 0, 10, reserve=True))
     model = ModelTerms("m", 0.5, terms)
     sized = Sizing()
-    waits = Option(terms[0], Service(), most=4, counts=2)
-    sized.adopt(model, (waits, Option(terms[1], Service(), most=10)))
+    waits = Option(terms[0], Service(), maximum=4, counts=2)
+    sized.adopt(model, (waits, Option(terms[1], Service(), maximum=10)))
     counts = sized.size(3.0)
     assert counts["own"] == 4
     assert counts["reserve"] >= 2

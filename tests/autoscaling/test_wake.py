@@ -28,7 +28,7 @@ def test_hour_asleep_with_a_restart_a_new_gateway_and_frozen_counters_wakes_nobo
     cluster.run(900, 0.0)
     cluster.gateways.append("gateway-2")
     cluster.run(900, 0.0)
-    cluster.core.described("m", True)
+    cluster.core.set_described("m", True)
     cluster.run(900, 0.0)
     assert cluster.changes == []
     assert cluster.reasons() <= {Reason.ASLEEP, Reason.UNKNOWN}
@@ -106,8 +106,8 @@ def test_model_of_which_nothing_is_known_needs_a_first_replica_without_demand():
     settings = ScalingSettings({"m": sleeper()})
     cluster = FakeCluster(settings=settings, hot=0)
     cluster.silent.add("gateway-1")
-    cluster.core.described("m", False)
-    cluster.core.observed("m", (GroupReading("", 0),), cluster.now)
+    cluster.core.set_described("m", False)
+    cluster.core.record_replicas("m", (GroupReading("", 0),), cluster.now)
     decision = cluster.core.decide(cluster.now).models["m"]
     assert (decision.reason, of_group(decision).target) == (Reason.FIRST, 1)
 
@@ -115,6 +115,6 @@ def test_model_of_which_nothing_is_known_needs_a_first_replica_without_demand():
 def test_urgent_work_at_a_gateway_that_is_new_wakes():
     cluster = asleep()
     reading = DemandReading(0.05, 0.0025, 1, backlog_s=0.05, urgent=True)
-    cluster.core.heard("gateway-9", "m", reading, cluster.now)
+    cluster.core.record_demand("gateway-9", "m", reading, cluster.now)
     decision = cluster.core.decide(cluster.now).models["m"]
     assert (decision.reason, of_group(decision).target) == (Reason.AWAKE, 1)

@@ -79,12 +79,12 @@ class AutoscalerActor:
 
     async def started(self, start: StartReading) -> None:
         """Take in a replica's start, timed from the beginning of its process."""
-        self._decider.started(start, clock())
+        self._decider.record_start(start, clock())
 
     async def described(self, model: str, known: bool) -> None:
         """Take in whether a description of the model is known. Until one is, a replica has to
         run."""
-        self._decider.described(model, known)
+        self._decider.set_described(model, known)
         self._pressed.set()
 
     async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:

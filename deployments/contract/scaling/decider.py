@@ -70,7 +70,7 @@ class Decider:
 
     def _hear(self, gateway: str, model: str, demand: DemandReading, now: float) -> None:
         try:
-            self._core.heard(gateway, model, demand, now)
+            self._core.record_demand(gateway, model, demand, now)
         except ValueError as wrong:
             if model not in self._spoilt:
                 logger.warning("%s", wrong, extra={"model": model})
@@ -90,13 +90,13 @@ class Decider:
         for gateway in self.gateways.keep(running_ids(applications, GATEWAY_APP), now):
             self._core.gateway_gone(gateway)
 
-    def started(self, start: StartReading, now: float) -> None:
+    def record_start(self, start: StartReading, now: float) -> None:
         whole = self._orders.whole(start, now)
         if whole is not None:
-            self._core.started(whole)
+            self._core.record_start(whole)
 
-    def described(self, model: str, known: bool) -> None:
-        self._core.described(model, known)
+    def set_described(self, model: str, known: bool) -> None:
+        self._core.set_described(model, known)
 
     def resources(self, most: Mapping[str, float] | None, available: Mapping[str, float]) -> None:
         """`most`: what the cluster has or may come to have; None: not known. `available`: what is
@@ -126,7 +126,7 @@ class Decider:
         self._groups = {name: self._runs(each, now) for name, each in terms.items()}
         for name, groups in self._groups.items():
             if groups:
-                self._core.observed(name, groups, self.seen.at)
+                self._core.record_replicas(name, groups, self.seen.at)
         before, self.decisions = self.decisions, self._core.decide(now)
         self._outlooks = {
             name: outlook(

@@ -106,7 +106,7 @@ class ScalingController:
         elif self._autoscaler is None:
             self._autoscaler = Autoscaler(self._setup.settings, now)
             self._autoscaler.cluster(self._setup.cluster)
-            self._autoscaler.described(self._setup.model, True)
+            self._autoscaler.set_described(self._setup.model, True)
             if self._saved is not None:
                 state, at = self._saved
                 self._autoscaler.load(state, now, now - at)
@@ -122,13 +122,13 @@ class ScalingController:
         unserved = self._unserved(cores, now)
         for number, core in enumerate(cores):
             load = model_load(core, unserved=unserved and core.waiting_rows > 0)
-            autoscaler.heard(f"g{number}", model, load.demand, now)
+            autoscaler.record_demand(f"g{number}", model, load.demand, now)
             loads = {**load.groups, **loads}
         readings = [self._reading(group.name, loads, now) for group in self._terms.groups]
-        autoscaler.observed(model, tuple(readings), now)
+        autoscaler.record_replicas(model, tuple(readings), now)
         for replica in self._fleet.newly_hot(now):
             seconds = replica.serves_s - replica.ordered_s
-            autoscaler.started(StartReading(model, replica.group, State.COLD, seconds))
+            autoscaler.record_start(StartReading(model, replica.group, State.COLD, seconds))
         if self._pool is not None:
             busy = {r.replica_id for core in cores for r in core.replicas if r.leases}
             self._hear_pool(autoscaler, self._pool.readings(busy, now), now)

@@ -155,7 +155,7 @@ def test_a_number_that_cannot_be_is_refused_in_words(model, group, number, said)
 
 def test_a_model_that_may_sleep_does_and_says_that_a_request_would_wake_it():
     run = Run(ZERO)
-    run.decider.described("a", True)
+    run.decider.set_described("a", True)
     run.run(20, 0.2)
     assert (run.running, run.decider.outlooks()["a"].wakes) == (1, False)
     run.run(30, 0.0)
@@ -169,7 +169,7 @@ def test_a_model_that_may_sleep_does_and_says_that_a_request_would_wake_it():
 
 def test_a_model_that_nobody_knows_has_a_first_replica_run():
     run = Run(ZERO, running=0)
-    run.decider.described("a", False)
+    run.decider.set_described("a", False)
     run.step(0.0)
     assert (run.running, run.reason) == (1, "first")
 
@@ -187,7 +187,7 @@ def test_a_start_is_told_from_its_order_on():
     run = Run(ONE)
     run.run(5, 0.1)
     run.decider.exchange({KEY: Observed(1, 2)}, 10.0)
-    run.decider.started(StartReading("a", "", State.STAGED, 3.0, (("warming", 3.0),)), 14.0)
+    run.decider.record_start(StartReading("a", "", State.STAGED, 3.0, (("warming", 3.0),)), 14.0)
     run.decider.step(15.0)
     step = run.decider.status()["models"]["a"]["states"]["staged"]
     assert (step["median_s"], step["seen"]) == (4.0, 1)

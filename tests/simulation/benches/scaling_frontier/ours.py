@@ -34,7 +34,7 @@ class Headrace:
         self.core = Autoscaler(ScalingSettings({MODEL: terms}))
         draw = starts.draws(seed=0)
         for _ in range(MEASURED):
-            self.core.started(StartReading(MODEL, "", State.COLD, draw()))
+            self.core.record_start(StartReading(MODEL, "", State.COLD, draw()))
         self._group = _group(load)
         self._said = DemandReading()
 
@@ -52,8 +52,8 @@ class Headrace:
             self._group,
             target=seen.target, hot=seen.hot, starting=seen.starting, draining=seen.draining,
         )  # fmt: skip
-        self.core.heard(GATEWAY, MODEL, self._said, now)
-        self.core.observed(MODEL, (group,), now)
+        self.core.record_demand(GATEWAY, MODEL, self._said, now)
+        self.core.record_replicas(MODEL, (group,), now)
         return self.core.decide(now).models[MODEL].groups[0].target
 
 
