@@ -25,7 +25,7 @@ ROUNDING: Mapping[str, float] = {
     "int8": 2.0**-7,
 }
 ROUNDINGS = 10
-WORSE = 4.0  # than all that an operation was given: then the error is its own
+WORSE = 4.0  # times the error of its inputs: from there on the error is the operation's own
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +38,7 @@ class Drift:
     node: str  # the operation that made it
     kind: str
     error: float  # relative; inf if values are finite on one side only
-    given: float  # the largest error among the operation's inputs
+    input_error: float  # the largest error among the operation's inputs
     largest: float  # the reference's largest absolute value
 
 
@@ -64,14 +64,18 @@ def drifts(reference: Sequence[Layer], candidate: Sequence[Layer], precision: st
             layer.node,
             layer.kind,
             errors[layer.name],
-            _given(layer.name, feeds, errors),
+            _input_error(layer.name, feeds, errors),
             _largest(wanted[layer.name].value),
         )
         for layer in ordered
     ]
     allowed = ROUNDINGS * ROUNDING[precision]
     beyond = [drift for drift in found if drift.error > allowed]
-    own = [drift for drift in beyond if drift.error > WORSE * drift.given or drift.given == 0.0]
+    own = [
+        drift
+        for drift in beyond
+        if drift.error > WORSE * drift.input_error or drift.input_error == 0.0
+    ]
     worst_first = sorted(own, key=lambda drift: -drift.error)
     return Drifts(len(found), allowed, beyond[0] if beyond else None, tuple(worst_first))
 
@@ -93,7 +97,9 @@ def _comparable(left: Layer | None, right: Layer) -> bool:
     return left is not None and left.value.shape == right.value.shape and right.value.size > 0
 
 
-def _given(name: str, feeds: Mapping[str, tuple[str, ...]], errors: Mapping[str, float]) -> float:
+def _input_error(
+    name: str, feeds: Mapping[str, tuple[str, ...]], errors: Mapping[str, float]
+) -> float:
     """The worst error among the nearest tensors before it that were compared."""
     worst, waiting, seen = 0.0, list(feeds.get(name, ())), {name}
     while waiting:

@@ -96,8 +96,8 @@ def lines(looked: Looked) -> list[str]:
 def _said(drift: Drift) -> str:
     made_by = f"{drift.kind} {drift.node}".strip()
     return (
-        f"{drift.name} ({made_by}): error {drift.error:.3g}, of its inputs {drift.given:.3g}; "
-        f"values up to {drift.largest:.4g}"
+        f"{drift.name} ({made_by}): error {drift.error:.3g}, "
+        f"of its inputs {drift.input_error:.3g}; values up to {drift.largest:.4g}"
     )
 
 
