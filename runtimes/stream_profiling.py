@@ -16,7 +16,7 @@ from contextlib import aclosing
 from time import perf_counter
 
 from runtimes.errors import LoadError
-from runtimes.types import Ask, StreamLimits, StreamRuntime
+from runtimes.types import StreamLimits, StreamRequest, StreamRuntime
 
 Profile = tuple[tuple[int, int, float], ...]
 
@@ -67,8 +67,8 @@ async def _one(name: str, runtime: StreamRuntime, prompt: int, output: int) -> N
     body = {
         "model": name, "prompt": ids, "max_tokens": output, "ignore_eos": True, "temperature": 0,
     }  # fmt: skip
-    ask = Ask(f"profile-{number}", "completions", json.dumps(body).encode())
-    async with aclosing(runtime.run(ask)) as chunks:
+    request = StreamRequest(f"profile-{number}", "completions", json.dumps(body).encode())
+    async with aclosing(runtime.run(request)) as chunks:
         async for chunk in chunks:
             if chunk.status != 200:
                 raise LoadError(f"the engine refused to be measured: {chunk.data.decode()}")

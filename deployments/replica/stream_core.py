@@ -32,7 +32,7 @@ from deployments.replica.outbox import Outbox
 from routers.api.requests import NO_TOKENS, Tokens
 from routers.stream_staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
-from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
+from runtimes.types import Chunk, EngineLoad, StreamRequest, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
 _SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
@@ -262,11 +262,12 @@ class StreamCore:
 
     async def _serve(self, stream: _Stream, run: _Run) -> None:
         call = run.call
-        ask = Ask(self._name(stream, run), call.endpoint, call.body, call.priority, call.salt)
+        name = self._name(stream, run)
+        request = StreamRequest(name, call.endpoint, call.body, call.priority, call.salt)
         try:
             async with asyncio.timeout(call.budget_s):
                 await run.begins.wait()
-                async with aclosing(self._runtime.run(ask)) as chunks:
+                async with aclosing(self._runtime.run(request)) as chunks:
                     async for chunk in chunks:
                         if len(chunk.data) > MOST_CHUNK_BYTES:
                             chunk = _too_large(chunk)
@@ -283,7 +284,7 @@ class StreamCore:
             logger.error("the engine failed on a request", extra={"reason": str(fault)})
         except Exception:
             run.end = StreamEnd.FAILED
-            logger.exception("a request failed", extra={"request": ask.request_id})
+            logger.exception("a request failed", extra={"request": request.request_id})
         finally:
             self._finish(stream, run)
 

@@ -25,7 +25,7 @@ from runtimes.synthetic import openai_answers
 from runtimes.synthetic.engine import EngineShape, Sequence
 from runtimes.synthetic.hiccups import Hiccups
 from runtimes.synthetic.openai_answers import Answers, GenerationRequest, InvalidRequest
-from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
+from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
 
 EXIT_CODE = 70  # what a process ends with that `die_words` killed
 _DIED = "the synthetic engine died"
@@ -154,19 +154,19 @@ class SyntheticStreamRuntime:
             platform="headrace_synthetic",
         )
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+    async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         self._check()
         try:
-            request = openai_answers.read(ask.endpoint, ask.body, self._settings.name)
-            job = self._job(request, ask.salt)
+            parsed = openai_answers.read(request.endpoint, request.body, self._settings.name)
+            job = self._job(parsed, request.salt)
         except InvalidRequest as fault:
             yield Chunk(openai_answers.error(fault), 0, 0, 0, 0, fault.status)
             return
-        self._inject(ask.body.decode(errors="replace"))
-        answers = Answers(request, self._settings.name, ask.request_id)
+        self._inject(request.body.decode(errors="replace"))
+        answers = Answers(parsed, self._settings.name, request.request_id)
         self._begin(job)
         try:
-            async for data in self._answered(job, request, answers):
+            async for data in self._answered(job, parsed, answers):
                 yield self._chunk(job, data)
         finally:
             self._end(job)

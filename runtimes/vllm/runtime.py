@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
+from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
 from runtimes.vllm import inspection
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ class VLLMRuntime:
         for number, (endpoint, fields) in enumerate(asks):
             self._settings.progress("warming", number / len(asks))
             body = json.dumps({"model": name, "ignore_eos": True, **fields}).encode()
-            async with aclosing(self.run(Ask(f"warm-{number}", endpoint, body))) as chunks:
+            request = StreamRequest(f"warm-{number}", endpoint, body)
+            async with aclosing(self.run(request)) as chunks:
                 async for chunk in chunks:
                     if chunk.status != 200:
                         raise LoadError(f"the engine refused to warm up: {chunk.data.decode()}")
@@ -162,10 +163,10 @@ class VLLMRuntime:
     def limits(self) -> StreamLimits:
         return self._loaded().limits(self._settings.precision)
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+    async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         serving = self._loaded()
         try:
-            async with aclosing(serving.answers(ask)) as chunks:
+            async with aclosing(serving.answers(request)) as chunks:
                 async for chunk in chunks:
                     if serving.dead:
                         break  # vLLM's layer ends a stream with an event that says so, and [DONE]

@@ -31,7 +31,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
-from runtimes.types import Ask, Chunk, EngineLoad, StreamLimits
+from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 
 _SERVER_FAULT = 500
@@ -123,11 +123,13 @@ class Serving:
     def shutdown(self) -> None:
         self._engine.shutdown()
 
-    async def answers(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+    async def answers(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         counter = TokenCounter(self._engine.vllm_config.cache_config.block_size)
         context = contextvars.copy_context()
         context.run(TOKEN_COUNTER.set, counter)
-        begun = asyncio.get_running_loop().create_task(self._begin(ask, counter), context=context)
+        begun = asyncio.get_running_loop().create_task(
+            self._begin(request, counter), context=context
+        )
         begun.add_done_callback(lambda _: counter.moved.set())
         try:
             while not begun.done():
@@ -150,23 +152,23 @@ class Serving:
                 with suppress(RuntimeError):  # it is being read by a task that is just ending
                     await generator.aclose()
 
-    async def _begin(self, ask: Ask, counter: TokenCounter) -> Any:
+    async def _begin(self, request: StreamRequest, counter: TokenCounter) -> Any:
         """A body and its status, or the generator of what streams."""
-        chat = ask.endpoint == "chat"
+        chat = request.endpoint == "chat"
         kind = ChatCompletionRequest if chat else CompletionRequest
         try:
-            request = kind.model_validate_json(ask.body)
-            request.priority = ask.priority
+            parsed = kind.model_validate_json(request.body)
+            parsed.priority = request.priority
             # Counts are kept by this name, and two callers may give the same.
-            request.request_id = uuid.uuid4().hex
-            if ask.salt:
-                request.cache_salt = f"{ask.salt}/{request.cache_salt or ''}"
-            if not request.stream:
+            parsed.request_id = uuid.uuid4().hex
+            if request.salt:
+                parsed.cache_salt = f"{request.salt}/{parsed.cache_salt or ''}"
+            if not parsed.stream:
                 self._whole.add(counter)
             if chat:
-                answer = await self._chat.create_chat_completion(request)
+                answer = await self._chat.create_chat_completion(parsed)
             else:
-                answer = await self._completion.create_completion(request)
+                answer = await self._completion.create_completion(parsed)
         except ValidationError as fault:
             return await _invalid(fault)
         except (EngineDeadError, EngineGenerateError) as fault:

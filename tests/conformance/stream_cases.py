@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtimes.types import Ask, Chunk, RuntimeSettings, StreamRuntime
+from runtimes.types import Chunk, RuntimeSettings, StreamRequest, StreamRuntime
 
 MODEL = "llm"
 CONTEXT = 512
@@ -90,8 +90,10 @@ class Heard:
 _number = iter(range(1_000_000))
 
 
-def ask(body: bytes, endpoint: str = "completions", priority: int = 0, salt: str = "") -> Ask:
-    return Ask(f"r{next(_number)}", endpoint, body, priority, salt)
+def ask(
+    body: bytes, endpoint: str = "completions", priority: int = 0, salt: str = ""
+) -> StreamRequest:
+    return StreamRequest(f"r{next(_number)}", endpoint, body, priority, salt)
 
 
 async def hear(

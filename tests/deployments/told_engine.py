@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from runtimes.errors import Unhealthy
-from runtimes.types import Ask, Chunk, EngineLoad, StreamLimits
+from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
 
 
 class Told:
@@ -15,7 +15,7 @@ class Told:
     def __init__(self) -> None:
         self.queues: dict[bytes, asyncio.Queue[Chunk | Exception | None]] = {}
         self.freed: list[bytes] = []
-        self.asks: list[Ask] = []
+        self.asks: list[StreamRequest] = []
         self.steps = 0
         self.ill = False
 
@@ -33,9 +33,9 @@ class Told:
         for queue in self.queues.values() if tells else ():
             queue.put_nowait(Unhealthy("the engine died"))
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
-        self.asks.append(ask)
-        queue = self.queues[ask.body] = asyncio.Queue()
+    async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
+        self.asks.append(request)
+        queue = self.queues[request.body] = asyncio.Queue()
         try:
             while (chunk := await queue.get()) is not None:
                 if isinstance(chunk, Exception):
@@ -43,7 +43,7 @@ class Told:
                 yield chunk
         finally:
             await asyncio.sleep(0)  # an engine takes a while to let go
-            self.freed.append(ask.body)
+            self.freed.append(request.body)
 
     async def health(self) -> EngineLoad:
         if self.ill:

@@ -16,7 +16,7 @@ from runtimes.synthetic import stream as streams
 from runtimes.synthetic.hiccups import Hiccups
 from runtimes.synthetic.runtime import SyntheticRuntime
 from runtimes.synthetic.stream import SyntheticStreamRuntime
-from runtimes.types import Ask, Batch, Ragged, RuntimeSettings
+from runtimes.types import Batch, Ragged, RuntimeSettings, StreamRequest
 
 
 def stalls(every: int, seed: int, process: int, batches: int = 5000) -> list[float]:
@@ -90,7 +90,7 @@ async def test_a_step_that_stalls_gives_its_tokens_so_much_later(
     await engine.load()
     sleeps().clear()
     body = b'{"model": "device", "prompt": [1, 2, 3], "max_tokens": 3, "stream": true}'
-    heard = [chunk async for chunk in engine.run(Ask("one", "completions", body))]
+    heard = [chunk async for chunk in engine.run(StreamRequest("one", "completions", body))]
     await engine.close()
     assert heard[-1].output_tokens == 3
     assert [round(each, 6) for each in sleeps()][:3] == [0.405] * 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtimes.errors import RunError, Unhealthy
-from runtimes.types import Ask, Chunk, RuntimeSettings
+from runtimes.types import Chunk, RuntimeSettings, StreamRequest
 from runtimes.vllm.runtime import VLLMRuntime
 
 TOKEN = Chunk(b"data: a\n\n", 3, 0, 1, 16)
@@ -26,7 +26,7 @@ class Layer:
         self.closed = False
         self._dies, self._fault = dies, fault
 
-    async def answers(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+    async def answers(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         try:
             yield TOKEN
             self.dead = self._dies
@@ -42,7 +42,7 @@ async def heard(layer: Any, tmp_path: Path) -> list[Chunk | str]:
     runtime._serving = layer
     chunks: list[Chunk | str] = []
     try:
-        async with aclosing(runtime.run(Ask("r", "chat", b"{}"))) as run:
+        async with aclosing(runtime.run(StreamRequest("r", "chat", b"{}"))) as run:
             async for chunk in run:
                 chunks += [chunk]
     except (RunError, Unhealthy) as fault:

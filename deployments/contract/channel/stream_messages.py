@@ -28,8 +28,8 @@ class StreamEnd(Enum):
 
 
 class GenerateCall(NamedTuple):
-    """A request to generate. `endpoint`, `body` and `salt` are as in `runtimes.types.Ask`; `rank`,
-    `charges` and `waiting` as in `BatchCall`."""
+    """A request to generate. `endpoint`, `body` and `salt` are as in
+    `runtimes.types.StreamRequest`; `rank`, `charges` and `waiting` are as in `BatchCall`."""
 
     endpoint: str
     body: bytes

@@ -84,8 +84,8 @@ class BatchRecord:
 class Prompt:
     """A request to generate, as it is measured by the gateway and sent to an engine."""
 
-    endpoint: str  # as in `runtimes.types.Ask`
-    body: bytes  # as in `runtimes.types.Ask`
+    endpoint: str  # as in `runtimes.types.StreamRequest`
+    body: bytes  # as in `runtimes.types.StreamRequest`
     tokens: int  # of the prompt, as far as the gateway can tell, at most a context's
     generation: Generation  # what the request may take besides
     streams: bool  # the caller wants each piece as it comes

@@ -26,7 +26,7 @@ from deployments.replica.stream_core import StreamCore
 from routers.api.requests import Generation
 from routers.api.settings import GenerationParameters
 from routers.shared_engines import WAITING_SHARE
-from runtimes.types import Ask, Chunk, EngineLoad
+from runtimes.types import Chunk, EngineLoad, StreamRequest
 
 Describe = Callable[..., ModelDescription]
 SHAPE = Generating(context_tokens=100, cache_tokens=1000, max_sequences=16)
@@ -44,8 +44,8 @@ class Stepped:
         self.began: list[str] = []
         self.ends: deque[asyncio.Event] = deque()
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
-        tenant, ends = ask.body.decode(), asyncio.Event()
+    async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
+        tenant, ends = request.body.decode(), asyncio.Event()
         self.began.append(tenant)
         self.ends.append(ends)
         await ends.wait()
