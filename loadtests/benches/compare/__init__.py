@@ -1,1 +1,1 @@
-"""Headrace beside what one would pick instead: same work, same client, same run."""
+"""Compares Headrace with the servers that one would use instead: same work, client and run."""

@@ -1,10 +1,10 @@
-"""Bench: Headrace beside other servers, on the same work and with the same client.
+"""Bench: how does Headrace compare with other servers, on the same work and with the same client?
 
-`python -m loadtests.benches.compare`: works and systems in turn, repeats alternating; see `rounds`
-for what is measured and `tables` for the promises. Takes about twenty-five minutes for the device
-and wants the machine to itself. Every round is kept under `out/bench/compare`; interrupted, it
-reports what there is, and `--report-only` does that again. A system that does not start is left out
-and said so.
+`python -m loadtests.benches.compare`: runs all kinds of work on all systems, which take turns. See
+`rounds` for what is measured and `tables` for the promises. Takes about twenty-five minutes for the
+device, and nothing else should use the machine meanwhile. Every round is written to
+`out/bench/compare`. If the run is interrupted, it reports the rounds so far; `--report-only` does
+so again. A system that does not start is left out with a message.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The loads of one trial, and their results.
+"""Sends one load to a server and evaluates the answers.
 
-Poisson arrivals of the ragged mix at a rate, open loop; or a victim that sends the mix and a noisy
-neighbour that floods with long rows. A request that is not answered within a second is given up.
-Latencies count from when a request was meant to be sent, and over everything that was offered: one
-without an answer counts as the second that its caller waited.
+A load is Poisson arrivals of the ragged mix at a rate (open loop), or a victim tenant that sends
+the mix beside a noisy neighbour that floods with long rows. Callers give a request up after 1 s.
+Latencies count from when a request was due to be sent, over all offered requests: one without an
+answer counts with the second that its caller waited.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ LONG = {"bands": [{"share": 1.0, "low": RAGGED_MIX[-1].low, "high": RAGGED_MIX[-
 
 @dataclass(frozen=True, slots=True)
 class LoadTrial:
-    """`by_length`: by upper bound, (offered, in time). `cpu_ms`: of the server's processes, a
-    request sent. `lag_p99_ms`: how late this client sent."""
+    """The result of one load."""
 
     rate: float
     seconds: float
@@ -45,10 +44,10 @@ class LoadTrial:
     in_time: int
     p50_ms: float
     p99_ms: float
-    by_length: dict[str, tuple[int, int]]
+    by_length: dict[str, tuple[int, int]]  # by a bucket's longest length: offered, in time
     statuses: dict[str, int]
-    lag_p99_ms: float
-    cpu_ms: float
+    lag_p99_ms: float  # how late this client sent
+    cpu_ms: float  # CPU time of the server's processes for each request that was sent
 
     @property
     def share(self) -> float:
@@ -85,7 +84,7 @@ def scenario(seconds: float, seed: int, tenants: dict[str, Any]) -> Scenario:
 
 
 def played(server: Server, of: Scenario, tenant: str = "") -> LoadTrial:
-    """Of `tenant`'s requests alone where one is named."""
+    """Runs a scenario. The result is about all requests, or about those of `tenant`."""
     assert server.running is not None, "entered"
     ends: list[PlayedRequest] = []
     render_one = renderer(server.system, server.work, server.url)
@@ -130,7 +129,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def renderer(system: System, work: Workload, url: str) -> Callable[[Planned], bytes]:
-    """The same ids for each length; every text another, so that no cache of texts answers."""
+    """Renders requests: the same ids for each length, but always another text, so that no cache of
+    texts answers."""
     target, rng, adapter = Target.parse(url), random.Random(24), system.adapter
     bodies: dict[int, bytes] = {}
 

@@ -1,8 +1,9 @@
-"""Draws the share of what each system is asked that it answers in time.
+"""Draws goodput over offered load, a line for each system.
 
-Across, the requests offered a second; up, those of them answered in time. Whoever keeps all goes up
-the diagonal; the peak is where a line leaves it, and what overload costs is how it goes on. Trials
-at about the same rate are one point, their median.
+The x axis is the offered requests a second, the y axis those answered in time. A system that
+answers all in time follows the diagonal; the peak is where its line leaves the diagonal, and the
+rest of the line shows the effect of overload. Trials at about the same rate are one point, their
+median.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PERFECT = "all of it in time"
 
 
 def cliff(rounds: Sequence[Round], names: Iterable[str], work: Workload) -> Picture:
-    """Of all systems that did this work."""
+    """The picture for one kind of work, with all systems that did it."""
     series = [Series(name, points_of([r for r in rounds if r.system == name])) for name in names]
     across = linear(x for each in series for x, _ in each.points)
     up = linear(y for each in series for _, y in each.points)
@@ -37,7 +38,7 @@ def cliff(rounds: Sequence[Round], names: Iterable[str], work: Workload) -> Pict
 
 
 def points_of(rounds: Iterable[Round]) -> list[Point]:
-    """By rate, from what was searched, half of the peak and its multiples."""
+    """A system's points, by rate: from the search, from half of the peak and from its multiples."""
     alike: dict[int, list[Point]] = defaultdict(list)
     for each in rounds:
         trials = [each.half, each.same, *each.over.values()]

@@ -1,10 +1,10 @@
-"""What is measured of one system in one round, and where it is kept.
+"""Measures one system in one round, and stores the result.
 
-A search for the highest rate that it keeps, then what it does at half of its own peak, at a rate
-that is the same for all, at multiples of its peak, and to a victim beside a noisy neighbour.
-Systems take turns, every other round the other way round, so that drift of the machine meets them
-alike; a system's peak is the median of its rounds so far. Each round is written at once, so that an
-interrupted run loses none.
+A round searches the highest rate at which the system answers in time (its peak). Then it measures
+the system at half of its peak, at a rate that is the same for all systems, at multiples of its
+peak, and with a victim beside a noisy neighbour. Systems take turns, in reverse order every other
+round, so that drift of the machine affects all alike. A system's peak is the median of its rounds
+so far. Each round is written at once, so that an interrupted run loses none.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from loadtests.peers.options import DEVICE
 
 FOLDER = Path("out/bench/compare")
 MULTIPLES = (1.5, 2.0, 3.0)
-FULL_ROUNDS = 2  # further ones search and measure at half of the peak, for time's sake
+FULL_ROUNDS = 2  # to save time, further rounds only search, and measure at half of the peak
 WITHIN = 0.1
 CLEAR_MISS = 0.7
-AROUND = (0.85, 1.2)  # of the peak so far: where further searches look
-CAPACITY = 980.0  # of the mix a second, sorted and always full
+AROUND = (0.85, 1.2)  # further searches look between these multiples of the peak so far
+CAPACITY = 980.0  # requests of the mix a second, in sorted and full batches
 VICTIM_SHARE = 0.1  # of the device
-FLOOD_TIMES = 10.0  # what the noisy tenant asks for, in times the victim's part of the device
+FLOOD_TIMES = 10.0  # the noisy tenant's load, as a multiple of the victim's part of the device
 LONG_LENGTH = 384
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """`fails`: infinite where the search found no rate that fails."""
+    """The results of one round."""
 
     work: str
     system: str
     number: int
     holds: float
-    fails: float
+    fails: float  # the lowest rate that failed; infinite if none did
     peak: float
     searched: tuple[tuple[float, float], ...]
     half: LoadTrial
@@ -54,14 +54,15 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """`seconds`: of a trial, its warm-up apart. `multiples`: of the peak, overload."""
+    """How much to measure. `seconds`: of a trial without its warm-up. `multiples`: of the peak, for
+    overload."""
 
     seconds: float
     multiples: tuple[float, ...] = MULTIPLES
 
 
 def flood_of(work: Workload) -> tuple[float, float]:
-    """What the victim and its neighbour send, a second."""
+    """Requests a second of the victim and of its neighbour."""
     if work.name != DEVICE:
         return work.start_rate / 4, work.start_rate / 2
     long_capacity = 1e3 / cost_ms(LONG_LENGTH)
@@ -75,7 +76,9 @@ def round_of(
         server.check()
         asked = search_of(work, before)
         trials = RoundTrials(server, number * 1000, effort.seconds)
-        trials.at(asked.low / 2, work.warm_s)  # what learns has seen the mix before it is judged
+        trials.at(
+            asked.low / 2, work.warm_s
+        )  # systems that learn see the mix before they are judged
         found = search(trials.share_at, asked)
         holds = found.holds or min(trial.rate for trial in found.trials)
         multiples = effort.multiples if number < FULL_ROUNDS else ()
@@ -104,7 +107,7 @@ def search_of(work: Workload, before: Sequence[Round]) -> Search:
 
 @dataclass(slots=True)
 class RoundTrials:
-    """One after the other on one server, each with arrivals of its own, each from an idle start."""
+    """Runs trials one after another on one server, each with its own arrivals, each from idle."""
 
     server: Server
     seed: int
@@ -117,8 +120,8 @@ class RoundTrials:
         return trial
 
     def share_at(self, rate: float) -> float:
-        """A miss that is not a clear one is played again and the better counts: what disturbs the
-        machine for a moment only ever makes a run worse."""
+        """The share in time at a rate. If it misses narrowly, the trial is repeated and the better
+        result counts, since a short disturbance of the machine only makes a result worse."""
         share = self.at(rate).share
         return max(share, self.at(rate).share) if CLEAR_MISS < share < LEAST else share
 
@@ -153,7 +156,7 @@ def kept(folder: Path = FOLDER) -> list[Round]:
 
 
 def forget(works: Iterable[str], folder: Path = FOLDER) -> None:
-    """Those of other works stay, so that works can be measured one by one."""
+    """Deletes stored rounds of these kinds of work, and keeps those of others."""
     for work in works:
         for path in folder.glob(f"{work}-*.json"):
             path.unlink()

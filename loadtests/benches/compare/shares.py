@@ -1,8 +1,8 @@
-"""The share of the device that each length had in overload, beside its fair one.
+"""Computes the share of the device that each length got in overload, and its fair share.
 
-Served cost by length class beside what it should have had: the lesser of what it asked for and its
-water-filled share of what was served. Cost is the device's seconds for a row as one of a full batch
-of its length, and only rows in time count as served: winning by starving the long ones would show.
+A length's fair share is the lesser of its demand and its max-min fair (water-filled) part of the
+device seconds of all rows in time. A row counts for the seconds that it takes as part of a full
+batch of its length. Only rows in time count as served, so that starving long rows shows.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ NAMES = {str(b.high): f"{b.low}-{b.high}" for b in RAGGED_MIX}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of one class: shares of the device (asked for, served, fair), and rows in time, all 0..1 and
-    above where more was asked for than there is."""
+    """The shares of one length class. All are parts of 1; `asked` may be above 1."""
 
     name: str
-    asked: float
-    served: float
-    fair: float
-    rows: float
+    asked: float  # of the device: demand
+    served: float  # of the device: rows in time
+    fair: float  # of the device
+    rows: float  # of the class's rows, those in time
 
     @property
     def part(self) -> float:
-        """Of its fair share, served."""
+        """The part of its fair share that the class got."""
         return self.served / self.fair if self.fair else 1.0
 
 
 def kept_shares(trial: LoadTrial) -> list[Kept]:
-    """Shares of the whole device's time."""
+    """Shares of the device's time by length class."""
     asked = {edge: n * COSTS_MS[edge] / 1e3 / trial.seconds for edge, (n, _) in counts(trial)}
     served = {edge: n * COSTS_MS[edge] / 1e3 / trial.seconds for edge, (_, n) in counts(trial)}
     fair = water_filled(asked, sum(served.values()))
@@ -51,7 +50,8 @@ def counts(trial: LoadTrial) -> list[tuple[str, tuple[int, int]]]:
 
 
 def water_filled(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """The same for each, and what one does not want for the others."""
+    """The max-min fair division of `capacity`: equal parts, of which the others get what one does
+    not want."""
     given: dict[str, float] = {}
     left = capacity
     for name in sorted(wanted, key=lambda each: wanted[each]):

@@ -1,8 +1,8 @@
-"""The systems that are compared: how each is started, and that it computes what it should.
+"""Starts the systems that are compared, and checks their answers.
 
-`headrace`, or a peer by its name in `loadtests.peers.catalogue`; `NAME@16` is a peer with batches
-of at most 16 instead of the tuned size. A `Server` is one that runs, and can be started afresh when
-it does not get over a load.
+A system is `headrace`, or a peer by its name in `loadtests.peers.catalogue`; `NAME@16` is a peer
+with batches of at most 16 instead of the tuned size. A `Server` is a running system, which is
+restarted if it does not recover from a load.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from loadtests.peers.options import DEVICE, MINILM
 HEADRACE = "headrace"
 TENANTS = ("default", "victim", "noisy")
 PROBES = 3
-CHECKERS = 3  # at once: enough for batches of several, too few to be refused
+CHECKERS = 3  # requests at once: enough for batches of several rows, too few to be refused
 SETTLED_S = 0.1
 SETTLE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`batch`: at most so many items; None where it is not one number. `tuning`: in words."""
+    """A system to compare."""
 
     name: str
     adapter: PeerAdapter
     start: Callable[[], AbstractContextManager[RunningServer]]
-    batch: int | None
-    tuning: str
+    batch: int | None  # maximum of items in a batch; None if that is not one number
+    tuning: str  # how it is tuned, in words
     knows_tenants: bool = False
 
 
 def system_of(name: str, work: Workload) -> System:
-    """Raises `KeyError` for an unknown name, and where the peer does not do the work."""
+    """The system of that name. Raises `KeyError` if it is unknown or cannot do the work."""
     if name == HEADRACE:
         settings = settings_of(work)
         tuning = "two slots, buckets at 32, 128 and 512" if work.name == DEVICE else work.about
@@ -82,8 +82,9 @@ def settings_of(work: Workload) -> Settings:
 
 
 def model_environ(settings: Settings) -> dict[str, str]:
-    """Peers embed with Headrace's own staged graph, so that all run the same. Staged by starting
-    Headrace once where no earlier start has left it under `out/bench/home`."""
+    """Environment variables that name the model for peers: Headrace's own staged graph, so that all
+    systems run the same. If it is not under `out/bench/home`, Headrace is started once to stage
+    it."""
     if not staged():
         with headrace(settings, name="staging"):
             pass
@@ -94,13 +95,13 @@ def model_environ(settings: Settings) -> dict[str, str]:
 
 
 def staged() -> list[Path]:
-    """Folders with a graph, the newest last."""
+    """Folders with a staged graph, the newest last."""
     files = HOME_DIR.glob("cache/headrace/staged/*/model.xml")
     return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime)]
 
 
 class Server:
-    """A system that runs; `again` starts it afresh."""
+    """A running system; `again` restarts it."""
 
     def __init__(self, system: System, work: Workload) -> None:
         self.system = system
@@ -125,7 +126,7 @@ class Server:
         return self.running.url + self.system.adapter.path
 
     def settle(self) -> bool:
-        """Waits until it answers as if idle; False: it was started afresh instead."""
+        """Waits until it answers as fast as when idle. Returns False if it had to be restarted."""
         deadline = time.perf_counter() + SETTLE_LIMIT_S
         while time.perf_counter() < deadline:
             if statistics.median(self._probe() for _ in range(PROBES)) < SETTLED_S:
@@ -143,7 +144,7 @@ class Server:
         return time.perf_counter() - start
 
     def check(self) -> None:
-        """Raises `ServerTrouble` where answers are wrong: rows of several lengths at once."""
+        """Sends rows of several lengths at once. Raises `ServerTrouble` if an answer is wrong."""
         rng = random.Random(7)
         items = [self.work.item(length, rng) for length in (3, 8, 31, 100, 512) * 3]
         with ThreadPoolExecutor(CHECKERS) as pool:
@@ -158,7 +159,7 @@ class Server:
 
 
 def post(url: str, body: bytes, timeout_s: float) -> bytes:
-    """Raises `OSError`, an answer of 400 and above included."""
+    """The answer's body. Raises `OSError`, also for a status of 400 or above."""
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout_s) as answer:
         content: bytes = answer.read()

@@ -1,7 +1,7 @@
-"""The rounds side by side, and whether the promises were kept.
+"""Makes the tables that compare the rounds' results, and checks the promises.
 
-Medians over a system's rounds; a peak's interval is from the lowest rate that held to the highest
-that failed. What is above or below is said as it is, the peers' better figures included.
+Figures are medians over a system's rounds. A peak's interval is from the lowest rate that held to
+the highest that failed. Figures in which a peer is better are shown too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HALF, SAME, VICTIM = "half", "same", "victim"
 
 
 def names_of(rounds: Iterable[Round]) -> list[str]:
-    """Headrace first, then by peak."""
+    """Names of the systems: Headrace first, then by peak."""
     mine = list(rounds)
     found = list(dict.fromkeys(each.system for each in mine))
     return sorted(found, key=lambda name: (name != HEADRACE, -peak_of(mine, name)))
@@ -58,7 +58,8 @@ def peak_of(rounds: Iterable[Round], name: str) -> float:
 
 
 def trial_of(name: str) -> Callable[[Round], LoadTrial | None]:
-    """`half`, `same`, `victim`, or a multiple of the peak."""
+    """A function that returns a round's trial: `half`, `same`, `victim`, or a multiple of the
+    peak."""
 
     def found(each: Round) -> LoadTrial | None:
         named = {HALF: each.half, SAME: each.same, VICTIM: each.victim}
@@ -78,7 +79,7 @@ def figure(
 
 
 def goodput_table(rounds: Sequence[Round], work: Workload) -> Table:
-    """Peaks, latencies at half of them, cost, and what overload leaves."""
+    """Peaks, latencies at half of the peaks, CPU time, and goodput in overload."""
     headers = (
         *("system", "batch", "goodput/s", "interval", "Headrace is ×", "p50 ms", "p99 ms"),
         *("CPU ms/req", "victim p99 ms", *(f"in time/s at {m:g} ×" for m in MULTIPLES)),
@@ -96,7 +97,7 @@ def goodput_table(rounds: Sequence[Round], work: Workload) -> Table:
 
 
 def same_table(rounds: Sequence[Round], work: Workload) -> Table:
-    """What each does at one rate, which is more of its peak for one than for another."""
+    """Results at the same rate for all systems, which is a different part of each one's peak."""
     rows = []
     for name in names_of(rounds):
         share = figure(rounds, name, SAME, lambda t: t.share)
@@ -124,7 +125,7 @@ def interval(rounds: Sequence[Round]) -> str:
 
 
 def capped(milliseconds: float) -> Cell:
-    """A caller gives up after a while; more than that nobody has waited."""
+    """A latency as a cell; callers give up after a while, so longer ones are shown as a bound."""
     if milliseconds >= TIMEOUT_S * 1e3:
         return f"≥ {number(TIMEOUT_S * 1e3)}"
     return milliseconds
@@ -136,7 +137,7 @@ def in_overload(rounds: Sequence[Round], name: str, times: str) -> str:
 
 
 def length_table(rounds: Sequence[Round]) -> Table:
-    """Whether overload is survived at the long ones' cost."""
+    """Shares by length in overload, which show whether long rows starve."""
     classes = list(NAMES)
     headers = ("system", *(f"{NAMES[edge]} at {t} ×" for t in JUDGED for edge in classes))
     rows = tuple(
@@ -208,7 +209,7 @@ def at_peak(rounds: Sequence[Round], times: str) -> BenchVerdict:
 
 
 def ahead(rounds: Sequence[Round], peers: Sequence[str]) -> list[BenchVerdict]:
-    """On every column, of every peer."""
+    """Whether Headrace is better than every peer in every column."""
     low: tuple[tuple[str, str, Callable[[LoadTrial], float]], ...] = (
         ("p50 at half its peak", HALF, p50_ms),
         ("p99 at half its peak", HALF, p99_ms),

@@ -1,8 +1,8 @@
-"""The works on which systems are compared.
+"""The kinds of work on which systems are compared.
 
-`device`: rows of token ids for a pretended device of 5 ms + 0.2 ms a row + 8 µs a padded token, one
-batch at a time. `minilm`: English texts, embedded on this machine's processors. Lengths are the
-ragged mix's: 70 % of 8-32, 25 % of 64-128, 5 % of 256-512 tokens.
+`device`: rows of token ids for a fake device that takes 5 ms + 0.2 ms a row + 8 µs a padded token,
+one batch at a time. `minilm`: English texts, embedded on this machine's CPU. Lengths are those of
+the ragged mix: 70 % have 8-32, 25 % 64-128 and 5 % 256-512 tokens.
 """
 
 from __future__ import annotations
@@ -30,28 +30,26 @@ MINILM_CHANGES = {"precision": "bf16", "slo.latency_ms": 200}
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`item`: what a row of so many tokens is. `right`: whether an answer is this item's.
-    `settings`, `changes`, `adapter`: Headrace's. `start_rate`: where the first search begins,
-    after `warm_s` at a half of it. `same_rate`: what all are asked, besides. `fixed_items`: the
-    same item for each length."""
+    """One kind of work."""
 
     name: str
     title: str
-    item: Callable[[int, random.Random], Item]
-    right: Callable[[Item, Any], bool]
+    item: Callable[[int, random.Random], Item]  # makes a row of so many tokens
+    right: Callable[[Item, Any], bool]  # whether an answer is right for an item
+    # Headrace's own adapter and settings.
     adapter: PeerAdapter
     settings: Path
     changes: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
     slo_s: float = SLO_S
-    start_rate: float = 150.0
-    same_rate: float = 150.0
+    start_rate: float = 150.0  # of the first search, after `warm_s` at half of this rate
+    same_rate: float = 150.0  # at which all systems are measured too
     warm_s: float = 4.0
-    fixed_items: bool = False
+    fixed_items: bool = False  # rows of the same length are the same
 
 
 def cost_ms(length: int) -> float:
-    """Of the device, for one row of a full batch of its length."""
+    """The device's milliseconds for a row as part of a full batch of its length."""
     return Speed().seconds(MOST_ROWS, length) / MOST_ROWS * 1e3
 
 
@@ -64,7 +62,7 @@ def _is_sum(item: Item, answer: Any) -> bool:
 
 
 def _is_embedding(item: Item, answer: Any) -> bool:
-    """Of length one; what it says is checked by the figure on answers, not here."""
+    """Whether the answer is a vector of length one; the bench `answers` checks its direction."""
     if len(answer) != EMBEDDING_WIDTH:
         return False
     return math.isclose(math.sqrt(sum(value * value for value in answer)), 1.0, abs_tol=0.02)
@@ -94,7 +92,7 @@ WORKS = {
             slo_s=0.2,
             start_rate=60.0,
             same_rate=20.0,
-            warm_s=15.0,  # every new shape is compiled when it first comes
+            warm_s=15.0,  # long, because every new shape is compiled when it first comes
         ),
     )
 }

@@ -1,1 +1,1 @@
-"""BentoML doing the same work as everybody else here."""
+"""The comparison's work, served by BentoML."""

@@ -1,4 +1,4 @@
-"""Starts BentoML: becomes `bentoml serve` for the service beside this file."""
+"""Starts BentoML: this process becomes `bentoml serve` for the service beside this file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
     settings["BENTOML_CONFIG_OPTIONS"] = "api_server.logging.access.enabled=false"
     command = [sys.executable, "-m", "bentoml", "serve", SERVICE]
     command += ["--host", "127.0.0.1", "--port", str(asked.port)]
-    # Becoming the server keeps one process id for whoever started us.
+    # By exec, so that the caller's child process id is the server's.
     os.execve(command[0], command, {**os.environ, **settings})
 
 

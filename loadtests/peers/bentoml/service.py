@@ -1,8 +1,8 @@
-"""The work as a BentoML service, which `serve.py` hands to BentoML's own server.
+"""The work as a BentoML service, which `serve.py` runs with BentoML's own server.
 
-A `batchable` API: BentoML gathers the rows of several calls by its adaptive batching, which refuses
-what it expects to be later than `max_latency_ms`; that is set to the SLO. One worker owns the
-device. BentoML wants these settings when the module is imported, hence from the environment.
+A `batchable` API: BentoML's adaptive batching joins the rows of several calls, and refuses requests
+that it expects to take longer than `max_latency_ms`, which is set to the SLO. One worker owns the
+device. BentoML needs these settings when the module is imported, so they come from the environment.
 Source: BentoML documentation, "Adaptive batching", "Configurations: traffic, workers".
 """
 

@@ -1,1 +1,1 @@
-"""infinity doing the same embeddings as everybody else here."""
+"""The comparison's embeddings, served by infinity."""

@@ -1,8 +1,8 @@
 """Starts infinity: becomes `infinity_emb v2`, for embeddings alone.
 
-It brings its own engines and not OpenVINO, so it runs its own best for this processor: torch in
-bfloat16, the precision that the others run. It sorts what waits by length and batches by itself;
-`--batch-size` bounds a batch. The vector cache and telemetry are off.
+It has engines of its own, but not OpenVINO, so it runs the fastest of these on a CPU: torch in
+bfloat16, the precision of the other servers. It sorts waiting texts by length and forms batches
+itself; `--batch-size` bounds a batch. The vector cache and telemetry are off.
 Source: infinity documentation, "CLI v2".
 """
 
@@ -25,7 +25,7 @@ def main() -> None:
     command += ["--batch-size", str(asked.batch), "--no-bettertransformer", "--no-compile"]
     command += ["--host", "127.0.0.1", "--port", str(asked.port), "--log-level", "warning"]
     quiet = {"INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
-    # Becoming the server keeps one process id for whoever started us.
+    # By exec, so that the caller's child process id is the server's.
     os.execve(command[0], command, {**os.environ, **quiet})
 
 

@@ -1,1 +1,1 @@
-"""LitServe doing the same work as everybody else here."""
+"""The comparison's work, served by LitServe."""

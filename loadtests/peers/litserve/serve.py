@@ -1,9 +1,9 @@
-"""The work served by LitServe, as well as its documentation can make it.
+"""The work, served by LitServe and tuned by its documentation.
 
-A `LitAPI` whose `predict` is given lists: one worker process owns the device, one API server,
-`fast_queue` (its documentation's choice for many small requests). It looks for more items for 2 ms
-a batch (with 0 its worker polls without pause and takes a processor to itself). What has waited for
-longer than the SLO is refused (`timeout`), its only means against overload.
+A `LitAPI` whose `predict` gets lists. One worker process owns the device; there is one API server
+with `fast_queue` (its documentation's advice for many small requests). A batch waits up to 2 ms for
+more items (with 0 the worker polls without a pause and uses a whole processor). Requests that have
+waited longer than the SLO are refused (`timeout`), which is LitServe's only means against overload.
 Source: LitServe documentation, "Batching", "LitServer".
 """
 
@@ -25,7 +25,7 @@ class Api(litserve.LitAPI):
     def setup(self, device: str) -> None:
         self._run = peer_options.work_of(self.work)
 
-    def decode_request(self, request):  # LitServe asks FastAPI for what an annotation names
+    def decode_request(self, request):  # an annotation would make FastAPI parse the request
         return request["item"]
 
     def predict(self, items: list[Any]) -> list[Any]:

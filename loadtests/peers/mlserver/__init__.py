@@ -1,1 +1,1 @@
-"""MLServer doing the same work as everybody else here."""
+"""The comparison's work, served by MLServer."""

@@ -1,7 +1,7 @@
-"""The work as an MLServer runtime, which `serve.py` tells MLServer's own server to load.
+"""The work as an MLServer runtime, which `serve.py` makes MLServer's own server load.
 
-MLServer's adaptive batching joins tensors of one shape, and rows of ids differ in theirs: a row
-travels as one BYTES element (its ids as text), of which a batch has as many as it has rows.
+MLServer's adaptive batching joins only tensors of the same shape, but rows of ids differ in length.
+So a row is sent as one BYTES element (its ids as text); a batch has one element for each row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Starts MLServer: writes its settings and becomes `mlserver start`.
+"""Starts MLServer: writes its settings; then this process becomes `mlserver start`.
 
-One parallel worker owns the device, as its documentation advises for models that compute. Its
-batcher hands every batch on at once and asks nobody whether the device is free, so that a batch is
-what comes within `max_batch_time`: 20 ms, about the device's time for a batch. It has no means
-against overload but a bounded queue before the batcher. gRPC cannot be turned off; it gets a port.
+One parallel worker owns the device, as its documentation advises for models that compute. The
+batcher does not know whether the device is free, so a batch has the rows that arrive within
+`max_batch_time`: 20 ms, about the device's time for a batch. A bounded queue before the batcher is
+its only means against overload. gRPC cannot be switched off, so it gets a port.
 Source: MLServer documentation, "Adaptive Batching", "Parallel Inference".
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
     (home / "settings.json").write_text(json.dumps(server_settings(asked.port, home)))
     (home / "model-settings.json").write_text(json.dumps(model_settings(asked)))
     command = [str(Path(sys.executable).with_name("mlserver")), "start", str(home)]
-    # Becoming the server keeps one process id for whoever started us.
+    # By exec, so that the caller's child process id is the server's.
     os.execve(command[0], command, dict(os.environ))
 
 

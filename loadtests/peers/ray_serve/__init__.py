@@ -1,1 +1,1 @@
-"""Ray Serve doing the same work as everybody else here."""
+"""The comparison's work, served by Ray Serve."""

@@ -1,7 +1,7 @@
-"""The environment of Ray Serve's throughput mode, and of a Ray that is this machine's alone.
+"""Environment variables for Ray Serve's throughput mode, and for a Ray on this machine alone.
 
-Ray Serve reads these when it is imported, in every process, so they stand in the environment of the
-process that starts Ray. HAProxy's ports and files are this start's own.
+Ray Serve reads them when it is imported, in every process, so the process that starts Ray must have
+them. HAProxy's ports and files are chosen anew for each start.
 Source: Ray Serve guide "High throughput"; ray 2.60 `serve/_private/constants.py`.
 """
 

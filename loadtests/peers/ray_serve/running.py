@@ -1,4 +1,4 @@
-"""Runs an application on a Ray of its own until it is told to end."""
+"""Runs a Serve application on a Ray cluster of its own until a signal ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ray.serve import Application
 
 
 def serve_until_ended(application: Application, port: int) -> None:
-    """Prints `ready` once it answers on `port`; ends Serve and Ray on SIGTERM or SIGINT."""
+    """Prints `ready` once the application answers on `port`; ends Serve and Ray on SIGTERM or
+    SIGINT."""
     stopped = threading.Event()
     ray.init(address="local", include_dashboard=False)
     try:

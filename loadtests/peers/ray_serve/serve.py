@@ -1,13 +1,13 @@
-"""The work served by Ray Serve, as it comes and in its throughput settings.
+"""The work, served by Ray Serve with its defaults or with its throughput settings.
 
 One deployment whose `__call__` parses the request and awaits a `@serve.batch` method, as its guide
 on dynamic batching shows; one replica owns the device. Variants:
 
-`defaults`    everything as it comes: Python proxy, 5 ongoing requests a replica.
+`defaults`    all defaults: Python proxy, 5 ongoing requests a replica.
 `raised`      `max_ongoing_requests` above the batch size, as the guide asks.
 `throughput`  that, HAProxy and the throughput settings in the environment (`catalogue`), a bounded
               queue against overload, and batches bounded by rows x longest (`batch_size_fn`), which
-              the guide advises for items of different size.
+              the guide advises for items of different sizes.
 
 Ends the Ray that it starts on SIGTERM. Source: Ray Serve guides "Dynamic request batching",
 "Performance tuning", "High throughput".
@@ -29,7 +29,7 @@ from loadtests.peers.options import PeerOptions
 from loadtests.peers.ray_serve.running import serve_until_ended
 
 PADDED_TOKENS = 1024  # a batch's bound in the throughput variant; the longest row alone has 512
-WAIT_S = 0.02  # batches are formed without asking whether the device is free
+WAIT_S = 0.02  # Serve forms batches without knowing whether the device is free
 ONGOING = {"defaults": None, "raised": 256, "throughput": 40}
 QUEUED = {"throughput": 8}
 
@@ -63,7 +63,7 @@ def application(asked: PeerOptions) -> Application:
             return await loop.run_in_executor(self._device, self._run, items)
 
         async def __call__(self, request: Request) -> dict[str, Any]:
-            if request.method == "GET":  # asked whether it is there
+            if request.method == "GET":  # a check whether the server is ready
                 return {}
             body = await request.json()
             return {"answer": await self.batched(body["item"])}

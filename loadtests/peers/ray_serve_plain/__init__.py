@@ -1,1 +1,1 @@
-"""Ray Serve as it comes, around the device of 2 ms a batch."""
+"""The device of 2 ms a batch, served by Ray Serve with its defaults."""

@@ -1,4 +1,4 @@
-"""The fake device served by Ray Serve as it comes.
+"""The fake device, served by Ray Serve with its default settings.
 
 An ingress deployment parses the Open Inference request and calls a model deployment whose
 `@serve.batch` method is the device: 2 ms a batch of at most 32, one batch at a time, the row's sum
@@ -43,7 +43,7 @@ class Ingress:
         self._device = device
 
     async def __call__(self, request: Request) -> dict[str, Any]:
-        if request.method == "GET":  # asked whether it is there
+        if request.method == "GET":  # a check whether the server is ready
             return {}
         body = await request.json()
         total = await self._device.remote(body["inputs"][0]["data"])

@@ -1,1 +1,1 @@
-"""Triton doing the same work as everybody else here."""
+"""The comparison's work, served by Triton."""

@@ -1,9 +1,9 @@
-"""The fake device served by Triton, bound through PyTriton, the wheel's own interface.
+"""The fake device, served by Triton through PyTriton, the wheel's own interface.
 
-The same server, dynamic batcher and device as `serve.py`; here Triton's Python backend is only a
-proxy and the device runs in this process, to which every batch is sent. This is the way PyTriton's
-documentation shows; the Python backend alone (`serve.py`) is the shorter one. Runs in the peer's
-own environment.
+Server, dynamic batcher and device are the same as in `serve.py`. Here Triton's Python backend is
+only a proxy: the device runs in this process, to which every batch is sent, as PyTriton's
+documentation shows. The Python backend alone (`serve.py`) takes fewer steps. Runs in the peer's own
+environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The fake device as a model of Triton's Python backend.
 
-The same device as everywhere: 2 ms a batch of at most 32, one batch at a time (one instance), the
-sum of each row as FP32. Triton's dynamic batcher decides what `execute` is given; nothing is
-concatenated, as its documentation advises where the model does not need it.
+The device is that of the other servers: 2 ms for a batch of at most 32 rows, one batch at a time
+(one instance), the sum of each row as FP32. Triton's dynamic batcher forms the batches for
+`execute`. Inputs are not concatenated, as Triton's documentation advises if the model does not need
+it.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""The work served by Triton with a Python backend and its ragged batching.
+"""The work, served by Triton with a Python backend and ragged batching.
 
-Its dynamic batcher joins requests of one shape only, unless an input has `allow_ragged_batch`: then
-rows of any length share a batch, as everywhere else here (variant `equal-shapes` leaves that off).
-One instance owns the device; no queue delay: what comes while the device is busy waits anyway.
-Against overload what has waited for 60 ms is refused, so that the device's time goes to what can
-still be answered within 100. Becomes the server that the `nvidia-pytriton` wheel carries.
+Triton's dynamic batcher joins only requests of the same shape, unless an input has
+`allow_ragged_batch`: then rows of any length share a batch, as on the other servers (the variant
+`equal-shapes` does not set it). One instance owns the device. There is no queue delay, since
+requests that come while the device is busy wait anyway. Against overload, requests that have waited
+for 60 ms are refused, so that the device's time goes to those that can still be answered within
+100 ms. This process becomes the server in the `nvidia-pytriton` wheel.
 Source: Triton user guide, "Ragged Batching", "Dynamic Batcher", "Queue Policy".
 """
 
@@ -65,7 +66,7 @@ def main() -> None:
     libraries = str(package_dir().parent / "nvidia_pytriton.libs")
     environ = dict(os.environ, LD_LIBRARY_PATH=libraries, PEER_WORK=asked.work)
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
-    # Becoming the server keeps one process id for whoever started us.
+    # By exec, so that the caller's child process id is the server's.
     command = server_command(server_dir, repository, asked.port, THREADS)
     os.execve(command[0], command, environ)
 

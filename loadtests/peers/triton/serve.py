@@ -1,9 +1,9 @@
-"""The fake device served by Triton, as well as its documentation can make it.
+"""The fake device, served by Triton and tuned by its documentation.
 
-Runs in the peer's own environment (`python -m loadtests.peers.venvs triton`): takes the server
-that the `nvidia-pytriton` wheel carries, gives it the Python backend's stub for this interpreter,
-writes a model repository and becomes the server. `--threads` is its HTTP thread count, which its
-documentation advises to raise for many connections; gRPC, metrics and logs are off.
+Runs in the peer's own environment (`python -m loadtests.peers.venvs triton`). It takes the server
+in the `nvidia-pytriton` wheel, gives it the Python backend's stub for this interpreter, writes a
+model repository, and becomes the server. `--threads` is the number of HTTP threads, which Triton's
+documentation advises to raise for many connections. gRPC, metrics and logs are off.
 
 Source: Triton user guide, "Dynamic Batcher" and "Optimization"; the wheel's own start-up.
 """
@@ -72,7 +72,7 @@ def main() -> None:
     libraries = str(package_dir().parent / "nvidia_pytriton.libs")
     environ = dict(os.environ, LD_LIBRARY_PATH=libraries, DEVICE_BATCH_MS=str(asked.batch_ms))
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
-    # Becoming the server keeps one process id for whoever started us.
+    # By exec, so that the caller's child process id is the server's.
     command = server_command(server_dir, repository, asked.port, asked.threads)
     os.execve(command[0], command, environ)
 

@@ -1,6 +1,6 @@
-"""The work as a model of Triton's Python backend. Loaded by Triton, one instance.
+"""The work as a model of Triton's Python backend, of which Triton loads one instance.
 
-A batch is every row of every request that `execute` is given; a request has one row here.
+A batch is all rows of all requests that `execute` gets; here a request has one row.
 """
 
 import os
