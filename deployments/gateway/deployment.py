@@ -121,6 +121,7 @@ class Gateway:
         while True:
             try:
                 self._telemetry.refresh()
+                self._telemetry.audit_keys()
             except Exception:
                 logger.exception("refreshing failed; going on")
             await asyncio.sleep(_REFRESH_S)

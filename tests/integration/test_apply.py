@@ -280,6 +280,8 @@ def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(ser
     (line,) = [each for each in lines if each["verb"] == "revoke"]
     assert (line["object"], line["outcome"]) == ("key leaked", "done")
     assert {"serve", "apply", "take up"} <= {each["verb"] for each in lines}
+    used = {(each["actor"], each["object"]) for each in lines if each["verb"] == "use"}
+    assert ("key leaked", "tenant acme") in used
     assert leaked not in audit_file(server).read_text()
 
 

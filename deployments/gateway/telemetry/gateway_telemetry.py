@@ -12,7 +12,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from deployments.contract import errors, logs
+from deployments.contract import audit, errors, logs
+from deployments.contract.audit import AuditLine
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -44,6 +45,7 @@ from deployments.settings.gateway import GatewaySettings
 
 _NOT_FINE = 400
 _MOST_CLIENTS = 65_536
+_AUDITED_AT_ONCE = 20  # lines that are written on the event loop
 
 
 class GatewayTelemetry:
@@ -100,6 +102,12 @@ class GatewayTelemetry:
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext:
         return self._tracing.begin(headers)
+
+    def audit_keys(self) -> None:
+        """A line in the audit log for the first use of each key on each day."""
+        for tenant, key in self._keys.take_first_of_day(_AUDITED_AT_ONCE):
+            whose = f"tenant {tenant}" if tenant else "operator"
+            audit.record(AuditLine(f"key {key}", "use", whose, self._gateway))
 
     def used(self, key: str) -> None:
         """A request came by a key of this id; "": by none."""

@@ -16,6 +16,7 @@ from deployments.gateway.telemetry.label_names import OTHER
 from deployments.gateway.tenancy.tenants import Key
 
 MOST_NAMED = 1000
+_DAY_S = 86_400
 KeyLabels = tuple[str, str]
 """Tenant ("" of an operator's) and id."""
 
@@ -28,6 +29,7 @@ class KeyUse:
     last_s: float | None = None
     ends_s: float | None = None
     late_uses: int = 0
+    noted_day: int = -1  # the last one of which a use is in the audit log, days since the epoch
 
 
 class KeyUses:
@@ -61,6 +63,19 @@ class KeyUses:
         found = self._find(key)
         if found is not None:
             found.late_uses += 1
+
+    def take_first_of_day(self, most: int) -> list[KeyLabels]:
+        """Keys whose last use is the first that this gateway saw on its day (UTC), each once; the
+        rest of more than `most` with the next call. Keys counted together are left out."""
+        found: list[KeyLabels] = []
+        for labels, use in self:
+            if len(found) == most:
+                break
+            day = -1 if use.last_s is None else int(use.last_s // _DAY_S)
+            if day > use.noted_day and labels[1] != OTHER:
+                use.noted_day = day
+                found.append(labels)
+        return found
 
     def _find(self, key: str) -> KeyUse | None:
         found = self._by_id.get(key) or self._by_id.get("")

@@ -37,6 +37,29 @@ def test_uses_after_its_end_are_counted_apart() -> None:
     assert dict(uses) == {("a", "x"): KeyUse(0, None, 7.0, 1)}
 
 
+def test_the_first_use_of_a_day_is_taken_once() -> None:
+    uses, day = KeyUses(), 86_400.0
+    uses.declare((key("x"), key("y")))
+    uses.used("x", 1.0)
+    uses.used("x", 2.0)
+    assert [uses.take_first_of_day(9) for _ in range(2)] == [[("a", "x")], []]
+    uses.used("x", day - 1.0)
+    uses.used("y", day)
+    assert uses.take_first_of_day(9) == [("a", "y")]
+    uses.used("x", day + 1.0)
+    assert uses.take_first_of_day(9) == [("a", "x")]
+
+
+def test_many_first_uses_are_taken_a_few_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(key_uses, "MOST_NAMED", 3)
+    uses = KeyUses()
+    uses.declare(tuple(key(name) for name in "abcd"))
+    for name in "abcd":  # the last one is counted as one of the rest
+        uses.used(name, 1.0)
+    taken = [uses.take_first_of_day(2) for _ in range(3)]
+    assert taken == [[("a", "a"), ("a", "b")], [("a", "c")], []]
+
+
 def test_counts_outlive_other_tenants_and_end_with_their_key() -> None:
     uses = KeyUses()
     uses.declare((key("x"), key("y")))
