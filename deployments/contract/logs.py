@@ -7,7 +7,9 @@ logger `headrace`. Fields of a request are passed explicitly as `extra=`. Of tho
 Ray sends its workers' output to files of its own. On a local cluster the host process therefore
 opens a Unix datagram socket and names it in HEADRACE_LOG_SOCKET; workers send each line to it as
 one datagram. Sending never waits: if nobody reads fast enough, or the host is gone, the line is
-dropped. Without the variable (on Kubernetes) lines go to stderr.
+dropped. Without the variable (on Kubernetes) each line is written to the process's stderr at once,
+past `sys.stderr`: Ray Serve replaces that in replicas by a logger that keeps up to a thousand
+lines, and a process that ends itself would lose the one that says why.
 """
 
 from __future__ import annotations
@@ -93,12 +95,13 @@ def configure_from_environment() -> None:
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
     """Send everything under the logger `headrace` to `stream`, as `json` or `text`. Idempotent.
 
-    Without `stream`, lines go to the local host's log socket if there is one, else to stderr.
+    Without `stream`, lines go to the local host's log socket if there is one, else to the process's
+    own stderr.
     """
     logger = logging.getLogger(ROOT)
     for handler in [*logger.handlers]:
         logger.removeHandler(handler)
-    handler = logging.StreamHandler(stream or log_stream() or sys.stderr)
+    handler = logging.StreamHandler(stream or log_stream() or sys.__stderr__)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())

@@ -7,6 +7,7 @@ import json
 import logging
 import queue
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -222,3 +223,15 @@ def test_a_host_that_is_gone_loses_lines_and_harms_nobody(tmp_path, monkeypatch)
 def test_without_the_variable_lines_go_elsewhere(monkeypatch):
     monkeypatch.delenv(logs.LOG_SOCKET, raising=False)
     assert logs.log_stream() is None
+
+
+def test_a_line_is_on_the_processes_stderr_at_once_whatever_serve_replaces_it_by(
+    monkeypatch, capfd, logger
+):
+    monkeypatch.delenv(logs.LOG_SOCKET, raising=False)
+    kept = io.StringIO()  # as Serve's, which a process that ends itself takes with it
+    monkeypatch.setattr(sys, "stderr", kept)
+    logs.configure(form="text")
+    logger.error("it broke")
+    assert capfd.readouterr().err.endswith("it broke\n")
+    assert kept.getvalue() == ""
