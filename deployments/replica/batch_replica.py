@@ -51,7 +51,9 @@ class BatchReplica(ModelReplica):
         self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, limits.most_s / 4)))
         limit_mib = self._settings.replicas.memory_limit_mib
         if limit_mib is not None:
-            watching = watch_memory(self._worker, limit_mib, self._end_process)
+            watching = watch_memory(
+                lambda: (self._worker.running, ""), limit_mib, self._end_process
+            )
             self._memory_watch = self._loop.create_task(watching)
         await self._listen(self._core, args)
 

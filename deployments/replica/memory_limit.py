@@ -3,7 +3,9 @@
 The kernel's own limit kills a process without a message, or kills another process. This one checks
 ten times a second: the process's resident memory, and its growth since the running batch began. The
 rows of that batch are lost with the replica and run again alone. A row that does this twice is
-convicted, like any row that ends replicas. What grows faster is left to the kernel.
+convicted, like any row that ends replicas. What grows faster is left to the kernel. A process that
+holds several models has one limit for all of them; while it loads one, no batch is blamed for the
+growth.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from collections.abc import Callable
 
 import psutil
 
-from deployments.replica.device import DeviceWorker, Job
+from deployments.replica.device import Job
 
 EVERY_S = 0.1
 _MIB = 1 << 20
+Running = tuple[Job | None, str]  # the batch on the device; its model, where there are several
 
 
 class MemoryLimit:
@@ -28,8 +31,12 @@ class MemoryLimit:
         self._before_bytes = 0
         self._last_bytes = 0
 
-    def breach(self, resident_bytes: int, job: Job | None) -> str:
-        """What is wrong, or "". `job`: the running one."""
+    def pass_over(self, resident_bytes: int, job: Job | None) -> None:
+        """Growth until now is not the batch's."""
+        self._job, self._before_bytes, self._last_bytes = job, resident_bytes, resident_bytes
+
+    def breach(self, resident_bytes: int, job: Job | None, model: str = "") -> str:
+        """What is wrong, or "". `job`, `model`: see `Running`."""
         if job is not self._job:
             self._job, self._before_bytes = job, self._last_bytes or resident_bytes
         self._last_bytes = resident_bytes
@@ -41,18 +48,25 @@ class MemoryLimit:
         grown_mib = (resident_bytes - self._before_bytes) / _MIB
         return (
             f"{took} (memory_limit_mib); {grown_mib:.0f} MiB of it since a batch of "
-            f"{job.batch.rows} rows of up to {int(job.batch.lengths.max())} tokens began "
+            f"{job.batch.rows} rows of up to {int(job.batch.lengths.max())} tokens "
+            f"{f'of model {model} ' if model else ''}began "
             f"(gateway {job.staged.gateway}, lease {job.staged.lease_id})"
         )
 
 
 async def watch_memory(
-    worker: DeviceWorker, limit_mib: int, on_breach: Callable[[str], None]
+    running: Callable[[], Running],
+    limit_mib: int,
+    on_breach: Callable[[str], None],
+    loads: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Check for ever, until cancelled. `on_breach` gets the reason."""
+    """Check for ever, until cancelled. `on_breach` gets the reason. `loads`: a model is being
+    loaded; then nothing is a breach."""
     limit, process = MemoryLimit(limit_mib * _MIB), psutil.Process()
     while True:
         await asyncio.sleep(EVERY_S)
-        reason = limit.breach(process.memory_info().rss, worker.running)
-        if reason:
+        resident_bytes, (job, model) = process.memory_info().rss, running()
+        if loads():
+            limit.pass_over(resident_bytes, job)
+        elif reason := limit.breach(resident_bytes, job, model):
             on_breach(reason)

@@ -23,6 +23,7 @@ from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
 from deployments.replica.device import DeviceTurn
+from deployments.replica.memory_limit import watch_memory
 from deployments.replica.pool.loading import ModelLoader, PoolLoading
 from deployments.replica.pool.orders import Announcements, PoolOrders
 from deployments.replica.pool.resident import Place
@@ -35,7 +36,8 @@ logger = logging.getLogger("headrace.pool")
 
 
 class PoolReplica:
-    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s"}."""
+    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s", and "memory_limit_mib" if
+    there is a limit}."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
@@ -47,7 +49,8 @@ class PoolReplica:
         place = Place(replica, host, args["after_s"], DeviceTurn(), self._end_process)
         actor = registry()
         self._loop_watch = watch_process()
-        loader = ModelLoader(cache_dir(), reserved_cpus())
+        limit_mib: int | None = args.get("memory_limit_mib")
+        loader = ModelLoader(cache_dir(), reserved_cpus(), limit_mib)
         loading = PoolLoading(loader, place, actor.report.remote, self._loop_watch.may_stall)
         self._residents = Residents(
             replica, loading, args["memory_bytes"], lambda: self._announcements.changed.set()
@@ -61,6 +64,14 @@ class PoolReplica:
                 PoolOrders(self._residents, actor_name.running).follow(),
             )
         ]
+        if limit_mib is not None:
+            self._tasks.append(
+                asyncio.get_running_loop().create_task(self._watch_memory(limit_mib))
+            )
+
+    async def _watch_memory(self, limit_mib: int) -> None:
+        held = self._residents
+        await watch_memory(held.running, limit_mib, self._end_process, lambda: held.loads)
 
     async def channel_key(self, member: str) -> bytes:
         """What a gateway must know to connect. Only for callers inside the cluster."""
@@ -82,8 +93,8 @@ class PoolReplica:
         if hasattr(self, "_loop_watch"):
             self._loop_watch.close()
 
-    def _end_process(self) -> None:
-        logger.error("a batch or a load took too long; the replica ends")
+    def _end_process(self, reason: str = "a batch or a load took too long") -> None:
+        logger.error("%s; the replica ends", reason)
         os._exit(HUNG_EXIT_CODE)
 
 

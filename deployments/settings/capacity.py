@@ -75,6 +75,14 @@ class PoolSettings(Section):
         description="Memory for models' weights in one pool replica, MiB. The least valuable model "
         "is unloaded when another one needs room.",
     )
+    memory_limit_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="A pool replica ends when its process's resident memory exceeds this, MiB, "
+        "and reports which batch was running; a model with which it would be exceeded is not held. "
+        "Unset: no limit. Must be at least `memory_mib`.",
+    )
     after_ms: float = Field(
         default=20,
         gt=0,
@@ -116,6 +124,11 @@ class PoolSettings(Section):
     def _is_a_range(self) -> PoolSettings:
         if self.max < self.min:
             raise wrong(f"is {self.max}; must be at least {self.min} (min)", "max")
+        if self.memory_limit_mib is not None and self.memory_limit_mib < self.memory_mib:
+            raise wrong(
+                f"is {self.memory_limit_mib}; must be at least {self.memory_mib} (memory_mib)",
+                "memory_limit_mib",
+            )
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise wrong(f"is {self.num_gpus:g}; must be below 1 or a whole number", "num_gpus")
         return self

@@ -100,8 +100,8 @@ class ReplicaSettings(Section):
         ge=1,
         le=16_777_216,
         description="A replica ends when its process's resident memory exceeds this, MiB, and "
-        "reports which batch was running. Unset: no limit. Replicas of the shared pool and of task "
-        "`generate` have no limit.",
+        "reports which batch was running. Unset: no limit. Replicas of the shared pool have a "
+        "limit of their own (`scaling.pool.memory_limit_mib`); those of task `generate` have none.",
     )
     resources: Annotated[dict[NonEmptyText, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,

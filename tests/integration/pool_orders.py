@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ import ray
 from deployments.contract.scaling.messages import PoolModel, PoolOrder, PoolReport
 
 NAME = "headrace-autoscaler"
+_GONE_S = 5.0  # without a report: a replica reports once a second
 
 
 class StandIn:
     def __init__(self) -> None:
         self._order = PoolOrder(0)
-        self._reports: dict[str, PoolReport] = {}
+        self._reports: dict[str, tuple[float, PoolReport]] = {}
         self._changed = asyncio.Event()
 
     async def ping(self) -> None: ...
@@ -45,7 +47,7 @@ class StandIn:
         return {}
 
     async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:
-        self._reports[report.replica] = report
+        self._reports[report.replica] = time.monotonic(), report
         if self._order.revision == revision:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
@@ -57,7 +59,9 @@ class StandIn:
         self._changed = asyncio.Event()
 
     async def reports(self) -> list[PoolReport]:
-        return list(self._reports.values())
+        """Of replicas that still report."""
+        least = time.monotonic() - _GONE_S
+        return [report for told, report in self._reports.values() if told > least]
 
 
 def main(file: Path) -> None:

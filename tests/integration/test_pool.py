@@ -4,10 +4,12 @@ own replica is away, leaves and dies without a failed request. Who tells it is t
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,8 +21,20 @@ from served import ANSWER_S, Load, metric, synthetic
 pytestmark = pytest.mark.integration
 
 OPTIONS = {"base_ms": 5}
-MODELS = {name: synthetic(options=OPTIONS, replicas={"num_cpus": 0.1}) for name in "ab"}
-POOL = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 64}
+LIMIT_MIB = 900  # a pool replica that holds synthetic models has a third of it
+MODELS = {name: synthetic(options=OPTIONS, replicas={"num_cpus": 0.1}) for name in "ab"} | {
+    # Its own replica does one row in 50 ms, so the pool gets what would wait for longer.
+    "grows": synthetic(
+        options={"base_ms": 50, "grow_mib": 10},
+        batch={"max_size": 1},
+        replicas={"num_cpus": 0.1},
+        crashes={"hold_s": 1},
+    )
+}
+POOL = {
+    "min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 128,
+    "memory_limit_mib": LIMIT_MIB,
+}  # fmt: skip
 
 
 class Orders:
@@ -36,7 +50,9 @@ class Orders:
 
     def _read(self) -> list[dict[str, Any]]:
         assert self.process.stdout is not None
-        found: list[dict[str, Any]] = json.loads(self.process.stdout.readline())
+        # Ray prints warnings of its own between the answers.
+        line = next(each for each in self.process.stdout if each.startswith("["))
+        found: list[dict[str, Any]] = json.loads(line)
         return found
 
     def ask(self, names: list[str] | None) -> list[dict[str, Any]]:
@@ -71,14 +87,18 @@ class Served:
     def load(self, model: str, clients: int = 4) -> Load:
         return Load(self.url(model), clients, {})
 
+    def metrics(self) -> str:
+        """The gateway's page."""
+        port = self.cluster.gateway["metrics_port"]
+        url = f"http://{self.cluster.gateway['host']}:{port}/metrics"
+        return httpx.get(url, timeout=ANSWER_S).text
+
     def reserves(self, model: str) -> float:
         """Healthy replicas of the pool, as the gateway sees them."""
-        port = self.cluster.gateway["metrics_port"]
-        page = httpx.get(f"http://{self.cluster.gateway['host']}:{port}/metrics", timeout=ANSWER_S)
-        name, labels = "headrace_group_healthy_replicas", {"model": model, "group": "pool"}
-        if 'group="pool"' not in page.text:
+        page = self.metrics()
+        if 'group="pool"' not in page:
             return 0.0
-        return metric(page.text, name, **labels)
+        return metric(page, "headrace_group_healthy_replicas", model=model, group="pool")
 
     def strike(self, title: str, number: int) -> set[int]:
         """All of these get the signal."""
@@ -136,6 +156,31 @@ def test_a_model_leaves_it_under_load_and_no_request_fails(served: Served) -> No
     finally:
         load.stop()
     assert load.failures == []
+
+
+def test_over_its_memory_limit_it_names_the_batch_and_no_request_fails(served: Served) -> None:
+    """Ray's file has the line, although the process ends at once."""
+    served.orders.hold("grows")
+    served.until(lambda: served.reserves("grows") == 1, 30)
+    (pid,) = served.cluster.replicas("headrace-pool:pool")
+    own = served.cluster.replicas("model-grows:model")
+    log = Path(f"/proc/{pid}/fd/2").readlink()
+    load = served.load("grows", clients=16)
+    try:
+        served.until(lambda: pid not in served.cluster.replicas("headrace-pool:pool"), 30)
+        served.orders.ask(["a"])
+        load.goes_on(served, 50)
+    finally:
+        load.stop()
+    assert load.failures == []
+    (line,) = [each for each in log.read_text().splitlines() if "(memory_limit_mib)" in each]
+    assert f"MiB resident, {LIMIT_MIB} allowed" in line
+    assert re.search(r"[1-9]\d* MiB of it since a batch of 1 rows of up to 3 tokens of", line), line
+    assert "of model grows began (gateway " in line
+    page = served.metrics()
+    assert metric(page, "headrace_batches_total", model="grows", end="lost") >= 1
+    assert metric(page, "headrace_retries_total", model="grows") >= 1
+    assert served.cluster.replicas("model-grows:model") == own
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -40,6 +40,7 @@ from runtimes import catalog, source, warmup
 from runtimes.errors import LoadError
 
 WARM_S = 0.5
+_MIB = 1 << 20
 Progress = Callable[[str, float], None]
 T = TypeVar("T")
 
@@ -47,10 +48,11 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
     """Loads models. Its methods block: call them in a thread. `reserved_cpus`: as in
-    `processors.threads`."""
+    `processors.threads`. `limit_mib`: resident memory of the whole process; None: no limit."""
 
     cache_dir: Path
     reserved_cpus: float | None
+    limit_mib: int | None = None
 
     def settings_of(self, model: PoolModel, progress: Progress) -> ModelSettings:
         """The model's settings, after its files were brought to this node. Raises SourceError, and
@@ -77,12 +79,22 @@ class ModelLoader:
             gate.admit(settings, start.settings, runtime)
             warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
             version = describe.version(settings, self.cache_dir)
+            self._hold_to_limit()
         except BaseException:
             runtime.close()
             raise
         size = max(_resident_bytes() - before, artifact_bytes(settings, self.cache_dir))
         took_s = time.perf_counter() - began
         return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s)
+
+    def _hold_to_limit(self) -> None:
+        """Raises LoadError if the process is over its limit with the model that was loaded."""
+        resident_mib = _resident_bytes() / _MIB
+        if self.limit_mib is not None and resident_mib > self.limit_mib:
+            raise LoadError(
+                f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
+                "allowed (scaling.pool.memory_limit_mib)"
+            )
 
 
 class PoolLoading:

@@ -15,7 +15,7 @@ from typing import Protocol
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.pool import PoolMember
 from deployments.replica.channel_server import ChannelServer
-from deployments.replica.device import DeviceTurn, DeviceWorker, hang_limits
+from deployments.replica.device import DeviceTurn, DeviceWorker, Job, hang_limits
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.model import ModelSettings
@@ -57,6 +57,8 @@ class Resident(Protocol):
     def busy(self) -> bool: ...
     @property
     def age_s(self) -> float: ...
+    @property
+    def running(self) -> Job | None: ...
 
     def key(self) -> bytes: ...
     async def health(self) -> None: ...
@@ -110,6 +112,11 @@ class ServedResident:
     @property
     def busy(self) -> bool:
         return self._core.inflight > 0
+
+    @property
+    def running(self) -> Job | None:
+        """The batch on the device, if it is of this model."""
+        return self._worker.running
 
     @property
     def age_s(self) -> float:

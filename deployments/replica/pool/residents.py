@@ -20,6 +20,7 @@ from typing import Protocol
 from deployments.contract.pool import PoolMember
 from deployments.contract.scaling.messages import PoolModel, PoolReport
 from deployments.contract.scaling.messages import Resident as ResidentReport
+from deployments.replica.device import Job
 from deployments.replica.pool.resident import LoadedModel, Resident
 from deployments.replica.startup_progress import reason_of
 from runtimes.errors import LoadError
@@ -106,6 +107,18 @@ class Residents:
     def report(self) -> PoolReport:
         failed = tuple((name, failed.reason) for name, failed in self._failed.items())
         return PoolReport(self._replica, tuple(self._reports()), self.free_bytes, failed)
+
+    @property
+    def loads(self) -> bool:
+        """Whether a model is being loaded."""
+        return self._coming is not None
+
+    def running(self) -> tuple[Job | None, str]:
+        """The batch on the device, and its model."""
+        for held in (*self._held.values(), *self._leaving):
+            if (job := held.resident.running) is not None:
+                return job, held.model.name
+        return None, ""
 
     @property
     def free_bytes(self) -> int:

@@ -331,6 +331,8 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
     assert pool["args"] == {
         "runtimes": ["onnxruntime", "synthetic"], "memory_bytes": 64 << 20, "after_s": 0.02,
     }  # fmt: skip
+    limited = by_name(config(POOLED, ("memory_mib: 64", "memory_mib: 64, memory_limit_mib: 900")))
+    assert limited["headrace-pool"]["args"] == {**pool["args"], "memory_limit_mib": 900}
     (replicas,) = pool["deployments"]
     assert between(replicas) == (1, 2)
     assert replicas["ray_actor_options"]["resources"] == {"mig_3g": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from device_jobs import job_of, worker_of
@@ -50,9 +51,31 @@ async def test_the_watch_tells_of_the_batch_that_runs(monkeypatch: pytest.Monkey
     worker.queue.put(job)
     assert runtime.begun.wait(5.0)
     told: asyncio.Queue[str] = asyncio.Queue()
-    watch = asyncio.create_task(watch_memory(worker, 1, told.put_nowait))
+    watch = asyncio.create_task(watch_memory(lambda: (worker.running, ""), 1, told.put_nowait))
     assert "lease 5" in await told.get()
     watch.cancel()
     runtime.let.set()
     await job.done
     worker.close()
+
+
+async def test_of_several_models_the_one_whose_batch_ran_is_named() -> None:
+    limit, job = MemoryLimit(100 * MIB), job_of(7)
+    limit.breach(70 * MIB, job, "reranker")
+    said = limit.breach(101 * MIB, job, "reranker")
+    assert "31 MiB of it since a batch of 1 rows of up to 1 tokens of model reranker began" in said
+
+
+async def test_no_batch_is_blamed_for_what_a_load_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit, "EVERY_S", 0.0)
+    resident_mib = iter([40, 120, 90, 95, 101])
+    memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(resident_mib, 101) * MIB))
+    monkeypatch.setattr(memory_limit.psutil, "Process", lambda: memory)
+    loads, job = iter([True, True, True, False, False]), job_of(3)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    watch = asyncio.create_task(
+        watch_memory(lambda: (job, "m"), 100, told.put_nowait, lambda: next(loads, False))
+    )
+    said = await told.get()
+    watch.cancel()
+    assert "; 11 MiB of it since a batch of 1 rows of up to 1 tokens of model m began" in said

@@ -68,6 +68,8 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
         (model(scaling={"mode": "on"}), "models.m.scaling.mode"),
         (model() | {"scaling": {"pool": {"min": 3, "max": 2}}},
          "scaling.pool.max: is 2; must be at least 3 (min)"),
+        (model() | {"scaling": {"pool": {"memory_limit_mib": 1023}}},
+         "scaling.pool.memory_limit_mib: is 1023; must be at least 1024 (memory_mib)"),
         (model() | {"scaling": {"pool": {"models": ["x"]}}},
          "scaling.pool.models[0]: is 'x'; must be one of m"),
         (model() | {"scaling": {"pool": {"models": "some"}}},

@@ -28,6 +28,7 @@ from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 from deployments.replica.device import DeviceTurn
+from deployments.replica.pool import loading
 from deployments.replica.pool.loading import ModelLoader, PoolLoading
 from deployments.replica.pool.resident import LoadedModel, Place, ServedResident
 from runtimes.errors import LoadError
@@ -46,8 +47,8 @@ class Bench:
         self.hung = threading.Event()
         self.turn = DeviceTurn()
         self.loader = ModelLoader(cache_dir, 1.0)
-        place = Place("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
-        self.loading = PoolLoading(self.loader, place, self.told.append)
+        self.place = Place("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
+        self.loading = PoolLoading(self.loader, self.place, self.told.append)
         self.residents: dict[str, ServedResident] = {}
         self.channels: dict[str, TcpReplicaChannel] = {}
         self.listeners: dict[str, Listener] = {}
@@ -238,3 +239,30 @@ async def test_the_bytes_of_a_model_are_at_least_its_files(bench: Bench, tmp_pat
     loaded.runtime.close()
     assert loaded.version
     assert loaded.size_bytes >= 0
+
+
+async def test_a_model_with_which_the_process_is_over_its_limit_is_not_held(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+    close = "runtimes.synthetic.runtime.SyntheticRuntime.close"
+    monkeypatch.setattr(close, lambda self: closed.append(True))
+    monkeypatch.setattr(loading, "_resident_bytes", lambda: 101 << 20)
+    limited = PoolLoading(replace(bench.loader, limit_mib=100), bench.place, bench.told.append)
+    with pytest.raises(LoadError) as refused:
+        await limited.load(a_model("a"))
+    assert str(refused.value) == (
+        "with it the process has 101 MiB resident, 100 allowed (scaling.pool.memory_limit_mib)"
+    )
+    assert closed == [True]
+    limited = PoolLoading(replace(bench.loader, limit_mib=101), bench.place, bench.told.append)
+    assert (await limited.load(a_model("a"))).name == "a"
+
+
+async def test_the_batch_of_a_resident_that_runs_is_known(bench: Bench) -> None:
+    resident = await bench.start(a_model("a", options={"base_ms": 50}))
+    await bench.connect("a")
+    assert resident.running is None
+    bench.send("a", 1, 5)
+    await until(lambda: resident.running is not None)
+    await until(lambda: 1 in bench.replies("a"))

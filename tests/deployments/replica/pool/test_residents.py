@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from device_jobs import job_of
 from fake_engines import until
 
 from deployments.contract.pool import PoolMember
 from deployments.contract.scaling.messages import PoolModel
+from deployments.replica.device import Job
 from deployments.replica.pool import residents
 from deployments.replica.pool.resident import LoadedModel
 from deployments.replica.pool.residents import Residents
@@ -32,6 +34,7 @@ class Served:
     """A resident that a test keeps busy: `leave` waits for `work`."""
 
     age_s = 1.0
+    running: Job | None = None
 
     def __init__(self, member: PoolMember) -> None:
         self.member = member
@@ -280,3 +283,20 @@ async def test_the_key_of_a_member_that_has_gone_is_refused(pool: Pool) -> None:
     await pool.hold()
     with pytest.raises(LookupError, match="does not serve"):
         pool.residents.key_of(member)
+
+
+async def test_what_runs_on_its_device_and_whether_it_loads_is_known(pool: Pool) -> None:
+    assert (pool.residents.running(), pool.residents.loads) == ((None, ""), False)
+    pool.loads.gate.clear()
+    pool.residents.hold([model("a")])
+    await until(lambda: pool.loads.loaded == ["a"])
+    assert pool.residents.loads
+    pool.loads.gate.set()
+    await pool.hold("a", "b")
+    assert not pool.residents.loads
+    job = pool.loads.served["b"].running = job_of(1)
+    assert pool.residents.running() == (job, "b")
+    pool.loads.served["b"].idle.clear()
+    pool.residents.hold([])
+    await until(lambda: not pool.serves)
+    assert pool.residents.running() == (job, "b")  # until it has left
