@@ -128,6 +128,19 @@ class StreamCore:
         """Number of requests here, including those that are being aborted."""
         return self._inflight
 
+    @property
+    def unread_s(self) -> float | None:
+        """Predicted seconds for the prompts that the engine has and has given no token of, their
+        answers included; None if one's gateway knows no price, as with a copy."""
+        unread = [
+            run.call
+            for _, run in self._by_turn.values()
+            if run.begins.is_set() and run.last is None
+        ]
+        if not all(call.input_s and call.charges for call in unread):
+            return None
+        return sum(seconds for call in unread for _, _, seconds in call.charges)
+
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
     def joined(self, link: GatewayLink) -> None:
@@ -319,22 +332,3 @@ def _too_large(chunk: Chunk) -> Chunk:
         "code": 400,
     }
     return replace(chunk, data=json.dumps({"error": error}).encode(), status=400)
-
-
-async def watch_stalls(
-    core: StreamCore, limit_s: float, on_stall: Callable[[], None], every_s: float
-) -> None:
-    """Check for ever, until cancelled. Calls `on_stall` when requests run and the engine has made
-    no step for `limit_s`."""
-    steps, since = -1, time.perf_counter()
-    while True:
-        await asyncio.sleep(every_s)
-        try:
-            load = await core.health()
-        except Unhealthy:
-            continue  # the core has called `on_death`
-        now = time.perf_counter()
-        if load.steps != steps or not core.inflight:
-            steps, since = load.steps, now
-        elif now - since > limit_s:
-            on_stall()

@@ -1,9 +1,9 @@
 """The Ray Serve deployment of a model that generates: wires a stream runtime to the stream core.
 
 The runtime is an engine that batches by itself; its output is sent after each of its steps. An
-engine that makes no step while requests run ends the process, and so does an engine that has died
-in a process of its own. For gateways both are a lost replica: they count the loss against its
-prompts, and run again those that had not begun to answer.
+engine that makes no step while requests run ends the process (`stalls`), and so does an engine that
+has died in a process of its own. For gateways both are a lost replica: they count the loss against
+its prompts, and run again those that had not begun to answer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 from deployments.contract.description import ModelDescription
 from deployments.replica import backend_env, describe
+from deployments.replica.device import hang_limits
 from deployments.replica.processors import reserved_cpus
+from deployments.replica.stalls import watch_stalls
 from deployments.replica.startup import ModelReplica
-from deployments.replica.stream_core import StreamCore, watch_stalls
+from deployments.replica.stream_core import StreamCore
 from routers.shared_engines import WAITING_SHARE
 from runtimes import catalog
 from runtimes.stream_profiling import measure
@@ -32,9 +34,9 @@ class StreamReplica(ModelReplica):
         self._core = StreamCore(
             self._runtime, at_once * WAITING_SHARE, at_once, on_death=self._end_process
         )
-        limit_s = self._settings.replicas.hang_limit_s
+        limits = hang_limits(self._settings)
         self._watch = asyncio.get_running_loop().create_task(
-            watch_stalls(self._core, limit_s, self._stalled, min(1.0, limit_s / 4))
+            watch_stalls(self._core, limits, self._end_process, min(1.0, limits.most_s / 4))
         )
         await self._listen(self._core, args)
 
@@ -50,9 +52,6 @@ class StreamReplica(ModelReplica):
         self._progress.tell("profiling", 0.0)
         profile = await measure(name, self._runtime, model.profile_s)
         return describe.describe_stream(name, model, digest, self._runtime, profile)
-
-    def _stalled(self) -> None:
-        self._end_process("the engine made no step within hang_limit_s")
 
     async def check_health(self) -> None:
         await self._core.health()

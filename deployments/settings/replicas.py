@@ -133,15 +133,16 @@ class ReplicaSettings(Section):
         gt=0,
         le=86_400,
         description="A batch that runs longer than this counts as hung, and its replica is "
-        "replaced.",
+        "replaced. Task `generate`: an engine that makes no step for so long.",
     )
     hang_factor: float = Field(
         default=20,
         ge=0,
         le=1_000_000,
         description="At a replica that has answered batches before, a batch also counts as hung "
-        "once it has run longer than 10 s plus this many times its predicted time. 0: only "
-        "`hang_limit_s` counts.",
+        "once it has run longer than 10 s plus this many times its predicted time; likewise an "
+        "engine's step, predicted by its recent steps and by prompts that are yet to be read. 0: "
+        "only `hang_limit_s` counts.",
     )
     start_timeout_s: float = Field(
         default=600,

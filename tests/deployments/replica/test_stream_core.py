@@ -15,7 +15,7 @@ from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import MessageError
 from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
 from deployments.replica import outbox, stream_core
-from deployments.replica.stream_core import StreamCore, watch_stalls
+from deployments.replica.stream_core import StreamCore
 from runtimes.errors import RunError, Unhealthy
 
 
@@ -483,16 +483,6 @@ async def test_the_death_of_an_engine_ends_the_process_before_any_request_has_fa
     engine.end(b"b", Unhealthy("the engine died"))
 
 
-async def test_the_death_of_an_idle_engine_ends_the_process(
-    core: StreamCore, engine: Told, deaths: Deaths
-) -> None:
-    engine.die()
-    async with asyncio.timeout(1):
-        with pytest.raises(ProcessEnds):
-            await watch_stalls(core, 30.0, pytest.fail, 0.001)
-    assert deaths == ["the engine died, and 0 requests with it"]
-
-
 async def test_a_replica_that_leaves_ends_so_while_something_runs_and_else_in_its_own_time(
     core: StreamCore, engine: Told, gateway: Gateway, deaths: Deaths
 ) -> None:
@@ -522,6 +512,48 @@ async def test_an_engine_that_dies_of_its_closing_is_no_death_and_what_came_is_h
     await asyncio.wait_for(closing, 5.0)
     assert (await gateway.end_of(1)).end is StreamEnd.ABORTED
     assert deaths == []
+
+
+# ---- what an engine has yet to read --------------------------------------------------------------
+
+PRICED: dict[str, Any] = {"charges": ((0, "t", 0.5),), "input_s": 0.01, "output_s": 0.02}
+
+
+async def test_prompts_count_as_unread_from_their_begin_until_their_first_token(
+    engine: Told,
+) -> None:
+    core = StreamCore(engine, room=3, at_once=2, on_death=pytest.fail)
+    gateway = Gateway(core)
+    assert core.unread_s == 0.0
+    for lease_id, body in enumerate((b"a", b"b", b"c"), start=1):
+        gateway.begin(lease_id, body, **PRICED)
+    await turns()
+    assert core.unread_s == 1.0  # the third waits here
+    engine.give(b"a", b"x")
+    await turns()
+    assert core.unread_s == 0.5
+    engine.end(b"b")
+    await gateway.end_of(2)
+    assert core.unread_s == 0.5  # the third has begun in its place
+    engine.end(b"a")
+    engine.end(b"c")
+    await core.close()
+    assert core.unread_s == 0.0
+
+
+@pytest.mark.parametrize("without", ["input_s", "charges"])
+async def test_without_a_price_nobody_knows_how_long_prompts_take_to_read(
+    core: StreamCore, engine: Told, gateway: Gateway, without: str
+) -> None:
+    gateway.begin(1, b"a", **PRICED)
+    gateway.begin(2, b"b", **{name: PRICED[name] for name in PRICED if name != without})
+    await turns()
+    assert core.unread_s is None
+    engine.give(b"b", b"x")
+    await turns()
+    assert core.unread_s == 0.5
+    engine.end(b"a")
+    engine.end(b"b")
 
 
 # ---- signs of life, and what an engine says -----------------------------------------------------
@@ -582,20 +614,3 @@ async def test_an_answer_too_large_for_a_message_is_an_error_of_its_request(
     assert b"101 bytes, 100 is the limit" in b"".join(
         p.data for p in gateway.pieces if p.lease_id == 2
     )
-
-
-async def test_a_stall_is_noticed_and_steps_or_idleness_are_none(
-    core: StreamCore, engine: Told, gateway: Gateway
-) -> None:
-    stalled = asyncio.Event()
-    watch = asyncio.create_task(watch_stalls(core, 0.03, stalled.set, 0.005))
-    await asyncio.sleep(0.05)
-    assert not stalled.is_set()
-    gateway.begin(1)
-    for _ in range(10):
-        await asyncio.sleep(0.005)
-        engine.give(b"a", b"x")
-    assert not stalled.is_set()
-    async with asyncio.timeout(1):
-        await stalled.wait()
-    watch.cancel()
