@@ -17,7 +17,8 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.registry_actor import registry
 from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts
 from deployments.replica import cost_admission, describe
-from deployments.replica.device import DeviceWorker, hang_limits
+from deployments.replica.device import DeviceWorker
+from deployments.replica.hang_limits import hang_limits
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.memory_limit import watch_memory
 from deployments.replica.processors import reserved_cpus

@@ -26,7 +26,7 @@ from typing import Any
 
 from deployments.contract.channel.messages import RowError
 from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
-from deployments.settings.model import ModelSettings
+from deployments.replica.hang_limits import HangLimits
 from routers.api.requests import FlowWork, Report
 from routers.staging import Staged, Staging, Turn
 from runtimes.errors import Unhealthy
@@ -37,7 +37,6 @@ News = list[tuple[Callable[[Any], None], Any]]  # what to call on the loop, and 
 _DUTY_WINDOW_S = 10.0
 _HEALTH_S = 1.0  # that a health check waits for the running batch
 _TRUSTED_ANSWERS = 20  # before so many, predictions are poor and kernels may still be compiled
-_HANG_FLOOR_S = 10.0  # that a run may take besides a multiple of its prediction
 _TOO_LATE = "the request's time limit passed before it ran"
 
 
@@ -217,25 +216,6 @@ class DeviceTurn:
         with self._changed:
             self._over += 1
             self._changed.notify_all()
-
-
-@dataclass(frozen=True, slots=True)
-class HangLimits:
-    """When does a run count as hung?"""
-
-    most_s: float  # that any run may take
-    # A run may take this many times its prediction, plus `_HANG_FLOOR_S`. 0: ignore predictions.
-    factor: float = 0.0
-
-    def of(self, predicted_s: float) -> float:
-        """Seconds that a run may take. `predicted_s` 0: no prediction."""
-        if self.factor <= 0.0 or predicted_s <= 0.0:
-            return self.most_s
-        return min(self.most_s, _HANG_FLOOR_S + self.factor * predicted_s)
-
-
-def hang_limits(model: ModelSettings) -> HangLimits:
-    return HangLimits(model.replicas.hang_limit_s, model.replicas.hang_factor)
 
 
 class DeviceWorker:

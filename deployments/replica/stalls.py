@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from deployments.contract.loop_watch import Heartbeat
-from deployments.replica.device import HangLimits
+from deployments.replica.hang_limits import HangLimits
 from deployments.replica.stream_core import StreamCore
 from runtimes.errors import Unhealthy
 

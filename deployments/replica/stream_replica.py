@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.contract.description import ModelDescription
 from deployments.replica import backend_env, describe
-from deployments.replica.device import hang_limits
+from deployments.replica.hang_limits import hang_limits
 from deployments.replica.processors import reserved_cpus
 from deployments.replica.stalls import watch_stalls
 from deployments.replica.startup import ModelReplica

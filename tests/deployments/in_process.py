@@ -39,7 +39,8 @@ from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.replica import describe
-from deployments.replica.device import DeviceWorker, HangLimits
+from deployments.replica.device import DeviceWorker
+from deployments.replica.hang_limits import HangLimits
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings.gateway import GatewaySettings

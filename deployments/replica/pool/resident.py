@@ -15,7 +15,8 @@ from typing import Protocol
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.pool import PoolMember
 from deployments.replica.channel_server import ChannelServer
-from deployments.replica.device import DeviceTurn, DeviceWorker, Job, hang_limits
+from deployments.replica.device import DeviceTurn, DeviceWorker, Job
+from deployments.replica.hang_limits import hang_limits
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.model import ModelSettings
