@@ -84,10 +84,20 @@ class Probe:
 class DeviceQueue:
     """The batches before the device. Make it on the loop. `take` and `finish` are for the device's
     thread, everything else for the loop. `slots`: batches that each gateway may have here, the
-    running one included. `on_staged` is called on the loop with each job that has to wait."""
+    running one included. `on_staged` is called on the loop with each job that has to wait. Where
+    the device is `shared`, a job starts with `begin`, which the device's thread calls when it has
+    its turn; else as soon as it is chosen."""
 
-    def __init__(self, slots: int, on_staged: Callable[[Job], None] = lambda job: None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        on_staged: Callable[[Job], None] = lambda job: None,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._on_staged = on_staged
+        self._shared = shared
+        self._begun: Job | None = None  # of a shared device
         self._loop = asyncio.get_running_loop()
         self._staging = Staging(slots)
         self._lock = threading.Lock()
@@ -126,7 +136,7 @@ class DeviceQueue:
             job = self._jobs.get(key)
             if job is None:
                 return
-            runs = job.staged is self._staging.running
+            runs = job is self._begun if self._shared else job.staged is self._staging.running
             if not runs:
                 job.on_start = on_start
         if runs:
@@ -160,6 +170,13 @@ class DeviceQueue:
             item = self._ready.get()
         return item
 
+    def begin(self, job: Job) -> None:
+        """The job has its turn on a shared device: tell whoever asked that it starts."""
+        with self._lock:
+            self._begun, on_start = job, job.on_start
+        if on_start is not None:
+            self.tell([(on_start, job)])
+
     def finish(self, job: Job) -> None:
         """The job has left the device: choose the next one, and notify the loop."""
         with self._lock:
@@ -180,7 +197,7 @@ class DeviceQueue:
         if turn.start is not None:
             job = self._jobs[turn.start.gateway, turn.start.lease_id]
             self._ready.put(job)
-            if job.on_start is not None:
+            if job.on_start is not None and not self._shared:
                 news.append((job.on_start, job))
         for staged in turn.returned:
             news += self._returned((staged.gateway, staged.lease_id))
@@ -235,7 +252,7 @@ class DeviceWorker:
         turn: contextlib.AbstractContextManager[Any] | None = None,
         allow_non_finite: bool = False,
     ) -> None:
-        self.queue = DeviceQueue(slots, self._stage)
+        self.queue = DeviceQueue(slots, self._stage, shared=turn is not None)
         self._runtime = runtime
         self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._prefetch = _prefetch_of(runtime)
@@ -243,7 +260,7 @@ class DeviceWorker:
         self._on_hang = on_hang
         self.on_death: Callable[[str], None] = _ignore
         self._closing = False
-        self._turn = turn or contextlib.nullcontext()
+        self._shared, self._turn = turn is not None, turn or contextlib.nullcontext()
         self._allow_non_finite = allow_non_finite
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
@@ -322,6 +339,8 @@ class DeviceWorker:
                 self.queue.tell([(item.answer, self._probe())])
             else:
                 with self._turn:
+                    if self._shared:
+                        self.queue.begin(item)
                     self._run(item)
                 self.queue.finish(item)
 

@@ -431,6 +431,32 @@ async def test_workers_that_share_a_device_take_turns_in_the_order_of_coming() -
     assert order == entered == ["a", "b", "c"]
 
 
+async def test_on_a_shared_device_a_batch_starts_with_its_turn() -> None:
+    turn, runtime, started = DeviceTurn(), Gated(), list[Job]()
+    worker = DeviceWorker(
+        runtime, 2, limits=HangLimits(5.0), on_hang=lambda: pytest.fail("hangs"), turn=turn
+    )
+    asked, watched = job_of(1), job_of(2)
+    asked.on_start = started.append
+    with turn:  # another worker's
+        worker.queue.put(asked)
+        worker.queue.put(watched)
+        worker.queue.watch(watched.key, started.append)
+        await until_given(turn, 2)
+        await asyncio.sleep(0)
+        assert started == []
+        assert worker.running is None
+    async with asyncio.timeout(5.0):
+        while not started:  # noqa: ASYNC110 - a thread says it
+            await asyncio.sleep(0)
+    worker.queue.watch(asked.key, started.append)
+    assert started == [asked, asked]
+    runtime.let.set()
+    await asyncio.gather(asked.done, watched.done)
+    assert started == [asked, asked, watched]
+    worker.close()
+
+
 async def until_given(turn: DeviceTurn, count: int) -> None:
     async with asyncio.timeout(5.0):
         while turn._given < count:  # noqa: ASYNC110 - a thread says it
