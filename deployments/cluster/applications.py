@@ -1,4 +1,5 @@
-"""Builders of the Ray Serve applications: the gateway, the tenants, one model, the pool.
+"""Builders of the Ray Serve applications: the gateway, the tenants, one model, the pool,
+the rollouts.
 
 Serve calls them inside the cluster, with the arguments that `serve_config` writes. Options of a
 deployment that are set here never change while it runs. Options that may change are set by
@@ -55,6 +56,21 @@ def tenants(args: dict[str, Any]) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
     )
     return deployment.bind(args)
+
+
+def rollouts(args: dict[str, Any]) -> Any:
+    """The application that drives a cluster's rollouts. `args`: nothing; the rollouts are its
+    deployment's `user_config`, see `listed_rollouts`."""
+    from deployments.cluster.cluster_rollouts import RolloutsApplication
+
+    deployment: Any = serve.deployment(
+        RolloutsApplication,
+        name="rollouts",
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=1,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    return deployment.bind()
 
 
 def model(args: dict[str, Any]) -> Any:

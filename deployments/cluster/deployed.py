@@ -15,15 +15,16 @@ from deployments.contract.rollout.terms import RolloutTerms, canary_of
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
-Stage = Literal["judged", "promoting", "leaving"]
+Stage = Literal["starting", "judged", "promoting", "leaving"]
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
     """The next version of one model.
 
-    Stages: judged by the registry; promoting, while its settings replace the live version's;
-    leaving, when it gets no more requests, and is removed once those that it has are answered.
+    Stages: starting, on clusters alone (one machine lists a canary once it runs); judged by the
+    registry; promoting, while its settings replace the live version's; leaving, when it gets no
+    more requests, and is removed once those that it has are answered.
     """
 
     model: str
@@ -73,11 +74,11 @@ class Deployed:
         """Without the model's canary."""
         return replace(self, canaries={n: c for n, c in self.canaries.items() if n != model})
 
-    def promoted(self, canary: Canary, now: float) -> Deployed:
-        """With the canary's version as the live one, and the canary leaving."""
+    def promoted(self, canary: Canary) -> Deployed:
+        """With the version of the canary, which is leaving, as the live one."""
         models = {**self.settings.models, canary.model: canary.settings}
         settings = self.settings.model_copy(update={"models": models})
-        return replace(self, settings=settings).having(leaving(canary, now))
+        return replace(self, settings=settings).having(canary)
 
 
 def leaving(canary: Canary, now: float) -> Canary:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Kind = Literal["added", "removed", "restarted", "updated"]
 _BUILDS = ("import_path", "runtime_env", "autoscaling_policy", "args")  # of an application
-_REPLACES = (  # of a deployment
+REPLACES = (  # options of a deployment that replace its processes
     "ray_actor_options", "placement_group_bundles", "placement_group_strategy",
     "max_replicas_per_node",
 )  # fmt: skip
@@ -71,7 +71,7 @@ def _of_deployments(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[lis
         was, will = before.get(deployment, {}), after.get(deployment, {})
         for option in sorted(was.keys() | will.keys()):
             reasons = _changes(was.get(option), will.get(option), f"{deployment}.{option}")
-            (restarts if option in _REPLACES else updates).extend(reasons)
+            (restarts if option in REPLACES else updates).extend(reasons)
     return restarts, updates
 
 

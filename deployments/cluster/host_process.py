@@ -30,6 +30,7 @@ from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment, resolved_ingress
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration
+from deployments.cluster.rollout_commands import RolloutCommands
 from deployments.cluster.rollout_driver import RolloutDriver, drive
 from deployments.cluster.rollout_records import RolloutRecords, end_sentence
 from deployments.contract import audit, logs
@@ -145,6 +146,7 @@ class Host:
         folder, records = self._path.parent, RolloutRecords(self._rollout_ended)
         self._live = Reconfiguration(self._settings, self._cluster, folder, self._stop, records)
         self._rollouts = RolloutDriver(self._live, self._cluster)
+        self._asked = RolloutCommands(self._live, self._cluster, self._rollouts)
         self._say("phase", name="deploy", message="deploying")
         self._live.start()
 
@@ -254,9 +256,9 @@ class Host:
             "diff": self._live.diff,
             "freeze": self._once_ready(self._live.freeze),
             "scale": self._scale,
-            "rollouts": self._rollouts.rollouts,
-            "promote": self._once_ready(self._rollouts.promote),
-            "abort": self._once_ready(self._rollouts.abort),
+            "rollouts": self._asked.rollouts,
+            "promote": self._once_ready(self._asked.promote),
+            "abort": self._once_ready(self._asked.abort),
             "rollback": self._once_ready(self._live.rollback),
             "keys": lambda _: self._keys.listing(),
             "revoke": self._keys.revoke,

@@ -1,8 +1,5 @@
 """A local Ray cluster with Serve on it, as the host drives it: by lists, over Serve's REST.
 
-Serve carries out the list of applications that is put. The registry is only told of it, and asked
-for progress. A registry that hangs costs a bounded wait and the progress, but blocks no change.
-
 Importing this module imports Ray, so `ray_env.apply_environment` must have run before. Every call
 here blocks and belongs on the host's threads, never in a gateway.
 """
@@ -13,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import httpx
@@ -23,30 +20,25 @@ from ray import serve
 
 from deployments.cluster import ports, ray_processes, serve_rest
 from deployments.cluster.dashboard import ClusterError, Dashboard, token_of
-from deployments.cluster.differences import by_name
 from deployments.cluster.manual_target import ManualTarget, set_target
-from deployments.cluster.model_arguments import digests
 from deployments.cluster.serve_rest import ServeRest
-from deployments.contract import description_store, tenants_store
-from deployments.contract.app_names import is_model_app, model_app, model_name
+from deployments.cluster.served_models import ServedModels, runs
+from deployments.contract import tenants_store
+from deployments.contract.app_names import is_model_app, model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
-from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.terms import RolloutTerms
 from deployments.contract.scaling import store
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
-_STARTS_S = 60.0  # to the registry's first answer: its imports take seconds on a busy machine
-_BRIEFLY_S = 2.0  # to wait for an answer that the caller can do without
 logger = logging.getLogger("headrace.host")
 _READY_ANSWER_S = 0.5  # HAProxy holds requests while no gateway is up; progress must go on
 _LOGICAL_CPUS = 1000  # all replicas share this one machine: none may wait for a place
 
 
-class LocalCluster:
+class LocalCluster(ServedModels):
     """Starts Ray; never joins one. `port`: where the gateways will be reached; `tls`: they take TLS
     only, for which this process has no certificate."""
 
@@ -69,9 +61,7 @@ class LocalCluster:
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls
         self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
-        self._serve = ServeRest(self._dashboard)
-        self._registry = registry()
-        self._heard = False  # the registry has answered once
+        super().__init__(ServeRest(self._dashboard), registry())
 
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
@@ -97,41 +87,9 @@ class LocalCluster:
     def publish_scaling(self, text: str) -> None:
         store.put(store.DOCUMENT, text)
 
-    def put(self, config: dict[str, Any]) -> None:
-        """Put the list of applications. Earlier failures are forgotten, since everything is tried
-        again. Raises ClusterError with Serve's message if it refuses the list."""
-        models = {model_name(n): app for n, app in by_name(config).items() if is_model_app(n)}
-        self._digests = {name: digests(app["args"]) for name, app in models.items()}
-        self._try_registry("forget_failures", list(models))
-        self._serve.put(config)
-        self._try_registry("refresh")  # else the registry hears of it within a second
-
-    def _ask_registry(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
-        """The registry's answer. Raises ClusterError if there is none in time."""
-        limit_s = limit_s if self._heard else max(limit_s, _STARTS_S)
-        try:
-            found = ray.get(getattr(self._registry, method).remote(*args), timeout=limit_s)
-        except ray.exceptions.GetTimeoutError:
-            raise ClusterError(
-                f"the registry does not answer within {limit_s:g} s: it hangs, or its machine "
-                "does; requests are served meanwhile"
-            ) from None
-        except ray.exceptions.RayActorError as gone:
-            raise ClusterError(f"the registry is away: {gone}") from None
-        self._heard = True
-        return found
-
-    def _try_registry(self, method: str, *args: Any) -> Any:
-        """As `_ask_registry`, but logs a warning and returns None if there is no answer."""
-        try:
-            return self._ask_registry(method, *args, limit_s=_BRIEFLY_S)
-        except ClusterError as silence:
-            logger.warning("%s (%s)", silence, method)
-            return None
-
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has reported: the phases that it passed, then the present one."""
-        progress = self._try_registry("progress") or []
+        progress = self.try_registry("progress") or []
         return [row for each in progress for row in _progress_rows(each)]
 
     def ready(self, gateways: int) -> bool:
@@ -155,7 +113,7 @@ class LocalCluster:
             return False
 
     def _all_see_all(self, gateways: int) -> bool:
-        raw = self._try_registry("status")
+        raw = self.try_registry("status")
         if raw is None:
             return False
         seen = [g["models"] for g in raw["gateways"].values()]
@@ -165,49 +123,18 @@ class LocalCluster:
         )
 
     def descriptions(self) -> list[ModelDescription]:
-        view = self._ask_registry("status")["view"]
+        view = self.ask_registry("status")["view"]
         return [view.models[name] for name in sorted(view.models)]
 
     def status(self) -> dict[str, Any]:
         """The models, gateways, rollouts and scaling of a `StatusSnapshot`."""
         # The registry asks Serve and then the autoscaler, so it gets twice the time.
         # It asks Serve and the autoscaler in turn.
-        found: dict[str, Any] = self._ask_registry("server_status", limit_s=2 * ANSWER_S)
+        found: dict[str, Any] = self.ask_registry("server_status", limit_s=2 * ANSWER_S)
         return found
 
     def scale(self, target: ManualTarget) -> dict[str, Any]:
         return set_target(target)
-
-    # ---- rollouts; each raises ClusterError if the registry does not answer ------------------
-
-    def rollouts(self) -> list[RolloutAccount]:
-        found: list[RolloutAccount] = self._ask_registry("rollouts")
-        return found
-
-    def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
-        return int(self._ask_registry("begin_rollout", model, terms))
-
-    def promote(self, model: str) -> bool:
-        return bool(self._ask_registry("promote", model))
-
-    def finish_rollout(self, model: str) -> bool:
-        return bool(self._ask_registry("finish_rollout", model))
-
-    def abort_rollout(self, model: str, why: str) -> bool:
-        return bool(self._ask_registry("abort_rollout", model, why))
-
-    def held(self, name: str) -> int:
-        """Rows of a model that wait at gateways, plus leases at its replicas."""
-        gateways = self._ask_registry("status")["gateways"].values()
-        seen = [g["models"][name] for g in gateways if name in g["models"]]
-        return sum(s["waiting_rows"] + s["leases"] for s in seen)
-
-    def runs(self, name: str) -> bool:
-        return _runs(self.applications(), name)
-
-    def forget(self, name: str) -> None:
-        """Delete the stored descriptions of a model that is gone."""
-        description_store.forget(name)
 
     def settle(
         self, settings: Settings, changed: Collection[str], stop: threading.Event
@@ -221,8 +148,8 @@ class LocalCluster:
         failed: dict[str, str] = {}
         while not stop.is_set():
             apps = self.applications()
-            failed |= self._failures(changed, apps)
-            waits = {n for n in changed if n not in failed and not _runs(apps, n)}
+            failed |= self.failures(changed, apps)
+            waits = {n for n in changed if n not in failed and not runs(apps, n)}
             waits |= {a for a in apps if is_model_app(a) and a not in kept}
             if not waits:
                 return failed
@@ -231,37 +158,14 @@ class LocalCluster:
             stop.wait(_POLL_S)
         raise InterruptedError("the server is stopping")
 
-    def _failures(
-        self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
-    ) -> dict[str, str]:
-        """Failures since the last `put`, in a replica's own words if it had any, else in Serve's.
-        Reports of replicas with other settings are ignored: one of a version that was taken back
-        may still report its failure."""
-        failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
-        progress = self._try_registry("progress") or []
-        return failed | {
-            n.model: n.detail
-            for n in progress
-            if n.phase == "failed" and n.model in names and n.digest in self._digests[n.model]
-        }
-
-    def cannot_start(self, names: Collection[str]) -> dict[str, str]:
-        """Which of these models cannot start, by name, and why."""
-        return self._failures(names, self.applications())
-
-    def applications(self) -> dict[str, tuple[str, str]]:
-        """State and Serve's message of each application."""
-        apps = self._serve.details()["applications"]
-        return {name: (app["status"], app["message"]) for name, app in apps.items()}
-
     def drain(self, limit_s: float) -> None:
         """Make gateways answer new requests with 503. Returns when no request is in flight, or at
         the limit."""
         end = time.monotonic() + limit_s
         try:
-            self._ask_registry("drain", True)
+            self.ask_registry("drain", True)
             while time.monotonic() < end:
-                gateways = self._ask_registry("status")["gateways"].values()
+                gateways = self.ask_registry("status")["gateways"].values()
                 if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
                     return
                 time.sleep(_POLL_S / 2)
@@ -291,11 +195,3 @@ def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:
         {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
         for phase, fraction, detail in [*past, (each.phase, each.fraction, each.detail)]
     ]
-
-
-def _runs(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
-    return apps.get(model_app(name), ("", ""))[0] == "RUNNING"
-
-
-def _gave_up(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
-    return apps.get(model_app(name), ("", ""))[0] == "DEPLOY_FAILED"

@@ -28,12 +28,12 @@ _UNSAFE = {  # that HAProxy must not be told while it runs with another value
 
 def ours(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Configs of Headrace's applications, by name, as they were put."""
-    return {name: app for name, app in _configs(details) if _is_ours(app)}
+    return {name: app for name, app in _configs(details) if is_ours(app)}
 
 
 def others(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Configs of all other applications that were put as a list."""
-    return {name: app for name, app in _configs(details) if not _is_ours(app)}
+    return {name: app for name, app in _configs(details) if not is_ours(app)}
 
 
 def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,12 +57,15 @@ def beside_others(
 
 
 def _configs(details: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The applications that a list put. Those that Serve is deleting are in no list any more."""
     for name, app in details.get("applications", {}).items():
-        if config := app.get("deployed_app_config"):
+        config = app.get("deployed_app_config")
+        if config and app.get("status") != "DELETING":
             yield name, config
 
 
-def _is_ours(app: Mapping[str, Any]) -> bool:
+def is_ours(app: Mapping[str, Any]) -> bool:
+    """Whether the application, as Serve's list has it, is one of Headrace's."""
     return str(app.get("import_path", "")).startswith(f"{BUILDERS}:")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deployments.cluster.dashboard import ClusterError
-from deployments.cluster.deployed import Deployed
+from deployments.cluster.deployed import Canary, Deployed
 from deployments.cluster.rollout_plan import Plan, planned
 from deployments.cluster.rollout_records import RolloutRecords
 from deployments.cluster.scaling_terms import scaling_document
@@ -26,6 +26,7 @@ from deployments.cluster.serve_config import serve_config
 from deployments.cluster.settings_changes import changes_between, switched
 from deployments.cluster.source_folders import relative_to
 from deployments.cluster.version_history import VersionHistory, with_numbers_of
+from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, model_of
 from deployments.settings.load import SettingsErrors, load, tenants_text
 from deployments.settings.tree import Settings
@@ -141,18 +142,44 @@ class Reconfiguration:
             wanted = without(before, wanted, failed)
             self._put(wanted)
             self._cluster.settle(wanted.listed(), [], self._stop)
-        self.adopt(wanted, back)
+        self._adopt(wanted, back)
         return {model_of(name): why for name, why in failed.items()}
 
-    def put(self, wanted: Deployed) -> None:
-        """Makes Serve run that from now on, and does not wait."""
-        self._put(wanted)
-        self.deployed = wanted
-
-    def adopt(self, deployed: Deployed, back: str = "") -> None:
+    def _adopt(self, deployed: Deployed, back: str = "") -> None:
         """What runs now, and is good."""
         self._history.changed(self.settings, deployed.settings, back)
         self.deployed = deployed
+
+    # ---- for the rollout driver, see its `Live` ------------------------------------------------
+
+    @property
+    def canaries(self) -> Mapping[str, Canary]:
+        return self.deployed.canaries
+
+    def note(self, canary: Canary, account: RolloutAccount) -> None:
+        self.records.note(canary, account)
+
+    def keep(self, canary: Canary) -> None:
+        self.deployed = self.deployed.having(canary)
+
+    def put_canary(self, canary: Canary) -> None:
+        self._put_and_keep(self.deployed.having(canary))
+
+    def end(self, canary: Canary, why: str) -> None:
+        before = self.settings
+        if why:
+            self.keep(canary)
+        else:
+            self._adopt(self.deployed.promoted(canary))
+        self.records.end(canary, why, before, self.settings)
+
+    def remove(self, canary: Canary) -> None:
+        self._put_and_keep(self.deployed.lacking(canary.model))
+
+    def _put_and_keep(self, wanted: Deployed) -> None:
+        """Makes Serve run that from now on, and does not wait."""
+        self._put(wanted)
+        self.deployed = wanted
 
     def begin_rollout(self, model: str) -> None:
         """Of a canary that runs. Where the registry does not answer, the driver asks again."""

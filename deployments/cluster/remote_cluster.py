@@ -14,9 +14,21 @@ from typing import Any
 
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import Difference, by_name, differences
+from deployments.cluster.listed_rollout_plan import planned
+from deployments.cluster.listed_rollouts import entries_of, undecided, with_entry
 from deployments.cluster.merging import beside_others, heard_later, merged, ours
+from deployments.cluster.serve_config import serve_config
 from deployments.cluster.serve_rest import ServeRest
-from deployments.contract.app_names import ANCHOR_DEPLOYMENT, GATEWAY_APP, TENANTS_APP
+from deployments.contract.app_names import (
+    ANCHOR_DEPLOYMENT,
+    GATEWAY_APP,
+    ROLLOUTS_APP,
+    TENANTS_APP,
+    model_app,
+)
+from deployments.contract.rollout.account import RolloutRecord
+from deployments.contract.rollout.terms import canary_of
+from deployments.settings.tree import Settings
 
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
@@ -41,6 +53,17 @@ class ApplicationState:
         return f"{state}\n  {self.message}" if self.message and self.state != _FAILED else state
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What deploying a file does."""
+
+    names: tuple[str, ...]  # applications that are to run from now on, canaries not counted
+    differences: list[Difference]
+    begun: Mapping[str, int]  # models whose rollout begins, with its number
+    kept: Mapping[str, int]  # models whose rollout goes on, with its number
+    ended: Mapping[str, str]  # models whose rollout is given up, and why
+
+
 class RemoteCluster:
     """Tests may replace `pause`, which waits between two looks, and `clock`."""
 
@@ -54,18 +77,19 @@ class RemoteCluster:
         self._pause = pause
         self._clock = clock
 
-    def differences(self, config: Mapping[str, Any]) -> list[Difference]:
+    def diff(self, settings: Settings) -> Deployment:
         """What `deploy` would do. Raises ClusterError as `deploy` does."""
         details = self._rest.details()
-        config = _in_turn(config, details)
-        merged(config, details)
-        return differences(ours(details), by_name(config))
+        whole, found = _planned(settings, details)
+        merged(whole, details)
+        return found
 
-    def deploy(self, config: Mapping[str, Any]) -> list[Difference]:
-        """Put Headrace's applications beside all others. Returns what that does to Headrace's."""
+    def deploy(self, settings: Settings) -> Deployment:
+        """Put Headrace's applications beside all others. Models that have a `rollout` change by a
+        canary. Returns what that does to Headrace's."""
         details = self._rest.details()
-        config = _in_turn(config, details)
-        found = differences(ours(details), by_name(config))
+        config, deployment = _planned(settings, details)
+        found = deployment.differences
         whole = merged(config, details)
         changed = {each.application for each in found}
         # Serve itself rebuilds what has changed. What failed but still runs may answer requests.
@@ -79,18 +103,17 @@ class RemoteCluster:
             self._rest.put({**whole, "applications": again})
             self._until_gone(failed)
         self._rest.put(whole)
-        return found
+        return deployment
 
     def heard_later(self, config: Mapping[str, Any]) -> list[str]:
         """Variables that the running processes will get only when Serve is restarted."""
         return heard_later(config, self._rest.details())
 
     def watch(
-        self, config: Mapping[str, Any], limit_s: float, say: Callable[[str], None]
+        self, names: Collection[str], limit_s: float, say: Callable[[str], None]
     ) -> list[ApplicationState]:
-        """Wait until all applications of `config` run, and `say` each change of their states.
-        Returns those that failed. Raises ClusterError at the limit."""
-        names = by_name(config).keys()
+        """Wait until all these applications run, and `say` each change of their states. Returns
+        those that failed. Raises ClusterError at the limit."""
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
@@ -127,7 +150,8 @@ class RemoteCluster:
             raise ClusterError("no application of Headrace runs there")
         if GATEWAY_APP in mine:
             say("the gateways finish what they have")
-            kept = (app for name, app in mine.items() if name != GATEWAY_APP)
+            # Whoever drives rollouts puts lists, too: not while this one does.
+            kept = (app for name, app in mine.items() if name not in (GATEWAY_APP, ROLLOUTS_APP))
             self._rest.put(beside_others(kept, details))
             self._until_gone({GATEWAY_APP})
         say("the models end")
@@ -149,12 +173,43 @@ class RemoteCluster:
         switched = {**mine, TENANTS_APP: _frozen(mine[TENANTS_APP], frozen)}
         self._rest.put(beside_others(switched.values(), details))
 
+    def rollouts(self) -> list[RolloutRecord]:
+        """Those under way, as of their last step, and the last one of each model that ended while
+        the cluster remembers rollouts; by model."""
+        entries = entries_of(ours(self._rest.details()))
+        return [entries[name]["record"] for name in sorted(entries)]
+
+    def decide(self, model: str, why: str = "") -> None:
+        """Ask for the promotion of a model's rollout; with a reason, for its abort. Raises
+        ClusterError if it cannot be decided any more, or not yet."""
+        details = self._rest.details()
+        mine = ours(details)
+        entry = entries_of(mine).get(model)
+        if wrong := undecided(model, entry, aborts=bool(why)):
+            raise ClusterError(wrong)
+        assert entry is not None
+        listed = with_entry(mine, model, {**entry, "asked": why})
+        self._rest.put(beside_others(listed.values(), details))
+
     def _until_gone(self, names: set[str]) -> None:
         end = self._clock() + _GONE_S
         while left := names & self._rest.details().get("applications", {}).keys():
             if self._clock() > end:
                 raise ClusterError(f"{', '.join(sorted(left))} not gone after {_GONE_S:g} s")
             self._pause(_POLL_S)
+
+
+def _planned(settings: Settings, details: Mapping[str, Any]) -> tuple[dict[str, Any], Deployment]:
+    """The config to put, without other people's applications, and what it does."""
+    running = ours(details)
+    config = _in_turn(serve_config(settings), details)
+    plan = planned(running, by_name(config), settings)
+    found = differences(running, plan.applications)
+    found = [each for each in found if each.application != ROLLOUTS_APP]
+    canaries = {model_app(canary_of(name)) for name in settings.models}
+    names = tuple(name for name in plan.applications if name not in canaries)
+    deployment = Deployment(names, found, plan.begun, plan.kept, plan.ended)
+    return {**config, "applications": list(plan.applications.values())}, deployment
 
 
 def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:

@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.cluster.dashboard import ClusterError
-from deployments.cluster.deployed import Canary, Deployed, leaving
-from deployments.cluster.rollout_records import RolloutRecords
+from deployments.cluster.deployed import Canary, leaving
+from deployments.cluster.rollout_reasons import ANOTHER
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import RolloutTerms
-from deployments.settings.tree import Settings
 
 _HEARD_S = 2.0  # gateways hear of the end, and say what they have, within this
 _DRAINS_S = 10.0
-Answer = dict[str, Any]
+_ENDED = ("aborted", "promoted")  # phases of an account
 logger = logging.getLogger("headrace.host")
 
 
@@ -51,18 +50,29 @@ class Cluster(Protocol):
 
 
 class Live(Protocol):
-    """What runs (`Reconfiguration`); written only by who holds `lock`."""
+    """What runs, with the canaries. Methods that change it are called by whoever holds `lock`."""
 
-    deployed: Deployed
     lock: Any
-    records: RolloutRecords
 
     @property
-    def settings(self) -> Settings: ...
+    def canaries(self) -> Mapping[str, Canary]: ...
 
-    def put(self, wanted: Deployed) -> None: ...
+    def note(self, canary: Canary, account: RolloutAccount) -> None:
+        """Take in how far the rollout has come."""
 
-    def adopt(self, deployed: Deployed) -> None: ...
+    def keep(self, canary: Canary) -> None:
+        """Remember the canary's new state; Serve's list stays as it is."""
+
+    def put_canary(self, canary: Canary) -> None:
+        """Remember it, and put the list that follows from its stage: while it is promoting, its
+        settings in the live version's place."""
+
+    def end(self, canary: Canary, why: str) -> None:
+        """The rollout has ended, and the canary is leaving: aborted if there is a reason, else
+        promoted."""
+
+    def remove(self, canary: Canary) -> None:
+        """Put the list without the canary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,66 +95,38 @@ class RolloutDriver:
         self._live = live
         self._cluster = cluster
         self._clock = clock
-        self._records = live.records
         self._asked: dict[str, tuple[int, Asked]] = {}  # by model, with its canary's number
         self._steps: dict[str, Callable[[Canary, RolloutAccount | None], None]] = {
+            "starting": self._start,
             "judged": self._judge,
             "promoting": self._promote,
             "leaving": self._leave,
         }
 
-    # ---- asked by people ----------------------------------------------------------------------
+    def ask(self, canary: Canary, asked: Asked) -> None:
+        """Tell the registry this until it has decided: it may lose what it is told."""
+        self._asked[canary.model] = canary.number, asked
 
-    def rollouts(self, request: Answer) -> Answer:
-        """All that are under way, and the last one of each model that ended."""
-        return {"rollouts": self._records.listing(self._live.deployed)}
+    def asked(self, canary: Canary) -> Asked | None:
+        """What people asked for of this canary."""
+        number, asked = self._asked.get(canary.model, (0, None))
+        return asked if number == canary.number else None
 
-    def promote(self, request: Answer) -> Answer:
-        """At once, whatever is still to be seen of it."""
-        return self._decide(request, Asked())
-
-    def abort(self, request: Answer) -> Answer:
-        return self._decide(request, Asked(str(request.get("reason") or "") or "ended by hand"))
-
-    def _decide(self, request: Answer, asked: Asked) -> Answer:
-        """What a registry that has just started anew does not know yet is told it later."""
-        name, deployed = str(request.get("model", "")), self._live.deployed
-        if wrong := self._records.undecided(deployed, name):
-            return {"error": wrong}
-        canary = deployed.canaries[name]
-        if self._decided(canary, asked) or not (
-            self._tell(name, asked) or self._is_unknown(canary.rollout)
-        ):
-            return {"error": f"the rollout of {name} is decided already"}
-        self._asked[name] = canary.number, asked
-        return {"model": name}
-
-    def _decided(self, canary: Canary, asked: Asked) -> bool:
-        """By what the host knows; one that is being promoted may still be aborted."""
-        number, before = self._asked.get(canary.model, (0, Asked()))
-        aborted = number == canary.number and before.aborts
-        return aborted or (not asked.aborts and canary.stage != "judged")
-
-    def _tell(self, model: str, asked: Asked) -> bool:
+    def tell(self, model: str, asked: Asked) -> bool:
         """False where the registry has decided already, or does not know of the rollout."""
         if asked.aborts:
             return self._cluster.abort_rollout(model, asked.why)
         return self._cluster.promote(model)
 
-    def _is_unknown(self, number: int | None) -> bool:
-        return number not in [account["number"] for account in self._cluster.rollouts()]
-
     def _told_again(self, canary: Canary) -> bool:
         """What people asked for, which a registry may have lost; whether it had."""
-        number, asked = self._asked.get(canary.model, (0, Asked()))
-        return number == canary.number and self._tell(canary.model, asked)
-
-    # ---- driven by time -----------------------------------------------------------------------
+        asked = self.asked(canary)
+        return asked is not None and self.tell(canary.model, asked)
 
     def tick(self) -> None:
         """Looks at all canaries once. Raises ClusterError where the cluster does not answer; what
         was not done is done by the next one."""
-        if not self._live.deployed.canaries:
+        if not self._live.canaries:
             return
         accounts = {account["model"]: account for account in self._cluster.rollouts()}
         self._note(accounts)
@@ -159,7 +141,7 @@ class RolloutDriver:
         """One that cannot be carried out keeps none of the others; its fault is raised at the
         end."""
         fault: ClusterError | None = None
-        for canary in list(self._live.deployed.canaries.values()):
+        for canary in list(self._live.canaries.values()):
             try:
                 self._steps[canary.stage](canary, _its_own(canary, accounts))
             except ClusterError as silence:
@@ -169,10 +151,21 @@ class RolloutDriver:
 
     def _note(self, accounts: Mapping[str, RolloutAccount]) -> None:
         """So that who looks sees them go on while a file is being applied."""
-        for canary in self._live.deployed.canaries.values():
+        for canary in self._live.canaries.values():
             account = _its_own(canary, accounts)
             if account is not None and canary.undecided:
-                self._records.note(canary, account)
+                self._live.note(canary, account)
+
+    def _start(self, canary: Canary, account: RolloutAccount | None) -> None:
+        """A rollout that the registry still has is of an earlier canary of the model."""
+        self._cluster.abort_rollout(canary.model, ANOTHER)
+        asked = self.asked(canary)
+        if asked is not None and asked.aborts:
+            self._end(canary, asked.why)
+        elif why := self._failure(canary.name, canary):
+            self._end(canary, f"its canary cannot start: {why}")
+        elif self._cluster.runs(canary.name):
+            self._begin(replace(canary, stage="judged", since_s=self._clock()))
 
     def _judge(self, canary: Canary, account: RolloutAccount | None) -> None:
         if account is None:
@@ -181,8 +174,7 @@ class RolloutDriver:
         elif account["phase"] == "aborted":
             self._end(canary, account["why"])
         elif account["phase"] == "promoting":
-            placed = replace(canary, stage="promoting", since_s=self._clock())
-            self._live.put(self._live.deployed.having(placed))
+            self._live.put_canary(replace(canary, stage="promoting", since_s=self._clock()))
         elif self._told_again(canary):
             return
         elif account["phase"] == "checking" and self._late(canary):
@@ -192,7 +184,7 @@ class RolloutDriver:
     def _begin(self, canary: Canary) -> None:
         """Anew, where the registry has lost it."""
         number = self._cluster.begin_rollout(canary.model, canary.terms)
-        self._live.deployed = self._live.deployed.having(replace(canary, rollout=number))
+        self._live.keep(replace(canary, rollout=number))
 
     def _late(self, canary: Canary) -> bool:
         return self._clock() - canary.since_s > canary.settings.replicas.start_timeout_s
@@ -209,40 +201,38 @@ class RolloutDriver:
             self._end(canary)
         elif self._told_again(canary):
             return
-        elif why := self._failure(canary):
+        elif why := self._failure(canary.model, canary):
             why = f"it does not run in the live version's place: {why}"
             self._cluster.abort_rollout(canary.model, why)
             self._put_back(canary, why)
         elif self._cluster.runs(canary.model) and self._cluster.finish_rollout(canary.model):
             self._end(canary)
 
-    def _failure(self, canary: Canary) -> str:
-        found = self._cluster.cannot_start([canary.model]).get(canary.model, "")
-        if found or not self._late(canary) or self._cluster.runs(canary.model):
+    def _failure(self, name: str, canary: Canary) -> str:
+        """Why the canary's version cannot start as the model of this name; "" if it may yet."""
+        found = self._cluster.cannot_start([name]).get(name, "")
+        if found or not self._late(canary) or self._cluster.runs(name):
             return found
         return f"not ready after {canary.settings.replicas.start_timeout_s:g} s"
 
     def _put_back(self, canary: Canary, why: str) -> None:
         """What is put as it leaves has the live version's settings again."""
-        self._live.put(self._live.deployed.having(leaving(canary, self._clock())))
+        self._live.put_canary(leaving(canary, self._clock()))
         self._end(canary, why)
 
     def _end(self, canary: Canary, why: str = "") -> None:
         """Aborted if there is a reason, else promoted."""
-        now, before = self._clock(), self._live.settings
-        if why:
-            self._live.deployed = self._live.deployed.having(leaving(canary, now))
-        else:
-            self._live.adopt(self._live.deployed.promoted(canary, now))
-        self._records.end(canary, why, before, self._live.settings)
+        self._live.end(leaving(canary, self._clock()), why)
 
     def _leave(self, canary: Canary, account: RolloutAccount | None) -> None:
+        if account is not None and account["phase"] not in _ENDED:
+            self._cluster.abort_rollout(canary.model, "its canary is leaving")
         waited_s = self._clock() - canary.since_s
         if waited_s < _HEARD_S:
             return
         if waited_s < _DRAINS_S and self._cluster.held(canary.name):
             return
-        self._live.put(self._live.deployed.lacking(canary.model))
+        self._live.remove(canary)
         self._cluster.forget(canary.name)
 
 
@@ -252,8 +242,14 @@ def _its_own(canary: Canary, accounts: Mapping[str, RolloutAccount]) -> RolloutA
     return found if found is not None and found["number"] == canary.rollout else None
 
 
-def drive(driver: RolloutDriver, wait: Callable[[], bool]) -> None:
-    """Until `wait`, which waits a moment, says that the server stops."""
+class Ticks(Protocol):
+    """What `drive` calls about once a second."""
+
+    def tick(self) -> None: ...
+
+
+def drive(driver: Ticks, wait: Callable[[], bool]) -> None:
+    """Ticks until `wait`, which waits a moment, says that the server stops."""
     silent = False
     while not wait():
         try:

@@ -11,15 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from deployments.cluster.deployed import Canary, Deployed, leaving
+from deployments.cluster.rollout_reasons import why_given_up
 from deployments.cluster.settings_changes import changes_between, same_version
 from deployments.cluster.version_history import with_numbers_of
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
-
-ANOTHER = "another version of it is rolled out instead"
-AT_ONCE = "a file was applied that changes it at once"
-AS_IT_WAS = "a file was applied that has its settings as they were"
-REMOVED = "a file was applied that has not the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,11 @@ def planned(running: Deployed, new: Settings, now: float, numbers: count[int]) -
         if name in new.models
     } | {name: Canary(name, new.models[name], next(numbers), now) for name in begun}
     ended = {
-        name: _why(name, begun, changes)
+        name: why_given_up(
+            removed=name in changes["removed"],
+            begun=name in begun,
+            changed=name in changes["restarted"],
+        )
         for name, canary in running.canaries.items()
         if canary.undecided and name not in kept
     }
@@ -77,14 +77,6 @@ def _beside(running: Deployed, name: str, new: Settings) -> ModelSettings:
 
 def _goes(canary: Canary, now: float) -> Canary:
     return leaving(canary, now) if canary.undecided else canary
-
-
-def _why(name: str, begun: tuple[str, ...], changes: Mapping[str, list[str]]) -> str:
-    if name in begun:
-        return ANOTHER
-    if name in changes["removed"]:
-        return REMOVED
-    return AT_ONCE if name in changes["restarted"] else AS_IT_WAS
 
 
 def _told(

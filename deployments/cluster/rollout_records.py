@@ -91,7 +91,7 @@ class RolloutRecords:
         known = self._kept.get(canary.model)
         if known is not None and known["id"] == canary.number:
             return known
-        return {**_unseen(canary), "id": canary.number, "over": False}
+        return {**unseen(canary), "id": canary.number, "over": False}
 
 
 def end_sentence(model: str, how: str, why: str) -> str:
@@ -101,7 +101,8 @@ def end_sentence(model: str, how: str, why: str) -> str:
     return f"rollout of {model}: aborted, the live version goes on: {why} ({STILL_IN_FILE})"
 
 
-def _unseen(canary: Canary) -> RolloutAccount:
+def unseen(canary: Canary) -> RolloutAccount:
+    """The account of a rollout of which the registry has reported nothing yet."""
     terms = canary.terms
     return RolloutAccount(
         model=canary.model,

@@ -8,6 +8,7 @@ let everybody in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -23,9 +24,12 @@ from deployments.settings.load import (
     settings_digest,
     tenants_text,
 )
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 from yaml_document.mistakes import Mistake
 
 _SCALING = "scaling"
+_CANARIES = "canaries"
 _OPENS = (
     "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
     "if that is meant"
@@ -36,12 +40,13 @@ class TenantsPublisher:
     """Publishes on construction."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        """`args`: {"scaling": a settings file's models, their pool and budget}, and, unless a path
-        names the tenants, {"tenants": the content of a tenants file, "priorities": the gateway's,
-        and "auth" if it is set}. All as the user wrote it. Raises SettingsErrors; then Serve shows
+        """`args`: {"scaling": a settings file's models, their pool and budget}, {"canaries": the
+        same of the models' canaries} if there are any, and, unless a path names the tenants,
+        {"tenants": the content of a tenants file, "priorities": the gateway's, and "auth" if it is
+        set}. All as the user wrote it. Raises SettingsErrors; then Serve shows
         what is wrong, and what was published before stays."""
-        scaling = scaling_document(parse(args[_SCALING]))
-        given = {name: value for name, value in args.items() if name != _SCALING}
+        scaling = scaling_document(_with_canaries(parse(args[_SCALING]), args.get(_CANARIES, {})))
+        given = {name: value for name, value in args.items() if name not in (_SCALING, _CANARIES)}
         if given:
             text = yaml.safe_dump(given["tenants"])
             tenants = parse_tenants(text, "tenants", given["priorities"])
@@ -52,6 +57,12 @@ class TenantsPublisher:
         if given:
             tenants_store.publish_deployed(text, settings_digest(given))
             _record(audit.digest(before), audit.digest(tenants_store.fetch() or ""))
+
+
+def _with_canaries(settings: Settings, canaries: Mapping[str, Any]) -> Settings:
+    """The settings with each canary as a model, under the name that no user may give."""
+    beside = {name: ModelSettings.model_validate(given) for name, given in canaries.items()}
+    return settings.model_copy(update={"models": {**settings.models, **beside}})
 
 
 def _listed_keys(published: str) -> bool:

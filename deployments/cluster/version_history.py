@@ -14,7 +14,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
 MOST = 5
-_NUMBERS = ("count", "min", "max", "spare", "survive", "priority")
+NUMBERS = ("count", "min", "max", "spare", "survive", "priority")
 _SECTIONS = ("scaling", "rollout")
 
 
@@ -54,8 +54,8 @@ def with_numbers_of(old: ModelSettings, present: ModelSettings) -> ModelSettings
     for section in _SECTIONS:
         was.pop(section, None)
     was |= {section: now[section] for section in _SECTIONS if section in now}
-    kept = {n: v for n, v in was.get("replicas", {}).items() if n not in _NUMBERS}
-    was["replicas"] = kept | {n: v for n, v in now.get("replicas", {}).items() if n in _NUMBERS}
+    kept = {n: v for n, v in was.get("replicas", {}).items() if n not in NUMBERS}
+    was["replicas"] = kept | {n: v for n, v in now.get("replicas", {}).items() if n in NUMBERS}
     return ModelSettings.model_validate(was)
 
 

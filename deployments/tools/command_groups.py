@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from deployments.tools.command_line import Duration, port_of_server
+from deployments.tools.command_line import Duration, address_of_cluster, port_of_server
 from deployments.tools.plan.commands import plan as plan
 
 _FILE = click.Path(path_type=Path)
@@ -101,33 +101,45 @@ def rollout() -> None:
 @rollout.command("status")
 @click.argument("model", required=False)
 @port_of_server
+@address_of_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def rollout_status(model: str | None, port: int | None, as_json: bool) -> None:
-    """Show rollouts: those under way, and the last one of each model."""
+def rollout_status(model: str | None, port: int | None, address: str | None, as_json: bool) -> None:
+    """Show rollouts: those under way, and the last one of each model.
+
+    On a cluster their counts are of the beginning of the present step.
+    """
     from deployments.tools.rollout import status as show
 
-    sys.exit(show(model, port, as_json=as_json))
+    sys.exit(show(model, _where(port, address), as_json=as_json))
 
 
 @rollout.command()
 @click.argument("model")
 @port_of_server
-def promote(model: str, port: int | None) -> None:
+@address_of_cluster
+def promote(model: str, port: int | None, address: str | None) -> None:
     """Let MODEL's new version replace the live one now, without its remaining steps."""
     from deployments.tools.rollout import promote as decide
 
-    sys.exit(decide(model, port))
+    sys.exit(decide(model, _where(port, address)))
 
 
 @rollout.command()
 @click.argument("model")
 @click.option("--reason", default="", help="Why, for the audit log.")
 @port_of_server
-def abort(model: str, reason: str, port: int | None) -> None:
+@address_of_cluster
+def abort(model: str, reason: str, port: int | None, address: str | None) -> None:
     """Remove MODEL's new version; the live version goes on unchanged."""
     from deployments.tools.rollout import abort as decide
 
-    sys.exit(decide(model, reason, port))
+    sys.exit(decide(model, reason, _where(port, address)))
+
+
+def _where(port: int | None, address: str | None) -> Any:
+    from deployments.tools.rollout import Where
+
+    return Where(port, address)
 
 
 @click.command()

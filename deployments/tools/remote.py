@@ -13,16 +13,15 @@ import click
 import yaml
 
 from deployments.cluster.dashboard import Dashboard, address_of, token_of
-from deployments.cluster.differences import Difference
-from deployments.cluster.remote_cluster import RemoteCluster
+from deployments.cluster.remote_cluster import Deployment, RemoteCluster
 from deployments.cluster.serve_config import serve_config
 from deployments.cluster.serve_rest import ANSWER_S, ServeRest
 from deployments.cluster.server_files import commands_audit_file, state_folder
 from deployments.contract import audit
-from deployments.contract.app_names import model_app
 from deployments.contract.audit import AuditLine
 from deployments.settings.load import load, settings_digest
 from deployments.settings.tree import Settings
+from deployments.tools.rollout_wait import wait_for
 
 _DIGITS = 12  # of a digest
 
@@ -34,37 +33,49 @@ def build(path: Path) -> int:
 
 
 def deploy(path: Path, address: str | None, *, wait: bool) -> int:
-    """Deploy a settings file to the cluster. `wait`: until its applications run. Returns the exit
-    code: 1 if an application failed. Raises SettingsErrors and ClusterError."""
+    """Deploy a settings file to the cluster. `wait`: until its applications run and its rollouts
+    are over. Returns the exit code: 1 if an application failed or a rollout was aborted. Raises
+    SettingsErrors and ClusterError."""
     settings = _portable(path)
     config = serve_config(settings)
-    cluster = _cluster(address)
+    cluster = cluster_at(address)
     _say_later(cluster.heard_later(config))
     with _audited("deploy", str(path), address, settings_digest(config)):
-        found = cluster.deploy(config)
-        _say(found)
-        _say_at_once(settings, found)
-    if not wait:
-        return 0
+        done = cluster.deploy(settings)
+    _say(done)
+    return _waited(cluster, settings, done) if wait else 0
+
+
+def _waited(cluster: RemoteCluster, settings: Settings, done: Deployment) -> int:
+    """Wait for what was deployed. Returns the exit code."""
     limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
-    failed = cluster.watch(config, limit_s, lambda line: click.echo(line, err=True))
+    failed = cluster.watch(done.names, limit_s, lambda line: click.echo(line, err=True))
     for state in failed:
         click.echo(f"{state.name} cannot start:\n{state.message}", err=True)
-    return 1 if failed else 0
+    rollouts = {**done.begun, **done.kept}
+    if not rollouts:
+        return 1 if failed else 0
+    return wait_for(rollouts, cluster.rollouts) or (1 if failed else 0)
 
 
 def diff(path: Path, address: str) -> int:
     """Print what `deploy` would do, and why. Raises SettingsErrors and ClusterError."""
-    cluster, config = _cluster(address), serve_config(_portable(path))
-    _say_later(cluster.heard_later(config))
-    _say(cluster.differences(config))
+    cluster, settings = cluster_at(address), _portable(path)
+    _say_later(cluster.heard_later(serve_config(settings)))
+    _say(cluster.diff(settings))
     return 0
+
+
+def decide_rollout(model: str, address: str, why: str = "") -> None:
+    """Promote a model's rollout; with a reason, abort it. Raises ClusterError."""
+    with _audited("abort" if why else "promote", f"rollout of {model}", address):
+        cluster_at(address).decide(model, why)
 
 
 def status(address: str, *, as_json: bool) -> int:
     """Print the states of Headrace's applications as Serve reports them. The state of queues is
     known to gateways alone (`--url`). Raises ClusterError."""
-    found = _cluster(address).states()
+    found = cluster_at(address).states()
     if as_json:
         click.echo(json.dumps({"applications": [asdict(state) for state in found]}))
         return 0
@@ -78,7 +89,7 @@ def status(address: str, *, as_json: bool) -> int:
 def freeze(frozen: bool, address: str) -> int:
     """Freeze the controllers of all models, or let them learn again. Raises ClusterError."""
     with _audited("freeze", f"controllers: {'frozen' if frozen else 'free'}", address):
-        _cluster(address).freeze(frozen)
+        cluster_at(address).freeze(frozen)
     click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
     return 0
 
@@ -86,7 +97,7 @@ def freeze(frozen: bool, address: str) -> int:
 def stop(address: str) -> int:
     """Drain Headrace's applications and delete them. Raises ClusterError."""
     with _audited("stop", "all applications", address):
-        _cluster(address).remove(lambda line: click.echo(line, err=True))
+        cluster_at(address).remove(lambda line: click.echo(line, err=True))
     click.echo("Headrace's applications are deleted from the cluster")
     return 0
 
@@ -99,7 +110,8 @@ def _audited(
     return audit.audited(line, commands_audit_file(state_folder()))
 
 
-def _cluster(address: str | None) -> RemoteCluster:
+def cluster_at(address: str | None) -> RemoteCluster:
+    """The cluster whose dashboard has this address; None: $RAY_API_SERVER_ADDRESS names it."""
     dashboard = Dashboard(address_of(address), token_of(), answer_s=ANSWER_S)
     return RemoteCluster(ServeRest(dashboard))
 
@@ -117,22 +129,16 @@ def _say_later(names: list[str]) -> None:
         )
 
 
-def _say_at_once(settings: Settings, found: list[Difference]) -> None:
-    """Warn about models with a `rollout`, which only a server on one machine carries out."""
-    restarted = {each.application for each in found if each.kind == "restarted"}
-    names = [n for n, m in settings.models.items() if m.rollout and model_app(n) in restarted]
-    if names:
-        click.echo(
-            f"{', '.join(names)}: replaced at once, since a cluster carries out no `rollout` "
-            "(docs/rollouts.md)",
-            err=True,
-        )
-
-
-def _say(found: list[Difference]) -> None:
-    for each in found:
+def _say(done: Deployment) -> None:
+    for name, why in done.ended.items():
+        click.echo(f"{name}: rollout ended ({why})")
+    for each in done.differences:
         click.echo(f"{each.application}: {each.kind}")
         for reason in each.reasons:
             click.echo(f"  {reason}")
-    if not found:
+    for name in done.begun:
+        click.echo(f"{name}: rollout begins")
+    for name in done.kept:
+        click.echo(f"{name}: its rollout goes on")
+    if not (done.differences or done.kept):
         click.echo("nothing changed")

@@ -11,6 +11,7 @@ import yaml
 
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.reconfiguration import Reconfiguration
+from deployments.cluster.rollout_commands import RolloutCommands
 from deployments.cluster.rollout_driver import RolloutDriver
 from deployments.cluster.rollout_records import RolloutRecords
 from deployments.contract.app_names import is_model_app, model_name
@@ -127,6 +128,7 @@ class Stand:
         stop = threading.Event()
         self.live = Reconfiguration(settings, self.cluster, folder, stop, records, self._clock)
         self.driver = RolloutDriver(self.live, self.cluster, self._clock)
+        self.commands = RolloutCommands(self.live, self.cluster, self.driver)
         self.live.start()
 
     def _clock(self) -> float:
@@ -156,5 +158,5 @@ class Stand:
             self.driver.tick()
 
     def record(self, name: str) -> dict[str, Any]:
-        found = self.driver.rollouts({})["rollouts"]
+        found = self.commands.rollouts({})["rollouts"]
         return next(each for each in found if each["model"] == name)

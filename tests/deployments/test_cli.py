@@ -20,7 +20,7 @@ from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings.load import load
 from deployments.tools import control, scale
 from deployments.tools import serve as host
-from deployments.tools.rollout import wait_for
+from deployments.tools.rollout import wait_on_server
 
 GOOD = "models: {device: {runtime: synthetic}}\ntenants: {a: {}, b: {}}\n"
 
@@ -142,7 +142,7 @@ def test_apply_freeze_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, 
     assert run("freeze", "on").exit_code == 0
     assert run("freeze", "off", "--port", "8001").exit_code == 0
     assert run("freeze", "perhaps").exit_code == 2
-    assert calls == [(good, None, wait_for), (8001,), (True, None), (False, 8001)]
+    assert calls == [(good, None, wait_on_server), (8001,), (True, None), (False, 8001)]
 
 
 def test_scale_names_model_group_and_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
         freeze = diff = rollback = rollouts = promote = abort = apply
 
     host._cluster, host._live, host._keys = StartingCluster(), Reconfiguration(), Keys()
-    host._rollouts = Reconfiguration()
+    host._asked = Reconfiguration()
     handlers = host._handlers()
     assert handlers["status"]({})["models"] == []
     assert "still starting" in handlers[change]({})["error"]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import ray
 
-from deployments.cluster import local_cluster
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.local_cluster import LocalCluster
 from deployments.cluster.model_arguments import digests
+from deployments.cluster.serve_config import BUILDERS
 from deployments.contract.registry import ReplicaProgress, View
 
 
@@ -51,7 +51,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
         waited.append(timeout)
         raise ray.exceptions.GetTimeoutError
 
-    monkeypatch.setattr(local_cluster.ray, "get", get)
+    monkeypatch.setattr(ray, "get", get)
     return waited
 
 
@@ -106,7 +106,7 @@ def test_a_registry_that_starts_is_waited_for_longer_until_it_was_heard(
         waited.append(timeout)
         return []
 
-    monkeypatch.setattr(local_cluster.ray, "get", get)
+    monkeypatch.setattr(ray, "get", get)
     cluster.progress()
     cluster.progress()
     assert waited == [60.0, 2.0]
@@ -116,10 +116,10 @@ def test_a_version_that_was_taken_back_may_fail_late(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = {"name": "a", "settings": {"runtime": "synthetic"}, "channel": {}}
-    put = {"applications": [{"name": "model-a", "args": args}]}
+    put = {"applications": [{"name": "model-a", "import_path": f"{BUILDERS}:model", "args": args}]}
     (digest,) = digests(args)
     told = [ReplicaProgress("a", "r1", "failed", 0.0, "no memory", digest="another's")]
-    monkeypatch.setattr(local_cluster.ray, "get", lambda _, timeout=None: told)
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: told)
     cluster.put(put)
     assert cluster.cannot_start(["a"]) == {}
     told.append(ReplicaProgress("a", "r2", "failed", 0.0, "no such file", digest=digest))
@@ -159,7 +159,7 @@ def test_what_a_canary_holds_is_its_rows_and_leases_at_all_gateways(
     held: int,
 ) -> None:
     said = seen_by(*gateways)
-    monkeypatch.setattr(local_cluster.ray, "get", lambda _, timeout=None: said)
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
     assert cluster.held("a@canary") == held
 
 
@@ -168,5 +168,5 @@ def test_readiness_does_without_canaries(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, more: dict[str, tuple[int, int]]
 ) -> None:
     said = seen_by({"a": (0, 0)}, {"a": (0, 0), **more})
-    monkeypatch.setattr(local_cluster.ray, "get", lambda _, timeout=None: said)
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
     assert cluster._all_see_all(2)

@@ -60,9 +60,13 @@ class Serve:
         return {"applications": self.apps, "http_options": self.http_options}
 
 
-def config(**more: Any) -> dict[str, Any]:
+def settings(**more: Any) -> Settings:
     models = {"device": {"runtime": "synthetic"}}
-    return serve_config(Settings.model_validate({"models": models, **more}))
+    return Settings.model_validate({"models": models, **more})
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return serve_config(settings(**more))
 
 
 def cluster(serve: Serve) -> RemoteCluster:
@@ -79,17 +83,17 @@ OURS = ["gateway", "headrace-tenants", "model-device"]
 
 def test_others_applications_are_put_again_word_for_word() -> None:
     serve = Serve(FOREIGN)
-    added = cluster(serve).deploy(config())
+    added = cluster(serve).deploy(settings()).differences
     assert [d.kind for d in added] == ["added"] * 3
     assert sorted(serve.apps) == sorted([*OURS, "theirs"])
     assert serve.apps["theirs"]["deployed_app_config"] == FOREIGN
-    assert cluster(serve).deploy(config()) == []
+    assert cluster(serve).deploy(settings()).differences == []
 
 
 def test_what_was_deployed_from_code_is_left_alone() -> None:
     serve = Serve()
     serve.apps["code"] = {"deployed_app_config": None, "route_prefix": "/code", "status": "RUNNING"}
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     assert "code" in serve.apps
     assert "code" not in serve.puts[-1]
 
@@ -104,63 +108,66 @@ def test_what_was_deployed_from_code_is_left_alone() -> None:
 def test_what_cannot_stand_beside_it_is_refused_and_nothing_is_put(foreign, said) -> None:
     serve = Serve(foreign)
     with pytest.raises(ClusterError, match=said):
-        cluster(serve).deploy(config())
+        cluster(serve).deploy(settings())
     assert serve.puts == []
 
 
 def test_a_serve_that_listens_elsewhere_is_refused() -> None:
     serve = Serve(FOREIGN)
     with pytest.raises(ClusterError, match=r"listens with port 8000 there, and"):
-        cluster(serve).deploy(config(gateway={"port": 9000}))
+        cluster(serve).deploy(settings(gateway={"port": 9000}))
     merged(config(gateway={"port": 9000}), {"applications": {}, "http_options": {"port": 8000}})
 
 
 def test_a_failed_application_is_deleted_before_it_is_tried_again() -> None:
     serve = Serve()
     serve.failing = {"model-device"}
-    cluster(serve).deploy(config())
-    failed = cluster(serve).watch(config(), 10, lambda line: None)
+    cluster(serve).deploy(settings())
+    failed = cluster(serve).watch(OURS, 10, lambda line: None)
     assert [(s.name, s.message) for s in failed] == [("model-device", "no memory")]
     serve.failing = set()
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     assert serve.puts[-2:] == [["gateway", "headrace-tenants"], OURS]
-    assert cluster(serve).watch(config(), 10, lambda line: None) == []
+    assert cluster(serve).watch(OURS, 10, lambda line: None) == []
 
 
 def test_a_failed_upgrade_is_not_deleted_while_what_was_there_answers() -> None:
     serve = Serve()
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     serve.failing = {"model-device"}
     slow = {"device": {"runtime": "synthetic", "options": {"base_ms": 9}}}
-    broken = serve_config(Settings.model_validate({"models": slow}))
+    broken = Settings.model_validate({"models": slow})
     cluster(serve).deploy(broken)
     assert serve.apps["model-device"]["status"] == "DEPLOY_FAILED"
     serve.puts.clear()
-    cluster(serve).deploy(config())  # other arguments: Serve tries them by itself
+    cluster(serve).deploy(settings())  # other arguments: Serve tries them by itself
     serve.apps["model-device"]["status"] = "DEPLOY_FAILED"
-    cluster(serve).deploy(config())  # the same ones, and a replica still runs
+    cluster(serve).deploy(settings())  # the same ones, and a replica still runs
     assert serve.puts == [OURS, OURS]
 
 
 def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() -> None:
     serve = Serve()
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     for gateway in ({"replay": False}, {"host": "127.0.0.1"}, {"haproxy_stats_port": 9999}):
         with pytest.raises(ClusterError, match="hears only when it starts"):
-            cluster(serve).deploy(config(gateway=gateway))
-    later = config(gateway={"limits": {"max_requests": 7}})
+            cluster(serve).deploy(settings(gateway=gateway))
+    limits = {"limits": {"max_requests": 7}}
+    later = config(gateway=limits)
     assert cluster(serve).heard_later(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
-    assert [d.kind for d in cluster(serve).deploy(later)] == ["restarted"]
+    assert [d.kind for d in cluster(serve).deploy(settings(gateway=limits)).differences] == [
+        "restarted"
+    ]
     assert cluster(serve).heard_later(later) == []
 
 
 def test_each_change_of_a_state_is_said_once_and_the_wait_is_bounded() -> None:
     serve = Serve()
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     serve.apps["model-device"]["status"] = "DEPLOYING"
     said: list[str] = []
     with pytest.raises(ClusterError, match="model-device not ready after 5 s"):
-        cluster(serve).watch(config(), 5, said.append)
+        cluster(serve).watch(OURS, 5, said.append)
     assert sorted(said) == [
         "gateway: running, 1/1 replicas",
         "headrace-tenants: running, 1/1 replicas",
@@ -170,7 +177,7 @@ def test_each_change_of_a_state_is_said_once_and_the_wait_is_bounded() -> None:
 
 def test_a_deployment_that_waits_for_its_place_says_so() -> None:
     serve = Serve()
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     app = serve.apps["model-device"]
     app["status"] = "DEPLOYING"
     app["deployments"]["model"] |= {"status": "UPDATING", "message": "no node has 0.5 CPU free"}
@@ -182,7 +189,7 @@ def test_a_dashboard_that_is_away_for_a_while_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     serve = Serve()
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     away, details = [ClusterError("the head restarts")] * 3, serve.details
 
     def answered() -> dict[str, Any]:
@@ -191,15 +198,15 @@ def test_a_dashboard_that_is_away_for_a_while_is_waited_for(
         return details()
 
     monkeypatch.setattr(serve, "details", answered)
-    assert cluster(serve).watch(config(), 5, lambda line: None) == []
+    assert cluster(serve).watch(OURS, 5, lambda line: None) == []
     away += [ClusterError("the head is gone")] * 10
     with pytest.raises(ClusterError, match="is gone"):
-        cluster(serve).watch(config(), 5, lambda line: None)
+        cluster(serve).watch(OURS, 5, lambda line: None)
 
 
 def test_the_gateway_goes_before_the_models_and_others_stay() -> None:
     serve = Serve(FOREIGN)
-    cluster(serve).deploy(config())
+    cluster(serve).deploy(settings())
     serve.puts.clear()
     cluster(serve).remove(lambda line: None)
     assert serve.puts == [["headrace-tenants", "model-device", "theirs"], ["theirs"]]
@@ -209,7 +216,7 @@ def test_the_gateway_goes_before_the_models_and_others_stay() -> None:
 
 def test_the_switch_of_the_controllers_changes_what_is_published_alone() -> None:
     serve = Serve(FOREIGN)
-    cluster(serve).deploy(config(tenants={"acme": {"weight": 3}}))
+    cluster(serve).deploy(settings(tenants={"acme": {"weight": 3}}))
     before = {name: app["deployed_app_config"] for name, app in serve.apps.items()}
     cluster(serve).freeze(True)
     after = {name: app["deployed_app_config"] for name, app in serve.apps.items()}
@@ -220,4 +227,4 @@ def test_the_switch_of_the_controllers_changes_what_is_published_alone() -> None
     cluster(serve).freeze(True)  # an operator may have let them learn again meanwhile
     assert serve.apps["headrace-tenants"]["deployed_app_config"]["args"] != again
     cluster(serve).freeze(False)
-    assert cluster(serve).deploy(config(tenants={"acme": {"weight": 3}})) == []
+    assert cluster(serve).deploy(settings(tenants={"acme": {"weight": 3}})).differences == []

@@ -28,7 +28,7 @@ def test_while_nothing_is_decided_nothing_is_put(stand):
 
 
 def test_a_promoted_version_takes_the_live_ones_place_and_the_canary_goes(stand):
-    assert stand.driver.promote({"model": "m"}) == {"model": "m"}
+    assert stand.commands.promote({"model": "m"}) == {"model": "m"}
     stand.cluster.starting.add("m")
     stand.tick(3)
     assert stand.running == {"m": 2, "n": 1, "m@canary": 2}
@@ -49,7 +49,7 @@ def test_a_promoted_version_takes_the_live_ones_place_and_the_canary_goes(stand)
 def test_no_step_of_a_rollout_takes_back_what_an_operator_has_frozen(stand, promoted):
     stand.cluster.freeze(True)  # through a gateway
     published = len(stand.cluster.published)
-    decided = stand.driver.promote if promoted else stand.driver.abort
+    decided = stand.commands.promote if promoted else stand.commands.abort
     assert decided({"model": "m"}) == {"model": "m"}
     stand.tick(8)
     assert stand.running == {"m": 2 if promoted else 1, "n": 1}
@@ -77,7 +77,7 @@ def test_a_canary_goes_when_gateways_hold_nothing_or_after_a_while(stand, rows, 
 
 def test_a_version_that_does_not_run_in_the_live_ones_place_is_taken_back(stand):
     stand.cluster.broken.add(("m", 2))
-    stand.driver.promote({"model": "m"})
+    stand.commands.promote({"model": "m"})
     stand.tick(2)
     assert stand.running == BESIDE
     ((_, how, why),) = stand.told
@@ -88,7 +88,7 @@ def test_a_version_that_does_not_run_in_the_live_ones_place_is_taken_back(stand)
 
 def test_one_that_never_gets_ready_in_the_live_ones_place_is_taken_back(stand):
     stand.cluster.starting.add("m")
-    stand.driver.promote({"model": "m"})
+    stand.commands.promote({"model": "m"})
     limit_s = stand.live.settings.models["m"].replicas.start_timeout_s
     stand.tick()
     stand.cluster.now += limit_s
@@ -139,7 +139,7 @@ def test_a_canary_that_took_long_to_start_has_its_whole_time_to_be_announced(tmp
 
 def test_one_that_starts_anew_goes_on_with_what_is_put_in_place(stand):
     stand.cluster.starting.add("m")
-    stand.driver.promote({"model": "m"})
+    stand.commands.promote({"model": "m"})
     stand.tick()
     stand.cluster.restart_registry()
     stand.tick()
@@ -150,7 +150,7 @@ def test_one_that_starts_anew_goes_on_with_what_is_put_in_place(stand):
 
 
 def test_what_was_asked_by_hand_is_told_to_a_registry_that_starts_anew(stand):
-    stand.driver.promote({"model": "m"})
+    stand.commands.promote({"model": "m"})
     stand.cluster.restart_registry()
     stand.tick(6)
     assert stand.running == {"m": 2, "n": 1}
@@ -161,10 +161,10 @@ def test_what_was_asked_by_hand_is_told_to_a_registry_that_starts_anew(stand):
 def test_an_abort_is_not_lost_with_the_registry(stand, placed):
     if placed:
         stand.cluster.starting.add("m")
-        stand.driver.promote({"model": "m"})
+        stand.commands.promote({"model": "m"})
         stand.tick()
         assert stand.running["m"] == 2
-    assert stand.driver.abort({"model": "m", "reason": "a bad day"}) == {"model": "m"}
+    assert stand.commands.abort({"model": "m", "reason": "a bad day"}) == {"model": "m"}
     stand.cluster.restart_registry()
     stand.tick(8)
     assert stand.running == ALONE
@@ -182,14 +182,14 @@ def test_one_that_has_just_started_anew_is_told_once_it_knows_of_the_rollout(
     stand, ask, ends, runs
 ):
     stand.cluster.restart_registry()
-    assert getattr(stand.driver, ask)({"model": "m"}) == {"model": "m"}
+    assert getattr(stand.commands, ask)({"model": "m"}) == {"model": "m"}
     stand.tick(8)
     assert (stand.told, stand.running) == ([ends], runs)
 
 
 def test_what_it_has_not_heard_is_told_again(stand, monkeypatch):
     """It began the rollout anew and was silent then."""
-    stand.driver.abort({"model": "m", "reason": "a bad day"})
+    stand.commands.abort({"model": "m", "reason": "a bad day"})
     stand.cluster.restart_registry()
     with monkeypatch.context() as lost:
         lost.setattr(stand.cluster, "abort_rollout", lambda *_: False)
@@ -200,7 +200,7 @@ def test_what_it_has_not_heard_is_told_again(stand, monkeypatch):
 
 
 def test_what_was_asked_of_one_canary_is_not_asked_of_the_next(stand):
-    stand.driver.abort({"model": "m"})
+    stand.commands.abort({"model": "m"})
     stand.tick(5)
     stand.apply(NEW)
     stand.tick(5)
@@ -208,16 +208,16 @@ def test_what_was_asked_of_one_canary_is_not_asked_of_the_next(stand):
 
 
 def test_an_abort_that_a_registry_has_lost_still_stands_against_a_promotion(stand):
-    stand.driver.abort({"model": "m"})
+    stand.commands.abort({"model": "m"})
     stand.cluster.restart_registry()
-    assert "decided already" in stand.driver.promote({"model": "m"})["error"]
+    assert "decided already" in stand.commands.promote({"model": "m"})["error"]
     stand.tick(5)
     assert stand.running == ALONE
 
 
 def test_a_promotion_may_still_be_aborted(stand):
-    stand.driver.promote({"model": "m"})
-    assert stand.driver.abort({"model": "m"}) == {"model": "m"}
+    stand.commands.promote({"model": "m"})
+    assert stand.commands.abort({"model": "m"}) == {"model": "m"}
     stand.tick(5)
     assert stand.running == ALONE
 
@@ -237,7 +237,7 @@ def test_a_canary_that_cannot_be_carried_out_keeps_none_of_the_others(tmp_path, 
     both = Stand(tmp_path, OLD)
     both.apply({"m": model(2), "n": model(2)})
     both.cluster.abort_rollout("n", "it fails")
-    both.driver.promote({"model": "m"})
+    both.commands.promote({"model": "m"})
     runs = both.cluster.runs
 
     def refuses(name):
@@ -276,10 +276,10 @@ def test_a_rollout_is_seen_to_go_on_while_a_file_is_being_applied(stand):
 
 @pytest.mark.parametrize("ask", ["promote", "abort"])
 def test_what_cannot_be_decided_is_said(stand, ask):
-    decide = getattr(stand.driver, ask)
+    decide = getattr(stand.commands, ask)
     assert decide({"model": "x"})["error"] == "no model 'x'; there are: m, n"
     assert decide({"model": "n"})["error"] == "no rollout of n is under way; under way: m"
-    stand.driver.abort({"model": "m", "reason": "a bad day"})
+    stand.commands.abort({"model": "m", "reason": "a bad day"})
     assert "decided already" in decide({"model": "m"})["error"]
     stand.tick()
     assert decide({"model": "m"})["error"] == "the last rollout of m is over: aborted (a bad day)"

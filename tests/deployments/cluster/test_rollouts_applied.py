@@ -50,7 +50,7 @@ def test_a_canary_that_starts_is_shown_and_cannot_be_decided_yet(stand, broken):
 
     def look(*args):
         if not seen:
-            seen.append((stand.record("m")["phase"], stand.driver.promote({"model": "m"})))
+            seen.append((stand.record("m")["phase"], stand.commands.promote({"model": "m"})))
         return settle(*args)
 
     stand.cluster.settle = look
@@ -60,7 +60,7 @@ def test_a_canary_that_starts_is_shown_and_cannot_be_decided_yet(stand, broken):
     ((phase, refused),) = seen
     assert phase == "starting"
     assert "still starting" in refused["error"]
-    after = [record["phase"] for record in stand.driver.rollouts({})["rollouts"]]
+    after = [record["phase"] for record in stand.commands.rollouts({})["rollouts"]]
     assert after == ([] if broken else ["checking"])
 
 
@@ -110,7 +110,7 @@ def test_numbers_that_come_with_a_new_version_wait_for_its_promotion(stand):
     for _ in range(2):
         assert stand.apply(more)["updated"] == []
         assert stand.live.settings.models["m"].replicas.least == 1
-    stand.driver.promote({"model": "m"})
+    stand.commands.promote({"model": "m"})
     stand.tick(6)
     assert stand.live.settings.models["m"].replicas.least == 3
 
@@ -137,7 +137,7 @@ def test_the_old_settings_end_a_rollout(stand, placed):
     stand.apply(NEW)
     if placed:
         stand.cluster.starting.add("m")
-        stand.driver.promote({"model": "m"})
+        stand.commands.promote({"model": "m"})
         stand.tick()
         assert stand.running["m"] == 2
     ended = stand.apply(OLD)
@@ -208,7 +208,7 @@ def test_rollback_goes_one_version_further_back_each_time(stand):
 
 def test_a_promoted_version_is_rolled_back_without_a_canary(stand):
     stand.apply(NEW)
-    stand.driver.promote({"model": "m"})
+    stand.commands.promote({"model": "m"})
     stand.tick(6)
     assert stand.running == {"m": 2, "n": 1}
     assert stand.rollback("m")["rolled back"] == ["m"]

@@ -52,6 +52,18 @@ def test_what_was_published_leaves_an_audit_line_and_a_restart_none(
     assert line.before != line.after
 
 
+def test_the_autoscaler_is_told_of_canaries_too_and_tenants_are_not_published_again(
+    published: dict[str, Any],
+) -> None:
+    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    before = published["digest"]
+    canary = {"m@canary": {"runtime": "synthetic", "replicas": {"count": 2}}}
+    TenantsPublisher({**TENANTS, "scaling": SCALING, "canaries": canary})
+    (group,) = document.parse(published["scaling"]).settings.models["m@canary"].groups
+    assert (group.min, group.max) == (2, 2)
+    assert published["digest"] == before
+
+
 def test_models_of_the_pool_are_published_with_it(published: dict[str, Any]) -> None:
     TenantsPublisher({"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
     (pooled,) = document.parse(published["scaling"]).pool_models

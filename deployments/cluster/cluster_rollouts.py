@@ -1,0 +1,188 @@
+"""Drives the rollouts of a cluster from inside of it: the application `headrace-rollouts`.
+
+It runs while Serve's list has rollouts. Once a second it reads the list, asks the registry, and
+puts the list that follows. All that it must remember stands in the list (`listed_rollouts`), so it
+may be replaced at any time; a canary then gets its time to start or to leave once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from deployments.cluster import listed_rollouts
+from deployments.cluster.deployed import Canary
+from deployments.cluster.differences import Applications
+from deployments.cluster.listed_rollouts import (
+    Entries,
+    ListedRollout,
+    entries_of,
+    with_entry,
+    with_version,
+    without_canary,
+)
+from deployments.cluster.merging import beside_others, ours
+from deployments.cluster.rollout_driver import Asked, Cluster, RolloutDriver, drive
+from deployments.cluster.rollout_records import end_sentence
+from deployments.contract import audit, logs
+from deployments.contract.audit import AuditLine
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.settings.load import settings_digest
+from deployments.settings.model import ModelSettings
+
+_LOOKS_S = 1.0
+_DIGITS = 12  # of a digest in the audit log
+logger = logging.getLogger("headrace.rollouts")
+
+
+class Served(Cluster, Protocol):
+    """What this needs of the cluster (`ServedModels`)."""
+
+    def details(self) -> dict[str, Any]: ...
+
+    def put(self, config: dict[str, Any]) -> None: ...
+
+    def follow(self, applications: Applications) -> None: ...
+
+
+class ListedLive:
+    """What runs, for the driver: see its `Live`. Each change reads the list anew and puts it at
+    once, so that it loses nothing that was deployed since the last look."""
+
+    def __init__(self, served: Served, clock: Callable[[], float]) -> None:
+        self.lock = threading.Lock()
+        self._served = served
+        self._clock = clock
+        self._entries: Entries = {}
+        self._since: dict[tuple[str, int, str], float] = {}  # by model, canary's number and stage
+
+    def look(self) -> Entries:
+        """Read the list. Returns the rollouts whose canaries are there."""
+        applications = ours(self._served.details())
+        self._served.follow(applications)
+        self._take(applications)
+        return self._entries
+
+    def _take(self, applications: Applications) -> None:
+        found = entries_of(applications)
+        self._entries = {n: entry for n, entry in found.items() if entry["stage"] != "over"}
+
+    @property
+    def canaries(self) -> Mapping[str, Canary]:
+        return {name: self._canary(name, entry) for name, entry in self._entries.items()}
+
+    def _canary(self, model: str, entry: ListedRollout) -> Canary:
+        number, stage = entry["id"], entry["stage"]
+        assert stage != "over"
+        since_s = self._since.setdefault((model, number, stage), self._clock())
+        settings = ModelSettings.model_validate(entry["settings"])
+        return Canary(model, settings, number, since_s, stage, entry["rollout"])
+
+    def note(self, canary: Canary, account: RolloutAccount) -> None:
+        """Writes into the list only what has changed since the last step."""
+        record = self._entries[canary.model]["record"]
+        if (record["phase"], record["step"]) == (account["phase"], account["step"]):
+            return
+        noted = {**account, "id": canary.number, "over": False}
+        self._change(canary, lambda entry: {**entry, "record": noted})  # type: ignore[typeddict-item]
+
+    def keep(self, canary: Canary) -> None:
+        self._change(canary, lambda entry: _as_of(entry, canary))
+
+    def put_canary(self, canary: Canary) -> None:
+        place = "new" if canary.stage == "promoting" else "old"
+        self._change(canary, lambda entry: _as_of(entry, canary), place)
+
+    def end(self, canary: Canary, why: str) -> None:
+        entry = self._entries[canary.model]
+        if not self._change(canary, lambda entry: listed_rollouts.ended(entry, why)):
+            return
+        how = "aborted" if why else "promoted"
+        logger.warning("%s", end_sentence(canary.model, how, why))
+        before = settings_digest(entry["old"]["application"])
+        after = before if why else settings_digest(entry["new"]["application"])
+        audit.record(
+            AuditLine(
+                "rollout", how, f"model {canary.model}", "Serve's list of applications",
+                before[:_DIGITS], after[:_DIGITS], detail=why,
+            )
+        )  # fmt: skip
+
+    def remove(self, canary: Canary) -> None:
+        self._change(canary, listed_rollouts.over, gone=True)
+
+    def _change(
+        self,
+        canary: Canary,
+        entry: Callable[[ListedRollout], ListedRollout],
+        place: str = "",
+        *,
+        gone: bool = False,
+    ) -> bool:
+        """Change the entry of this canary, and the list: `place` the new or the old version in the
+        live one's place, or take the canary out. False, and nothing happens, if another canary came
+        meanwhile."""
+        details = self._served.details()
+        listed = ours(details)
+        found = entries_of(listed).get(canary.model)
+        if found is None or found["id"] != canary.number:
+            return False
+        changed: Applications = with_entry(listed, canary.model, entry(found))
+        if place:
+            changed = with_version(changed, canary.model, found[place])  # type: ignore[literal-required]
+        if gone:
+            changed = without_canary(changed, canary.model)
+        self._since[canary.model, canary.number, canary.stage] = canary.since_s
+        self._served.put(beside_others(changed.values(), details))
+        self._take(changed)
+        return True
+
+
+def _as_of(entry: ListedRollout, canary: Canary) -> ListedRollout:
+    return {**entry, "stage": canary.stage, "rollout": canary.rollout}
+
+
+class ClusterRollouts:
+    """All rollouts of a cluster; `tick` looks at them once."""
+
+    def __init__(self, served: Served, clock: Callable[[], float] = time.monotonic) -> None:
+        self._live = ListedLive(served, clock)
+        self._driver = RolloutDriver(self._live, served, clock)
+
+    def tick(self) -> None:
+        """Raises ClusterError where the cluster does not answer; what was not done is done by the
+        next one."""
+        entries = self._live.look()
+        for name, canary in self._live.canaries.items():
+            asked = entries[name]["asked"]
+            if asked is not None:
+                self._driver.ask(canary, Asked(asked))
+        self._driver.tick()
+
+
+class RolloutsApplication:
+    """The class of the application's one replica."""
+
+    def __init__(self) -> None:
+        from deployments.cluster.serve_controller import ServeController
+        from deployments.cluster.served_models import ServedModels
+        from deployments.contract.registry_actor import registry
+
+        logs.configure_from_environment()
+        self._looks_now = threading.Event()
+        rollouts = ClusterRollouts(ServedModels(ServeController(), registry()))
+        threading.Thread(
+            target=drive, args=(rollouts, self._wait), name="rollouts", daemon=True
+        ).start()
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve's list has other rollouts."""
+        self._looks_now.set()
+
+    def _wait(self) -> bool:
+        self._looks_now.wait(_LOOKS_S)
+        self._looks_now.clear()
+        return False

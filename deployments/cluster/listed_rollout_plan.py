@@ -1,0 +1,171 @@
+"""Which models of a new file change at once on a cluster, and which by a canary first?
+
+The same rule as on one machine (`rollout_plan`): a model changes by a canary if the cluster has it,
+its new settings would replace its replicas, and they have a `rollout`. Pure: the lists that run and
+that the file asks for in, the list to put out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments.cluster.canary import canary_settings
+from deployments.cluster.differences import REPLACES, Applications, by_name, differences
+from deployments.cluster.listed_rollouts import (
+    ListedRollout,
+    ListedVersion,
+    canary_version,
+    ended,
+    entries_of,
+    has_canary,
+    is_undecided,
+    new_entry,
+    version_of,
+    with_canary,
+    with_entries,
+    with_version,
+)
+from deployments.cluster.rollout_reasons import why_given_up
+from deployments.cluster.serve_config import serve_config
+from deployments.cluster.version_history import NUMBERS
+from deployments.contract.app_names import model_app
+from deployments.contract.rollout.terms import canary_of
+from deployments.settings.tree import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPlan:
+    """What deploying a file does to rollouts."""
+
+    applications: Mapping[str, Mapping[str, Any]]  # that are to run, by name
+    begun: Mapping[str, int]  # models whose canary is to start, with its number
+    kept: Mapping[str, int]  # models whose rollout goes on, with its canary's number
+    ended: Mapping[str, str]  # models whose rollout is given up, and why
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of one model."""
+
+    entry: ListedRollout | None  # of its last rollout, as it is to be
+    live: ListedVersion | None = None  # to run instead of the file's
+    canary: ListedVersion | None = None  # to run beside it
+    begins: bool = False
+    goes_on: bool = False
+    why: str = ""  # its rollout is given up
+
+
+def planned(running: Applications, wanted: Applications, settings: Settings) -> ListedPlan:
+    """The plan. `running`, `wanted`: Headrace's applications by name, the latter of the file."""
+    changes = {name: _change(name, running, wanted, settings) for name in settings.models}
+    listed: Mapping[str, Mapping[str, Any]] = wanted
+    for name, change in changes.items():
+        if change.live is not None:
+            listed = with_version(listed, name, change.live)
+        if change.canary is not None:
+            listed = with_canary(listed, name, change.canary)
+    entries = {name: c.entry for name, c in changes.items() if c.entry is not None}
+    if all(entry["stage"] == "over" for entry in entries.values()):
+        entries = {}  # nobody needs to look after them any more
+    return ListedPlan(
+        with_entries(listed, entries),
+        {name: entries[name]["id"] for name, c in changes.items() if c.begins},
+        {name: entries[name]["id"] for name, c in changes.items() if c.goes_on},
+        {name: c.why for name, c in changes.items() if c.why} | _removed(running, settings),
+    )
+
+
+def _removed(running: Applications, settings: Settings) -> dict[str, str]:
+    return {
+        name: why_given_up(removed=True, begun=False, changed=False)
+        for name, entry in entries_of(running).items()
+        if is_undecided(entry) and name not in settings.models
+    }
+
+
+def _change(name: str, running: Applications, wanted: Applications, settings: Settings) -> _Change:
+    entry, live = entries_of(running).get(name), _live(name, running)
+    if live is None:
+        return _Change(None)
+    undecided = entry if is_undecided(entry) else None
+    file, model = version_of(wanted, name), settings.models[name]
+    changed = _restarts(live, file)
+    if not changed or model.rollout is None:
+        return _without_rollout(name, running, entry, changed=changed)
+    if undecided is not None and not _restarts(undecided["new"], file):
+        kept = _going_on(undecided, live, file)
+        return replace(kept, canary=canary_version(running, name))
+    number = 1 if entry is None else entry["id"] + 1
+    return _Change(
+        new_entry(name, number, model, file, live),
+        live,
+        _new_canary(name, settings),
+        begins=True,
+        why=why_given_up(removed=False, begun=True, changed=True) if undecided else "",
+    )
+
+
+def _live(name: str, running: Applications) -> ListedVersion | None:
+    """The live version; while another one is being promoted, the one that it replaces."""
+    entry = entries_of(running).get(name)
+    if entry is not None and entry["stage"] == "promoting":
+        return entry["old"]
+    return version_of(running, name) if model_app(name) in running else None
+
+
+def _without_rollout(
+    name: str, running: Applications, entry: ListedRollout | None, *, changed: bool
+) -> _Change:
+    """The file's version is put at once. A canary that is there leaves."""
+    canary = canary_version(running, name) if has_canary(running, name) else None
+    if entry is None or not is_undecided(entry):
+        return _Change(entry, canary=canary)
+    why = why_given_up(removed=False, begun=False, changed=changed)
+    return _Change(ended(entry, why), canary=canary, why=why)
+
+
+def _going_on(entry: ListedRollout, live: ListedVersion, file: ListedVersion) -> _Change:
+    """The rollout goes on. What serves callers gets the file's numbers of replicas."""
+    placed = entry["stage"] == "promoting"
+    old = with_numbers_of(live, file)
+    kept: ListedRollout = {**entry, "new": file, "old": old}
+    return _Change(kept, file if placed else old, goes_on=True)
+
+
+def _restarts(one: ListedVersion, other: ListedVersion) -> bool:
+    found = differences({"": one["application"]}, {"": other["application"]})
+    return any(each.kind == "restarted" for each in found)
+
+
+def _new_canary(name: str, settings: Settings) -> ListedVersion:
+    canary = canary_of(name)
+    models = {canary: canary_settings(settings.models[name])}
+    alone = settings.model_copy(update={"models": models})
+    return version_of(by_name(serve_config(alone)), canary)
+
+
+def with_numbers_of(old: ListedVersion, new: ListedVersion) -> ListedVersion:
+    """The old version with the new one's numbers of replicas. A model with groups stays wholly as
+    it was, because a group's number belongs to what the group runs on."""
+    was, now = old["scaling"].get("replicas", {}), new["scaling"].get("replicas", {})
+    if "groups" in was or "groups" in now:
+        return old
+    replicas = {n: v for n, v in was.items() if n not in NUMBERS}
+    replicas |= {n: v for n, v in now.items() if n in NUMBERS}
+    theirs = {each["name"]: each for each in new["application"]["deployments"]}
+    deployments = [
+        _with_options_of(each, theirs.get(each["name"], each))
+        for each in old["application"]["deployments"]
+    ]
+    return ListedVersion(
+        application={**old["application"], "deployments": deployments},
+        scaling={**old["scaling"], "replicas": replicas},
+    )
+
+
+def _with_options_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The deployment with the other one's options, but for those that replace its processes."""
+    kept = {option: value for option, value in old.items() if option in REPLACES}
+    return {option: value for option, value in new.items() if option not in REPLACES} | kept

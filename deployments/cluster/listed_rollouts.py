@@ -1,0 +1,210 @@
+"""The rollouts of a cluster, as Serve's own list of applications holds them.
+
+On one machine the host remembers rollouts. A cluster has no host: whoever deploys ends, and the
+process that drives rollouts may be replaced at any time. So all that must be known of a rollout
+stands in the list that Serve keeps: the canary is an application of its own, and the application
+`headrace-rollouts` carries one entry a model, with the new and the old version word for word.
+Whoever reads the list can go on from there. Pure: lists in, lists out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from deployments.cluster.deployed import Canary
+from deployments.cluster.differences import Applications
+from deployments.cluster.rollout_records import unseen
+from deployments.cluster.serve_config import BUILDERS
+from deployments.contract.app_names import ROLLOUTS_APP, TENANTS_APP, model_app
+from deployments.contract.rollout.account import RolloutRecord
+from deployments.contract.rollout.terms import canary_of
+from deployments.settings.model import ModelSettings
+
+ListedStage = Literal["starting", "judged", "promoting", "leaving", "over"]
+_DEPLOYMENT = "rollouts"
+
+
+class ListedVersion(TypedDict):
+    """One version of a model, as the list has it."""
+
+    application: Mapping[str, Any]  # the model's application
+    scaling: Mapping[str, Any]  # the model's settings among those that the autoscaler is told
+
+
+class ListedRollout(TypedDict):
+    """One model's rollout. Of one that is over only `id`, `stage` and `record` count."""
+
+    id: int  # of the canary: grows with every one of the model
+    stage: ListedStage
+    rollout: int | None  # the registry's number; None until it has given one
+    settings: Mapping[str, Any]  # the new version's, as the file has them
+    new: ListedVersion
+    old: ListedVersion
+    asked: str | None  # by hand: "" the promotion, else an abort and why; None: nothing
+    record: RolloutRecord  # for people
+
+
+Entries = Mapping[str, ListedRollout]  # by model
+
+
+def entries_of(applications: Applications) -> dict[str, ListedRollout]:
+    """The rollouts that the list knows, ended ones included."""
+    app = applications.get(ROLLOUTS_APP)
+    return {} if app is None else dict(app["deployments"][0]["user_config"]["rollouts"])
+
+
+def with_entries(applications: Applications, entries: Entries) -> dict[str, Mapping[str, Any]]:
+    """The list with these rollouts instead; without the application if there are none."""
+    kept = {name: app for name, app in applications.items() if name != ROLLOUTS_APP}
+    if not entries:
+        return kept
+    options = {"name": _DEPLOYMENT, "user_config": {"rollouts": dict(entries)}}
+    kept[ROLLOUTS_APP] = {
+        "name": ROLLOUTS_APP,
+        "route_prefix": None,
+        "import_path": f"{BUILDERS}:rollouts",
+        "args": {},
+        "deployments": [options],
+    }
+    return kept
+
+
+def with_entry(
+    applications: Applications, model: str, entry: ListedRollout
+) -> dict[str, Mapping[str, Any]]:
+    return with_entries(applications, {**entries_of(applications), model: entry})
+
+
+def is_undecided(entry: ListedRollout | None) -> bool:
+    return entry is not None and entry["stage"] not in ("leaving", "over")
+
+
+def undecided(model: str, entry: ListedRollout | None, *, aborts: bool) -> str:
+    """Why the model's rollout cannot be promoted or aborted now; "" if it can."""
+    if entry is None:
+        return f"no rollout of {model} is known there"
+    record = entry["record"]
+    if not is_undecided(entry):
+        because = f" ({record['why']})" if record["why"] else ""
+        return f"the last rollout of {model} is over: {record['phase']}{because}"
+    if entry["asked"] or (entry["stage"] == "promoting" and not aborts):
+        return f"the rollout of {model} is decided already"
+    if entry["stage"] == "starting" and not aborts:
+        return f"the new version of {model} is still starting: ask again once it runs"
+    return ""
+
+
+def new_entry(
+    model: str, number: int, settings: ModelSettings, new: ListedVersion, old: ListedVersion
+) -> ListedRollout:
+    """Of a canary that is to start."""
+    account = {**unseen(Canary(model, settings, number, 0.0)), "phase": "starting"}
+    return ListedRollout(
+        id=number,
+        stage="starting",
+        rollout=None,
+        settings=settings.model_dump(mode="json", exclude_unset=True),
+        new=new,
+        old=old,
+        asked=None,
+        record={**account, "id": number, "over": False},  # type: ignore[typeddict-item]
+    )
+
+
+def ended(entry: ListedRollout, why: str) -> ListedRollout:
+    """The rollout's end: aborted if there is a reason, else promoted. Its canary is leaving."""
+    record: RolloutRecord = {
+        **entry["record"], "phase": "aborted" if why else "promoted", "why": why, "share": 0.0,
+        "over": True,
+    }  # fmt: skip
+    return {**entry, "stage": "leaving", "record": record}
+
+
+def over(entry: ListedRollout) -> ListedRollout:
+    """What is kept of a rollout whose canary is gone."""
+    nothing = ListedVersion(application={}, scaling={})
+    return {**entry, "stage": "over", "settings": {}, "new": nothing, "old": nothing}
+
+
+def version_of(applications: Applications, name: str) -> ListedVersion:
+    """The version that runs as the model of this name, or as its canary."""
+    return ListedVersion(
+        application=applications[model_app(name)], scaling=_scaling(applications).get(name, {})
+    )
+
+
+def with_version(
+    applications: Applications, model: str, version: ListedVersion
+) -> dict[str, Mapping[str, Any]]:
+    """The list with this version as the model's live one."""
+    told = {**_scaling(applications), model: version["scaling"]}
+    listed = {**applications, model_app(model): version["application"]}
+    return _with_scaling(listed, told)
+
+
+def with_canary(
+    applications: Applications, model: str, canary: ListedVersion
+) -> dict[str, Mapping[str, Any]]:
+    name = canary_of(model)
+    listed = {**applications, model_app(name): canary["application"]}
+    return _with_canaries(listed, {**_canaries(applications), name: canary["scaling"]})
+
+
+def without_canary(applications: Applications, model: str) -> dict[str, Mapping[str, Any]]:
+    name = canary_of(model)
+    listed = {app: each for app, each in applications.items() if app != model_app(name)}
+    left = {n: section for n, section in _canaries(applications).items() if n != name}
+    return _with_canaries(listed, left)
+
+
+def canary_version(applications: Applications, model: str) -> ListedVersion:
+    """The canary that runs."""
+    name = canary_of(model)
+    return ListedVersion(
+        application=applications[model_app(name)], scaling=_canaries(applications).get(name, {})
+    )
+
+
+def has_canary(applications: Applications, model: str) -> bool:
+    return model_app(canary_of(model)) in applications
+
+
+# ---- what the autoscaler is told travels with the tenants, see `TenantsPublisher` ---------------
+
+
+def _arguments(applications: Applications) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = applications.get(TENANTS_APP, {}).get("args", {})
+    return found
+
+
+def _scaling(applications: Applications) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = _arguments(applications).get("scaling", {}).get("models", {})
+    return found
+
+
+def _canaries(applications: Applications) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = _arguments(applications).get("canaries", {})
+    return found
+
+
+def _with_scaling(
+    applications: Applications, models: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    args = _arguments(applications)
+    return _with_arguments(
+        applications, {**args, "scaling": {**args.get("scaling", {}), "models": models}}
+    )
+
+
+def _with_canaries(
+    applications: Applications, canaries: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    others = {name: each for name, each in _arguments(applications).items() if name != "canaries"}
+    return _with_arguments(applications, {**others, **({"canaries": canaries} if canaries else {})})
+
+
+def _with_arguments(
+    applications: Applications, args: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    return {**applications, TENANTS_APP: {**applications[TENANTS_APP], "args": args}}

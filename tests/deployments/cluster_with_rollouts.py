@@ -1,0 +1,135 @@
+"""A cluster that is known by Serve's list of applications alone, on virtual time, for rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from deployments.cluster.cluster_rollouts import ClusterRollouts
+from deployments.cluster.dashboard import ClusterError
+from deployments.cluster.differences import by_name
+from deployments.cluster.remote_cluster import Deployment, RemoteCluster
+from deployments.contract.app_names import is_model_app, model_app, model_name
+from deployments.contract.registry import Registry
+from deployments.settings.tree import Settings
+
+
+class Serve:
+    """Serve and the registry. broken: (model, milliseconds) that cannot start. starting: models
+    that do not run yet. rows: that gateways hold of a model. deleting: removed applications that
+    Serve still lists."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.registry = Registry(born_s=self.now)
+        self.listed: dict[str, Mapping[str, Any]] = {}
+        self.deleting: dict[str, Mapping[str, Any]] = {}
+        self.broken: set[tuple[str, float]] = set()
+        self.starting: set[str] = set()
+        self.rows: dict[str, int] = {}
+        self.puts = 0
+        self.silent = False
+
+    # ---- Serve ---------------------------------------------------------------------------------
+
+    def put(self, config: Mapping[str, Any]) -> None:
+        self._answer()
+        before, self.listed = self.listed, by_name(config)
+        self.deleting = {n: app for n, app in before.items() if n not in self.listed}
+        self.puts += 1
+        self.registry.declare([model_name(n) for n in self.listed if is_model_app(n)], self.now)
+
+    def details(self) -> dict[str, Any]:
+        self._answer()
+        apps = {name: self._detail(app, self._state(app)) for name, app in self.listed.items()}
+        apps |= {name: self._detail(app, "DELETING") for name, app in self.deleting.items()}
+        return {"applications": apps, "http_options": {}}
+
+    def _detail(self, app: Mapping[str, Any], state: str) -> dict[str, Any]:
+        return {
+            "status": state, "message": "", "route_prefix": app["route_prefix"],
+            "deployed_app_config": app, "deployments": {},
+        }  # fmt: skip
+
+    def _state(self, app: Mapping[str, Any]) -> str:
+        if not is_model_app(app["name"]):
+            return "RUNNING"
+        name = model_name(app["name"])
+        if (name, milliseconds(app)) in self.broken:
+            return "DEPLOY_FAILED"
+        return "DEPLOYING" if name in self.starting else "RUNNING"
+
+    @property
+    def running(self) -> dict[str, float]:
+        """The milliseconds of each model that is listed."""
+        apps = {n: app for n, app in self.listed.items() if is_model_app(n)}
+        return {model_name(name): milliseconds(app) for name, app in apps.items()}
+
+    # ---- the rest of what drives rollouts needs ------------------------------------------------
+
+    def follow(self, applications: Mapping[str, Any]) -> None: ...
+
+    def cannot_start(self, names: Collection[str]) -> dict[str, str]:
+        states = {n: self._state(self.listed[model_app(n)]) for n in names}
+        return {n: "no such file" for n, state in states.items() if state == "DEPLOY_FAILED"}
+
+    def runs(self, name: str) -> bool:
+        return self._state(self.listed[model_app(name)]) == "RUNNING"
+
+    def held(self, name: str) -> int:
+        return self.rows.get(name, 0)
+
+    def forget(self, name: str) -> None: ...
+
+    def rollouts(self) -> list[Any]:
+        self._answer()
+        return self.registry.rollout_accounts(self.now)
+
+    def begin_rollout(self, model: str, terms: Any) -> int:
+        return self.registry.begin_rollout(model, terms, self.now, self.now)
+
+    def promote(self, model: str) -> bool:
+        return self.registry.promote(model, self.now)
+
+    def finish_rollout(self, model: str) -> bool:
+        return self.registry.finish_rollout(model)
+
+    def abort_rollout(self, model: str, why: str) -> bool:
+        return self.registry.abort_rollout(model, why)
+
+    def _answer(self) -> None:
+        if self.silent:
+            raise ClusterError("Serve's controller does not answer")
+
+
+def milliseconds(app: Mapping[str, Any]) -> float:
+    found: float = app["args"]["settings"]["options"]["base_ms"]
+    return found
+
+
+class Stand:
+    """A cluster to which `models` are deployed, and the process that drives its rollouts."""
+
+    def __init__(self, models: dict[str, Any]) -> None:
+        self.serve = Serve()
+        self.remote = RemoteCluster(self.serve, lambda _: self.tick())  # type: ignore[arg-type]
+        self.deploy(models)
+        self.restart_driver()
+
+    def deploy(self, models: dict[str, Any], **sections: Any) -> Deployment:
+        return self.remote.deploy(Settings.model_validate({"models": models, **sections}))
+
+    def restart_driver(self) -> None:
+        self.driver = ClusterRollouts(self.serve, lambda: self.serve.now)
+
+    def tick(self, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.serve.now += 1
+            self.driver.tick()
+
+    @property
+    def running(self) -> dict[str, float]:
+        return self.serve.running
+
+    def record(self, name: str) -> dict[str, Any]:
+        return dict(next(each for each in self.remote.rollouts() if each["model"] == name))

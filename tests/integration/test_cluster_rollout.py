@@ -1,0 +1,125 @@
+"""`headrace deploy` of a model with a `rollout` to a Ray that runs already, under load: the cluster
+drives the rollout by itself, also when what drives it is killed, and nobody is failed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from ray_cluster import Cluster, until
+from served import Load, infer_body, synthetic
+
+pytestmark = pytest.mark.integration
+
+# How fast a busy machine answers is no matter here.
+ROLLOUT = {
+    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20,
+    "max_latency_ratio": 100, "max_cost_ratio": 100,
+}  # fmt: skip
+REPLICAS = {"count": 2, "num_cpus": 0}
+
+
+def version_of(base_ms: float, rollout: dict[str, Any] = ROLLOUT, **options: Any) -> dict[str, Any]:
+    return synthetic(options={"base_ms": base_ms, **options}, replicas=REPLICAS, rollout=rollout)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"), m=version_of(2))
+    try:
+        made.start_head()
+        deployed = made.headrace("deploy", str(made.file))
+        assert deployed.returncode == 0, deployed.stderr
+        until(lambda: httpx.get(f"{made.url}/readyz").status_code == 200, 30)
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def load(cluster: Cluster) -> Iterator[Load]:
+    made = Load(f"{cluster.url}/v2/models/m/infer", 4, {})
+    until(lambda: made.answered > 20, 30)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def deploy(cluster: Cluster, model: dict[str, Any], *words: str) -> Any:
+    file = cluster.write(cluster.folder / "next", {"m": model})
+    return cluster.headrace("deploy", str(file), *words)
+
+
+def served_version(cluster: Cluster) -> str:
+    answer = httpx.post(f"{cluster.url}/v2/models/m/infer", json=infer_body([1]), timeout=30)
+    version: str = answer.json()["model_version"]
+    return version
+
+
+def rollout(cluster: Cluster, *words: str) -> Any:
+    address = cluster.environ["RAY_API_SERVER_ADDRESS"]
+    return cluster.headrace("rollout", *words, "--address", address)
+
+
+def last(cluster: Cluster) -> dict[str, Any]:
+    shown = rollout(cluster, "status", "m", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found: dict[str, Any] = json.loads(shown.stdout)["rollouts"][0]
+    return found
+
+
+def canary_went(cluster: Cluster) -> None:
+    until(lambda: not cluster.replicas("model-m@canary"), 60)
+
+
+def test_a_good_version_is_promoted_by_the_cluster(cluster, load):
+    before, pids = served_version(cluster), cluster.replicas("model-m:model")
+    done = deploy(cluster, version_of(3))
+    assert done.returncode == 0, done.stderr
+    assert "m: rollout begins" in done.stdout
+    assert "m: promoted" in done.stdout
+    assert served_version(cluster) != before
+    canary_went(cluster)
+    load.stop()
+    assert load.failures == []
+    assert last(cluster)["phase"] == "promoted"
+    assert not cluster.replicas("model-m:model") & pids
+
+
+def test_a_version_that_fails_is_taken_back_by_itself(cluster, load):
+    before, pids = served_version(cluster), cluster.replicas("model-m:model")
+    done = deploy(cluster, version_of(3, fail_ids=[2]))  # which all rows of the load hold
+    assert done.returncode == 1
+    assert " requests failed" in done.stderr, done.stderr
+    canary_went(cluster)
+    load.stop()
+    assert load.failures == []
+    assert (served_version(cluster), cluster.replicas("model-m:model")) == (before, pids)
+    assert last(cluster)["phase"] == "aborted"
+
+
+def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster, load):
+    before = served_version(cluster)
+    for_ever = {**ROLLOUT, "hold_s": 3600}
+    begun = deploy(cluster, version_of(4, for_ever), "--no-wait")
+    assert begun.returncode == 0, begun.stderr
+    until(lambda: last(cluster)["phase"] == "step", 60)
+    (driver,) = cluster.replicas("headrace-rollouts")
+    os.kill(driver, signal.SIGKILL)
+    aborted = rollout(cluster, "abort", "m", "--reason", "a bad day")
+    assert aborted.returncode == 0, aborted.stderr
+    until(lambda: last(cluster)["over"], 60)  # by another one
+    assert last(cluster)["why"] == "a bad day"
+    canary_went(cluster)
+    again = deploy(cluster, version_of(3))
+    assert again.returncode == 0, again.stderr
+    until(lambda: not cluster.replicas("headrace-rollouts"), 60)
+    load.stop()
+    assert load.failures == []
+    assert served_version(cluster) == before
