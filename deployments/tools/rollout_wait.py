@@ -1,4 +1,4 @@
-"""Waits for rollouts to end, and shows how far they have come: for `headrace apply` and `deploy`."""
+"""Waits for rollouts to end, and shows how far they are: for `headrace apply` and `deploy`."""
 
 from __future__ import annotations
 
