@@ -1,7 +1,8 @@
 """Serve's applications as its controller has them, for a process inside the cluster.
 
 The same as its REST interface (`serve_rest`) without the dashboard, whose address a node need not
-reach. The private API of Serve that this uses is tested by tests/integration/test_cluster_rollout.py.
+reach. The private API of Serve that this uses is tested by
+tests/integration/test_cluster_rollout.py.
 Source: Ray 2.60 `dashboard/modules/serve/serve_head.py`.
 """
 
