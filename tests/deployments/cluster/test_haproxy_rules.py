@@ -87,14 +87,20 @@ class Edge:
 
 
 async def _whole(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.read(65_536)
-    while b"\r\n\r\n" in head:
-        names, _, body = head.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", names)
-        if not length or len(body) >= int(length[1]):
-            break
-        head += await reader.read(65_536)
-    return head
+    """One answer, in however many segments it comes; without a length up to the end, where the
+    connection is closed after it."""
+    found = b""
+    while not _is_whole(found) and (more := await reader.read(65_536)):
+        found += more
+    return found
+
+
+def _is_whole(found: bytes) -> bool:
+    names, ends, body = found.lower().partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", names)
+    if length:
+        return len(body) >= int(length[1])
+    return bool(ends) and b"connection: close" not in names
 
 
 def ask(*lines: bytes, method: bytes = b"GET", path: bytes = b"/v1/models") -> bytes:
