@@ -29,10 +29,11 @@ from deployments.cluster.rollout_driver import Asked, Cluster, RolloutDriver, dr
 from deployments.cluster.rollout_records import end_sentence
 from deployments.contract import audit, logs
 from deployments.contract.audit import AuditLine
-from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.account import RolloutAccount, RolloutRecord
 from deployments.settings.load import settings_digest
 from deployments.settings.model import ModelSettings
 
+_ListChange = Callable[[Applications, ListedRollout], Applications]
 _LOOKS_S = 1.0
 _DIGITS = 12  # of a digest in the audit log
 logger = logging.getLogger("headrace.rollouts")
@@ -83,66 +84,90 @@ class ListedLive:
 
     def note(self, canary: Canary, account: RolloutAccount) -> None:
         """Writes into the list only what has changed since the last step."""
-        record = self._entries[canary.model]["record"]
-        if (record["phase"], record["step"]) == (account["phase"], account["step"]):
+        known = self._entries.get(canary.model)
+        if known is None or _step(known["record"]) == _step(account):
             return
-        noted = {**account, "id": canary.number, "over": False}
-        self._change(canary, lambda entry: {**entry, "record": noted})  # type: ignore[typeddict-item]
+        noted = RolloutRecord(**account, id=canary.number, over=False)
+        self._change(
+            canary, lambda listed, e: with_entry(listed, canary.model, {**e, "record": noted})
+        )
 
     def keep(self, canary: Canary) -> None:
-        self._change(canary, lambda entry: _as_of(entry, canary))
+        self._change(
+            canary, lambda listed, entry: with_entry(listed, canary.model, _as_of(entry, canary))
+        )
 
-    def put_canary(self, canary: Canary) -> None:
-        place = "new" if canary.stage == "promoting" else "old"
-        self._change(canary, lambda entry: _as_of(entry, canary), place)
+    def replace_live(self, canary: Canary) -> None:
+        self._change(
+            canary,
+            lambda listed, entry: with_version(
+                with_entry(listed, canary.model, _as_of(entry, canary)), canary.model, entry["new"]
+            ),
+        )
+
+    def put_back(self, canary: Canary, why: str) -> None:
+        self._end(canary, why, lambda listed, e: with_version(listed, canary.model, e["old"]))
 
     def end(self, canary: Canary, why: str) -> None:
-        entry = self._entries[canary.model]
-        if not self._change(canary, lambda entry: listed_rollouts.ended(entry, why)):
-            return
-        how = "aborted" if why else "promoted"
-        logger.warning("%s", end_sentence(canary.model, how, why))
-        before = settings_digest(entry["old"]["application"])
-        after = before if why else settings_digest(entry["new"]["application"])
-        audit.record(
-            AuditLine(
-                "rollout", how, f"model {canary.model}", "Serve's list of applications",
-                before[:_DIGITS], after[:_DIGITS], detail=why,
-            )
-        )  # fmt: skip
+        self._end(canary, why, lambda listed, entry: listed)
+
+    def _end(self, canary: Canary, why: str, change: _ListChange) -> None:
+        """One list has the end and what follows from it: whoever goes on finds both or neither."""
+        entry = self._entries.get(canary.model)
+        ended = self._change(
+            canary,
+            lambda listed, e: with_entry(
+                change(listed, e), canary.model, listed_rollouts.ended(e, why)
+            ),
+        )
+        if ended and entry is not None:
+            _tell_end(canary.model, entry, why)
 
     def remove(self, canary: Canary) -> None:
-        self._change(canary, listed_rollouts.over, gone=True)
+        self._change(
+            canary,
+            lambda listed, entry: without_canary(
+                with_entry(listed, canary.model, listed_rollouts.over(entry)), canary.model
+            ),
+            ended=True,
+        )
 
-    def _change(
-        self,
-        canary: Canary,
-        entry: Callable[[ListedRollout], ListedRollout],
-        place: str = "",
-        *,
-        gone: bool = False,
-    ) -> bool:
-        """Change the entry of this canary, and the list: `place` the new or the old version in the
-        live one's place, or take the canary out. False, and nothing happens, if another canary came
-        meanwhile."""
+    def _change(self, canary: Canary, change: _ListChange, *, ended: bool = False) -> bool:
+        """Put the list that `change` makes of the present one and of this canary's entry there.
+        False, and nothing happens, if a file that was deployed since the last look has begun
+        another rollout of the model, or ended this one. `ended`: its end is written already."""
         details = self._served.details()
         listed = ours(details)
         found = entries_of(listed).get(canary.model)
-        if found is None or found["id"] != canary.number:
+        if found is None or found["id"] != canary.number or found["record"]["over"] != ended:
             return False
-        changed: Applications = with_entry(listed, canary.model, entry(found))
-        if place:
-            changed = with_version(changed, canary.model, found[place])  # type: ignore[literal-required]
-        if gone:
-            changed = without_canary(changed, canary.model)
+        changed = change(listed, found)
         self._since[canary.model, canary.number, canary.stage] = canary.since_s
         self._served.put(beside_others(changed.values(), details))
         self._take(changed)
         return True
 
 
+def _step(record: RolloutAccount) -> tuple[str, int]:
+    return record["phase"], record["step"]
+
+
 def _as_of(entry: ListedRollout, canary: Canary) -> ListedRollout:
     return {**entry, "stage": canary.stage, "rollout": canary.rollout}
+
+
+def _tell_end(model: str, entry: ListedRollout, why: str) -> None:
+    """Log and audit the end: aborted if there is a reason, else promoted."""
+    how = "aborted" if why else "promoted"
+    logger.warning("%s", end_sentence(model, how, why))
+    before = settings_digest(entry["old"]["application"])
+    after = before if why else settings_digest(entry["new"]["application"])
+    audit.record(
+        AuditLine(
+            "rollout", how, f"model {model}", "Serve's list of applications",
+            before[:_DIGITS], after[:_DIGITS], detail=why,
+        )
+    )  # fmt: skip
 
 
 class ClusterRollouts:

@@ -7,23 +7,23 @@ that the file asks for in, the list to put out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.cluster.canary import canary_settings
 from deployments.cluster.differences import REPLACES, Applications, by_name, differences
 from deployments.cluster.listed_rollouts import (
+    Entries,
     ListedRollout,
     ListedVersion,
-    canary_version,
     ended,
     entries_of,
-    has_canary,
     is_undecided,
+    lists,
     new_entry,
+    over,
     version_of,
-    with_canary,
     with_entries,
     with_version,
 )
@@ -57,46 +57,62 @@ class _Change:
     why: str = ""  # its rollout is given up
 
 
-def planned(running: Applications, wanted: Applications, settings: Settings) -> ListedPlan:
-    """The plan. `running`, `wanted`: Headrace's applications by name, the latter of the file."""
-    changes = {name: _change(name, running, wanted, settings) for name in settings.models}
+def planned(
+    running: Applications, wanted: Applications, settings: Settings, dead: Collection[str] = ()
+) -> ListedPlan:
+    """The plan. `running`, `wanted`: Headrace's applications by name, the latter of the file.
+    `dead`: those of `running` that could not start."""
+    changes = {name: _change(name, running, wanted, settings, dead) for name in settings.models}
+    changes |= {name: _removed(e) for name, e in entries_of(running).items() if name not in changes}
     listed: Mapping[str, Mapping[str, Any]] = wanted
     for name, change in changes.items():
         if change.live is not None:
             listed = with_version(listed, name, change.live)
         if change.canary is not None:
-            listed = with_canary(listed, name, change.canary)
+            listed = with_version(listed, canary_of(name), change.canary)
     entries = {name: c.entry for name, c in changes.items() if c.entry is not None}
-    if all(entry["stage"] == "over" for entry in entries.values()):
-        entries = {}  # nobody needs to look after them any more
+    if _all_over(entries) and _all_over(entries_of(running)):
+        entries = {}  # nobody looks after them any more
     return ListedPlan(
         with_entries(listed, entries),
         {name: entries[name]["id"] for name, c in changes.items() if c.begins},
         {name: entries[name]["id"] for name, c in changes.items() if c.goes_on},
-        {name: c.why for name, c in changes.items() if c.why} | _removed(running, settings),
+        {name: c.why for name, c in changes.items() if c.why},
     )
 
 
-def _removed(running: Applications, settings: Settings) -> dict[str, str]:
-    return {
-        name: why_given_up(removed=True, begun=False, changed=False)
-        for name, entry in entries_of(running).items()
-        if is_undecided(entry) and name not in settings.models
-    }
+def _all_over(entries: Entries) -> bool:
+    return all(entry["stage"] == "over" for entry in entries.values())
 
 
-def _change(name: str, running: Applications, wanted: Applications, settings: Settings) -> _Change:
+def _removed(entry: ListedRollout) -> _Change:
+    """Of a model that the file has not. Its canary goes with it. Its number is kept: whoever drives
+    rollouts must not take the next one for this one."""
+    if not is_undecided(entry):
+        return _Change(over(entry))
+    why = why_given_up(removed=True, begun=False, changed=False)
+    return _Change(over(ended(entry, why)), why=why)
+
+
+def _change(
+    name: str,
+    running: Applications,
+    wanted: Applications,
+    settings: Settings,
+    dead: Collection[str],
+) -> _Change:
     entry, live = entries_of(running).get(name), _live(name, running)
     if live is None:
-        return _Change(None)
+        return _without_rollout(name, running, entry, changed=True)
     undecided = entry if is_undecided(entry) else None
     file, model = version_of(wanted, name), settings.models[name]
     changed = _restarts(live, file)
-    if not changed or model.rollout is None:
+    protects = undecided is not None or model_app(name) not in dead
+    if not (changed and protects) or model.rollout is None:
         return _without_rollout(name, running, entry, changed=changed)
     if undecided is not None and not _restarts(undecided["new"], file):
-        kept = _going_on(undecided, live, file)
-        return replace(kept, canary=canary_version(running, name))
+        canary = _canary(name, running) or _new_canary(name, settings)
+        return replace(_going_on(undecided, live, file), canary=canary)
     number = 1 if entry is None else entry["id"] + 1
     return _Change(
         new_entry(name, number, model, file, live),
@@ -112,15 +128,22 @@ def _live(name: str, running: Applications) -> ListedVersion | None:
     entry = entries_of(running).get(name)
     if entry is not None and entry["stage"] == "promoting":
         return entry["old"]
-    return version_of(running, name) if model_app(name) in running else None
+    return version_of(running, name) if lists(running, name) else None
+
+
+def _canary(name: str, running: Applications) -> ListedVersion | None:
+    canary = canary_of(name)
+    return version_of(running, canary) if lists(running, canary) else None
 
 
 def _without_rollout(
     name: str, running: Applications, entry: ListedRollout | None, *, changed: bool
 ) -> _Change:
     """The file's version is put at once. A canary that is there leaves."""
-    canary = canary_version(running, name) if has_canary(running, name) else None
-    if entry is None or not is_undecided(entry):
+    if entry is None or entry["stage"] == "over":
+        return _Change(entry)
+    canary = _canary(name, running)
+    if not is_undecided(entry):
         return _Change(entry, canary=canary)
     why = why_given_up(removed=False, begun=False, changed=changed)
     return _Change(ended(entry, why), canary=canary, why=why)
@@ -147,13 +170,14 @@ def _new_canary(name: str, settings: Settings) -> ListedVersion:
 
 
 def with_numbers_of(old: ListedVersion, new: ListedVersion) -> ListedVersion:
-    """The old version with the new one's numbers of replicas. A model with groups stays wholly as
-    it was, because a group's number belongs to what the group runs on."""
+    """The old version with the new one's numbers of replicas and their scaling. A model with groups
+    stays wholly as it was, because a group's number belongs to what the group runs on."""
     was, now = old["scaling"].get("replicas", {}), new["scaling"].get("replicas", {})
     if "groups" in was or "groups" in now:
         return old
     replicas = {n: v for n, v in was.items() if n not in NUMBERS}
     replicas |= {n: v for n, v in now.items() if n in NUMBERS}
+    scaling = {**old["scaling"], "scaling": new["scaling"].get("scaling"), "replicas": replicas}
     theirs = {each["name"]: each for each in new["application"]["deployments"]}
     deployments = [
         _with_options_of(each, theirs.get(each["name"], each))
@@ -161,7 +185,7 @@ def with_numbers_of(old: ListedVersion, new: ListedVersion) -> ListedVersion:
     ]
     return ListedVersion(
         application={**old["application"], "deployments": deployments},
-        scaling={**old["scaling"], "replicas": replicas},
+        scaling={name: section for name, section in scaling.items() if section},
     )
 
 

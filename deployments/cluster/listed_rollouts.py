@@ -23,6 +23,7 @@ from deployments.settings.model import ModelSettings
 
 ListedStage = Literal["starting", "judged", "promoting", "leaving", "over"]
 _DEPLOYMENT = "rollouts"
+_VERSIONS = "versions"  # argument of the tenants' application
 
 
 class ListedVersion(TypedDict):
@@ -127,84 +128,59 @@ def over(entry: ListedRollout) -> ListedRollout:
     return {**entry, "stage": "over", "settings": {}, "new": nothing, "old": nothing}
 
 
+def lists(applications: Applications, name: str) -> bool:
+    """Whether a model of this name, or a canary, is to run."""
+    return model_app(name) in applications
+
+
 def version_of(applications: Applications, name: str) -> ListedVersion:
     """The version that runs as the model of this name, or as its canary."""
-    return ListedVersion(
-        application=applications[model_app(name)], scaling=_scaling(applications).get(name, {})
-    )
+    told = {**_told_of_file(applications), **_told_besides(applications)}
+    return ListedVersion(application=applications[model_app(name)], scaling=told.get(name, {}))
 
 
 def with_version(
-    applications: Applications, model: str, version: ListedVersion
+    applications: Applications, name: str, version: ListedVersion
 ) -> dict[str, Mapping[str, Any]]:
-    """The list with this version as the model's live one."""
-    told = {**_scaling(applications), model: version["scaling"]}
-    listed = {**applications, model_app(model): version["application"]}
-    return _with_scaling(listed, told)
-
-
-def with_canary(
-    applications: Applications, model: str, canary: ListedVersion
-) -> dict[str, Mapping[str, Any]]:
-    name = canary_of(model)
-    listed = {**applications, model_app(name): canary["application"]}
-    return _with_canaries(listed, {**_canaries(applications), name: canary["scaling"]})
+    """The list with this version as the model of this name, or as its canary."""
+    listed = {**applications, model_app(name): version["application"]}
+    told = {**_told_besides(applications), name: version["scaling"]}
+    if version["scaling"] == _told_of_file(applications).get(name):
+        del told[name]
+    return _telling_besides(listed, told)
 
 
 def without_canary(applications: Applications, model: str) -> dict[str, Mapping[str, Any]]:
     name = canary_of(model)
     listed = {app: each for app, each in applications.items() if app != model_app(name)}
-    left = {n: section for n, section in _canaries(applications).items() if n != name}
-    return _with_canaries(listed, left)
-
-
-def canary_version(applications: Applications, model: str) -> ListedVersion:
-    """The canary that runs."""
-    name = canary_of(model)
-    return ListedVersion(
-        application=applications[model_app(name)], scaling=_canaries(applications).get(name, {})
-    )
-
-
-def has_canary(applications: Applications, model: str) -> bool:
-    return model_app(canary_of(model)) in applications
+    left = {n: section for n, section in _told_besides(applications).items() if n != name}
+    return _telling_besides(listed, left)
 
 
 # ---- what the autoscaler is told travels with the tenants, see `TenantsPublisher` ---------------
 
 
-def _arguments(applications: Applications) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = applications.get(TENANTS_APP, {}).get("args", {})
-    return found
-
-
-def _scaling(applications: Applications) -> Mapping[str, Any]:
+def _told_of_file(applications: Applications) -> Mapping[str, Any]:
+    """By model: its section of the last file that was deployed."""
     found: Mapping[str, Any] = _arguments(applications).get("scaling", {}).get("models", {})
     return found
 
 
-def _canaries(applications: Applications) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = _arguments(applications).get("canaries", {})
+def _told_besides(applications: Applications) -> Mapping[str, Any]:
+    """By model or canary: what holds instead, or besides."""
+    found: Mapping[str, Any] = _arguments(applications).get(_VERSIONS, {})
     return found
 
 
-def _with_scaling(
-    applications: Applications, models: Mapping[str, Any]
+def _telling_besides(
+    applications: Applications, versions: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-    args = _arguments(applications)
-    return _with_arguments(
-        applications, {**args, "scaling": {**args.get("scaling", {}), "models": models}}
-    )
-
-
-def _with_canaries(
-    applications: Applications, canaries: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
-    others = {name: each for name, each in _arguments(applications).items() if name != "canaries"}
-    return _with_arguments(applications, {**others, **({"canaries": canaries} if canaries else {})})
-
-
-def _with_arguments(
-    applications: Applications, args: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
+    args = {name: each for name, each in _arguments(applications).items() if name != _VERSIONS}
+    if versions:
+        args[_VERSIONS] = versions
     return {**applications, TENANTS_APP: {**applications[TENANTS_APP], "args": args}}
+
+
+def _arguments(applications: Applications) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = applications.get(TENANTS_APP, {}).get("args", {})
+    return found

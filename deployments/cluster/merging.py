@@ -15,7 +15,7 @@ from deployments.cluster.addresses import in_cluster
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import Applications, by_name
 from deployments.cluster.ray_env import config_env
-from deployments.cluster.serve_config import BUILDERS
+from deployments.cluster.serve_config import BUILDERS, LOGGING
 from deployments.contract.app_names import GATEWAY_APP
 from deployments.settings.gateway import GatewaySettings
 
@@ -52,8 +52,11 @@ def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, A
 def beside_others(
     applications: Iterable[Mapping[str, Any]], details: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A list of these applications of Headrace, and of all other applications."""
-    return {"applications": [*applications, *others(details).values()]}
+    """A list of these applications of Headrace, and of all other applications. Without the options
+    for logs, which Serve does not keep for what comes later, an application that was changed would
+    write its logs otherwise."""
+    applications = [*applications, *others(details).values()]
+    return {"logging_config": LOGGING, "applications": applications}
 
 
 def _configs(details: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

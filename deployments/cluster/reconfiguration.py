@@ -162,8 +162,12 @@ class Reconfiguration:
     def keep(self, canary: Canary) -> None:
         self.deployed = self.deployed.having(canary)
 
-    def put_canary(self, canary: Canary) -> None:
+    def replace_live(self, canary: Canary) -> None:
         self._put_and_keep(self.deployed.having(canary))
+
+    def put_back(self, canary: Canary, why: str) -> None:
+        self._put_and_keep(self.deployed.having(canary))  # of one that leaves nothing replaces it
+        self.end(canary, why)
 
     def end(self, canary: Canary, why: str) -> None:
         before = self.settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.cluster.dashboard import ClusterError
@@ -89,19 +89,17 @@ class RemoteCluster:
         canary. Returns what that does to Headrace's."""
         details = self._rest.details()
         config, deployment = _planned(settings, details)
-        found = deployment.differences
         whole = merged(config, details)
-        changed = {each.application for each in found}
-        # Serve itself rebuilds what has changed. What failed but still runs may answer requests.
-        failed = {
-            state.name
-            for state in states(details)
-            if state.state == _FAILED and not state.running and state.name not in changed
-        }
-        again = [app for app in whole["applications"] if app["name"] not in failed]
-        if len(again) < len(whole["applications"]):
-            self._rest.put({**whole, "applications": again})
+        if failed := _left_failed(details, deployment):
+            # Serve itself rebuilds what has changed, and does not try the rest again.
+            left = (app for name, app in ours(details).items() if name not in failed)
+            self._rest.put(beside_others(left, details))
             self._until_gone(failed)
+            # A rollout may have gone on meanwhile.
+            details = self._rest.details()
+            config, then = _planned(settings, details)
+            whole = merged(config, details)
+            deployment = replace(then, differences=deployment.differences)
         self._rest.put(whole)
         return deployment
 
@@ -203,13 +201,24 @@ def _planned(settings: Settings, details: Mapping[str, Any]) -> tuple[dict[str, 
     """The config to put, without other people's applications, and what it does."""
     running = ours(details)
     config = _in_turn(serve_config(settings), details)
-    plan = planned(running, by_name(config), settings)
+    plan = planned(running, by_name(config), settings, _dead(details))
     found = differences(running, plan.applications)
     found = [each for each in found if each.application != ROLLOUTS_APP]
     canaries = {model_app(canary_of(name)) for name in settings.models}
     names = tuple(name for name in plan.applications if name not in canaries)
     deployment = Deployment(names, found, plan.begun, plan.kept, plan.ended)
     return {**config, "applications": list(plan.applications.values())}, deployment
+
+
+def _dead(details: Mapping[str, Any]) -> set[str]:
+    """Headrace's applications that failed and do not run. One that runs still may answer requests:
+    its version before does."""
+    return {s.name for s in states(details) if s.state == _FAILED and not s.running}
+
+
+def _left_failed(details: Mapping[str, Any], deployment: Deployment) -> set[str]:
+    """What failed, and would be left so."""
+    return _dead(details) - {each.application for each in deployment.differences}
 
 
 def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:

@@ -63,9 +63,12 @@ class Live(Protocol):
     def keep(self, canary: Canary) -> None:
         """Remember the canary's new state; Serve's list stays as it is."""
 
-    def put_canary(self, canary: Canary) -> None:
-        """Remember it, and put the list that follows from its stage: while it is promoting, its
-        settings in the live version's place."""
+    def replace_live(self, canary: Canary) -> None:
+        """Remember it, and put the list with its settings in the live version's place."""
+
+    def put_back(self, canary: Canary, why: str) -> None:
+        """As `end` with a reason, of a canary that has replaced the live version: put the list with
+        the live version's settings again."""
 
     def end(self, canary: Canary, why: str) -> None:
         """The rollout has ended, and the canary is leaving: aborted if there is a reason, else
@@ -174,7 +177,10 @@ class RolloutDriver:
         elif account["phase"] == "aborted":
             self._end(canary, account["why"])
         elif account["phase"] == "promoting":
-            self._live.put_canary(replace(canary, stage="promoting", since_s=self._clock()))
+            self._live.replace_live(replace(canary, stage="promoting", since_s=self._clock()))
+        elif account["phase"] == "promoted":
+            self._begin(replace(canary, since_s=self._clock()))
+            self._cluster.promote(canary.model)  # it was, but another list undid it
         elif self._told_again(canary):
             return
         elif account["phase"] == "checking" and self._late(canary):
@@ -216,9 +222,7 @@ class RolloutDriver:
         return f"not ready after {canary.settings.replicas.start_timeout_s:g} s"
 
     def _put_back(self, canary: Canary, why: str) -> None:
-        """What is put as it leaves has the live version's settings again."""
-        self._live.put_canary(leaving(canary, self._clock()))
-        self._end(canary, why)
+        self._live.put_back(leaving(canary, self._clock()), why)
 
     def _end(self, canary: Canary, why: str = "") -> None:
         """Aborted if there is a reason, else promoted."""

@@ -41,6 +41,7 @@ from deployments.settings.tree import Settings, TenantsSettings
 
 BUILDERS = "deployments.cluster.applications"
 COPY_TARGETS = "deployments.contract.scaling.copy_targets:CopyTargets"
+LOGGING = {"enable_access_log": False, "encoding": "JSON"}  # of applications without their own
 GRACE_S = 20.0
 # Time limits of a health check, which never waits for a batch. Serve replaces a replica that missed
 # three checks in a row, at most 2 s apart: a stopped gateway after 11 s, another replica after
@@ -75,7 +76,7 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
             "port": gateway.port,
             "keep_alive_timeout_s": math.ceil(gateway.keep_alive_s),
         },
-        "logging_config": {"enable_access_log": False, "encoding": "JSON"},
+        "logging_config": LOGGING,
         "applications": applications,
     }
 

@@ -29,7 +29,7 @@ from deployments.settings.tree import Settings
 from yaml_document.mistakes import Mistake
 
 _SCALING = "scaling"
-_CANARIES = "canaries"
+_VERSIONS = "versions"
 _OPENS = (
     "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
     "if that is meant"
@@ -40,13 +40,13 @@ class TenantsPublisher:
     """Publishes on construction."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        """`args`: {"scaling": a settings file's models, their pool and budget}, {"canaries": the
-        same of the models' canaries} if there are any, and, unless a path names the tenants,
-        {"tenants": the content of a tenants file, "priorities": the gateway's, and "auth" if it is
-        set}. All as the user wrote it. Raises SettingsErrors; then Serve shows
-        what is wrong, and what was published before stays."""
-        scaling = scaling_document(_with_canaries(parse(args[_SCALING]), args.get(_CANARIES, {})))
-        given = {name: value for name, value in args.items() if name not in (_SCALING, _CANARIES)}
+        """`args`: {"scaling": a settings file's models, their pool and budget}, {"versions": the
+        same of canaries, by their names, and of live versions that are not the file's} if there are
+        any, and, unless a path names the tenants, {"tenants": the content of a tenants file,
+        "priorities": the gateway's, and "auth" if it is set}. All as the user wrote it. Raises
+        SettingsErrors; then Serve shows what is wrong, and what was published before stays."""
+        scaling = scaling_document(_with_versions(parse(args[_SCALING]), args.get(_VERSIONS, {})))
+        given = {name: value for name, value in args.items() if name not in (_SCALING, _VERSIONS)}
         if given:
             text = yaml.safe_dump(given["tenants"])
             tenants = parse_tenants(text, "tenants", given["priorities"])
@@ -59,10 +59,11 @@ class TenantsPublisher:
             _record(audit.digest(before), audit.digest(tenants_store.fetch() or ""))
 
 
-def _with_canaries(settings: Settings, canaries: Mapping[str, Any]) -> Settings:
-    """The settings with each canary as a model, under the name that no user may give."""
-    beside = {name: ModelSettings.model_validate(given) for name, given in canaries.items()}
-    return settings.model_copy(update={"models": {**settings.models, **beside}})
+def _with_versions(settings: Settings, versions: Mapping[str, Any]) -> Settings:
+    """The settings with these models instead or besides. They need not go together with the file's
+    as one file's models do: an old live version may name a model that the file has no more."""
+    besides = {name: ModelSettings.model_validate(given) for name, given in versions.items()}
+    return settings.model_copy(update={"models": {**settings.models, **besides}})
 
 
 def _listed_keys(published: str) -> bool:

@@ -37,7 +37,7 @@ def outcome(stand: Stand) -> tuple[str, str, bool]:
 def told(stand: Stand) -> dict:
     """What the autoscaler is told of each model: milliseconds are not, so replicas."""
     args = stand.serve.listed[TENANTS_APP]["args"]
-    found = {**args["scaling"]["models"], **args.get("canaries", {})}
+    found = {**args["scaling"]["models"], **args.get("versions", {})}
     return {name: section.get("replicas", {}).get("count") for name, section in found.items()}
 
 

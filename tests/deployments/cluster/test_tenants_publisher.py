@@ -58,7 +58,7 @@ def test_the_autoscaler_is_told_of_canaries_too_and_tenants_are_not_published_ag
     TenantsPublisher({**TENANTS, "scaling": SCALING})
     before = published["digest"]
     canary = {"m@canary": {"runtime": "synthetic", "replicas": {"count": 2}}}
-    TenantsPublisher({**TENANTS, "scaling": SCALING, "canaries": canary})
+    TenantsPublisher({**TENANTS, "scaling": SCALING, "versions": canary})
     (group,) = document.parse(published["scaling"]).settings.models["m@canary"].groups
     assert (group.min, group.max) == (2, 2)
     assert published["digest"] == before
