@@ -23,6 +23,7 @@ from deployments.cluster.listed_rollouts import (
     lists,
     new_entry,
     over,
+    revision_of,
     version_of,
     with_entries,
     with_version,
@@ -74,7 +75,7 @@ def planned(
     if _all_over(entries) and _all_over(entries_of(running)):
         entries = {}  # nobody looks after them any more
     return ListedPlan(
-        with_entries(listed, entries),
+        with_entries(listed, entries, (revision_of(running) or 0) + 1),
         {name: entries[name]["id"] for name, c in changes.items() if c.begins},
         {name: entries[name]["id"] for name, c in changes.items() if c.goes_on},
         {name: c.why for name, c in changes.items() if c.why},

@@ -51,30 +51,53 @@ Entries = Mapping[str, ListedRollout]  # by model
 
 def entries_of(applications: Applications) -> dict[str, ListedRollout]:
     """The rollouts that the list knows, ended ones included."""
-    app = applications.get(ROLLOUTS_APP)
-    return {} if app is None else dict(app["deployments"][0]["user_config"]["rollouts"])
+    return dict(_content(applications).get("rollouts", {}))
 
 
-def with_entries(applications: Applications, entries: Entries) -> dict[str, Mapping[str, Any]]:
+def revision_of(applications: Applications) -> int | None:
+    """How often a command changed the list since it has rollouts; None if it has none. Whoever
+    drives rollouts leaves it as it is, so a command finds out whether its change was undone by a
+    list that was read before."""
+    found: int | None = _content(applications).get("revision")
+    return found
+
+
+def revised(applications: Applications) -> dict[str, Mapping[str, Any]]:
+    """The list with the next revision, if it has rollouts."""
+    return with_entries(
+        applications, entries_of(applications), (revision_of(applications) or 0) + 1
+    )
+
+
+def with_entries(
+    applications: Applications, entries: Entries, revision: int
+) -> dict[str, Mapping[str, Any]]:
     """The list with these rollouts instead; without the application if there are none."""
     kept = {name: app for name, app in applications.items() if name != ROLLOUTS_APP}
     if not entries:
         return kept
-    options = {"name": _DEPLOYMENT, "user_config": {"rollouts": dict(entries)}}
+    content = {"rollouts": dict(entries), "revision": revision}
     kept[ROLLOUTS_APP] = {
         "name": ROLLOUTS_APP,
         "route_prefix": None,
         "import_path": f"{BUILDERS}:rollouts",
         "args": {},
-        "deployments": [options],
+        "deployments": [{"name": _DEPLOYMENT, "user_config": content}],
     }
     return kept
+
+
+def _content(applications: Applications) -> Mapping[str, Any]:
+    app = applications.get(ROLLOUTS_APP)
+    found: Mapping[str, Any] = {} if app is None else app["deployments"][0]["user_config"]
+    return found
 
 
 def with_entry(
     applications: Applications, model: str, entry: ListedRollout
 ) -> dict[str, Mapping[str, Any]]:
-    return with_entries(applications, {**entries_of(applications), model: entry})
+    entries = {**entries_of(applications), model: entry}
+    return with_entries(applications, entries, revision_of(applications) or 0)
 
 
 def is_undecided(entry: ListedRollout | None) -> bool:

@@ -8,14 +8,20 @@ deployment failed, so such an application is deleted first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import Difference, by_name, differences
 from deployments.cluster.listed_rollout_plan import planned
-from deployments.cluster.listed_rollouts import entries_of, undecided, with_entry
+from deployments.cluster.listed_rollouts import (
+    entries_of,
+    revised,
+    revision_of,
+    undecided,
+    with_entry,
+)
 from deployments.cluster.merging import beside_others, heard_later, merged, ours
 from deployments.cluster.serve_config import serve_config
 from deployments.cluster.serve_rest import ServeRest
@@ -33,6 +39,8 @@ from deployments.settings.tree import Settings
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
+_SETTLES_S = 1.0  # within this a driver puts what it makes of a list that it has read
+_TRIES = 5
 _GONE_S = 3600.0  # draining there has shorter bounds of its own
 _MESSAGE_LINES = 6
 _TURN = "turn"  # argument of the tenants' application: how often the switch was set
@@ -89,18 +97,18 @@ class RemoteCluster:
         canary. Returns what that does to Headrace's."""
         details = self._rest.details()
         config, deployment = _planned(settings, details)
-        whole = merged(config, details)
+        merged(config, details)
         if failed := _left_failed(details, deployment):
             # Serve itself rebuilds what has changed, and does not try the rest again.
-            left = (app for name, app in ours(details).items() if name not in failed)
-            self._rest.put(beside_others(left, details))
-            self._until_gone(failed)
-            # A rollout may have gone on meanwhile.
-            details = self._rest.details()
+            self._delete(failed)
+
+        def planned_anew(details: Mapping[str, Any]) -> dict[str, Any]:
+            nonlocal deployment
             config, then = _planned(settings, details)
-            whole = merged(config, details)
             deployment = replace(then, differences=deployment.differences)
-        self._rest.put(whole)
+            return merged(config, details)
+
+        self._change(planned_anew)
         return deployment
 
     def heard_later(self, config: Mapping[str, Any]) -> list[str]:
@@ -142,34 +150,32 @@ class RemoteCluster:
     def remove(self, say: Callable[[str], None]) -> None:
         """Remove Headrace's applications: the gateway first, so that requests under way are
         finished, then the models."""
-        details = self._rest.details()
-        mine = ours(details)
+        mine = ours(self._rest.details()).keys()
         if not mine:
             raise ClusterError("no application of Headrace runs there")
         if GATEWAY_APP in mine:
             say("the gateways finish what they have")
-            # Whoever drives rollouts puts lists, too: not while this one does.
-            kept = (app for name, app in mine.items() if name not in (GATEWAY_APP, ROLLOUTS_APP))
-            self._rest.put(beside_others(kept, details))
-            self._until_gone({GATEWAY_APP})
+            self._delete({GATEWAY_APP, ROLLOUTS_APP})
         say("the models end")
-        self._rest.put(beside_others((), details))
-        self._until_gone(set(mine))
+        self._delete(mine)
 
     def states(self) -> list[ApplicationState]:
         return list(states(self._rest.details()))
 
     def freeze(self, frozen: bool) -> None:
         """Publish the present tenants again, with the controllers' switch set to `frozen`."""
-        details = self._rest.details()
-        mine = ours(details)
-        if "tenants" not in mine.get(TENANTS_APP, {}).get("args", {}):
-            raise ClusterError(
-                "nothing publishes tenants there; where gateway.tenants_path names a file, set "
-                "controllers.frozen in it"
-            )
-        switched = {**mine, TENANTS_APP: _frozen(mine[TENANTS_APP], frozen)}
-        self._rest.put(beside_others(switched.values(), details))
+
+        def switched(details: Mapping[str, Any]) -> dict[str, Any]:
+            mine = ours(details)
+            if "tenants" not in mine.get(TENANTS_APP, {}).get("args", {}):
+                raise ClusterError(
+                    "nothing publishes tenants there; where gateway.tenants_path names a file, set "
+                    "controllers.frozen in it"
+                )
+            listed = revised({**mine, TENANTS_APP: _frozen(mine[TENANTS_APP], frozen)})
+            return beside_others(listed.values(), details)
+
+        self._change(switched)
 
     def rollouts(self) -> list[RolloutRecord]:
         """Those under way, as of their last step, and the last one of each model that ended while
@@ -180,20 +186,48 @@ class RemoteCluster:
     def decide(self, model: str, why: str = "") -> None:
         """Ask for the promotion of a model's rollout; with a reason, for its abort. Raises
         ClusterError if it cannot be decided any more, or not yet."""
-        details = self._rest.details()
-        mine = ours(details)
-        entry = entries_of(mine).get(model)
-        if wrong := undecided(model, entry, aborts=bool(why)):
-            raise ClusterError(wrong)
-        assert entry is not None
-        listed = with_entry(mine, model, {**entry, "asked": why})
-        self._rest.put(beside_others(listed.values(), details))
 
-    def _until_gone(self, names: set[str]) -> None:
+        def asked(details: Mapping[str, Any]) -> dict[str, Any]:
+            mine = ours(details)
+            entry = entries_of(mine).get(model)
+            if wrong := undecided(model, entry, aborts=bool(why)):
+                raise ClusterError(wrong)
+            assert entry is not None
+            listed = revised(with_entry(mine, model, {**entry, "asked": why}))
+            return beside_others(listed.values(), details)
+
+        self._change(asked)
+
+    def _change(self, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+        """Put the list that `change` makes of Serve's details; again, if whoever drives rollouts
+        there undid it by a list that follows from the one before."""
+        for _ in range(_TRIES):
+            config = change(self._rest.details())
+            self._rest.put(config)
+            revision = revision_of(by_name(config))
+            if revision is None:
+                return  # nobody drives any
+            self._pause(_SETTLES_S)
+            found = revision_of(ours(self._rest.details()))
+            if found is None or found >= revision:
+                return
+        raise ClusterError(f"others undid the change {_TRIES} times; try again")
+
+    def _delete(self, names: Set[str]) -> None:
+        """Delete these applications of Headrace, and wait until they are gone; again, if one that
+        drives rollouts put them back as it ended."""
         end = self._clock() + _GONE_S
-        while left := names & self._rest.details().get("applications", {}).keys():
+        while True:
+            details = self._rest.details()
+            left = names & details.get("applications", {}).keys()
+            if not left:
+                return
             if self._clock() > end:
                 raise ClusterError(f"{', '.join(sorted(left))} not gone after {_GONE_S:g} s")
+            mine = ours(details)
+            if left & mine.keys():
+                kept = (app for name, app in mine.items() if name not in names)
+                self._rest.put(beside_others(kept, details))
             self._pause(_POLL_S)
 
 

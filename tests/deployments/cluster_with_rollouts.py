@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from deployments.cluster.cluster_rollouts import ClusterRollouts
@@ -14,35 +15,53 @@ from deployments.contract.registry import Registry
 from deployments.settings.tree import Settings
 
 
+THEIRS = {
+    "name": "theirs", "route_prefix": "/theirs", "import_path": "their.app:build",
+    "args": {"n": 1}, "deployments": [{"name": "d", "num_replicas": 2}],
+}  # fmt: skip
+_DELETES_S = 2.0
+
+
 class Serve:
     """Serve and the registry. broken: (model, milliseconds) that cannot start. starting: models
     that do not run yet. rows: that gateways hold of a model. deleting: removed applications that
-    Serve still lists."""
+    Serve still lists, and until when. calls_left: that are answered before Serve falls silent.
+    before_put, before_rollouts: run once, before the next put, or before the registry answers."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.registry = Registry(born_s=self.now)
         self.listed: dict[str, Mapping[str, Any]] = {}
-        self.deleting: dict[str, Mapping[str, Any]] = {}
+        self.deleting: dict[str, tuple[Mapping[str, Any], float]] = {}
         self.broken: set[tuple[str, float]] = set()
         self.starting: set[str] = set()
         self.rows: dict[str, int] = {}
         self.puts = 0
         self.silent = False
+        self.calls_left: int | None = None
+        self.before_put: Callable[[], None] | None = None
+        self.before_rollouts: Callable[[], None] | None = None
 
     # ---- Serve ---------------------------------------------------------------------------------
 
     def put(self, config: Mapping[str, Any]) -> None:
+        now_due, self.before_put = self.before_put, None
+        if now_due is not None:
+            now_due()
         self._answer()
+        assert json.loads(json.dumps(config)) == config  # Serve's interface and its store take JSON
         before, self.listed = self.listed, by_name(config)
-        self.deleting = {n: app for n, app in before.items() if n not in self.listed}
+        gone = {n: (app, self.now + _DELETES_S) for n, app in before.items()}
+        still = {**self.deleting, **gone}
+        self.deleting = {n: each for n, each in still.items() if n not in self.listed}
         self.puts += 1
         self.registry.declare([model_name(n) for n in self.listed if is_model_app(n)], self.now)
 
     def details(self) -> dict[str, Any]:
         self._answer()
+        self.deleting = {n: each for n, each in self.deleting.items() if each[1] > self.now}
         apps = {name: self._detail(app, self._state(app)) for name, app in self.listed.items()}
-        apps |= {name: self._detail(app, "DELETING") for name, app in self.deleting.items()}
+        apps |= {name: self._detail(app, "DELETING") for name, (app, _) in self.deleting.items()}
         return {"applications": apps, "http_options": {}}
 
     def _detail(self, app: Mapping[str, Any], state: str) -> dict[str, Any]:
@@ -70,11 +89,16 @@ class Serve:
     def follow(self, applications: Mapping[str, Any]) -> None: ...
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:
-        states = {n: self._state(self.listed[model_app(n)]) for n in names}
+        states = {n: self._state_of(n) for n in names}
         return {n: "no such file" for n, state in states.items() if state == "DEPLOY_FAILED"}
 
     def runs(self, name: str) -> bool:
-        return self._state(self.listed[model_app(name)]) == "RUNNING"
+        return self._state_of(name) == "RUNNING"
+
+    def _state_of(self, name: str) -> str:
+        self._answer()
+        app = self.listed.get(model_app(name))
+        return "" if app is None else self._state(app)
 
     def held(self, name: str) -> int:
         return self.rows.get(name, 0)
@@ -82,22 +106,37 @@ class Serve:
     def forget(self, name: str) -> None: ...
 
     def rollouts(self) -> list[Any]:
+        now_due, self.before_rollouts = self.before_rollouts, None
+        if now_due is not None:
+            now_due()
         self._answer()
         return self.registry.rollout_accounts(self.now)
 
     def begin_rollout(self, model: str, terms: Any) -> int:
+        self._answer()
         return self.registry.begin_rollout(model, terms, self.now, self.now)
 
     def promote(self, model: str) -> bool:
+        self._answer()
         return self.registry.promote(model, self.now)
 
     def finish_rollout(self, model: str) -> bool:
+        self._answer()
         return self.registry.finish_rollout(model)
 
     def abort_rollout(self, model: str, why: str) -> bool:
+        self._answer()
         return self.registry.abort_rollout(model, why)
 
+    def restart_registry(self) -> None:
+        self.registry = Registry(born_s=self.now)
+        names = [model_name(n) for n in self.listed if is_model_app(n)]
+        self.registry.declare(names, self.now)
+
     def _answer(self) -> None:
+        if self.calls_left is not None:
+            self.silent |= self.calls_left == 0
+            self.calls_left -= 1
         if self.silent:
             raise ClusterError("Serve's controller does not answer")
 

@@ -109,8 +109,7 @@ def test_a_driver_that_is_replaced_at_any_time_goes_on(at):
 
 def test_a_registry_that_starts_anew_is_told_of_the_rollout_and_of_what_was_asked(stand):
     stand.remote.decide("m", "a bad day")
-    stand.serve.registry = type(stand.serve.registry)(born_s=stand.serve.now)
-    stand.serve.registry.declare(stand.running.keys(), stand.serve.now)
+    stand.serve.restart_registry()
     stand.tick(8)
     assert (stand.running, outcome(stand)) == (ALONE, ("aborted", "a bad day", True))
 
