@@ -7,7 +7,7 @@ that the file asks for in, the list to put out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +59,7 @@ class _Change:
 
 
 def planned(
-    running: Applications, wanted: Applications, settings: Settings, dead: Collection[str] = ()
+    running: Applications, wanted: Applications, settings: Settings, dead: Set[str] = frozenset()
 ) -> ListedPlan:
     """The plan. `running`, `wanted`: Headrace's applications by name, the latter of the file.
     `dead`: those of `running` that could not start."""
@@ -100,16 +100,15 @@ def _change(
     running: Applications,
     wanted: Applications,
     settings: Settings,
-    dead: Collection[str],
+    dead: Set[str],
 ) -> _Change:
-    entry, live = entries_of(running).get(name), _live(name, running)
+    entry, live = entries_of(running).get(name), _live(name, running, dead)
     if live is None:
         return _without_rollout(name, running, entry, changed=True)
     undecided = entry if is_undecided(entry) else None
     file, model = version_of(wanted, name), settings.models[name]
     changed = _restarts(live, file)
-    protects = undecided is not None or model_app(name) not in dead
-    if not (changed and protects) or model.rollout is None:
+    if not changed or model.rollout is None:
         return _without_rollout(name, running, entry, changed=changed)
     if undecided is not None and not _restarts(undecided["new"], file):
         canary = _canary(name, running) or _new_canary(name, settings)
@@ -124,12 +123,13 @@ def _change(
     )
 
 
-def _live(name: str, running: Applications) -> ListedVersion | None:
-    """The live version; while another one is being promoted, the one that it replaces."""
+def _live(name: str, running: Applications, dead: Set[str]) -> ListedVersion | None:
+    """The live version; while another one is being promoted, the one that it replaces. None if no
+    version serves, so that there is nothing to protect."""
     entry = entries_of(running).get(name)
     if entry is not None and entry["stage"] == "promoting":
         return entry["old"]
-    return version_of(running, name) if lists(running, name) else None
+    return version_of(running, name) if model_app(name) in running.keys() - dead else None
 
 
 def _canary(name: str, running: Applications) -> ListedVersion | None:

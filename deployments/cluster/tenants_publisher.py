@@ -17,6 +17,7 @@ from deployments.cluster.scaling_terms import scaling_document
 from deployments.contract import audit, logs, tenants_store
 from deployments.contract.audit import AuditLine
 from deployments.contract.scaling import store
+from deployments.contract.scaling.document import ScalingDocument
 from deployments.settings.load import (
     SettingsErrors,
     parse,
@@ -25,7 +26,6 @@ from deployments.settings.load import (
     tenants_text,
 )
 from deployments.settings.model import ModelSettings
-from deployments.settings.tree import Settings
 from yaml_document.mistakes import Mistake
 
 _SCALING = "scaling"
@@ -45,7 +45,7 @@ class TenantsPublisher:
         any, and, unless a path names the tenants, {"tenants": the content of a tenants file,
         "priorities": the gateway's, and "auth" if it is set}. All as the user wrote it. Raises
         SettingsErrors; then Serve shows what is wrong, and what was published before stays."""
-        scaling = scaling_document(_with_versions(parse(args[_SCALING]), args.get(_VERSIONS, {})))
+        scaling = scaling_told(args)
         given = {name: value for name, value in args.items() if name not in (_SCALING, _VERSIONS)}
         if given:
             text = yaml.safe_dump(given["tenants"])
@@ -59,11 +59,13 @@ class TenantsPublisher:
             _record(audit.digest(before), audit.digest(tenants_store.fetch() or ""))
 
 
-def _with_versions(settings: Settings, versions: Mapping[str, Any]) -> Settings:
-    """The settings with these models instead or besides. They need not go together with the file's
-    as one file's models do: an old live version may name a model that the file has no more."""
-    besides = {name: ModelSettings.model_validate(given) for name, given in versions.items()}
-    return settings.model_copy(update={"models": {**settings.models, **besides}})
+def scaling_told(args: Mapping[str, Any]) -> ScalingDocument:
+    """What the autoscaler is told by these arguments. Models of `versions` hold instead of the
+    file's, or besides. They need not go together with those, as one file's models do: an old live
+    version may name a model that the file has no more."""
+    settings = parse(args[_SCALING])
+    besides = {n: ModelSettings.model_validate(m) for n, m in args.get(_VERSIONS, {}).items()}
+    return scaling_document(settings.model_copy(update={"models": {**settings.models, **besides}}))
 
 
 def _listed_keys(published: str) -> bool:

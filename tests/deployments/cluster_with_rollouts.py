@@ -26,7 +26,8 @@ class Serve:
     """Serve and the registry. broken: (model, milliseconds) that cannot start. starting: models
     that do not run yet. rows: that gateways hold of a model. deleting: removed applications that
     Serve still lists, and until when. calls_left: that are answered before Serve falls silent.
-    before_put, before_rollouts: run once, before the next put, or before the registry answers."""
+    before_rollouts: runs once, before the registry answers. holds: the next list that is put
+    arrives only when it is released; until then whoever put it is stuck."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -39,17 +40,29 @@ class Serve:
         self.puts = 0
         self.silent = False
         self.calls_left: int | None = None
-        self.before_put: Callable[[], None] | None = None
+        self.holds = False
+        self.late: Mapping[str, Any] | None = None
         self.before_rollouts: Callable[[], None] | None = None
 
     # ---- Serve ---------------------------------------------------------------------------------
 
     def put(self, config: Mapping[str, Any]) -> None:
-        now_due, self.before_put = self.before_put, None
-        if now_due is not None:
-            now_due()
         self._answer()
         assert json.loads(json.dumps(config)) == config  # Serve's interface and its store take JSON
+        if self.holds and self.late is not None:
+            raise ClusterError("Serve's controller does not answer")
+        if self.holds:
+            self.late = config
+        else:
+            self._take(config)
+
+    def release(self) -> None:
+        self.holds = False
+        late, self.late = self.late, None
+        if late is not None:
+            self._take(late)
+
+    def _take(self, config: Mapping[str, Any]) -> None:
         before, self.listed = self.listed, by_name(config)
         gone = {n: (app, self.now + _DELETES_S) for n, app in before.items()}
         still = {**self.deleting, **gone}
@@ -151,12 +164,16 @@ class Stand:
 
     def __init__(self, models: dict[str, Any]) -> None:
         self.serve = Serve()
-        self.remote = RemoteCluster(self.serve, lambda _: self.tick())  # type: ignore[arg-type]
+        self.remote = RemoteCluster(self.serve, self._pause)  # type: ignore[arg-type]
         self.deploy(models)
         self.restart_driver()
 
     def deploy(self, models: dict[str, Any], **sections: Any) -> Deployment:
         return self.remote.deploy(Settings.model_validate({"models": models, **sections}))
+
+    def _pause(self, seconds: float) -> None:
+        self.serve.release()
+        self.tick()
 
     def restart_driver(self) -> None:
         self.driver = ClusterRollouts(self.serve, lambda: self.serve.now)
