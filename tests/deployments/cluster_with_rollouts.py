@@ -14,7 +14,6 @@ from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.registry import Registry
 from deployments.settings.tree import Settings
 
-
 THEIRS = {
     "name": "theirs", "route_prefix": "/theirs", "import_path": "their.app:build",
     "args": {"n": 1}, "deployments": [{"name": "d", "num_replicas": 2}],
@@ -164,6 +163,7 @@ class Stand:
 
     def __init__(self, models: dict[str, Any]) -> None:
         self.serve = Serve()
+        self._looks = False
         self.remote = RemoteCluster(self.serve, self._pause)  # type: ignore[arg-type]
         self.deploy(models)
         self.restart_driver()
@@ -172,8 +172,12 @@ class Stand:
         return self.remote.deploy(Settings.model_validate({"models": models, **sections}))
 
     def _pause(self, seconds: float) -> None:
+        """The driver goes on while a command waits, if the command did not come amid its look."""
         self.serve.release()
-        self.tick()
+        if self._looks:
+            self.serve.now += seconds
+        else:
+            self.tick()
 
     def restart_driver(self) -> None:
         self.driver = ClusterRollouts(self.serve, lambda: self.serve.now)
@@ -181,7 +185,11 @@ class Stand:
     def tick(self, seconds: int = 1) -> None:
         for _ in range(seconds):
             self.serve.now += 1
-            self.driver.tick()
+            self._looks = True
+            try:
+                self.driver.tick()
+            finally:
+                self._looks = False
 
     @property
     def running(self) -> dict[str, float]:
