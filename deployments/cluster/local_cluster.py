@@ -129,7 +129,6 @@ class LocalCluster(ServedModels):
     def status(self) -> dict[str, Any]:
         """The models, gateways, rollouts and scaling of a `StatusSnapshot`."""
         # The registry asks Serve and then the autoscaler, so it gets twice the time.
-        # It asks Serve and the autoscaler in turn.
         found: dict[str, Any] = self.ask_registry("server_status", limit_s=2 * ANSWER_S)
         return found
 

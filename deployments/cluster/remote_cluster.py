@@ -105,6 +105,7 @@ class RemoteCluster:
         def planned_anew(details: Mapping[str, Any]) -> dict[str, Any]:
             nonlocal deployment
             config, then = _planned(settings, details)
+            # What had failed is away by now: no difference to whoever deploys.
             deployment = replace(then, differences=deployment.differences)
             return merged(config, details)
 
@@ -123,7 +124,7 @@ class RemoteCluster:
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
-            found = self._found(names, end)
+            found = [s for s in states(self._details_by(end)) if s.name in names]
             for state in found:
                 if said.get(state.name) != str(state):
                     said[state.name] = str(state)
@@ -136,12 +137,12 @@ class RemoteCluster:
                 raise ClusterError(f"{late} not ready after {limit_s:g} s; they go on starting")
             self._pause(_POLL_S)
 
-    def _found(self, names: Collection[str], end: float) -> list[ApplicationState]:
-        """The applications' states. Waits, up to `end`, for a dashboard that is away: its head may
-        be restarting."""
+    def _details_by(self, end: float) -> dict[str, Any]:
+        """Serve's details. Waits, up to `end`, for a dashboard that is away: its head may be
+        restarting."""
         while True:
             try:
-                return [s for s in states(self._rest.details()) if s.name in names]
+                return self._rest.details()
             except ClusterError:
                 if self._clock() > end:
                     raise
@@ -177,10 +178,11 @@ class RemoteCluster:
 
         self._change(switched)
 
-    def rollouts(self) -> list[RolloutRecord]:
+    def rollouts(self, away_s: float = 0.0) -> list[RolloutRecord]:
         """Those under way, as of their last step, and the last one of each model that ended while
-        the cluster remembers rollouts; by model."""
-        entries = entries_of(ours(self._rest.details()))
+        the cluster remembers rollouts; by model. `away_s`: to wait for a dashboard that is away.
+        Raises ClusterError then."""
+        entries = entries_of(ours(self._details_by(self._clock() + away_s)))
         return [entries[name]["record"] for name in sorted(entries)]
 
     def decide(self, model: str, why: str = "") -> None:

@@ -28,7 +28,7 @@ class ServeController:
         return found
 
     def put(self, config: Mapping[str, Any]) -> None:
-        """Put the whole list of applications, and leave Serve's other options as they are."""
+        """Put the whole list of applications. Where and how Serve listens stays as it is."""
         from ray.serve.schema import ServeDeploySchema
 
         self._ask("apply_config", ServeDeploySchema.model_validate(dict(config)))

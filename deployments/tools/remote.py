@@ -24,6 +24,7 @@ from deployments.settings.tree import Settings
 from deployments.tools.rollout_wait import wait_for
 
 _DIGITS = 12  # of a digest
+_AWAY_S = 120.0  # a dashboard whose head is restarted, amid the wait for a rollout
 
 
 def build(path: Path) -> int:
@@ -55,7 +56,8 @@ def _waited(cluster: RemoteCluster, settings: Settings, done: Deployment) -> int
     rollouts = {**done.begun, **done.kept}
     if not rollouts:
         return 1 if failed else 0
-    return wait_for(rollouts, cluster.rollouts) or (1 if failed else 0)
+    ended = wait_for(rollouts, lambda: cluster.rollouts(_AWAY_S))
+    return ended or (1 if failed else 0)
 
 
 def diff(path: Path, address: str) -> int:

@@ -27,17 +27,13 @@ def wait_for(
     """Show these rollouts (model to number of the rollout), as `records` returns them, until all
     are over. Returns the exit code: 1 if one was aborted; 130 for Ctrl-C, which ends only the wait.
     """
-    display = _Display()
     try:
-        with display:
+        with _Display() as display:
             while True:
                 found = {r["model"]: r for r in records() if r["model"] in rollouts}
                 replaced = [n for n, number in rollouts.items() if _other(found.get(n), number)]
                 if replaced:
-                    click.echo(
-                        f"replaced by another rollout meanwhile: {', '.join(replaced)}", err=True
-                    )
-                    return 1
+                    break
                 display.show(list(found.values()))
                 if all(record["over"] for record in found.values()):
                     break
@@ -49,6 +45,9 @@ def wait_for(
             err=True,
         )
         return _INTERRUPTED
+    if replaced:
+        click.echo(f"replaced by another rollout meanwhile: {', '.join(replaced)}", err=True)
+        return 1
     return _outcome(found)
 
 

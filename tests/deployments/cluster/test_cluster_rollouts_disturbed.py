@@ -183,6 +183,21 @@ def test_scaling_of_the_file_holds_for_the_live_version_while_its_rollout_goes_o
     assert told.policy.mode.value == "observe"
 
 
+def test_who_waits_for_a_rollout_outlives_a_dashboard_that_is_away_for_a_while(stand):
+    stand.serve.silent = True
+    waited = []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        stand.serve.silent = len(waited) < 3
+
+    stand.remote._pause = pause
+    with pytest.raises(ClusterError):
+        stand.remote.rollouts()
+    assert [each["model"] for each in stand.remote.rollouts(60)] == ["m"]
+    assert len(waited) == 3
+
+
 def test_all_lists_have_the_options_for_logs_and_others_applications(stand):
     stand.serve.listed["theirs"] = THEIRS
     puts = []

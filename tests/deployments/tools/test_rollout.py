@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.tools import control, rollout
+from deployments.tools.rollout_wait import wait_for
 
 
 def record(phase: str, **fields: Any) -> dict[str, Any]:
@@ -27,21 +28,25 @@ def told(monkeypatch):
 
     def ask(port, request, *_):
         assert request == {"do": "rollouts"}
-        return {"rollouts": answers.pop(0) if len(answers) > 1 else answers[0]}
+        return {"rollouts": seen(answers)}
 
     monkeypatch.setattr(rollout, "ask", ask)
     return answers
 
 
-def wait() -> int:
-    return rollout.wait_for({"m": 1}, 8000, pause=lambda s: None)
+def seen(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+def wait(told, pause=lambda seconds: None) -> int:
+    return wait_for({"m": 1}, lambda: seen(told), pause)
 
 
 def test_a_promoted_rollout_is_fine_and_each_step_is_said_once(told, capsys):
     second = record("step", step=2)
     told += [[record("checking")], [record("step")], [record("step")], [second],
              [record("promoting", step=2)], [record("promoted", step=2)]]  # fmt: skip
-    assert wait() == 0
+    assert wait(told) == 0
     said = capsys.readouterr()
     assert said.err.count("\n") == 5
     assert "m: promoted" in said.out
@@ -50,7 +55,7 @@ def test_a_promoted_rollout_is_fine_and_each_step_is_said_once(told, capsys):
 
 def test_an_aborted_one_says_why(told, capsys):
     told += [[record("step")], [record("aborted", why="5 of 9 requests failed")]]
-    assert wait() == 1
+    assert wait(told) == 1
     said = capsys.readouterr().err
     assert "aborted, the live version goes on: 5 of 9 requests failed" in said
     assert "where the file still has the new version" in said
@@ -59,7 +64,7 @@ def test_an_aborted_one_says_why(told, capsys):
 
 def test_another_version_in_its_place_ends_the_waiting(told, capsys):
     told += [[record("step")], [record("checking", id=2)]]
-    assert wait() == 1
+    assert wait(told) == 1
     assert "replaced by another rollout meanwhile: m" in capsys.readouterr().err
 
 
@@ -69,7 +74,7 @@ def test_ctrl_c_ends_only_the_waiting(told, capsys):
     def pressed(_):
         raise KeyboardInterrupt
 
-    assert rollout.wait_for({"m": 1}, 8000, pause=pressed) == 130
+    assert wait(told, pressed) == 130
     assert "the rollout of m goes on" in capsys.readouterr().err
 
 
@@ -93,6 +98,6 @@ def test_who_aborts_hears_that_the_file_has_the_new_version_still(monkeypatch, c
     asked = []
     monkeypatch.setattr(rollout, "ask", lambda port, request: asked.append(request) or {})
     monkeypatch.setattr(rollout, "find", lambda port, folder: SimpleNamespace(port=8000))
-    assert rollout.abort("m", "a bad day", None) == 0
+    assert rollout.abort("m", "a bad day", rollout.Where()) == 0
     assert asked == [{"do": "abort", "model": "m", "reason": "a bad day"}]
     assert "a server that starts serves it at once" in capsys.readouterr().out
