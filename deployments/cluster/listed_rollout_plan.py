@@ -16,18 +16,15 @@ from deployments.cluster.differences import REPLACES, Applications, by_name, dif
 from deployments.cluster.listed_rollouts import (
     Entries,
     ListedRollout,
-    ListedVersion,
     ended,
     entries_of,
     is_undecided,
-    lists,
     new_entry,
     over,
     revision_of,
-    version_of,
     with_entries,
-    with_version,
 )
+from deployments.cluster.listed_versions import ListedVersion, lists, version_of, with_version
 from deployments.cluster.rollout_reasons import why_given_up
 from deployments.cluster.serve_config import serve_config
 from deployments.cluster.version_history import NUMBERS
