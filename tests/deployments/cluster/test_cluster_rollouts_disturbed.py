@@ -94,6 +94,16 @@ def test_a_promotion_that_another_list_undid_is_done_again(stand):
     assert (stand.running, end(stand)) == ({"m": 2, "n": 1}, ("promoted", True))
 
 
+def test_another_version_during_a_promotion_puts_the_one_before_back(stand):
+    stand.serve.starting.add("m")
+    stand.remote.decide("m")
+    stand.tick(2)
+    assert stand.running["m"] == 2
+    done = stand.deploy({"m": model(3), "n": model(1)})
+    assert dict(done.begun) == {"m": 2}
+    assert stand.running == {**ALONE, "m@canary": 3}
+
+
 @pytest.mark.parametrize("calls", range(12))
 def test_a_version_that_is_taken_back_ends_whenever_nobody_answers(stand, calls):
     stand.serve.broken.add(("m", 2))
