@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from rolled_out import RegistryCalls
+
 from deployments.cluster.cluster_rollouts import ClusterRollouts
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import by_name
@@ -21,7 +23,7 @@ THEIRS = {
 _DELETES_S = 2.0
 
 
-class Serve:
+class Serve(RegistryCalls):
     """Serve and the registry. broken: (model, milliseconds) that cannot start. starting: models
     that do not run yet. rows: that gateways hold of a model. deleting: removed applications that
     Serve still lists, and until when. calls_left: that are answered before Serve falls silent.
@@ -123,22 +125,6 @@ class Serve:
             now_due()
         self._answer()
         return self.registry.rollout_accounts(self.now)
-
-    def begin_rollout(self, model: str, terms: Any) -> int:
-        self._answer()
-        return self.registry.begin_rollout(model, terms, self.now, self.now)
-
-    def promote(self, model: str) -> bool:
-        self._answer()
-        return self.registry.promote(model, self.now)
-
-    def finish_rollout(self, model: str) -> bool:
-        self._answer()
-        return self.registry.finish_rollout(model)
-
-    def abort_rollout(self, model: str, why: str) -> bool:
-        self._answer()
-        return self.registry.abort_rollout(model, why)
 
     def restart_registry(self) -> None:
         self.registry = Registry(born_s=self.now)

@@ -27,7 +27,33 @@ def model(base_ms: float, **fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Cluster:
+class RegistryCalls:
+    """What rollouts ask of the registry. `_answer` raises ClusterError while nothing answers."""
+
+    registry: Registry
+    now: float
+
+    def _answer(self) -> None:
+        raise NotImplementedError
+
+    def begin_rollout(self, model: str, terms: Any) -> int:
+        self._answer()
+        return self.registry.begin_rollout(model, terms, self.now, self.now)
+
+    def promote(self, model: str) -> bool:
+        self._answer()
+        return self.registry.promote(model, self.now)
+
+    def finish_rollout(self, model: str) -> bool:
+        self._answer()
+        return self.registry.finish_rollout(model)
+
+    def abort_rollout(self, model: str, why: str) -> bool:
+        self._answer()
+        return self.registry.abort_rollout(model, why)
+
+
+class Cluster(RegistryCalls):
     """broken: names that cannot start with these milliseconds. starting: names that are not yet
     running. puts: the milliseconds of every model, put by put. rows: that gateways hold of a
     model. silent: nothing answers. published: the tenants, each time. switch: of the controllers,
@@ -90,22 +116,6 @@ class Cluster:
     def rollouts(self) -> list[Any]:
         self._answer()
         return self.registry.rollout_accounts(self.now)
-
-    def begin_rollout(self, model: str, terms: Any) -> int:
-        self._answer()
-        return self.registry.begin_rollout(model, terms, self.now, self.now)
-
-    def promote(self, model: str) -> bool:
-        self._answer()
-        return self.registry.promote(model, self.now)
-
-    def finish_rollout(self, model: str) -> bool:
-        self._answer()
-        return self.registry.finish_rollout(model)
-
-    def abort_rollout(self, model: str, why: str) -> bool:
-        self._answer()
-        return self.registry.abort_rollout(model, why)
 
     def restart_registry(self) -> None:
         self.registry = Registry(born_s=self.now)

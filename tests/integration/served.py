@@ -75,6 +75,21 @@ def synthetic(**fields: Any) -> dict[str, Any]:
     return {"runtime": "synthetic", "slo": {"latency_ms": 20_000}, **fields}
 
 
+# How fast a busy machine answers is no matter here.
+QUICK_ROLLOUT = {
+    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20,
+    "max_latency_ratio": 100, "max_cost_ratio": 100,
+}  # fmt: skip
+
+
+def model_with_rollout(
+    base_ms: float, rollout: dict[str, Any] = QUICK_ROLLOUT, **options: Any
+) -> dict[str, Any]:
+    """A version of a model of two replicas that has a rollout."""
+    replicas = {"count": 2, "num_cpus": 0}
+    return synthetic(options={"base_ms": base_ms, **options}, replicas=replicas, rollout=rollout)
+
+
 class Server:
     """`models`, `gateway`, `tenants`: as in a file. Nothing runs before `start`. `before`: words
     before the server's own command, of a program that becomes it; `beside`: before other commands.

@@ -12,25 +12,14 @@ from typing import Any
 import httpx
 import pytest
 from ray_cluster import Cluster, until
-from served import Load, infer_body, synthetic
+from served import QUICK_ROLLOUT, Load, infer_body, model_with_rollout
 
 pytestmark = pytest.mark.integration
-
-# How fast a busy machine answers is no matter here.
-ROLLOUT = {
-    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20,
-    "max_latency_ratio": 100, "max_cost_ratio": 100,
-}  # fmt: skip
-REPLICAS = {"count": 2, "num_cpus": 0}
-
-
-def version_of(base_ms: float, rollout: dict[str, Any] = ROLLOUT, **options: Any) -> dict[str, Any]:
-    return synthetic(options={"base_ms": base_ms, **options}, replicas=REPLICAS, rollout=rollout)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), m=version_of(2))
+    made = Cluster(tmp_path_factory.mktemp("cluster"), m=model_with_rollout(2))
     del made.gateway["limits"]  # its 2 s for a body are short for callers on a busy machine
     made.file = made.write(made.folder, made.models)
     try:
@@ -82,7 +71,7 @@ def canary_went(cluster: Cluster) -> None:
 
 def test_a_good_version_is_promoted_by_the_cluster(cluster, load):
     before, pids = served_version(cluster), cluster.replicas("model-m:model")
-    done = deploy(cluster, version_of(3))
+    done = deploy(cluster, model_with_rollout(3))
     assert done.returncode == 0, done.stderr
     assert "m: rollout begins" in done.stdout
     assert "m: promoted" in done.stdout
@@ -96,7 +85,7 @@ def test_a_good_version_is_promoted_by_the_cluster(cluster, load):
 
 def test_a_version_that_fails_is_taken_back_by_itself(cluster, load):
     before, pids = served_version(cluster), cluster.replicas("model-m:model")
-    done = deploy(cluster, version_of(3, fail_ids=[2]))  # which all rows of the load hold
+    done = deploy(cluster, model_with_rollout(3, fail_ids=[2]))  # which all rows of the load hold
     assert done.returncode == 1
     assert " requests failed" in done.stderr, done.stderr
     canary_went(cluster)
@@ -108,8 +97,8 @@ def test_a_version_that_fails_is_taken_back_by_itself(cluster, load):
 
 def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster, load):
     before = served_version(cluster)
-    for_ever = {**ROLLOUT, "hold_s": 3600}
-    begun = deploy(cluster, version_of(4, for_ever), "--no-wait")
+    for_ever = {**QUICK_ROLLOUT, "hold_s": 3600}
+    begun = deploy(cluster, model_with_rollout(4, for_ever), "--no-wait")
     assert begun.returncode == 0, begun.stderr
     until(lambda: last(cluster)["phase"] == "step", 60)
     (driver,) = cluster.replicas("headrace-rollouts")
@@ -119,7 +108,7 @@ def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster
     until(lambda: last(cluster)["over"], 60)  # by another one
     assert last(cluster)["why"] == "a bad day"
     canary_went(cluster)
-    again = deploy(cluster, version_of(3))
+    again = deploy(cluster, model_with_rollout(3))
     assert again.returncode == 0, again.stderr
     until(lambda: not cluster.replicas("headrace-rollouts"), 60)
     load.stop()

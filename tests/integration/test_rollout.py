@@ -7,27 +7,16 @@ import json
 import time
 
 import pytest
-from served import Server, synthetic
+from served import Server, model_with_rollout
 
 from deployments.cluster import server_files
 
 pytestmark = pytest.mark.integration
 
-# How fast a busy machine answers is no matter here.
-ROLLOUT = {
-    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20,
-    "max_latency_ratio": 100, "max_cost_ratio": 100,
-}  # fmt: skip
-REPLICAS = {"count": 2, "num_cpus": 0}
-
-
-def version_of(base_ms: float, **options) -> dict:
-    return synthetic(options={"base_ms": base_ms, **options}, replicas=REPLICAS, rollout=ROLLOUT)
-
 
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
-    made: Server = serve({"m": version_of(2)})
+    made: Server = serve({"m": model_with_rollout(2)})
     return made.start()
 
 
@@ -57,7 +46,7 @@ def canary_went(server: Server) -> None:
 def test_a_good_version_is_promoted_by_itself_and_rolled_back_by_hand(server):
     before, pids = served_version(server), server.replicas("m")
     with server.load("m", clients=8) as load:
-        changed = apply(server, version_of(3))
+        changed = apply(server, model_with_rollout(3))
         assert changed.returncode == 0, changed.stderr
         assert "rolled out: m" in changed.stdout
         assert "m: promoted" in changed.stdout
@@ -77,7 +66,7 @@ def test_a_version_that_fails_is_taken_back_by_itself(server):
     before, pids = served_version(server), server.replicas("m")
     with server.load("m", clients=8) as load:  # whose rows all hold a 2
         began = time.monotonic()
-        refused = apply(server, version_of(2, fail_ids=[2]))
+        refused = apply(server, model_with_rollout(2, fail_ids=[2]))
         took_s = time.monotonic() - began
     assert refused.returncode == 1
     assert "m: aborted, the live version goes on: " in refused.stderr
