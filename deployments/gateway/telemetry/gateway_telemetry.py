@@ -110,8 +110,10 @@ class GatewayTelemetry:
             audit.record(AuditLine(f"key {key}", "use", whose, self._gateway))
 
     def used(self, key: str) -> None:
-        """A request came by a key of this id; "": by none."""
+        """A request came by a key of this id, perhaps one that was published a moment ago; "": by
+        none."""
         if key:
+            self._keys.declare(self._tenants.current.keys)
             self._keys.used(key, time.time())
 
     def turned_away(self, exchange: Exchange, error: errors.HeadraceError) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
+from deployments.contract import audit
+from deployments.contract.audit import AuditLine
 from deployments.gateway.http import access, router
 from deployments.gateway.tenancy.tenants import hash_key
 
@@ -171,6 +173,21 @@ async def test_uses_of_an_expired_key_are_counted_and_named(
     assert 'key="old",tenant="acme"} 3.0' in page
     assert 'headrace_key_requests_total{gateway="gateway-0",key="old",tenant="acme"} 3' not in page
     assert [line.key_id for line in lines] == ["old"] * 3  # type: ignore[attr-defined]
+
+
+async def test_a_keys_first_use_of_a_day_is_audited_however_new_the_key_is(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[AuditLine] = []
+    monkeypatch.setattr(audit, "record", lines.append)
+    stand.telemetry.refresh()
+    stand.tenants.operators(hash_key("hr_new"))
+    for key in ("hr_new", "hr_new", "hr_acme"):
+        assert (await get(stand, "/v1/models", key)).status == 200
+    for _ in range(2):
+        stand.telemetry.audit_keys()
+    used = {(line.verb, line.object) for line in lines}
+    assert (len(lines), used) == (2, {("use", "operator"), ("use", "tenant acme")})
 
 
 async def test_keys_are_counted_and_refusals_get_a_line(
