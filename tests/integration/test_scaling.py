@@ -31,8 +31,13 @@ def scale(server: Server, model: str, number: int | str) -> str:
 
 
 def scaling(server: Server, model: str) -> dict[str, Any]:
-    account: dict[str, Any] = server.status()["scaling"]["models"][model]
+    account: dict[str, Any] = scaled_models(server)[model]
     return account
+
+
+def scaled_models(server: Server) -> dict[str, Any]:
+    """Empty while no autoscaler answers."""
+    return dict((server.status()["scaling"] or {}).get("models", {}))
 
 
 def autoscaler(server: Server) -> psutil.Process:
@@ -100,8 +105,8 @@ def test_an_autoscaler_that_dies_or_hangs_costs_no_replica_and_decides_again(ser
         server.until(lambda: not broken.is_running() and len(_alive(server)) == 1, 30)
         assert server.replicas("a") == pids
         # What was set by hand is known to its successor, which decides.
-        server.until(lambda: (server.status()["scaling"] or {}).get("models"), 30)
-        server.until(lambda: scaling(server, "a")["pinned"] == {"": 2}, 10)
+        server.until(lambda: bool(scaled_models(server)), 30)
+        server.until(lambda: scaled_models(server).get("a", {}).get("pinned") == {"": 2}, 10)
         assert time.monotonic() - began < patient(10)
         assert server.replicas("a") == pids
         load.goes_on(server)

@@ -1,8 +1,10 @@
 """Creates the autoscaler, and kills it when it hangs so that Ray restarts it.
 
-It is asked once a second. Two answers in a row that take more than 2 s mean that it hangs. An actor
-that has not answered yet, or is restarting, gets `STARTS_S`, because its imports take seconds on a
-busy machine. Nothing else waits for it.
+It is asked once a second. Two answers in a row that take more than 2 s mean that it hangs, unless
+it answers a third question: somebody else may have ended it meanwhile, and Ray kills whichever
+process the actor has by then, also the next one. An actor that has not answered yet, or is
+restarting, gets `STARTS_S`, because its imports take seconds on a busy machine. Nothing else waits
+for it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 ASKS_S = 1.0
@@ -39,7 +42,7 @@ class Watch:
             self.since, self.answered, self.missed = now, False, 0
 
     def silent(self, now: float) -> bool:
-        """It did not answer in time. Returns whether it must be killed."""
+        """It did not answer in time. Returns whether it seems to hang."""
         self.missed += 1
         hangs = self.answered and self.missed >= _MISSED
         if not hangs and (self.answered or now - self.since < STARTS_S):
@@ -68,16 +71,34 @@ async def _answers(actor: Any, watch: Watch, clock: Callable[[], float]) -> bool
     """Ask once, and kill an actor that hangs. Returns False if Ray says that it is away."""
     import ray
 
+    said = await _asked(actor)
+    if said is _Said.NOTHING and watch.silent(clock()):
+        said = await _asked(actor)
+        if said is _Said.NOTHING:
+            logger.error("the autoscaler hangs and is started anew")
+            ray.kill(actor, no_restart=False)
+    if said is _Said.ANSWERED:
+        watch.heard(clock())
+    elif said is _Said.AWAY:
+        watch.away(clock())
+    return said is not _Said.AWAY
+
+
+class _Said(Enum):
+    ANSWERED = "answered"
+    NOTHING = "nothing in time"
+    AWAY = "Ray says that it is not there"
+
+
+async def _asked(actor: Any) -> _Said:
+    import ray
+
     try:
         async with asyncio.timeout(ANSWER_S):
             await actor.ping.remote()
-        watch.heard(clock())
     except TimeoutError:
-        if watch.silent(clock()):
-            logger.error("the autoscaler hangs and is started anew")
-            ray.kill(actor, no_restart=False)
+        return _Said.NOTHING
     except ray.exceptions.RayError as gone:
         logger.debug("the autoscaler is away: %s", gone)
-        watch.away(clock())
-        return False
-    return True
+        return _Said.AWAY
+    return _Said.ANSWERED

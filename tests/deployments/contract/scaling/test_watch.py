@@ -105,6 +105,27 @@ async def test_one_that_hangs_is_ended_and_started_anew(monkeypatch: pytest.Monk
         await task
 
 
+async def test_one_that_somebody_else_ended_amid_a_question_is_not_ended_in_its_next_life(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Ray has not yet said that the process which two questions went to is gone."""
+    import ray
+
+    actor, ended = Actor(), []
+    monkeypatch.setattr(ray, "kill", lambda *_, **__: ended.append(1))
+    monkeypatch.setattr(watch, "ANSWER_S", 0.001)
+    seen, now = Watch(0.0), iter(range(1, 100))
+    assert await watch._answers(actor, seen, lambda: float(next(now)))
+    actor.hangs = True
+    assert await watch._answers(actor, seen, lambda: float(next(now)))
+    actor.asked.clear()
+    second = asyncio.create_task(watch._answers(actor, seen, lambda: float(next(now))))
+    await actor.asked.wait()
+    actor.hangs = False  # another process by now
+    assert await second
+    assert (ended, seen.answered, seen.missed) == ([], True, 0)
+
+
 async def test_it_goes_on_where_the_actor_cannot_be_made_or_ended(monkeypatch: pytest.MonkeyPatch):
     import ray
 
