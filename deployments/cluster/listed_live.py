@@ -49,6 +49,7 @@ class ListedLive:
         self._served = served
         self._clock = clock
         self._entries: Entries = {}
+        self.canaries: Mapping[str, Canary] = {}
         self._since: dict[tuple[str, int, str], float] = {}  # by model, canary's number and stage
 
     def look(self) -> Entries:
@@ -61,10 +62,7 @@ class ListedLive:
     def _take(self, applications: Applications) -> None:
         found = entries_of(applications)
         self._entries = {n: entry for n, entry in found.items() if entry["stage"] != "over"}
-
-    @property
-    def canaries(self) -> Mapping[str, Canary]:
-        return {name: self._canary(name, entry) for name, entry in self._entries.items()}
+        self.canaries = {name: self._canary(name, entry) for name, entry in self._entries.items()}
 
     def _canary(self, model: str, entry: ListedRollout) -> Canary:
         number, stage = entry["id"], entry["stage"]
@@ -79,60 +77,59 @@ class ListedLive:
         if known is None or _step(known["record"]) == _step(account):
             return
         noted = RolloutRecord(**account, id=canary.number, over=False)
-        self._change(
-            canary, lambda listed, e: with_entry(listed, canary.model, {**e, "record": noted})
-        )
+        self._change(canary, lambda entry: {**entry, "record": noted})
 
     def keep(self, canary: Canary) -> None:
-        self._change(
-            canary, lambda listed, entry: with_entry(listed, canary.model, _as_of(entry, canary))
-        )
+        self._change(canary, lambda entry: _as_of(entry, canary))
 
     def replace_live(self, canary: Canary) -> None:
         self._change(
             canary,
-            lambda listed, entry: with_version(
-                with_entry(listed, canary.model, _as_of(entry, canary)), canary.model, entry["new"]
-            ),
+            lambda entry: _as_of(entry, canary),
+            lambda listed, entry: with_version(listed, canary.model, entry["new"]),
         )
 
     def put_back(self, canary: Canary, why: str) -> None:
         self._end(canary, why, lambda listed, e: with_version(listed, canary.model, e["old"]))
 
     def end(self, canary: Canary, why: str) -> None:
-        self._end(canary, why, lambda listed, entry: listed)
+        self._end(canary, why)
 
-    def _end(self, canary: Canary, why: str, change: _ListChange) -> None:
+    def _end(self, canary: Canary, why: str, then: _ListChange | None = None) -> None:
         """One list has the end and what follows from it: whoever goes on finds both or neither."""
         entry = self._entries.get(canary.model)
-        ended = self._change(
-            canary,
-            lambda listed, e: with_entry(
-                change(listed, e), canary.model, listed_rollouts.ended(e, why)
-            ),
-        )
+        ended = self._change(canary, lambda entry: listed_rollouts.ended(entry, why), then)
         if ended and entry is not None:
             _tell_end(canary.model, entry, why)
 
     def remove(self, canary: Canary) -> None:
         self._change(
             canary,
-            lambda listed, entry: without_canary(
-                with_entry(listed, canary.model, listed_rollouts.over(entry)), canary.model
-            ),
+            listed_rollouts.over,
+            lambda listed, entry: without_canary(listed, canary.model),
             ended=True,
         )
 
-    def _change(self, canary: Canary, change: _ListChange, *, ended: bool = False) -> bool:
-        """Put the list that `change` makes of the present one and of this canary's entry there.
-        False, and nothing happens, if a file that was deployed since the last look has begun
-        another rollout of the model, or ended this one. `ended`: its end is written already."""
+    def _change(
+        self,
+        canary: Canary,
+        change: Callable[[ListedRollout], ListedRollout],
+        then: _ListChange | None = None,
+        *,
+        ended: bool = False,
+    ) -> bool:
+        """Put the present list with this canary's entry changed, and with what follows for others
+        from the entry as it was (`then`). False, and nothing happens, if a file that was deployed
+        since the last look has begun another rollout of the model, or ended this one. `ended`: its
+        end is written already."""
         details = self._served.details()
         listed = ours(details)
         found = entries_of(listed).get(canary.model)
         if found is None or found["id"] != canary.number or found["record"]["over"] != ended:
             return False
-        changed = change(listed, found)
+        changed: Applications = with_entry(listed, canary.model, change(found))
+        if then is not None:
+            changed = then(changed, found)
         self._since[canary.model, canary.number, canary.stage] = canary.since_s
         self._served.put(beside_others(changed.values(), details))
         self._take(changed)
