@@ -16,8 +16,6 @@ from deployments.contract.audit import AuditLine
 from deployments.settings.load import dump, settings_digest
 from deployments.settings.tree import Settings
 
-_DIGITS = 12
-
 
 def audited_handlers(
     handlers: dict[str, Handler], settings: Callable[[], Settings]
@@ -31,7 +29,7 @@ def audited_handlers(
 
 
 def digest_of(settings: Settings) -> str:
-    return settings_digest(dump(settings))[:_DIGITS]
+    return settings_digest(dump(settings))[: audit.DIGITS]
 
 
 def _audited(

@@ -27,7 +27,6 @@ from deployments.settings.load import settings_digest
 from deployments.settings.model import ModelSettings
 
 _ListChange = Callable[[Applications, ListedRollout], Applications]
-_DIGITS = 12  # of a digest in the audit log
 logger = logging.getLogger("headrace.rollouts")
 
 
@@ -153,6 +152,6 @@ def _tell_end(model: str, entry: ListedRollout, why: str) -> None:
     audit.record(
         AuditLine(
             "rollout", how, f"model {model}", "Serve's list of applications",
-            before[:_DIGITS], after[:_DIGITS], detail=why,
+            before, after, detail=why,
         )
     )  # fmt: skip

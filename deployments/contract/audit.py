@@ -28,7 +28,7 @@ from deployments.contract import line_files
 AUDIT_FILE = "HEADRACE_AUDIT_FILE"
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 _LONGEST_DETAIL = 500  # characters
-_DIGITS = 12  # hex digits of a digest
+DIGITS = 12  # hex digits of a digest
 _LONGEST_NAME = 100  # characters
 logger = logging.getLogger("headrace.audit")
 logger.setLevel(logging.INFO)
@@ -42,8 +42,8 @@ class AuditLine:
     verb: str
     object: str  # what `verb` was done to
     source: str  # where the change came from
-    before: str = ""  # digest of the object before the change; "": it has none
-    after: str = ""  # digest of the object after the change; "": it has none
+    before: str = ""  # digest of the object before the change, cut when written; "": it has none
+    after: str = ""  # the same after the change
     outcome: str = DONE  # done, refused or failed
     detail: str = ""  # why it was refused or failed
 
@@ -51,7 +51,12 @@ class AuditLine:
 def record(line: AuditLine, file: Path | None = None) -> None:
     """Append the line to `file`, else to the file that the environment names, else to the log."""
     path = file or (Path(os.environ[AUDIT_FILE]) if os.environ.get(AUDIT_FILE) else None)
-    line = replace(line, detail=line.detail[:_LONGEST_DETAIL])
+    line = replace(
+        line,
+        before=line.before[:DIGITS],
+        after=line.after[:DIGITS],
+        detail=line.detail[:_LONGEST_DETAIL],
+    )
     if path is not None:
         try:
             line_files.append(path, text(line, time.time()).encode())
@@ -74,7 +79,7 @@ def _fields(line: AuditLine) -> dict[str, str]:
 
 def digest(content: str) -> str:
     """The first 12 hex digits of the content's SHA-256."""
-    return hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(content.encode()).hexdigest()[:DIGITS]
 
 
 def nameable(name: str) -> str:

@@ -23,7 +23,6 @@ from deployments.settings.load import load, settings_digest
 from deployments.settings.tree import Settings
 from deployments.tools.rollout_wait import wait_for
 
-_DIGITS = 12  # of a digest
 _AWAY_S = 120.0  # a dashboard whose head is restarted, amid the wait for a rollout
 
 
@@ -108,7 +107,7 @@ def _audited(
     verb: str, what: str, address: str | None, after: str = ""
 ) -> AbstractContextManager[object]:
     """Write the command into this machine's audit log; the cluster's logs are its own."""
-    line = AuditLine(audit.user(), verb, what, address_of(address), after=after[:_DIGITS])
+    line = AuditLine(audit.user(), verb, what, address_of(address), after=after)
     return audit.audited(line, commands_audit_file(state_folder()))
 
 
