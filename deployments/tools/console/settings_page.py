@@ -8,6 +8,7 @@ page does not have them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,19 @@ its `runtime` and (except for `synthetic`) its `source`.
 This page is written by `python -m deployments.tools.console.settings_page` from
 `deployments/settings/`.
 """
+# The settings that most files set, in the order in which one meets them.
+_FIRST = (
+    "models.<name>.runtime",
+    "models.<name>.source",
+    "models.<name>.task",
+    "models.<name>.slo.latency_ms",
+    "models.<name>.lengths.max",
+    "models.<name>.batch.max_size",
+    "models.<name>.replicas.count",
+    "tenants.<name>.weight",
+    "tenants.<name>.keys",
+    "gateway.port",
+)
 _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
     ("models.&lt;name&gt;", "models", ModelSettings),
     ("tenants.&lt;name&gt;", "tenants", TenantSettings),
@@ -43,17 +57,26 @@ _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
 
 
 def page() -> str:
-    parts = [_INTRODUCTION]
+    first = "## The ten that most files set\n\nAll others have defaults that suit most models.\n\n"
+    parts = [_INTRODUCTION, first + _table(_first_rows())]
     for title, name, section in _CHAPTERS:
         parts.append(
-            f"## {title}\n\n{Settings.model_fields[name].description}\n\n{_table(section)}"
+            f"## {title}\n\n{Settings.model_fields[name].description}\n\n"
+            f"{_table(fields_below(section))}"
         )
     return "\n".join(parts)
 
 
-def _table(section: type[Section]) -> str:
+def _first_rows() -> Iterator[tuple[str, FieldInfo]]:
+    chapters = {name: dict(fields_below(section)) for _, name, section in _CHAPTERS}
+    for path in _FIRST:
+        chapter, _, name = path.replace(".<name>", "").partition(".")
+        yield path, chapters[chapter][name]
+
+
+def _table(fields: Iterable[tuple[str, FieldInfo]]) -> str:
     rows = ["| setting | value | default | what it is |", "|---|---|---|---|"]
-    for name, field in fields_below(section):
+    for name, field in fields:
         cells = (f"`{name}`", _value(field), _default(field), _cell(field.description or ""))
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
