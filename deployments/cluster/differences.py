@@ -55,7 +55,7 @@ def differences(running: Applications, wanted: Applications) -> list[Difference]
 
 
 def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
-    builds = [reason for at in _BUILDS for reason in _changes(old.get(at), new.get(at), "")]
+    builds = [reason for at in _BUILDS for reason in changes(old.get(at), new.get(at), "")]
     restarts, updates = _of_deployments(old, new)
     if builds or restarts:
         return Difference(name, "restarted", (*builds, *restarts, *updates))
@@ -70,7 +70,7 @@ def _of_deployments(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[lis
     for deployment in before.keys() | after.keys():
         was, will = before.get(deployment, {}), after.get(deployment, {})
         for option in sorted(was.keys() | will.keys()):
-            reasons = _changes(was.get(option), will.get(option), f"{deployment}.{option}")
+            reasons = changes(was.get(option), will.get(option), f"{deployment}.{option}")
             (restarts if option in REPLACES else updates).extend(reasons)
     return restarts, updates
 
@@ -79,14 +79,14 @@ def _deployments(app: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["name"]: each for each in app.get("deployments") or ()}
 
 
-def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
-    """The changes between two JSON values. An empty mapping counts as none."""
+def changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    """The changes between two JSON values below `path`. An empty mapping counts as none."""
     if isinstance(old, Mapping) or isinstance(new, Mapping):
         was = old if isinstance(old, Mapping) else {}
         will = new if isinstance(new, Mapping) else {}
         for name in [*was, *(n for n in will if n not in was)]:
             at = f"{path}.{name}" if path else str(name)
-            yield from _changes(was.get(name), will.get(name), at)
+            yield from changes(was.get(name), will.get(name), at)
     elif old != new:
         yield f"{path}: {_shown(old)} -> {_shown(new)}"
 

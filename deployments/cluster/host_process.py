@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from deployments.cluster import haproxy_wrapper, orphaned_processes, ports, server_files
@@ -29,7 +30,7 @@ from deployments.cluster.key_revocation import KeyRevocation
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment, resolved_ingress
 from deployments.cluster.ready_message import ready_message
-from deployments.cluster.reconfiguration import Reconfiguration
+from deployments.cluster.reconfiguration import Origin, Reconfiguration
 from deployments.cluster.rollout_commands import RolloutCommands
 from deployments.cluster.rollout_driver import RolloutDriver, drive
 from deployments.cluster.rollout_records import RolloutRecords, end_sentence
@@ -58,13 +59,20 @@ class ClusterLost(Exception):
 
 class Host:
     """Runs one server. `settings` are those of `path`, with paths as written there and the command
-    line's overrides applied. `say` tells the command line an event with its fields, and never
+    line's `address` applied. `say` tells the command line an event with its fields, and never
     blocks."""
 
-    def __init__(self, settings: Settings, path: Path, say: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        path: Path,
+        say: Callable[..., None],
+        address: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._say = say
         self._settings = settings
         self._path = path.absolute()
+        self._origin = Origin(self._path.parent, address)
         self._port = settings.gateway.port
         self._id = uuid.uuid4().hex
         self._states = server_files.state_folder()
@@ -143,8 +151,10 @@ class Host:
         )
         self._keys.recall()
         self._record("serve", after=digest_of(self._settings))
-        folder, records = self._path.parent, RolloutRecords(self._rollout_ended)
-        self._live = Reconfiguration(self._settings, self._cluster, folder, self._stop, records)
+        records = RolloutRecords(self._rollout_ended)
+        self._live = Reconfiguration(
+            self._settings, self._cluster, self._origin, self._stop, records
+        )
         self._rollouts = RolloutDriver(self._live, self._cluster)
         self._asked = RolloutCommands(self._live, self._cluster, self._rollouts)
         self._say("phase", name="deploy", message="deploying")
@@ -364,13 +374,14 @@ def main() -> int:
 
 def _serve(args: argparse.Namespace, say: Callable[..., None]) -> int:
     try:
-        written = load(args.settings, absolute=False)
-        settings = with_address(written, host=args.host, port=args.port)
+        given = {"host": args.host, "port": args.port}
+        address = {name: value for name, value in given.items() if value is not None}
+        settings = with_address(load(args.settings, absolute=False), address)
     except SettingsErrors as wrong:
         say("failed", message=str(wrong))
         return 2
     logs.configure(settings.gateway.log.level, settings.gateway.log.format)
-    return Host(settings, args.settings, say).run()
+    return Host(settings, args.settings, say, address).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +23,12 @@ from deployments.cluster.rollout_plan import Plan, planned
 from deployments.cluster.rollout_records import RolloutRecords
 from deployments.cluster.scaling_terms import scaling_document
 from deployments.cluster.serve_config import serve_config
-from deployments.cluster.settings_changes import changes_between, switched
+from deployments.cluster.settings_changes import changes_between, fields_changed, switched
 from deployments.cluster.source_folders import relative_to
 from deployments.cluster.version_history import VersionHistory, with_numbers_of
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, model_of
-from deployments.settings.load import SettingsErrors, load, tenants_text
+from deployments.settings.load import SettingsErrors, load, tenants_text, with_address
 from deployments.settings.tree import Settings
 
 OPENS = (
@@ -60,15 +60,24 @@ class Cluster(Protocol):
     def abort_rollout(self, model: str, why: str) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a server's first settings came from."""
+
+    folder: Path  # of the file: paths are as written there
+    address: Mapping[str, Any] = field(default_factory=dict)  # host and port, if the command line
+    # gave them: they hold whatever a file says
+
+
 class Reconfiguration:
-    """Of one running server: `deployed` is what it runs now, with paths as written in a file in
-    `folder`. Calls that change it must come one at a time: whoever makes one holds `lock`."""
+    """Of one running server: `deployed` is what it runs now, with paths as written in `origin`.
+    Calls that change it must come one at a time: whoever makes one holds `lock`."""
 
     def __init__(
         self,
         settings: Settings,
         cluster: Cluster,
-        folder: Path,
+        origin: Origin,
         stop: threading.Event,
         records: RolloutRecords | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -79,7 +88,7 @@ class Reconfiguration:
         self._history = VersionHistory()
         self._numbers = count(1)
         self._cluster = cluster
-        self._folder = folder
+        self._origin = origin
         self._stop = stop
         self._clock = clock
 
@@ -241,17 +250,17 @@ class Reconfiguration:
         """The new settings, or why they cannot be had."""
         path = Path(request["path"])
         try:
-            new = load(path, absolute=False)
+            new = with_address(load(path, absolute=False), self._origin.address)
         except SettingsErrors as wrong:
             return str(wrong)
         gateway = self.settings.gateway
-        address = {"port": gateway.port, "host": gateway.host}
-        if new.gateway.model_copy(update=address) != gateway:
-            return "gateway settings cannot change while it runs; stop and serve again"
+        if fixed := fields_changed(gateway, new.gateway, "gateway"):
+            refusal = "gateway settings cannot change while it runs; stop and serve again:"
+            return "\n  ".join([refusal, *fixed])
         if gateway.auth is None and self.settings.lists_keys and not new.lists_keys:
             return OPENS
         new = new.model_copy(update={"gateway": gateway})
-        return relative_to(new, path.absolute().parent, self._folder)
+        return relative_to(new, path.absolute().parent, self._origin.folder)
 
     def freeze(self, request: dict[str, Any]) -> dict[str, Any]:
         """Until it is asked for the opposite, or a file is applied: then that one holds. Changes

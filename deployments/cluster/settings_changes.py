@@ -5,26 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deployments.cluster.differences import by_name, differences
+from deployments.cluster.differences import by_name, changes, differences
 from deployments.cluster.serve_config import serve_config
 from deployments.contract.app_names import is_model_app, model_name
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
+from yaml_document.section import Section
 
+_SECTIONS = ("operators", "scaling")  # in force as soon as the file is applied
 KINDS = ("added", "removed", "restarted", "updated")
 
 
 def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
     """The names of models by what happens to them (`updated`: while they run), with the reasons of
-    each restart; the tenants that differ; and the controllers' new state, if it changes."""
+    each restart; the tenants that differ; the controllers' new state, if it changes; and which
+    other sections differ (`sections`)."""
     found = differences(_models(old), _models(new))
     kinds = {kind: [model_name(d.application) for d in found if d.kind == kind] for kind in KINDS}
+    reasons = [f"{model_name(d.application)}: {each}" for d in found for each in d.reasons]
+    named = {model_name(d.application) for d in found}
+    for name in new.models.keys() & old.models.keys() - named:
+        # What the autoscaler and the rollout driver read is in no application's arguments.
+        if lines := fields_changed(old.models[name], new.models[name]):
+            kinds["updated"].append(name)
+            reasons += [f"{name}: {line}" for line in lines]
     return {
         **kinds,
         "tenants": sorted(_different(old.tenants, new.tenants)),
         "controllers": switched(old.controllers.frozen, new.controllers.frozen),
-        "reasons": [f"{model_name(d.application)}: {each}" for d in found for each in d.reasons],
+        "sections": [each for each in _SECTIONS if getattr(old, each) != getattr(new, each)],
+        "reasons": reasons,
     }
+
+
+def fields_changed(old: Section, new: Section, path: str = "") -> list[str]:
+    """The settings that differ below `path`: "path: old -> new". A default that is written out is
+    no difference."""
+    if old == new:
+        return []
+    return list(changes(old.model_dump(mode="json"), new.model_dump(mode="json"), path))
 
 
 def same_version(settings: Settings, name: str, one: ModelSettings, other: ModelSettings) -> bool:

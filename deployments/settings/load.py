@@ -155,11 +155,11 @@ def dump(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json")
 
 
-def with_address(settings: Settings, *, host: str | None, port: int | None) -> Settings:
-    """The settings with the command line's address. Raises SettingsErrors, as for a file."""
+def with_address(settings: Settings, address: Mapping[str, Any]) -> Settings:
+    """The settings with the command line's `host` and `port`, as far as it gave them. Raises
+    SettingsErrors, as for a file."""
     data = settings.model_dump(mode="json", exclude_unset=True)
-    given = {"host": host, "port": port}
-    data["gateway"] = data.get("gateway", {}) | {n: v for n, v in given.items() if v is not None}
+    data["gateway"] = data.get("gateway", {}) | address
     return parse(data)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from deployments.cluster.dashboard import ClusterError
-from deployments.cluster.reconfiguration import Reconfiguration
+from deployments.cluster.reconfiguration import Origin, Reconfiguration
 from deployments.cluster.rollout_commands import RolloutCommands
 from deployments.cluster.rollout_driver import RolloutDriver
 from deployments.cluster.rollout_records import RolloutRecords
@@ -136,7 +136,9 @@ class Stand:
         settings = Settings.model_validate({"models": models})
         records = RolloutRecords(lambda name, how, why, *_: self.told.append((name, how, why)))
         stop = threading.Event()
-        self.live = Reconfiguration(settings, self.cluster, folder, stop, records, self._clock)
+        self.live = Reconfiguration(
+            settings, self.cluster, Origin(folder), stop, records, self._clock
+        )
         self.driver = RolloutDriver(self.live, self.cluster, self._clock)
         self.commands = RolloutCommands(self.live, self.cluster, self.driver)
         self.live.start()

@@ -4,7 +4,7 @@ import json
 import threading
 
 from deployments.cluster.deployed import Deployed
-from deployments.cluster.reconfiguration import Reconfiguration, taken_back, without
+from deployments.cluster.reconfiguration import Origin, Reconfiguration, taken_back, without
 from deployments.cluster.settings_changes import changes_between
 from deployments.settings.load import parse_tenants, tenants_text
 from deployments.settings.tree import Settings
@@ -23,7 +23,7 @@ def test_changes_name_what_came_went_and_differs():
     new = settings({"a": FAST, "b": SLOW, "d": FAST}, tenants={"t": {"weight": 2}, "u": {}})
     assert changes_between(old, new) == {
         "added": ["d"], "removed": ["c"], "restarted": ["b"], "updated": [], "tenants": ["t"],
-        "controllers": [], "reasons": ["b: settings.options.base_ms: 1 -> 9"],
+        "controllers": [], "sections": [], "reasons": ["b: settings.options.base_ms: 1 -> 9"],
     }  # fmt: skip
 
 
@@ -32,6 +32,19 @@ def test_the_switch_of_all_controllers_is_a_change_of_its_own():
     frozen = settings({"a": FAST}, controllers={"frozen": True})
     assert changes_between(free, frozen)["controllers"] == ["frozen"]
     assert changes_between(frozen, free)["controllers"] == ["no longer frozen"]
+
+
+def test_what_only_the_autoscaler_or_operators_read_is_a_change_too():
+    scaled = FAST | {"replicas": {"min": 1, "max": 3}, "scaling": {"hold_s": 60}}
+    old = settings({"a": scaled})
+    new = settings(
+        {"a": scaled | {"scaling": {"hold_s": 30}}},
+        operators={"keys": ["sha256:" + "a" * 64]},
+        scaling={"budget": {"cpus": 9}},
+    )
+    found = changes_between(old, new)
+    assert (found["updated"], found["sections"]) == (["a"], ["operators", "scaling"])
+    assert found["reasons"] == ["a: scaling.hold_s: 60.0 -> 30.0"]
 
 
 def test_nothing_differs_between_equal_files():
@@ -100,7 +113,7 @@ def test_a_file_without_the_keys_opens_no_server(tmp_path):
     ):
         said = {"gateway": {"auth": auth}} if auth else {}
         running = Settings.model_validate({**models, **keyed, **said})
-        live = Reconfiguration(running, Cluster({}), tmp_path, threading.Event())
+        live = Reconfiguration(running, Cluster({}), Origin(tmp_path), threading.Event())
         new.write_text(json.dumps({**models, **said, "tenants": tenants}))
         for asked in (live.diff, live.apply):
             answer = asked({"path": str(new)})
@@ -108,9 +121,39 @@ def test_a_file_without_the_keys_opens_no_server(tmp_path):
         assert (live.settings.tenants == running.tenants) is refused
 
 
+def test_a_changed_gateway_setting_is_named_and_refused(tmp_path):
+    new = tmp_path / "new.yaml"
+    running = settings({"a": FAST}, gateway={"port": 8000})
+    live = Reconfiguration(running, Cluster({}), Origin(tmp_path), threading.Event())
+    for gateway, said in (
+        ({"port": 9000}, ["gateway.port: 8000 -> 9000"]),
+        ({"host": "::1"}, ["gateway.host: 127.0.0.1 -> ::1"]),
+        ({"limits": {"max_requests": 7}}, ["gateway.limits.max_requests: 2000 -> 7"]),
+        ({"haproxy_threads": 2, "log": {"level": "debug"}},
+         ["gateway.haproxy_threads: 1 -> 2", "gateway.log.level: info -> debug"]),
+    ):  # fmt: skip
+        new.write_text(json.dumps({"models": {"a": FAST}, "gateway": gateway}))
+        for asked in (live.diff, live.apply):
+            first, *rest = asked({"path": str(new)})["error"].splitlines()
+            assert "cannot change while it runs" in first
+            assert [line.strip() for line in rest] == said
+
+
+def test_the_command_lines_port_holds_whatever_a_file_says(tmp_path):
+    new = tmp_path / "new.yaml"
+    running = settings({"a": FAST}, gateway={"port": 9000})
+    origin = Origin(tmp_path, {"port": 9000})
+    live = Reconfiguration(running, Cluster({}), origin, threading.Event())
+    for port in (8000, 8001, 9000):
+        new.write_text(json.dumps({"models": {"a": FAST}, "gateway": {"port": port}}))
+        assert "error" not in live.diff({"path": str(new)})
+    new.write_text(json.dumps({"models": {"a": FAST}, "gateway": {"host": "::1"}}))
+    assert "gateway.host" in live.diff({"path": str(new)})["error"]
+
+
 def test_a_switch_changes_no_tenants_and_a_file_sets_it_as_it_says(tmp_path):
     cluster, new = Cluster({}), tmp_path / "new.yaml"
-    live = Reconfiguration(settings({"a": FAST}), cluster, tmp_path, threading.Event())
+    live = Reconfiguration(settings({"a": FAST}), cluster, Origin(tmp_path), threading.Event())
     live.start()
     before, published = live.deployed, list(cluster.published)
     assert live.freeze({"frozen": True}) == {"controllers": ["frozen"]}
@@ -129,7 +172,7 @@ def test_a_switch_changes_no_tenants_and_a_file_sets_it_as_it_says(tmp_path):
 
 def test_a_rollback_leaves_the_switch_as_an_operator_has_set_it(tmp_path):
     cluster, new = Cluster({}), tmp_path / "new.yaml"
-    live = Reconfiguration(settings({"a": FAST}), cluster, tmp_path, threading.Event())
+    live = Reconfiguration(settings({"a": FAST}), cluster, Origin(tmp_path), threading.Event())
     new.write_text(json.dumps({"models": {"a": SLOW}}))
     live.apply({"path": str(new)})
     cluster.freeze(True)
@@ -142,7 +185,7 @@ def test_nothing_waits_for_an_optional_model_that_a_file_brings(tmp_path):
     broken = FAST | {"optional": True}
     file.write_text(json.dumps({"models": {"a": FAST, "b": FAST, "broken": broken}}))
     cluster = Cluster({"broken": "no such file"})
-    live = Reconfiguration(settings({"a": FAST}), cluster, tmp_path, threading.Event())
+    live = Reconfiguration(settings({"a": FAST}), cluster, Origin(tmp_path), threading.Event())
     assert live.apply({"path": str(file)})["added"] == ["b", "broken"]
     assert cluster.settled == [["b"]]
     assert "broken" in live.settings.models

@@ -350,15 +350,15 @@ def test_errors_survive_a_process_boundary() -> None:
 
 def test_address_of_the_command_line_wins(tmp_path: Path) -> None:
     settings = load(write(tmp_path, FULL))
-    moved = with_address(settings, host="0.0.0.0", port=8001)
+    moved = with_address(settings, {"host": "0.0.0.0", "port": 8001})
     assert (moved.gateway.host, moved.gateway.port) == ("0.0.0.0", 8001)
     assert moved.models == settings.models
-    assert with_address(settings, host=None, port=None) == settings
+    assert with_address(settings, {}) == settings
 
 
 def test_port_of_the_command_line_may_not_collide(tmp_path: Path) -> None:
     with pytest.raises(SettingsErrors, match="uses port 8404, which port uses too"):
-        with_address(load(write(tmp_path, FULL)), host=None, port=8404)
+        with_address(load(write(tmp_path, FULL)), {"port": 8404})
 
 
 def model_of(folder: Path, *lines: str):  # type: ignore[no-untyped-def]
