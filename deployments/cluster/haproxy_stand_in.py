@@ -40,7 +40,6 @@ _LOOKS_S = 0.1
 _ANSWER_S = 1.0  # at the admin socket; one that serves takes milliseconds at full load
 _HUNG_LOOKS = 3  # in a row without an answer
 _NODE_S = 1.0  # until the end of the node process is noticed
-_TAKEN_OVER_S = 60.0  # for its last requests, once a newer HAProxy has the port
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
 _ADMIN = re.compile(r"^( *stats socket )(\S+)(.*)$", re.MULTILINE)
 _STATE = re.compile(r"^ *load-server-state-from-file .*\n", re.MULTILINE)
@@ -238,7 +237,7 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
             watched.each_look(_admin_socket(files.stand_in) or "")
         was_killed = process.returncode in _KILLED
         if process.returncode is None:
-            _finish(process, taken_over=not _is_newest(watched, files))
+            _finish(process, watched, taken_over=not _is_newest(watched, files))
 
 
 def stand_ins(config: str) -> str:
@@ -252,10 +251,12 @@ def _is_wanted(watched: Watched, files: Files, ends: float) -> bool:
     return _is_newest(watched, files) and watched.has_node() and time.monotonic() < ends
 
 
-def _finish(process: subprocess.Popen[bytes], *, taken_over: bool) -> None:
-    if taken_over:
+def _finish(process: subprocess.Popen[bytes], watched: Watched, *, taken_over: bool) -> None:
+    """A stand-in that a newer HAProxy has taken over from ends by itself with its last request, and
+    may take as long as that HAProxy would."""
+    while taken_over and watched.has_node():
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_TAKEN_OVER_S)
+            process.wait(_NODE_S)
             return
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -29,6 +29,7 @@ from pathlib import Path
 from deployments.cluster import haproxy
 from deployments.contract.logs import LOG_FORMAT, LOG_LEVEL
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model_fields import MAX_TIMEOUT_MS, TIMEOUT_MS
 from deployments.settings.tls import TlsSettings
 
 
@@ -51,6 +52,8 @@ class Reader(StrEnum):
     REPLICA = "replica"
 
 
+HARD_STOP_S = int(MAX_TIMEOUT_MS / 1000) + 60
+_LATER_S = 90  # until every HAProxy has heard of a change and dropped what it had
 _OF_SERVE = {Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA}
 
 
@@ -133,10 +136,19 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
         ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
     ):  # fmt: skip
         yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
-    # The controller reuses a port only when no earlier HAProxy can still know it.
-    yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(int(gateway.drain_s) + 60),
+    # A reloaded HAProxy ends with its last request. Serve reads the limit once, and models with
+    # other timeouts may follow, so it is the longest timeout that settings can have.
+    yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(HARD_STOP_S),
                    Layer.CONFIG, (Reader.CONTROLLER, Reader.HAPROXY),
-                   "gateway.drain_s, and a minute")  # fmt: skip
+                   "as long as a stream may last, and a minute")  # fmt: skip
+    # An earlier HAProxy may send what it still has to a gateway's port once more. A controller
+    # without a limit of its own would keep each port from others for as long as the hard stop.
+    yield Variable("RAY_SERVE_PORT_QUARANTINE_S", str(_quarantine_s(gateway)), Layer.CONFIG,
+                   (Reader.CONTROLLER,), "a gateway's port is not used again at once")  # fmt: skip
+
+
+def _quarantine_s(gateway: GatewaySettings) -> int:
+    return max(int(gateway.drain_s), int(TIMEOUT_MS / 1000)) + _LATER_S
 
 
 def _of_tls(tls: TlsSettings | None) -> Iterator[tuple[str, str, str]]:

@@ -38,6 +38,7 @@ from yaml_document.section import Section
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
 TIMEOUT_MS = 600_000.0
+MAX_TIMEOUT_MS = 86_400_000.0  # that a model's settings may give its requests
 
 
 class SloSettings(Section):
@@ -77,14 +78,14 @@ class SloSettings(Section):
     timeout_ms: float | None = Field(
         default=None,
         gt=0,
-        le=86_400_000,
+        le=MAX_TIMEOUT_MS,
         description="A request expires after this time, even while its answer streams. "
         f"Unset: 10 × `latency_ms`; for task `generate`, {TIMEOUT_MS:g}.",
     )
     max_timeout_ms: float | None = Field(
         default=None,
         gt=0,
-        le=86_400_000,
+        le=MAX_TIMEOUT_MS,
         description="Longest timeout that a request may ask for (`x-timeout-ms`); a longer one "
         f"counts as this. Unset: {TIMEOUT_MS:g}, or `timeout_ms` if that is longer.",
     )

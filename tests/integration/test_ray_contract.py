@@ -240,7 +240,8 @@ def test_the_environment_makes_serve_what_we_mean(ingress, tmp_path):
     assert found["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] is False
     assert found["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] is False
     if with_haproxy:
-        assert found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == 90
+        assert found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == ray_env.HARD_STOP_S
+        assert found["RAY_SERVE_PORT_QUARANTINE_S"] == 690
 
 
 def test_the_list_of_applications_fits_serves_rest_schema():

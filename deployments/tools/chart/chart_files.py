@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from deployments.cluster.ray_env import Layer, variables
+from deployments.cluster.ray_env import HARD_STOP_S, Layer, variables
 from deployments.cluster.serve_config import GRACE_S, REPLICA_HEALTH_S
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
@@ -97,6 +97,7 @@ def _defaults() -> dict[str, Any]:
         "replicas": ReplicaSettings().model_dump(mode="json"),
         "pool": PoolSettings().model_dump(mode="json"),
         "generate_timeout_ms": TIMEOUT_MS,
+        "hard_stop_s": HARD_STOP_S,
         "grace_s": GRACE_S,
         "replica_health_s": REPLICA_HEALTH_S,
     }

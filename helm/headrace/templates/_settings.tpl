@@ -4,7 +4,8 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{/* The gateway's settings as the other templates need them, in JSON. */}}
 {{- define "headrace.gateway" -}}
 {{- $g := .Values.gateway -}}
-{{- $d := (.Files.Get "files/defaults.json" | fromJson).gateway -}}
+{{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
+{{- $d := $defaults.gateway -}}
 {{- $proxy := eq (dig "ingress" $d.ingress $g) "proxy" -}}
 {{- $host := dig "host" "0.0.0.0" $g -}}
 {{- $every := ternary "::" "0.0.0.0" (contains ":" $host) -}}
@@ -31,7 +32,8 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
   "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
-  "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (add 60 (dig "drain_s" $d.drain_s $g | floor | int64))
+  "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" $defaults.hard_stop_s
+  "RAY_SERVE_PORT_QUARANTINE_S" (add 90 (max (divf $defaults.generate_timeout_ms 1000 | int64) (dig "drain_s" $d.drain_s $g | floor | int64)))
 -}}
 {{- $environment := dict
   "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)

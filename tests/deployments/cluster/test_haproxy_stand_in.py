@@ -42,11 +42,22 @@ for line in sys.stdin:
 """
 
 
+STREAM, PIECES, PIECE_S = "/v1/stream", 60, 0.05
+
+
 class Gateway(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self.send_response(200)
+        if self.path == STREAM:
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+            for _ in range(PIECES):
+                self.wfile.write(b"5\r\npiece\r\n")
+                time.sleep(PIECE_S)
+            self.wfile.write(b"0\r\n\r\n")
+            return
         self.send_header("content-length", "11")
         self.end_headers()
         self.wfile.write(b"the gateway")
@@ -77,6 +88,11 @@ class Node:
 
     def newest(self) -> int:
         return int(Path(self.files.current).read_text())
+
+    def begin_stream(self) -> Iterator[bytes]:
+        """A stream that has begun, the first piece taken."""
+        with httpx.stream("GET", f"http://127.0.0.1:{self.port}{STREAM}", timeout=5) as answer:
+            yield from answer.iter_raw()
 
     def answer(self) -> int:
         """The status of a request; 0: nobody listens."""
@@ -271,6 +287,22 @@ def test_kept_connections_lose_nothing_when_haproxy_is_replaced(node):
     for caller in callers:
         caller.join()
     assert set(answers) == {(200, b"the gateway")}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["HAProxy", "a stand-in"])
+def test_a_stream_goes_on_to_its_end_after_a_newer_haproxy_has_taken_over_from(node, killed):
+    written, serves = node.config.read_text(), node.newest()
+    if killed:
+        os.kill(serves, signal.SIGKILL)
+        until(lambda: node.answer() == 200 and node.files.running() is not None)
+    stream = node.begin_stream()
+    came = len(next(stream))
+    node.config.write_text(written)
+    node.start_haproxy(*([] if killed else ["-sf", serves]))
+    until(lambda: node.newest() != serves and node.answer() == 200)
+    came += sum(len(piece) for piece in stream)
+    assert came == PIECES * len(b"piece")
+    until(lambda: node.files.running() is None and not runs(serves))
 
 
 def test_a_haproxy_that_could_not_start_is_not_stood_in_for(node):

@@ -3,11 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from deployments.cluster import ray_env
 from deployments.cluster.haproxy_options import Options
 from deployments.cluster.ray_env import Layer, config_env, local_environment, resolved_ingress
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model_fields import MAX_TIMEOUT_MS, SloSettings
 
 PROGRAM = Path("/opt/headrace-haproxy")
 HAPROXY = GatewaySettings(ingress="haproxy")
@@ -41,7 +43,21 @@ def test_haproxys_files_and_ports_are_those_of_the_settings(tmp_path):
     found = local_environment(gateway, tmp_path)
     assert found["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"] == f"{tmp_path}/haproxy.cfg"
     assert found["RAY_SERVE_HAPROXY_STATS_PORT"] == "1234"
-    assert found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "65"
+
+
+def test_a_reloaded_haproxy_may_serve_the_longest_stream_that_settings_allow(tmp_path):
+    longest_ms = MAX_TIMEOUT_MS
+    SloSettings(timeout_ms=longest_ms, max_timeout_ms=longest_ms)
+    with pytest.raises(ValidationError):
+        SloSettings(timeout_ms=longest_ms + 1)
+    found = local_environment(GatewaySettings(ingress="haproxy", drain_s=5), tmp_path)
+    assert int(found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > longest_ms / 1000
+    assert int(found["RAY_SERVE_PORT_QUARANTINE_S"]) == 690
+
+
+def test_a_gateways_port_is_not_used_again_before_its_drain_is_over(tmp_path):
+    found = local_environment(GatewaySettings(ingress="haproxy", drain_s=1000), tmp_path)
+    assert int(found["RAY_SERVE_PORT_QUARANTINE_S"]) == 1090
 
 
 @pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
