@@ -46,6 +46,10 @@ class TokenCounter:
         self._total = _Total()
         self._told = 0  # tokens held, when `moved` was last set for them
 
+    @property
+    def has_output(self) -> bool:
+        return self._total.outputs > 0
+
     def note(self, output: Any, kind: RequestOutputKind) -> None:
         """One of the engine's outputs: of a prompt, for some of its sequences."""
         name = output.request_id

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +32,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
+from runtimes.vllm import events
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 
-_SERVER_FAULT = 500
 # What its handlers of exceptions look at in a request.
 _REQUEST = SimpleNamespace(
     app=SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False))),
@@ -141,8 +141,9 @@ class Serving:
             if isinstance(answer, tuple):
                 yield counter.chunk(*answer)
                 return
-            async for events in answer:
-                yield counter.chunk(events.encode())
+            async with aclosing(events.answer(answer, lambda: counter.has_output)) as pieces:
+                async for piece in pieces:
+                    yield counter.chunk(*piece)
         finally:
             self._whole.discard(counter)
             begun.cancel()
@@ -175,9 +176,9 @@ class Serving:
             raise RunError(f"vLLM failed: {_said(fault)}") from fault
         except Exception as fault:
             answer = create_error_response(fault)
-            if answer.error.code == _SERVER_FAULT:
-                raise RunError(f"vLLM failed: {_said(fault)}") from fault
         if isinstance(answer, ErrorResponse):
+            if events.is_failure(answer.error.code):
+                raise RunError(f"vLLM failed: {answer.error.message}")
             return answer.model_dump_json().encode(), answer.error.code
         if hasattr(answer, "model_dump_json"):
             return answer.model_dump_json().encode(), 200

@@ -171,15 +171,22 @@ class StreamSuite:
             (completion(model="other"), "completions", 404, "model"),
             (chat(model="other"), "chat", 404, "model"),
             (completion("a b c d " * CONTEXT), "completions", 400, None),
-            (completion("a b c d " * CONTEXT, stream=True), "completions", 400, None),
             (completion(n=0), "completions", 400, None),
             (completion(max_tokens=-1), "completions", 400, None),
         ],
     )
+    @pytest.mark.parametrize("stream", [False, True])
     async def test_a_request_that_is_wrong_gets_openais_error(
-        self, runtime: StreamRuntime, body: bytes, endpoint: str, status: int, param: str | None
+        self,
+        runtime: StreamRuntime,
+        body: bytes,
+        endpoint: str,
+        status: int,
+        param: str | None,
+        stream: bool,
     ) -> None:
-        heard = await hear(runtime, body, endpoint)
+        asked = body.replace(b'{"model"', b'{"stream": true, "model"') if stream else body
+        heard = await hear(runtime, asked, endpoint)
         error = heard.page()["error"]
         assert heard.status == status
         assert error["code"] == status

@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -96,6 +97,42 @@ async def test_structured_output_keeps_to_its_choices(runtime: StreamRuntime) ->
     asked = chat(structured_outputs={"choice": ["stone", "mill"]}, ignore_eos=False, max_tokens=20)
     heard = await hear(runtime, asked, "chat")
     assert heard.page()["choices"][0]["message"]["content"] in ("stone", "mill")
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
+NO_TOKEN = 99_999_999
+WRONG: list[dict[str, Any]] = [
+    {"prompt": [NO_TOKEN]}, {"prompt": [2**31 - 1]}, {"prompt": [[1], [NO_TOKEN]]}, {"prompt": ""},
+    {"logit_bias": {str(NO_TOKEN): 1}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"a": 1}},
+    {"logprobs": 21}, {"logprobs": -1}, {"logprobs": -2}, {"prompt_logprobs": 21},
+    {"top_logprobs": 21, "logprobs": True}, {"top_logprobs": -1, "logprobs": True},
+    {"top_logprobs": 3}, {"logprob_token_ids": [NO_TOKEN], "logprobs": 1},
+    {"stop_token_ids": [NO_TOKEN]}, {"stop_token_ids": [-1]}, {"stop_token_ids": ["a"]},
+    {"allowed_token_ids": [NO_TOKEN]}, {"allowed_token_ids": [-1]}, {"allowed_token_ids": []},
+    {"structured_outputs": {"regex": "("}}, {"structured_outputs": {"json": "{"}},
+    {"structured_outputs": {"choice": []}}, {"structured_outputs": {"grammar": "root ::= ("}},
+    {"structured_outputs": {}}, {"structured_outputs": {"json": {"type": "nothing"}}},
+    {"response_format": SCHEMA}, {"response_format": {"type": "nothing"}},
+    {"thinking_token_budget": 5}, {"thinking_token_budget": -5}, {"bad_words": [""]},
+    {"temperature": -1}, {"top_p": 2}, {"min_tokens": 100}, {"routed_experts_prompt_start": 99},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", WRONG, ids=lambda fields: str(fields)[:60])
+async def test_a_mistake_is_the_same_refusal_streamed_and_whole(
+    runtime: StreamRuntime, fields: dict[str, Any]
+) -> None:
+    is_chat = "top_logprobs" in fields or "response_format" in fields
+    made, endpoint = (chat, "chat") if is_chat else (completion, "completions")
+    whole, streamed = [
+        await hear(runtime, made(**fields, stream=stream), endpoint) for stream in (False, True)
+    ]
+    assert whole.status == streamed.status == 400
+    assert whole.page().keys() == streamed.page().keys() == {"error"}
+    if "prompt_logprobs" not in fields:  # of which there are none in a stream, whatever their count
+        assert streamed.page() == whole.page()
+    assert not whole.last.output_tokens
+    assert not streamed.last.output_tokens
 
 
 async def test_requests_that_their_callers_name_alike_are_counted_apart(
