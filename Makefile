@@ -11,6 +11,8 @@ FILE ?= examples/minilm.yaml
 # Compiled files are kept, whatever the shell says: tests start hundreds of processes, and pytest
 # rewrites every test for each of its own (11 s each).
 unexport PYTHONDONTWRITEBYTECODE
+# Tests and measurements ask this machine; a proxy elsewhere cannot.
+export no_proxy := localhost,127.0.0.1,::1$(no_proxy:%=,%)
 # `make compiled` says it itself.
 unexport HEADRACE_COMPILE
 

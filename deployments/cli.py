@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deployments.contract.loopback import keep_loopback_direct
 from deployments.tools import command_groups, model_commands
 from deployments.tools.command_line import (
     FILE,
@@ -86,6 +87,7 @@ def _explained(error: Exception) -> int | None:
 )
 def main() -> None:
     """Serve many models behind one length-bucketing router."""
+    keep_loopback_direct()
 
 
 @main.command()

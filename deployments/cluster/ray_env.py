@@ -28,6 +28,7 @@ from pathlib import Path
 
 from deployments.cluster import haproxy
 from deployments.contract.logs import LOG_FORMAT, LOG_LEVEL
+from deployments.contract.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import MAX_TIMEOUT_MS, TIMEOUT_MS
 from deployments.settings.tls import TlsSettings
@@ -242,4 +243,5 @@ def apply_environment(
     target = os.environ if environ is None else environ
     target.update(local_environment(gateway, folder))
     target.update(own)
+    keep_loopback_direct(target)
     target["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -1,4 +1,9 @@
-"""Keeps Serve's listeners off the network on a local cluster.
+"""Keeps what is meant for this machine on this machine: Serve's listeners on a local cluster, and
+every client's requests to a loopback address.
+
+HTTP and gRPC clients ask the proxy that the environment names (`http_proxy` and its kin), for
+loopback addresses too, unless `no_proxy` lists them. A proxy elsewhere would reach its own machine.
+`keep_loopback_direct` lists them, for this process and for those that it starts.
 
 Ray's own gRPC servers bind to their node's address, which on a local cluster is a loopback address
 (`ray_env`). Every Serve replica also opens a gRPC server for calls between deployments. Serve's
@@ -11,11 +16,31 @@ tests/integration/test_ray_contract.py.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+import os
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 EVERY_INTERFACE = "[::]:0"
 AddPort = Callable[[Any, str], int]
+_HOSTS = ("localhost", "127.0.0.1", "::1")
+_LISTS = ("no_proxy", "NO_PROXY")  # some programs read only one of them
+_GRPC_LIST = "no_grpc_proxy"  # gRPC reads this one instead, if it is set
+
+
+def keep_loopback_direct(environ: MutableMapping[str, str] | None = None) -> None:
+    """Add the loopback addresses to the environment's lists of hosts that no proxy is asked for."""
+    environ = os.environ if environ is None else environ
+    wanted = ",".join(environ.get(name, "") for name in _LISTS)
+    environ.update(dict.fromkeys(_LISTS, _with_loopback(wanted)))
+    if _GRPC_LIST in environ:
+        environ[_GRPC_LIST] = _with_loopback(environ[_GRPC_LIST])
+
+
+def _with_loopback(listed: str) -> str:
+    hosts = [host for each in listed.split(",") if (host := each.strip())]
+    if "*" in hosts:
+        return "*"
+    return ",".join(dict.fromkeys([*hosts, *_HOSTS]))
 
 
 def keep_replica_calls_local() -> None:

@@ -20,7 +20,7 @@ from deployments.contract.audit import AuditLine
 from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.loop_watch import watch_process
-from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.contract.registry import CRASHES, RATES
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
@@ -60,6 +60,7 @@ class Gateway:
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
+        keep_loopback_direct()
         context = serve.get_replica_context()
         # The number of gateways is no argument, so that changing it restarts none of them.
         settings = GatewaySettings.model_validate(args["settings"]).model_copy(

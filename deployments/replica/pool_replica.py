@@ -18,7 +18,7 @@ from ray import serve
 
 from deployments.contract import logs
 from deployments.contract.loop_watch import HUNG_EXIT_CODE, watch_process
-from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
@@ -41,6 +41,7 @@ class PoolReplica:
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
+        keep_loopback_direct()
         logs.configure_from_environment()
         replica = serve.get_replica_context().replica_id.unique_id
         backend_env.set_compiler_cache(cache_dir())

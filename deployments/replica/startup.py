@@ -26,7 +26,7 @@ from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
 from deployments.contract.groups import version_of
 from deployments.contract.loop_watch import HUNG_EXIT_CODE, watch_process
-from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
@@ -53,6 +53,7 @@ class ModelReplica:
         """Load the model. `args`: {"name", "settings" and "channel" as the user wrote them, and
         "group" if the model has groups}."""
         keep_replica_calls_local()
+        keep_loopback_direct()
         logs.configure_from_environment()
         context = serve.get_replica_context()
         self._name: str = args["name"]

@@ -19,6 +19,7 @@ import click
 import yaml
 
 from deployments.cluster.addresses import EVERY_INTERFACE, LOOPBACK
+from deployments.contract.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
 from deployments.tools.observability import grafana_server, page_server, prometheus_server
@@ -77,6 +78,7 @@ def main(
     file: Path, port: int, pages_port: int, grafana_port: int, gpus: tuple[str, ...], folder: Path
 ) -> None:
     """Show what the server of FILE does, until Ctrl-C."""
+    keep_loopback_direct()
     try:
         found = targets(load(file, here=False).gateway)
         made = write_files(folder, found, gpus)

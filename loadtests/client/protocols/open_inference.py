@@ -69,7 +69,10 @@ class OpenInference:
     def prepare(self) -> None:
         url = f"{self.place.url.rstrip('/')}/v2/models/{self.place.model}"
         try:
-            answer = httpx.get(url, headers=dict(self.place.headers), timeout=METADATA_S)
+            # No proxy, as for the requests that are measured.
+            answer = httpx.get(
+                url, headers=dict(self.place.headers), timeout=METADATA_S, trust_env=False
+            )
         except httpx.HTTPError as error:
             raise WireError(f"{url}: {error}") from None
         if answer.status_code != 200:
