@@ -99,6 +99,16 @@ class BodyTooLarge(HeadraceError):
     status, outcome, code = 413, "too_large", "body_too_large"
 
 
+class UriTooLong(HeadraceError):
+    status, outcome, code = 414, "too_large", "uri_too_long"
+
+
+class HeadersTooLarge(HeadraceError):
+    """The headers are too many, or too large together. Source: RFC 6585 §5."""
+
+    status, outcome, code = 431, "too_large", "headers_too_large"
+
+
 class UnsupportedMedia(HeadraceError):
     status, outcome, code = 415, "bad_request", "unsupported_media_type"
 

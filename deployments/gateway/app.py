@@ -8,7 +8,7 @@ own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from deployments.contract import errors
@@ -23,11 +23,10 @@ from deployments.gateway.http.codecs import (
 )
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
-from deployments.gateway.http.head_checks import HeadChecks
+from deployments.gateway.http.head_checks import NO_CORS, HeadChecks
 from deployments.gateway.http.operator_pages import OperatorPages
 from deployments.gateway.http.pages import Pages
 from deployments.gateway.http.protocols import error_shapes, openai_generation
-from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.pipeline import Pipeline
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
@@ -88,7 +87,9 @@ class GatewayApp:
             pass  # nobody reads an answer
         except errors.HeadraceError as error:
             self._turned_away(exchange, error)
-            await exchange.reply(error.status, _shape(exchange.path)(error), error.headers())
+            await exchange.reply(
+                error.status, error_shapes.of_path(exchange.path)(error), error.headers()
+            )
         except Exception:
             request_id = exchange.request_id.decode("latin-1")
             logger.exception("unexpected", extra={"request_id": request_id})
@@ -96,7 +97,7 @@ class GatewayApp:
                 fault = errors.HeadraceError(
                     "an unexpected error; the server's log has its details under this request id"
                 )
-                await exchange.reply(500, _shape(exchange.path)(fault))
+                await exchange.reply(500, error_shapes.of_path(exchange.path)(fault))
         finally:
             exchange.release()
 
@@ -117,17 +118,12 @@ class GatewayApp:
 
 
 async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
-    error = errors.MethodNotAllowed(f"{exchange.path} accepts {' or '.join(methods)} only")
+    said = f"{exchange.path} accepts {' or '.join(methods)} only"
+    if b"access-control-request-method" in exchange.headers:  # a browser's preflight
+        said = NO_CORS
+    error = errors.MethodNotAllowed(said)
     allow = (b"allow", ", ".join(methods).encode())
-    await exchange.reply(error.status, _shape(exchange.path)(error), [allow])
-
-
-def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
-    """The shape of errors on this path: OpenAI's on its own paths, else Open Inference's, also for
-    `:predict`."""
-    if path.startswith("/v1/") and ":" not in path:
-        return error_shapes.openai_error
-    return error_shapes.oip_error
+    await exchange.reply(error.status, error_shapes.of_path(exchange.path)(error), [allow])
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +136,7 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     error = errors.BadRequest(
         "WebSockets are not supported; send the request without the Upgrade header"
     )
-    answer = _shape(scope["raw_path"].decode("latin-1"))(error)
+    answer = error_shapes.of_path(scope["raw_path"].decode("latin-1"))(error)
     head = [
         (b"content-type", answer.content_type),
         (b"content-length", b"%d" % len(answer.body)),

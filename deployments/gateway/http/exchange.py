@@ -32,6 +32,7 @@ _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
 _MOST_DIGITS = 18
 _NAME = re.compile(rb"[\x20-\x7e]{1,128}")
+_PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}")
 Message = MutableMapping[str, Any]
 _WATCH_AFTER_S = 0.05
 T = TypeVar("T")
@@ -97,10 +98,12 @@ class Exchange:
             return self.client[0] if self.client else "?"
 
     @property
-    def scheme(self) -> str:
-        """What the caller spoke: HAProxy says it of TLS that ends there, or before it at a proxy
-        that the settings trust."""
-        return "https" if self.headers.get(b"x-forwarded-proto") == b"https" else "http"
+    def prefix(self) -> str:
+        """The path below which the caller reaches this server, "" for none: a proxy that takes it
+        off the path says so. HAProxy lets nobody write that header whom the settings do not
+        trust."""
+        said = self.headers.get(b"x-forwarded-prefix", b"").rstrip(b"/")
+        return said.decode() if _PREFIX.fullmatch(said) else ""
 
     def number(self, name: bytes) -> int | None:
         """A header that is a whole number, None without it. Raises BadRequest for anything else."""

@@ -9,7 +9,8 @@ can point elsewhere, names without a dot and those that only a private network r
 others stand in `gateway.allowed_hosts`. Health and readiness answer by any name: they say nothing
 of anybody. A page may send without reading the answer: its Origin is
 foreign, so what changes something or runs a model is refused. Where a key is needed a browser has
-none to send, and neither is looked at, but for the operator's pages.
+none to send, and neither is looked at, but for the operator's pages. Nobody lets pages of other
+hosts read answers: no `Access-Control-Allow-Origin` is ever sent (CORS).
 
 It costs 0.3 us a request: a Host that passed is remembered.
 Source: RFC 9110 §7.2; Fetch, "Origin" and "Sec-Fetch-Site"; Ray's CVE-2025-62593.
@@ -39,6 +40,10 @@ _SAFE = ("GET", "HEAD")
 _OWN_SITES = (b"same-origin", b"none")
 _MOST_REMEMBERED = 1024
 ANY = "*"
+NO_CORS = (
+    "pages of other hosts cannot call this server (it supports no CORS); serve the page under the "
+    "server's own host, or call it from your own server"
+)
 
 
 class HeadChecks:
@@ -95,8 +100,8 @@ class HeadChecks:
         if origin is not None and self._is_own(origin, exchange.headers.get(b"host")):
             return
         raise Forbidden(
-            "cross-origin request refused; if the page is yours, add its host to "
-            "gateway.allowed_hosts",
+            f"cross-origin request refused: {NO_CORS}. If a proxy in between changes the Host, add "
+            "the page's host to gateway.allowed_hosts",
             reason="foreign_origin",
         )
 

@@ -25,15 +25,20 @@ from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KnownTenants, Reader
 
 _INDEX_LIMITS = small_body("an index request may be")
-# Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, for
-# gateways behind a prefix; the validator that it would ask by default is a service elsewhere.
+# Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, and
+# the page's own address says where requests that are tried out go, for gateways behind a prefix.
+# The validator that it would ask by default is a service elsewhere.
 _DOCS = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Headrace</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="docs/favicon.png"><link rel="stylesheet" href="docs/swagger-ui.css">
 </head><body><div id="docs">Reading <a href="openapi.json">openapi.json</a></div>
 <script src="docs/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#docs", validatorUrl: null})</script>
+<script>
+const here = new URL(".", location.href).pathname.replace(/.$/, "") || "/"
+fetch("openapi.json").then((answer) => answer.json()).then((spec) => SwaggerUIBundle(
+  {spec: {...spec, servers: [{url: here}]}, dom_id: "#docs", validatorUrl: null}))
+</script>
 </body></html>
 """
 _DOCS_PACKAGE = "fastapi_offline"
@@ -136,9 +141,7 @@ class Pages:
         return 200, Encoded(body, content_type.encode())
 
     def _openapi(self, exchange: Exchange, route: Route, who: Reader) -> Page:
-        host = exchange.header(b"host") or "127.0.0.1"
-        url = f"{exchange.scheme}://{host}"
-        document = openapi.document(self._seen_by(who), url, self._priorities)
+        document = openapi.document(self._seen_by(who), exchange.prefix or "/", self._priorities)
         return 200, Encoded(document)
 
 

@@ -3,16 +3,17 @@
 Serve's server in every gateway listens where HAProxies of other nodes can reach it, so others can,
 too; uvicorn waits for headers for ever and takes any number of any size. Here, as behind HAProxy, a
 head that is not whole in time closes the connection without a word (which it also does to one that
-never asks); one that is too large, or has too many headers, is refused with 400. The bounds are
-HAProxy's own: its buffer less what it keeps free for rewriting, and 100 headers (HAProxy gives a
-few more places; `tune.http.maxhdr` is 101).
+never asks). One that is too large, or has too many headers, is refused with 414 or 431, and what
+cannot be parsed with 400, in the shape of the API that its path belongs to. The bounds are
+HAProxy's own (`haproxy_rules`).
 Trailers are dropped: they stand behind the body, and uvicorn appends them to the headers, where
 they would say who the caller is after whoever stands before us has looked. What comes without being
 a part of a body (trailers, extensions of chunks) is bounded as a head is.
-A request that asks for an upgrade (WebSocket, h2c, CONNECT) is refused with 400: httptools reads no
-body behind such a head, and takes the body's bytes for the connection's next request, so that
-whoever stands before us and reads a body there would let a request through that it never saw; and
-uvicorn waits for ever for who sends one with a WebSocket's handshake.
+An offer of another protocol (WebSocket, h2c) is ignored, as RFC 9110 lets a server do; CONNECT is
+refused. httptools reads no body behind an offer and would take the body's bytes for the
+connection's next request, so whoever stands before us and reads a body there would let a request
+through that it never saw. So what it read of such a head is given to a new parser without the
+offer: everybody reads the same body.
 It costs 0.8 us a request. uvicorn's reader of X-Forwarded-For is left out: it looks through all
 headers once more to write over the connection's own address, by which connections are counted; what
 the header says is read where it is asked for (`Exchange.caller_address`).
@@ -24,7 +25,7 @@ A connection that ended its last request is uvicorn's keep-alive time's, not thi
 As many may wait to be accepted as HAProxy lets through to a gateway by default (4,064), so that a
 burst, while the loop is busy, is not taken for a gateway that is down.
 What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
-Source: HAProxy 2.8, `tune.bufsize`, `tune.maxrewrite`, `tune.http.maxhdr`.
+Source: RFC 9110 §7.8, §10.1.1; RFC 9112 §9.6.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ import sys
 import termios
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http import auto, httptools_impl
+
+from deployments.contract import errors
+from deployments.gateway.http.protocols import error_shapes
 
 MOST_HEADERS = 100
 MOST_HEAD_BYTES = 15_360
@@ -47,6 +52,8 @@ _head_s = 30.0
 _LOOK_S = 60.0  # between looks at what a slow client has taken: sockets take in lumps of 100 KB
 _SOCKET_BYTES = 131_072  # 128 KiB and the system's own: at 0.1 ms to HAProxy more than 1 GB/s
 _INT = bytes(4)
+_OFFER = (b"upgrade", b"http2-settings")  # headers, and what `Connection` says of them
+_LINGER_S = 5.0  # a refused client goes on sending: closed at once, it would lose the refusal
 _min_bytes_per_s = 0.0
 
 
@@ -55,15 +62,6 @@ class _Dropped(list[tuple[bytes, bytes]]):
 
 
 _TRAILERS = _Dropped()
-
-
-class TooLarge(Exception):
-    """A head has too many headers or bytes. uvicorn answers what its parser's callbacks raise with
-    400, and closes the connection."""
-
-
-class UpgradeRefused(Exception):
-    """A head asks for another protocol on its connection. Answered as `TooLarge` is."""
 
 
 class StrictProtocol(httptools_impl.HttpToolsProtocol):
@@ -79,6 +77,9 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._untaken = 0
+        self._refused = False
+        self._last_word: errors.HeadraceError | None = None
+        self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -92,23 +93,106 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._head_bytes += len(data)
         self._got_body, before = False, self.scope
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as fault:
+            said = fault.__context__  # what a callback of ours raised
+            if not isinstance(said, errors.HeadraceError):
+                said = errors.BadRequest("the request is malformed")
+            self._refuse(said)
+            return
         if self._has_head():
             if self._deadline is not None:
                 self._stop_clock()
             if self._got_body or self.scope is not before or not self._wants_more():
                 self._head_bytes = 0
             elif self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response("The request's trailers are too large.")
+                self._refuse(errors.HeadersTooLarge("the request's trailers are too large"))
         elif self.transport.is_closing():
             self._stop_clock()
         elif self._head_bytes > MOST_HEAD_BYTES:
-            self._stop_clock()
-            self.send_400_response("The request's headers are too large.")
+            self._refuse(self._too_large())
         elif self._deadline is None:
             self._start_clock()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Raises httptools.HttpParserError."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                head = self._without_offer()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+                data = memoryview(data)[offered.args[0] :]
+
+    def _without_offer(self) -> bytes:
+        """The head that was read last, as bytes, without its offer of another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in _OFFER)
+            if name not in _OFFER:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _refuse(self, error: errors.HeadraceError) -> None:
+        """Say so, after the answers to requests that came before on this connection, and close it
+        once the client has had time to read that."""
+        self._refused = True
+        self._stop_clock()
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._say(error)
+        elif not cycle.more_body:
+            self._last_word = error
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started or self.pipeline:
+                self.transport.close()  # what is written now would be a part of another answer
+            else:
+                self._say(error)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._last_word is not None and self.cycle.response_complete:
+            self._say(self._last_word)
+
+    def _say(self, error: errors.HeadraceError) -> None:
+        if self.transport.is_closing():
+            return
+        answer = error_shapes.of_path(self.url.partition(b"?")[0].decode("latin-1"))(error)
+        lines = [
+            *(b"%b: %b" % header for header in self.server_state.default_headers),
+            b"content-type: " + answer.content_type,
+            b"content-length: %d" % len(answer.body),
+            b"connection: close\r\n\r\n",
+        ]
+        status = httptools_impl.STATUS_LINE[error.status]
+        self.transport.write(status + b"\r\n".join(lines) + answer.body)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _too_large(self) -> errors.HeadraceError:
+        if len(self.url) > MOST_HEAD_BYTES // 2:
+            return errors.UriTooLong(
+                f"the URL has {len(self.url)} bytes or more; it and the headers may have "
+                f"{MOST_HEAD_BYTES}"
+            )
+        return errors.HeadersTooLarge(
+            f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes"
+        )
 
     def _has_head(self) -> bool:
         """Of the last request that began. uvicorn makes a scope when one begins, and writes the
@@ -117,14 +201,22 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         # Bytes are looked at only where more came than a head may have.
-        if len(self.headers) > MOST_HEADERS or (
-            self._head_bytes > MOST_HEAD_BYTES and _size(self.url, self.headers) > MOST_HEAD_BYTES
-        ):
-            raise TooLarge
+        if len(self.headers) > MOST_HEADERS:
+            raise errors.HeadersTooLarge(f"the request has more than {MOST_HEADERS} headers")
+        if self._head_bytes > MOST_HEAD_BYTES and _size(self.url, self.headers) > MOST_HEAD_BYTES:
+            raise self._too_large()
         if self.parser.should_upgrade():
-            raise UpgradeRefused
+            if self.parser.get_method() == b"CONNECT":
+                raise errors.MethodNotAllowed("CONNECT is not supported")
+            return  # read again by `_parse`
+        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False
         super().on_headers_complete()
         self.headers = _TRAILERS
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def _wants_more(self) -> bool:
         """Of the body. uvicorn makes no cycle of a request whose URL it cannot read."""

@@ -8,8 +8,9 @@ nothing changes.
 A second message asks when the client has taken what a connection does not keep anyway
 (`UNCOUNTED_BYTES`, uvicorn's and asyncio's own mark): ASGI's answer ends when it is written, and a
 server keeps any number of megabytes for who reads slowly.
+Who speaks HTTP/1.0 knows no chunks: a streamed answer of theirs ends with the connection.
 What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
-Measured gain: docs/decisions/0018-one-data-channel.md. Source: ASGI 3.0, extensions.
+Measured gain: docs/decisions/0018-one-data-channel.md. Source: ASGI 3.0, extensions; RFC 9112 §6.3.
 """
 
 from __future__ import annotations
@@ -35,10 +36,16 @@ class WholeResponseCycle(_UvicornCycle):
     def __init__(self, scope: Any, *args: Any, **more: Any) -> None:
         scope["extensions"] = _OFFERED
         super().__init__(scope, *args, **more)
+        self._has_length = True
 
     async def send(self, message: Any) -> None:
         if message["type"] != EXTENSION:
-            await (self._taken(message) if message["type"] == TAKEN else super().send(message))
+            if message["type"] == TAKEN:
+                await self._taken(message)
+                return
+            if self.scope["http_version"] == "1.0":
+                self._end_with_connection(message)
+            await super().send(message)
             return
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -52,6 +59,16 @@ class WholeResponseCycle(_UvicornCycle):
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+
+    def _end_with_connection(self, message: Any) -> None:
+        """Of an answer without a length: keeps uvicorn from sending chunks, and from missing what
+        the length would say."""
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                self.chunked_encoding = self.keep_alive = False
+                self._has_length = False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))
 
     async def _taken(self, message: Any) -> None:
         if self.flow.write_paused:  # a connection that is lost is not

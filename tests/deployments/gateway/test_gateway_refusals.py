@@ -230,7 +230,12 @@ async def test_a_model_that_is_declared_and_not_ready_is_503_with_retry_after(
         ("/v2/models/", False),
         ("/v2/models/device/nope", False),
         ("/v2/models/device/versions//infer", False),
-        ("/v1/models/device:nope", False),
+        ("/v1", True),
+        ("/v1x", False),
+        ("/v1/models/device:nope", True),
+        ("/v1/models/device:predict/more", True),
+        ("/v1/models/a/b:predict", False),
+        ("/v1/models/a/b%3Aclassify", False),
         ("/v1/nope", True),
         ("/v1/models/", True),
         ("/v1/models/a/b", True),
@@ -264,6 +269,18 @@ async def test_a_wrong_method_is_405_and_names_the_right_ones(
     answer = await ask(stand.app, method, path, body=GOOD)
     assert (answer.status, answer.header(b"allow")) == (405, allow)
     assert (answer.body == b"") == (method == "HEAD")
+
+
+@pytest.mark.parametrize("origin", [b"https://page.example", b"http://localhost:8000"])
+async def test_a_browsers_preflight_is_told_that_there_is_no_cors(
+    stand: Stand, origin: bytes
+) -> None:
+    asked = [(b"host", b"localhost:8000"), (b"origin", origin),
+             (b"access-control-request-method", b"POST")]  # fmt: skip
+    answer = await ask(stand.app, "OPTIONS", "/v1/chat/completions", asked)
+    assert answer.status in (403, 405)
+    assert "supports no CORS" in openai_error(answer)["message"]
+    assert answer.header(b"access-control-allow-origin") is None
 
 
 @pytest.mark.parametrize("name", [b"x-timeout-ms", b"x-request-timeout-seconds"])

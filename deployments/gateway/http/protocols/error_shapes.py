@@ -8,6 +8,9 @@ Source: Open Inference Protocol, error objects; OpenAI API reference, "Error cod
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from urllib.parse import unquote
+
 import msgspec
 
 from deployments.contract.errors import HeadraceError
@@ -18,6 +21,9 @@ _BY_STATUS = {
     403: "permission_error",
     429: "rate_limit_error",
 }
+
+
+_OWN_ACTIONS = (":predict", ":classify")  # below /v1, and not OpenAI's
 
 
 class Error(msgspec.Struct):
@@ -35,6 +41,14 @@ class OpenAIErrorDetail(msgspec.Struct):
 
 class OpenAIError(msgspec.Struct):
     error: OpenAIErrorDetail
+
+
+def of_path(path: str) -> Callable[[HeadraceError], Encoded]:
+    """The shape of errors on this path, whether or not it is one of the API's: OpenAI's below
+    `/v1`, else Open Inference's, also for `:predict` and `:classify`."""
+    if path != "/v1" and not path.startswith("/v1/"):
+        return oip_error
+    return oip_error if unquote(path).endswith(_OWN_ACTIONS) else openai_error
 
 
 def oip_error(error: HeadraceError) -> Encoded:

@@ -98,7 +98,8 @@ _MAY_RETRY = (429, 503)
 def document(
     descriptions: Descriptions, server_url: str, priorities: Sequence[str] = PRIORITIES
 ) -> bytes:
-    """The document for these models. `server_url`: where clients reach the gateway; `priorities`:
+    """The document for these models. `server_url`: where clients reach the gateway, which may be
+    relative to where they have the document from (OpenAPI 3.1 §4.8.5); `priorities`:
     the gateway's, the most urgent first."""
     return msgspec.json.encode(
         {

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from in_process import Stand, ask, standing
@@ -22,7 +23,8 @@ async def test_the_page_needs_only_what_the_gateway_serves(stand: Stand) -> None
     assert page.startswith("<!doctype html>")
     assert "//" not in page  # no address elsewhere
     assert "validatorUrl: null" in page
-    named = re.findall(r'(?:src|href|url)(?:=|: )"([^"]+)"', page)
+    named = re.findall(r'(?:src|href)="([^"]+)"', page)
+    named += re.findall(r'fetch\("([^"]+)"\)', page)
     assert len(named) == 5
     for path in named:
         assert (await ask(stand.app, "GET", f"/{path}")).status == 200, path
@@ -53,14 +55,27 @@ async def test_nothing_else_of_the_package_is_served(stand: Stand, path: str) ->
 
 
 @pytest.mark.parametrize(
-    ("spoken", "scheme"), [(None, "http"), (b"http", "http"), (b"https", "https"), (b"x", "http")]
+    ("prefix", "asked"),
+    [
+        (None, "https://example.com/v2"),
+        (b"/", "https://example.com/v2"),
+        (b"/api", "https://example.com/api/v2"),
+        (b"/a/b-c.d/", "https://example.com/a/b-c.d/v2"),
+        (b"//evil.example", "https://example.com/v2"),
+        (b"/../x", "https://example.com/v2"),
+        (b"/a?b", "https://example.com/v2"),
+        (b"https://evil.example", "https://example.com/v2"),
+    ],
 )
-async def test_the_document_names_the_scheme_that_the_caller_spoke(
-    stand: Stand, spoken: bytes | None, scheme: str
+async def test_the_document_leads_where_it_came_from(
+    stand: Stand, prefix: bytes | None, asked: str
 ) -> None:
-    headers = [(b"host", b"h")] + ([] if spoken is None else [(b"x-forwarded-proto", spoken)])
+    """By scheme and host of the document's own address, and below the prefix that a proxy names."""
+    headers = [] if prefix is None else [(b"x-forwarded-prefix", prefix)]
     document = json.loads((await ask(stand.app, "GET", "/openapi.json", headers)).body)
-    assert document["servers"] == [{"url": f"{scheme}://h"}]
+    (server,) = document["servers"]
+    found = urljoin("https://example.com/anywhere/openapi.json", server["url"])
+    assert found.rstrip("/") + "/v2" == asked
 
 
 async def test_files_are_only_read(stand: Stand) -> None:

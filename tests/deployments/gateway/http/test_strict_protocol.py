@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
@@ -91,7 +92,7 @@ async def test_a_body_may_take_longer_than_its_head(port):
 CLOSE = b"connection: close\r\n\r\n"
 
 
-@pytest.mark.parametrize(("more", "expected"), [(0, b"200"), (1, b"400")])
+@pytest.mark.parametrize(("more", "expected"), [(0, b"200"), (1, b"431")])
 async def test_as_many_headers_are_taken_as_haproxy_takes(port, more, expected):
     named = b"".join(b"x-%d: 1\r\n" % n for n in range(MOST_HEADERS - 2 + more))
     assert status(await said(port, GET + named + CLOSE)) == expected
@@ -102,11 +103,11 @@ async def test_a_head_that_is_too_large_is_refused_whole_or_in_parts(port, befor
     large = GET + b"x-large: " + b"a" * MOST_HEAD_BYTES + b"\r\n" + CLOSE
     parts = [large[i : i + 999] for i in range(0, 15_999, 999)]
     for answer in (await said(port, before + large), await said(port, before, *parts)):
-        assert answer.count(b"HTTP/1.1 400 ") == 1
+        assert answer.count(b"HTTP/1.1 431 ") == 1
 
 
 async def test_a_head_that_never_ends_is_refused_before_its_time(port):
-    assert status(await said(port, GET, b"x-large: ", b"a" * MOST_HEAD_BYTES)) == b"400"
+    assert status(await said(port, GET, b"x-large: ", b"a" * MOST_HEAD_BYTES)) == b"431"
 
 
 async def test_a_large_body_beside_a_small_head_is_taken(port):
@@ -140,12 +141,12 @@ async def test_trailers_never_become_headers(port, parts):
 @pytest.mark.parametrize("endless", [b"x-one: " + b"a" * 999, b"x: 1\r\n" * 125])
 async def test_trailers_that_never_end_are_refused(port, endless):
     answer = await said(port, CHUNKED + b"1\r\nb\r\n0\r\n", *[endless] * 30, pause_s=0.001)
-    assert status(answer) == b"400" or answer == b"reset"
+    assert status(answer) == b"431"
 
 
 async def test_a_chunks_endless_extension_is_refused(port):
     answer = await said(port, CHUNKED + b"1;", *[b"a" * 999] * 30, pause_s=0.001)
-    assert status(answer) == b"400" or answer == b"reset"
+    assert status(answer) == b"431"
 
 
 async def test_a_large_body_in_small_chunks_is_taken(port):
@@ -156,24 +157,104 @@ async def test_a_large_body_in_small_chunks_is_taken(port):
     assert answer.endswith(b"%d" % (MOST_HEAD_BYTES // 2))
 
 
-def upgrading(token: bytes, *more: bytes) -> bytes:
-    lines = (b"connection: upgrade", b"upgrade: " + token, b"sec-websocket-version: 13",
+def offering(token: bytes, *more: bytes) -> bytes:
+    lines = (b"connection: upgrade, HTTP2-Settings, keep-alive", b"upgrade: " + token,
+             b"http2-settings: AAMAAABk", b"sec-websocket-version: 13",
              b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==", *more)  # fmt: skip
-    return b"GET / HTTP/1.1\r\nhost: x\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
+    return b"POST /names HTTP/1.1\r\nhost: x\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
 
 
+READ = b"host,connection,sec-websocket-version,sec-websocket-key"
+ENDS = b"GET /client HTTP/1.1\r\nhost: x\r\n" + CLOSE
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.01])
 @pytest.mark.parametrize("token", [b"websocket", b"h2c", b"foo"])
-@pytest.mark.parametrize("framed", [b"content-length: 27", b"transfer-encoding: chunked", b"x: 1"])
-async def test_what_comes_behind_a_refused_upgrade_is_no_request(port, token, framed):
-    """The body of the one is the next request of who does not read it."""
-    answer = await said(port, upgrading(token, framed), GET + b"\r\n", pause_s=0.01)
-    assert answer.count(b"HTTP/1.1 ") <= 1
-    assert status(answer) == b"400" or answer == b"reset"
+async def test_an_offer_of_another_protocol_is_ignored(port, token, pause_s):
+    answer = await said(port, offering(token), ENDS, pause_s=pause_s)
+    assert b" 101 " not in answer
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert READ in answer
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.01])
+@pytest.mark.parametrize("token", [b"websocket", b"h2c", b"foo"])
+async def test_what_comes_behind_an_offer_is_its_body_and_no_request(port, token, pause_s):
+    smuggled = GET + b"\r\n"
+    length = b"content-length: %d" % len(smuggled)
+    answer = await said(port, offering(token, length), smuggled, ENDS, pause_s=pause_s)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(smuggled), smuggled)
+    chunked = offering(token, b"transfer-encoding: chunked")
+    answer = await said(port, chunked, chunk, ENDS, pause_s=pause_s)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    answer = await said(port, chunked, smuggled, pause_s=pause_s)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert status(answer) == b"400"
+
+
+async def test_any_number_of_offers_are_ignored_one_by_one(port):
+    answer = await said(port, offering(b"h2c") * 50 + ENDS)
+    assert answer.count(READ) == 50
 
 
 async def test_connect_is_refused(port):
     answer = await said(port, b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", GET + CLOSE)
-    assert status(answer) == b"400" or answer == b"reset"
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert status(answer) == b"405"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_openais"),
+    [
+        (b"/v1/chat/completions", True),
+        (b"/v1/models/a:b", True),
+        (b"/v1/models/a:predict", False),
+        (b"/v2/models/a/infer", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("rest", "code", "type_"),
+    [
+        (b"a" * MOST_HEAD_BYTES + b" HTTP/1.1\r\n\r\n", 414, "invalid_request_error"),
+        (b" HTTP/1.1\r\na: " + b"a" * 200_000 + b"\r\n\r\n", 431, "invalid_request_error"),
+        (b" HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431, "invalid_request_error"),
+        (b" HTTP/1.1\r\na b: c\r\n\r\n", 400, "invalid_request_error"),
+    ],
+    ids=["URL", "headers", "many", "malformed"],
+)
+async def test_a_head_is_refused_in_the_shape_of_its_api(port, path, is_openais, rest, code, type_):
+    query = b"?" if code == 414 else b""  # what makes the URL long is no part of its path
+    answer = await said(port, b"GET " + path + query + rest)
+    assert status(answer) == b"%d" % code
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    if is_openais:
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["type"] == type_
+    else:
+        assert isinstance(error, str)
+
+
+async def test_what_cannot_be_read_behind_a_request_under_way_is_no_part_of_its_answer(port):
+    """The first request waits for its body; what is no chunk ends it, in one answer."""
+    answer = await said(port, CHUNKED, b"zz\r\n", GET + CLOSE, pause_s=0.01)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert status(answer) == b"400"
+
+
+async def test_requests_before_one_that_cannot_be_read_are_answered(port):
+    answer = await said(port, (GET + b"\r\n") * 3 + b"GET / HTTP/1.1\r\na b: c\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200 ") == 3
+    assert b"HTTP/1.1 400 " in answer.rpartition(b"HTTP/1.1 200 ")[2]
+
+
+async def test_http_1_0_is_never_told_to_continue(port):
+    head = b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    answer = await said(port, head, b"ab", pause_s=0.01)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.endswith(b"\r\n\r\n2")
 
 
 ANSWER = bytes(32 << 20)

@@ -118,3 +118,36 @@ def test_uvicorn_has_what_is_used_of_it_and_makes_the_cycle_that_is_offered() ->
         assert httptools_impl.RequestResponseCycle is WholeResponseCycle
     finally:
         httptools_impl.RequestResponseCycle = _UvicornCycle
+
+
+@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
+async def test_a_stream_of_http_1_0_ends_with_its_connection(
+    method: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def streaming(scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        await exchange.start_stream(b"text/event-stream", [])
+        for data in (b"data: 1\n\n", b"data: [DONE]\n\n"):
+            await exchange.send_chunk(data)
+        await exchange.end_stream()
+
+    monkeypatch.setattr(f"{__name__}.app", streaming)
+    asked = method + b" /a HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"
+    head, _, body = (await said(WholeResponseCycle, asked)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert body == (b"" if method == b"HEAD" else b"data: 1\n\ndata: [DONE]\n\n")
+
+
+async def test_who_speaks_http_1_1_gets_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def streaming(scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        await exchange.start_stream(b"text/event-stream", [])
+        await exchange.send_chunk(b"one")
+        await exchange.end_stream()
+
+    monkeypatch.setattr(f"{__name__}.app", streaming)
+    asked = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    head, _, body = (await said(WholeResponseCycle, asked)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    assert body == b"3\r\none\r\n0\r\n\r\n"
