@@ -236,7 +236,16 @@ async def _relay(
         meter.count()
         if pending.tokens.input:
             context.generated = _generated(context, selection, pending)
+        pending.counts_late = partial(_count_late, services, context, meter)
     context.mark("reply")
+
+
+def _count_late(
+    services: GatewayServices, context: RequestContext, meter: _TokenMeter, more: Tokens
+) -> None:
+    """An engine makes a step or two before it hears that the answer has ended early."""
+    meter.count()
+    services.watcher.generated_late(context, more)
 
 
 def _engine_refusal(selection: ModelSelection, status: int) -> errors.HeadraceError:

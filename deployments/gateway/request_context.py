@@ -189,11 +189,13 @@ def _dispatched(answer: RowAnswer) -> float:
 
 
 class RequestWatcher(Protocol):
-    """Hears of every request: when its trace begins, its model is known, and it has ended."""
+    """Hears of every request: when its trace begins, its model is known, it has ended, and its
+    engine has stopped behind that."""
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
     def arrived(self, context: RequestContext) -> None: ...
     def finished(self, context: RequestContext) -> None: ...
+    def generated_late(self, context: RequestContext, more: Tokens) -> None: ...
 
 
 class GatewayServices:

@@ -19,6 +19,10 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from runtimes.types import Chunk, EngineLoad
 
+# Output tokens after which an answer that comes whole tells its counts again: at most so many, and
+# those of a step, are not charged where its caller leaves.
+_TOLD_TOKENS = 16
+
 
 @dataclass(slots=True)
 class _Total:
@@ -44,7 +48,7 @@ class TokenCounter:
         self._outputs: dict[tuple[str, int], int] = {}
         self._places: dict[str, dict[int, int]] = {}  # by prompt that is not done, by sequence
         self._total = _Total()
-        self._told = 0  # tokens held, when `moved` was last set for them
+        self._told_held = self._told_outputs = 0  # when `moved` was last set for them
 
     @property
     def has_output(self) -> bool:
@@ -74,8 +78,9 @@ class TokenCounter:
                     self._read(name, state.prompt_len, state.num_cached_tokens)
                     index = getattr(state, "request_index", index) or 0
                     self._wrote(name, index, state.stats.num_generation_tokens)
-        if self._total.held != self._told:
-            self._told = self._total.held
+        held, outputs = self._total.held, self._total.outputs
+        if held != self._told_held or outputs - self._told_outputs >= _TOLD_TOKENS:
+            self._told_held, self._told_outputs = held, outputs
             self.moved.set()
 
     def chunk(self, data: bytes, status: int = 200) -> Chunk:

@@ -99,6 +99,14 @@ async def test_structured_output_keeps_to_its_choices(runtime: StreamRuntime) ->
     assert heard.page()["choices"][0]["message"]["content"] in ("stone", "mill")
 
 
+async def test_many_sequences_of_an_answer_that_comes_whole_are_counted_as_they_grow(
+    runtime: StreamRuntime,
+) -> None:
+    heard = await hear(runtime, completion(max_tokens=100, n=4, temperature=0.5))
+    assert len({chunk.output_tokens for chunk in heard.chunks}) >= 12
+    assert heard.last.output_tokens == 400
+
+
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
 NO_TOKEN = 99_999_999
 WRONG: list[dict[str, Any]] = [

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -121,6 +122,8 @@ class PendingStreamRequest:
     last_words: Piece | None = None  # what its engine sent as it failed on it
     last_reported: int = 0  # output tokens that the dispatcher was told of
     permit: Permit | None = None  # to run although it is a suspect; its first token releases it
+    # Told of the tokens that its run still had between its end and the run's.
+    counts_late: Callable[[Tokens], None] | None = None
 
     _unread: list[bytes] = field(default_factory=list)  # pieces that the caller has not taken
     _unread_bytes: int = 0
@@ -203,6 +206,21 @@ class PendingStreamRequest:
         if self.prompt.streams:
             self._wake_reader()
         return True
+
+    def take_late(self, lease_id: int, piece: Piece) -> None:
+        """Take in the last counts of a run that was aborted because the request had ended."""
+        if lease_id not in self.leases:
+            return
+        before = self.tokens
+        self.tokens = Tokens(
+            max(before.input, piece.input_tokens),
+            max(before.cached, piece.cached_tokens),
+            max(before.output, piece.output_tokens),
+        )
+        if self.counts_late is not None and self.tokens != before:
+            now = self.tokens
+            more = now.input - before.input, now.cached - before.cached, now.output - before.output
+            self.counts_late(Tokens(*more))
 
     def forget_run(self) -> None:
         """Forget what the run has brought, unless its caller was given a part of it."""

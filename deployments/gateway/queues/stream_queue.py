@@ -270,6 +270,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             self.crashes.acquit(pending.prompt.fingerprint)
         if not self._is_live(run):
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end  # nobody waited for it any more
+            pending.take_late(run.lease.lease_id, piece)
         elif run.aborted:  # its rows were recalled: pieces of it may have been dropped
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end
             self._unanswered(run)

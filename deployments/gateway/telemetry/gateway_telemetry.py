@@ -20,7 +20,7 @@ from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.gateway.request_context import Generated, RequestContext
+from deployments.gateway.request_context import ENGINE_REFUSED, Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog, without_key
 from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (
@@ -42,6 +42,7 @@ from deployments.gateway.telemetry.sample_tables import (
 from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.settings.gateway import GatewaySettings
+from routers.api.requests import Tokens
 
 _NOT_FINE = 400
 _MOST_CLIENTS = 65_536
@@ -155,13 +156,22 @@ class GatewayTelemetry:
             self._metrics.kept(context.model, tenant, priority)
         if context.fallback and context.outcome == ANSWERED:
             self._metrics.fallback(context.model, context.fallback)
-        if context.generated is not None and context.outcome == ANSWERED:
-            sample = _sample(context.generated)
+        if context.generated is not None and context.reason != ENGINE_REFUSED:
+            sample = _sample(context.generated, timed=context.outcome == ANSWERED)
             self._metrics.generated((context.model, tenant, priority), sample)
         if context.status >= _NOT_FINE and self._access.wants(context.status, time.monotonic()):
             self._access.write(_line(context, tenant, total_s))
         if self._tracing.records(context.trace):
             self._trace(context, total_s)
+
+    def generated_late(self, context: RequestContext, more: Tokens) -> None:
+        """Tokens that came after a request had ended: its engine did not know yet."""
+        caller = context.caller
+        assert caller is not None
+        flow = context.model, caller.tenant.name, caller.priority
+        self._metrics.generated(
+            flow, GenerationSample(NOT_MEASURED, NOT_MEASURED, more.input, more.cached, more.output)
+        )
 
     def batch(self, model: str, record: BatchRecord) -> None:
         """A batch came back from its replica."""
@@ -316,9 +326,10 @@ def _token_spans(context: RequestContext, generated: Generated) -> list[tuple[st
     return spans
 
 
-def _sample(generated: Generated) -> GenerationSample:
+def _sample(generated: Generated, *, timed: bool) -> GenerationSample:
+    """`timed`: its times are samples; those of an answer that ended early are not."""
     tokens, ttft_s, tpot_s = generated.tokens, generated.ttft_s, generated.tpot_s
-    streams = generated.streams
+    streams = generated.streams and timed
     return GenerationSample(
         ttft_s if streams and ttft_s is not None else NOT_MEASURED,
         tpot_s if streams and tpot_s is not None else NOT_MEASURED,

@@ -378,7 +378,7 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
           lambda r: r.following_rows),
     counter("fallbacks", FALLBACKS, "Requests that a cheaper model answered.", _itself),
 
-    counter("input_tokens", TOKENS, "Tokens of prompts that were answered.", lambda t: t.input),
+    counter("input_tokens", TOKENS, "Tokens of prompts that were read.", lambda t: t.input),
     counter("cached_tokens", TOKENS, "Of those, tokens that a replica had read before.",
             lambda t: t.cached),
     counter("output_tokens", TOKENS, "Tokens that were generated.", lambda t: t.output),

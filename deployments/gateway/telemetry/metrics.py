@@ -80,7 +80,7 @@ class GatewayMetrics:
         self._recorded.requests.add(labels, times, response_bytes)
 
     def generated(self, flow: FlowLabels, sample: GenerationSample) -> None:
-        """A request to generate was answered; `flow`: model, tenant and priority."""
+        """A request to generate has ended; `flow`: model, tenant and priority."""
         self._recorded.generation.add(flow, sample)
 
     def fallback(self, model: str, to: str) -> None:

@@ -16,6 +16,7 @@ from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.logs import fields_of
 from deployments.gateway.telemetry.levels import TokenRates
+from deployments.gateway.tenancy.rates import Rates
 from runtimes.types import EngineLoad
 
 Describe = Callable[..., ModelDescription]
@@ -129,6 +130,51 @@ async def test_a_cancelled_stream_is_counted_as_such(
     assert any('protocol="chat"' in x and 'outcome="cancelled"' in x for x in lines)
     assert any("batches_total{" in x and 'end="dropped"' in x and x.endswith(" 1.0") for x in lines)
     assert (await values(stand))["headrace_slo_kept_total"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_tokens_of_an_answer_that_its_caller_left_are_counted_and_charged(
+    stand: Stand, description: Describe, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Those too that its engine wrote before it heard of that; its times are no samples."""
+    monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
+    spent: list[int] = []
+    monkeypatch.setattr(Rates, "spend", lambda self, tenant, tokens: spent.append(tokens))
+    monkeypatch.setattr(Rates, "true_up", lambda self, tenant, tokens: None)
+    engines = add(stand, description)
+    engines.deaf.add("chat-0")
+    client = Client(stand, CHAT, chat(stream=stream))
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"data: a\n\n" if stream else b"", tokens=(10, 4, 1))
+    engines.say(asked.lease_id, tokens=(10, 4, 3))
+    for _ in range(8):
+        await asyncio.sleep(0)
+    client.leave.set()
+    await client.end()
+    seen = await values(stand)
+    assert (seen["headrace_input_tokens_total"], seen["headrace_output_tokens_total"]) == (10, 3)
+    engines.say(asked.lease_id, tokens=(10, 4, 5), end=StreamEnd.ABORTED)
+    await until(lambda: not engines.running)
+    for _ in range(8):
+        await asyncio.sleep(0)
+    seen = await values(stand)
+    assert (seen["headrace_input_tokens_total"], seen["headrace_output_tokens_total"]) == (10, 5)
+    assert seen["headrace_cached_tokens_total"] == 4
+    assert "headrace_time_to_first_token_seconds_count" not in seen
+    assert (spent[-1], sum(spent)) == (2, 5)
+
+
+async def test_the_tokens_of_an_answer_that_its_replica_broke_off_are_counted(
+    stand: Stand, description: Describe
+) -> None:
+    engines = add(stand, description)
+    client = Client(stand, CHAT, streamed())
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"data: a\n\n", tokens=(10, 0, 2))
+    await client.hears(1)
+    engines.kill("chat-0")
+    await client.end()
+    assert (await values(stand))["headrace_output_tokens_total"] == 2
 
 
 async def test_an_answer_that_was_cut_off_has_its_line_with_its_tokens(
