@@ -40,7 +40,10 @@ def fitted_temperature(
     logits: Array, labels: Array, least: float = 0.05, most: float = 20.0
 ) -> float:
     """The temperature between `least` and `most` under which the labels are the likeliest, by
-    golden section over its logarithm, of which the likelihood has one peak."""
+    golden section over its logarithm, of which the likelihood has one peak. ValueError for one
+    class, whose softmax is 1 whatever the temperature is."""
+    if np.shape(logits)[1] < 2:
+        raise ValueError("a softmax over one class has no temperature; give two or more classes")
     low, high = float(np.log(least)), float(np.log(most))
     for _ in range(_STEPS):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)

@@ -114,14 +114,17 @@ class ImageInput:
 @dataclass(frozen=True, slots=True)
 class Classes:
     """How rows of `output` [classes] become labels with scores: the best `top_k` of
-    softmax(logits / temperature)."""
+    activation(logits / temperature)."""
 
     output: str
     labels: tuple[str, ...]
     top_k: int
     temperature: float
-    threshold: float  # no label is given if the best score is below it
+    threshold: float  # no label is given if the best score is below it; 0: always one
     probabilities: bool  # `output` holds probabilities instead of logits
+    # softmax: the classes exclude each other; sigmoid: each is true or not by itself; identity:
+    # scores are what `output` holds.
+    activation: str = "softmax"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from deployments.replica import processors
 from deployments.replica.artifacts.checksum import sha256_of
 from deployments.replica.artifacts.local_model import local_file, local_options
 from deployments.replica.image_model import (
+    beside_the_artifact,
     classes,
-    classes_file,
     image_input,
     row_shapes,
     with_image_lengths,
@@ -197,7 +197,7 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
 
 def _version(model: ModelSettings, cache_dir: Path | None) -> str:
     path = _source_path(model)
-    stored = classes_file(path) if model.task == "classify" else b""
+    stored = beside_the_artifact(path) if model.task == "classify" else b""
     # Labels and temperature shape answers just as weights do.
     artifact = _artifact(model, path, cache_dir) + _hex(stored) * bool(stored)
     return version_digest(_calibrated_by_content(model), artifact)

@@ -1,8 +1,8 @@
 """`classify`: how a classifier's output becomes labels with scores, and when it abstains.
 
-Scores are softmax(logits / temperature). A field that is unset is taken from `classify.json` in the
-model's folder (or beside its file), where a training script stores the temperature that it fitted;
-without such a file, the default named here applies.
+Scores are activation(logits / temperature). A field that is unset is taken from `classify.json` in
+the model's folder (or beside its file), where a training script stores the temperature that it
+fitted; without such a file, the default named here applies.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ class ClassifySettings(Section):
     output: Literal["logits", "probabilities"] | None = Field(
         default=None, description="What that output holds. Unset: logits."
     )
+    activation: Literal["softmax", "sigmoid", "identity"] | None = Field(
+        default=None,
+        description="What makes scores of logits: softmax where classes exclude each other, "
+        "sigmoid where each is true or not by itself, identity for scores as the model gives them. "
+        "Unset: as `config.json` says (`sentence_transformers`, `problem_type`), else sigmoid for "
+        "one class and softmax for more.",
+    )
     top_k: int = Field(
         default=5,
         ge=1,
@@ -52,12 +59,12 @@ class ClassifySettings(Section):
         default=None,
         gt=0,
         le=1000,
-        description="Temperature: logits are divided by it before the softmax, so that scores are "
-        "calibrated probabilities. Unset: 1.",
+        description="Temperature: logits are divided by it before the activation, so that scores "
+        "are calibrated probabilities. Unset: 1.",
     )
     threshold: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="An answer abstains if its best score is below this. Unset: 0, never.",
+        description="An answer abstains if its best score is below this. Unset: never.",
     )

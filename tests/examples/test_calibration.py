@@ -53,3 +53,8 @@ def test_the_error_of_scores_known_by_heart():
 
 def test_huge_logits_overflow_nothing():
     assert softmax(np.array([[1e6, -1e6]])).tolist() == [[1.0, 0.0]]
+
+
+def test_one_class_has_no_temperature():
+    with pytest.raises(ValueError, match="one class"):
+        fitted_temperature(np.zeros((4, 1)), np.zeros(4, np.int64))

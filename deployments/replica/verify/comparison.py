@@ -8,7 +8,7 @@ only one output, those two are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +40,33 @@ class ComparisonPlan:
     finite: bool = False
 
 
+class Sameness:
+    """Whether all answers so far are the same, to the last bit, in every output. Rows that are not
+    finite are not judged here."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Any, ...]] = {}
+        self.holds = True
+
+    def add(self, outputs: Mapping[str, Ragged]) -> None:
+        self.holds = self.holds and not non_finite_rows(outputs)
+        if not self.holds:
+            return
+        for name, ragged in outputs.items():
+            for row in rows_of(ragged):
+                answer = row.shape, row.tolist() if row.dtype == object else row.tobytes()
+                if self._first.setdefault(name, answer) != answer:
+                    self.holds = False
+                    return
+
+
 def compare(
     reference: Runtime, candidate: Runtime, plan: ComparisonPlan, progress: Callable[[float], None]
 ) -> Verdict:
     """Compare two loaded runtimes. `progress` gets the share of the samples that have run. Raises
     `CannotVerify` if one side does not take the samples, `NotAccepted` if the candidate fails on
-    them, or gives an answer that is not finite although it may not."""
-    limits, gathered = candidate.limits(), Gathered()
+    them, gives an answer that is not finite although it may not, or gives them all the same."""
+    limits, gathered, sameness = candidate.limits(), Gathered(), Sameness()
     pairs = matched(reference.limits(), limits)
     done = 0
     for interval, places in batches(plan.samples, plan.among, plan.max_size, plan.max_tokens):
@@ -56,6 +76,7 @@ def compare(
         actual = _run(candidate, batch, "the model", NotAccepted)
         if plan.finite:
             _refuse_non_finite(actual, places)
+        sameness.add(actual.outputs)
         for reference_name, candidate_name in pairs:
             left, right = (
                 rows_of(expected.outputs[reference_name]),
@@ -66,7 +87,21 @@ def compare(
                 gathered.add(candidate_name, interval, sample, left[at], right[at])
         done += len(places)
         progress(done / len(plan.samples))
+    if sameness.holds and _differ(plan.samples):
+        raise NotAccepted(
+            f"the model answers all {len(plan.samples)} samples alike, whatever they hold: are its "
+            "weights the trained ones, and does its output depend on the input?"
+        )
     return gathered.verdict(plan.tolerances)
+
+
+def _differ(samples: Sequence[Sample]) -> bool:
+    first = samples[0].inputs
+    return any(
+        not np.array_equal(array, first[name])
+        for sample in samples[1:]
+        for name, array in sample.inputs.items()
+    )
 
 
 def _refuse_non_finite(actual: Result, places: Sequence[int]) -> None:

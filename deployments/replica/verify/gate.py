@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from deployments.replica.describe import tokenizer_bytes
+from deployments.replica.verify import drawn_answers
 from deployments.replica.verify.comparison import NotAccepted
-from deployments.replica.verify.finiteness import refuse_non_finite
 from deployments.replica.verify.reference import reference_for
 from deployments.replica.verify.sample_file import Reading
 from deployments.replica.verify.verification import (
@@ -30,7 +30,7 @@ from runtimes.cuda.driver import gpus
 from runtimes.digest import digest_of
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
-LAYOUT = "2"  # of a stored verdict; raised when the same comparison may end differently
+LAYOUT = "3"  # of a stored verdict; raised when the same comparison may end differently
 FILE = "verdict.json"
 
 
@@ -38,8 +38,8 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
     """Return if the model may serve. `runtime` is loaded from `settings`. Raises `NotAccepted` with
     the first tolerance that does not hold, or if answers are not finite; `CannotVerify` if there is
     nothing to compare with; and what loading raises."""
-    if not (model.allow_non_finite or settings.source is None):
-        refuse_non_finite(settings, runtime)
+    if settings.source is not None:
+        drawn_answers.judge(settings, runtime, allow_non_finite=model.allow_non_finite)
     if not model.accept.required:
         return
     options = replace(of_settings(model.accept), finite=not model.allow_non_finite)

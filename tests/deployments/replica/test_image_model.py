@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.replica.image_model import (
+    beside_the_artifact,
     classes,
     image_input,
     row_shapes,
@@ -96,6 +97,69 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
     assert classes(settings(output_name="aux"), two, tmp_path).labels == ("0", "1", "2", "3")
     with pytest.raises(LoadError, match="one 'none'"):
         classes(settings(output_name="none"), two, tmp_path)
+
+
+ONE = TensorSpec("logits", "FP32", (-1, 1))
+CROSS_ENCODER = "torch.nn.modules.activation.Sigmoid"
+RAW = "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize(
+    ("config", "output", "activation"),
+    [
+        ({}, LOGITS, "softmax"),
+        ({}, ONE, "sigmoid"),
+        ({"problem_type": "single_label_classification"}, LOGITS, "softmax"),
+        ({"problem_type": "single_label_classification"}, ONE, "sigmoid"),
+        ({"problem_type": "multi_label_classification"}, LOGITS, "sigmoid"),
+        ({"problem_type": "regression"}, ONE, "identity"),
+        ({"problem_type": "regression"}, LOGITS, "identity"),
+        ({"sentence_transformers": {"activation_fn": CROSS_ENCODER}}, ONE, "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": RAW}}, ONE, "identity"),
+        ({"sbert_ce_default_activation_function": RAW}, ONE, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Softmax"}}, LOGITS, "softmax"),
+    ],
+)
+def test_scores_are_made_as_the_models_config_says(tmp_path: Path, config, output, activation):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert classes(settings(), limits(output), tmp_path).activation == activation
+
+
+def test_settings_and_classify_json_come_before_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"problem_type": "multi_label_classification"}')
+    (tmp_path / "classify.json").write_text('{"activation": "identity"}')
+    assert classes(settings(), limits(), tmp_path).activation == "identity"
+    assert classes(settings(activation="softmax"), limits(), tmp_path).activation == "softmax"
+
+
+@pytest.mark.parametrize("name", ["torch.nn.Softmax", "torch.nn.Tanh", "evil"])
+def test_an_activation_that_would_be_wrong_for_one_class_is_refused(tmp_path: Path, name) -> None:
+    config = {"sentence_transformers": {"activation_fn": name}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match=r"set classify\.activation"):
+        classes(settings(), limits(ONE), tmp_path)
+
+
+def test_a_softmax_over_one_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="every score would be 1; must be sigmoid"):
+        classes(settings(activation="softmax"), limits(ONE), tmp_path)
+
+
+@pytest.mark.parametrize("field", [{"temperature": 2}, {"threshold": 0.5}])
+def test_raw_scores_have_neither_temperature_nor_threshold(tmp_path: Path, field) -> None:
+    with pytest.raises(LoadError, match="between 0 and 1"):
+        classes(settings(activation="identity", **field), limits(), tmp_path)
+
+
+def test_the_config_beside_a_file_shapes_its_version(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.touch()
+    config = tmp_path / "config.json"
+    config.write_text('{"problem_type": "regression"}')
+    one = beside_the_artifact(file)
+    config.write_text('{"problem_type": "multi_label_classification"}')
+    assert one != beside_the_artifact(file)
+    assert beside_the_artifact(tmp_path) == b""  # the folder's own digest covers it
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ JSON `{"instances": [...], "top_k": 3}`, an instance being `{"b64": ...}` (a JPE
 text, or `{"text": ...}`, all of one kind; or one image as the body itself (`image/jpeg`,
 `image/png`, `application/octet-stream`), or files of `multipart/form-data`, both with `?top_k=3`.
 
-Each prediction has its best labels in order, scores being softmax(logits / temperature). Where the
-best is below the model's threshold there are none: the answer abstains, and names its best guess
-apart, so that nobody takes it for an answer.
+Each prediction has its best labels in order. Scores are the model's activation (softmax, sigmoid or
+none) of logits / temperature. Where the best is below the model's threshold there are none: the
+answer abstains, and names its best guess apart, so that nobody takes it for an answer.
 
 Source: shaped as TensorFlow Serving's `:predict`; RFC 7578 for multipart.
 """
@@ -35,6 +35,7 @@ IMAGE_MEDIA = ("image/jpeg", "image/png", "application/octet-stream")
 _TopK = Annotated[int, msgspec.Meta(ge=1)]
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 MOST_HEAD_BYTES = 8192  # of one part: patterns below look at all of it
+_TINY = np.finfo(np.float64).tiny
 _HAS_FILE = re.compile(rb"(?:^|\n)content-disposition:[^\r\n]*;\s*filename", re.IGNORECASE)
 _FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
 
@@ -192,16 +193,33 @@ def check(call: ClassifyCall, d: ModelDescription) -> None:
 
 
 def scores(outputs: Sequence[np.ndarray[Any, Any]], classes: Classes) -> np.ndarray[Any, Any]:
-    """float64 [rows, classes]: softmax(logits / temperature), each row's own. Raises RowFailed."""
+    """float64 [rows, classes]: activation(logits / temperature), each row's own. Raises
+    RowFailed."""
     raw = np.stack([np.asarray(row, np.float64).reshape(-1) for row in outputs])
     if raw.shape[1] != len(classes.labels) or not np.isfinite(raw).all():
         raise RowFailed("the model's output is not one finite number a class")
+    if classes.activation == "identity":
+        return raw
+    if classes.activation == "sigmoid":
+        return _sigmoid((_logit(raw) if classes.probabilities else raw) / classes.temperature)
     if classes.probabilities:
-        raw = np.log(np.maximum(raw, np.finfo(np.float64).tiny))
+        raw = np.log(np.maximum(raw, _TINY))
     raw = raw / classes.temperature
     raw = np.exp(raw - raw.max(axis=1, keepdims=True))
     probabilities: np.ndarray[Any, Any] = raw / raw.sum(axis=1, keepdims=True)
     return probabilities
+
+
+def _logit(probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    true, false = (np.maximum(p, _TINY) for p in (probabilities, 1 - probabilities))
+    logits: np.ndarray[Any, Any] = np.log(true) - np.log(false)
+    return logits
+
+
+def _sigmoid(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    small = np.exp(-np.abs(logits))  # of the side that cannot overflow
+    likely: np.ndarray[Any, Any] = np.where(logits >= 0, 1.0, small) / (1.0 + small)
+    return likely
 
 
 def encode(
@@ -222,6 +240,6 @@ def _prediction(row: np.ndarray[Any, Any], top_k: int, classes: Classes) -> dict
     # Stable, so that equal scores come in the order of the classes.
     best = np.argsort(-row, kind="stable")[:top_k]
     labels = [{"label": classes.labels[at], "score": float(row[at])} for at in best.tolist()]
-    if labels[0]["score"] < classes.threshold:
+    if classes.threshold and labels[0]["score"] < classes.threshold:
         return {"labels": [], "abstained": True, "best_guess": labels[0]}
     return {"labels": labels, "abstained": False}

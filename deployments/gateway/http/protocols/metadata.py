@@ -169,6 +169,7 @@ def _of_classes(d: ModelDescription) -> dict[str, Any]:
     return {
         "labels": ",".join(d.classes.labels[:MOST_LABELS]),
         "label_count": len(d.classes.labels),
+        "activation": d.classes.activation,
         "temperature": d.classes.temperature,
         "threshold": d.classes.threshold,
     }

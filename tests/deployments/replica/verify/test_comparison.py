@@ -97,3 +97,22 @@ def test_outputs_are_matched_by_name_or_for_being_the_only_ones():
 def test_an_output_that_would_not_be_looked_at_is_said():
     with pytest.raises(CannotVerify, match="has no output c, it has a, b"):
         matched(Summing(outputs=("a", "b")).limits(), Summing(outputs=("a", "c")).limits())
+
+
+class Constant(Summing):
+    """Answers 1, whatever the row holds: a softmax over one class."""
+
+    def run(self, batch: Batch) -> Result:
+        ones = np.ones(batch.rows, np.float32)
+        return Result({"sum": Ragged("FP32", ones, ((),) * batch.rows)}, StageTimes(), 0)
+
+
+def test_a_model_that_answers_all_samples_alike_is_refused_even_if_its_reference_does_too():
+    with pytest.raises(NotAccepted, match="answers all 5 samples alike"):
+        compare(Constant(), Constant(), plan(), lambda share: None)
+
+
+def test_samples_that_are_all_the_same_say_nothing_of_it():
+    same = [Sample({"ids": np.ones(3, np.int64)}, 3)] * 2
+    asked = ComparisonPlan(same, (SHORT, LONG), 2, 32, Tolerances())
+    assert compare(Constant(), Constant(), asked, lambda share: None).accepted

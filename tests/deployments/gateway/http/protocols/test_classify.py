@@ -156,6 +156,43 @@ def test_probabilities_stay_what_they_are_at_temperature_one(description: Descri
     assert [each["score"] for each in found] == pytest.approx([0.7, 0.2, 0.1])
 
 
+ONE = replace(CLASSES, labels=("relevant",), activation="sigmoid")
+
+
+@pytest.mark.parametrize(("logit", "score"), [(0.0, 0.5), (2.0, 0.8808), (-2.0, 0.1192)])
+def test_one_class_is_scored_by_a_sigmoid(description: Describe, logit, score):
+    found = answered([logit], description(classes=ONE))["labels"]
+    assert found == [{"label": "relevant", "score": pytest.approx(score, abs=1e-4)}]
+
+
+def test_labels_that_do_not_exclude_each_other_are_scored_one_by_one(description: Describe):
+    found = answered(
+        [2.0, 2.0, -2.0], description(classes=replace(CLASSES, activation="sigmoid")), 3
+    )
+    assert [each["label"] for each in found["labels"]] == ["cat", "dog", "eel"]
+    scores = [each["score"] for each in found["labels"]]
+    assert scores == pytest.approx([0.8808, 0.8808, 0.1192], abs=1e-4)
+
+
+def test_a_regression_is_answered_as_it_is_and_never_abstains(description: Describe):
+    raw = replace(CLASSES, activation="identity")
+    found = answered([-3.5, -7.0, -9.0], description(classes=raw))
+    assert found["labels"][0] == {"label": "cat", "score": -3.5}
+    assert found["abstained"] is False
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
+def test_a_probability_of_one_class_stays_what_it_is(description: Describe, probability):
+    classes = replace(ONE, probabilities=True)
+    (found,) = answered([probability], description(classes=classes))["labels"]
+    assert found["score"] == pytest.approx(probability)
+
+
+@pytest.mark.parametrize(("logit", "score"), [(1e30, 1.0), (-1e30, 0.0)])
+def test_a_huge_logit_of_one_class_overflows_nothing(description: Describe, logit, score):
+    assert answered([logit], description(classes=ONE))["labels"][0]["score"] == score
+
+
 def test_huge_logits_overflow_nothing(description: Describe):
     found = answered([1e30, -1e30, 0.0], description(classes=CLASSES), 1)["labels"]
     assert found == [{"label": "cat", "score": 1.0}]
