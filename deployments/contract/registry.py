@@ -35,9 +35,10 @@ GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce ag
 _MOST_PROGRESS = 1024
 _MOST_SERVED = 32  # settings of a model's replicas that are remembered
 RATES, CRASHES = "rates", "crashes"
-EXCHANGED = (RATES, CRASHES)
+EXCHANGED = {RATES: 3.0, CRASHES: SNAPSHOT_KEEPS_S}
 """The parts of a gateway's snapshot that other gateways get: its tenants' rates, and inputs that
-end replicas."""
+end replicas. Each with the seconds for which it counts: a gateway says both once a second, and one
+that died asks for no share of a rate, while the inputs that it lost replicas with are the same."""
 
 
 @dataclass(slots=True)
@@ -294,10 +295,12 @@ class Registry:
         """Take in a gateway's snapshot. Returns the other gateways' latest for each name in
         `EXCHANGED`, by gateway."""
         self.gateways[gateway] = (now, snapshot)
-        others = {name: said for name, (_, said) in self.gateways.items() if name != gateway}
+        others = [(name, *each) for name, each in self.gateways.items() if name != gateway]
         return {
-            what: {name: said[what] for name, said in others.items() if what in said}
-            for what in EXCHANGED
+            what: {
+                name: said[what] for name, at, said in others if what in said and now - at < keeps_s
+            }
+            for what, keeps_s in EXCHANGED.items()
         }
 
     def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:

@@ -20,7 +20,7 @@ from deployments.contract import errors
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.key import RateSettings
 from routers.policies.admission.rate_limit import Rate
-from routers.policies.admission.rate_share import RateShare, RateUse
+from routers.policies.admission.rate_share import SILENT_S, RateShare, RateUse
 
 RateReport = dict[str, list[float]]
 """By tenant, or by key that has rates of its own: [requests asked for a second, requests passed,
@@ -59,11 +59,31 @@ _REQUESTS = _Counted(
 _TOKENS = _Counted("tokens", "token_rate", attrgetter("tokens_per_s"), attrgetter("tokens"))
 
 
+@dataclass(slots=True)
+class _GatewayCount:
+    """How many gateways there are. One that is heard of counts at once. One that is not counts for
+    `SILENT_S` more: the registry may have restarted, and knows of nobody at first."""
+
+    count: int  # as Serve says it to a gateway that starts
+    _all_heard_at: float = inf  # when as many were last heard of; inf: nothing was heard yet
+    _heard_at: float = -inf
+
+    def hear(self, others: int, now: float) -> int:
+        """So many others are heard of now. Returns the count."""
+        found, was_silent = 1 + others, now - self._heard_at > SILENT_S
+        if found < self.count and not was_silent and now - self._all_heard_at <= SILENT_S:
+            self._heard_at = now
+            return self.count
+        self.count = max(found, self.count) if was_silent else found
+        self._all_heard_at = self._heard_at = now
+        return self.count
+
+
 class Rates:
     """All tenants' rates at one gateway. For the event loop's thread alone."""
 
     def __init__(self, gateways: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gateways = gateways  # how many there are at least: more once more have been heard of
+        self._gateways = _GatewayCount(gateways)
         self._clock = clock
         self._limits: dict[str, _TenantLimit] = {}  # by tenant, or key that has rates
 
@@ -104,13 +124,13 @@ class Rates:
         return {n: use for n, use in uses.items() if max(use[0], use[2]) > _LEAST_ASKED_PER_S}
 
     def hear(self, others: Mapping[str, RateReport]) -> None:
-        """Take in the last reports of all other gateways, by gateway."""
+        """Take in the last reports of all other gateways that live, by gateway."""
         now = self._clock()
-        self._gateways = max(self._gateways, 1 + len(others))
+        gateways = self._gateways.hear(len(others), now)
         for name, limit in self._limits.items():
             uses = {gateway: report.get(name) for gateway, report in others.items()}
-            limit.requests.hear(_uses(uses, 0), now)
-            limit.tokens.hear(_uses(uses, 2), now)
+            limit.requests.hear(_uses(uses, 0), gateways, now)
+            limit.tokens.hear(_uses(uses, 2), gateways, now)
 
     def _take_of(self, tenant: Tenant, what: _Counted, amount: float) -> None:
         """Count `amount` at each of the tenant's and its key's rates. Raises OverOwnLimit at the
@@ -141,7 +161,8 @@ class Rates:
         """The limit of this name, adapted if its rate was changed."""
         kept = self._limits.get(name)
         if kept is None:
-            shares = [RateShare.equal(each, self._gateways, self._clock()) for each in _whole(rate)]
+            count, now = self._gateways.count, self._clock()
+            shares = [RateShare.equal(each, count, now) for each in _whole(rate)]
             kept = self._limits[name] = _TenantLimit(rate, *shares)
         elif kept.rate is not rate and kept.rate != rate:
             requests, tokens = _whole(rate)

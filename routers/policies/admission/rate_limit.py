@@ -63,6 +63,8 @@ class TokenBucket:
 
     def change(self, rate: Rate, now: float) -> None:
         """Another rate from now on; the level stays as far as it fits the new burst."""
+        if rate == self.rate:
+            return
         level = self.level(now)
         self.rate, self.full_at = rate, now
         self.taken = max(0.0, rate.burst - level) if level < inf and rate.burst < inf else 0.0

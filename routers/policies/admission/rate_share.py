@@ -83,17 +83,18 @@ class RateShare:
         self.ledger.change(_with_news(whole), now)
         self._forget(now)
 
-    def hear(self, others: Mapping[str, RateUse], now: float) -> None:
-        """Take in what each other gateway says now. A gateway that says nothing is expected to
-        admit an equal part."""
-        self.gateways = max(self.gateways, 1 + len(others))
-        if self.whole.per_s == inf or self.gateways <= 1:
+    def hear(self, others: Mapping[str, RateUse], gateways: int, now: float) -> None:
+        """Take in what each other gateway says now. `gateways`: how many there are with this one;
+        one that says nothing is expected to admit an equal part."""
+        self.gateways = gateways
+        if self.whole.per_s == inf:
             return
         self.ledger.take(self._passed_since(others), now)
         known = {name: max(use.passed, self._known.get(name, 0.0)) for name, use in others.items()}
         self._known = {name: passed for name, passed in known.items() if passed > 0.0}
         self.heard_at = now
-        self.bucket.change(Rate(self._part(others.values(), now), max(1.0, self.whole.burst)), now)
+        part = self._part(others.values(), now)
+        self.bucket.change(Rate(part, self._burst(part, now)), now)
 
     def _forget(self, now: float) -> None:
         """Go on with an equal part: nothing is known of the other gateways."""
@@ -106,6 +107,12 @@ class RateShare:
         heard for the first time, whose total may be old."""
         news = [use.passed - self._known.get(name, use.passed) for name, use in others.items()]
         return sum(max(0.0, each) for each in news)
+
+    def _burst(self, part: float, now: float) -> float:
+        """The whole burst, or what the ledger has where that is less, but a second of this
+        gateway's part at least. Buckets that fill while the ledger lets nothing pass would all be
+        emptied in the moment in which it does, and the ledger owe for seconds again."""
+        return max(1.0, min(self.whole.burst, max(part, self.ledger.level(now))))
 
     def _part(self, others: Iterable[RateUse], now: float) -> float:
         """This gateway's part of the rate, a second."""
