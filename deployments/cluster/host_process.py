@@ -215,7 +215,10 @@ class Host:
                 self._say("progress", models=self._cluster.progress())
                 found = self._cluster.descriptions()
                 late = self._settings.models.keys() - needed - {each.name for each in found}
-                message = ready_message(self._url(), found, late)
+                why = self._cluster.cannot_start(late)
+                message = ready_message(
+                    self._url(), found, {name: why.get(name, "") for name in late}
+                )
                 self._say("ready", message=message, seconds=time.monotonic() - began)
                 return
             if time.monotonic() - began > limit_s:

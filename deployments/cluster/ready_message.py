@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deployments.contract.description import ModelDescription
@@ -28,14 +28,15 @@ def _post(url: str, body: dict[str, Any]) -> str:
 
 
 def ready_message(
-    url: str, descriptions: Iterable[ModelDescription], late: Collection[str] = ()
+    url: str, descriptions: Iterable[ModelDescription], late: Mapping[str, str]
 ) -> str:
     """The last lines that `serve` prints before it serves. `late`: optional models that are not
-    ready yet."""
+    ready, by name, with the reason why one cannot start ("": it is starting)."""
     found = list(descriptions)
     lines = [f"ready: {url} ({', '.join(each.name for each in found)})"]
-    if late:
-        lines.append(f"not ready yet, and optional: {', '.join(sorted(late))}")
+    for name, reason in sorted(late.items()):
+        why = f"cannot start: {reason}" if reason else "is not ready yet"
+        lines.append(f"{name} is optional and {why}")
     if found:
         lines += ["try:", f"  {try_line(found[0], url)}"]
     return "\n".join(lines)

@@ -110,7 +110,7 @@ class Reconfiguration:
     def apply(self, request: dict[str, Any]) -> dict[str, Any]:
         """Loads the file, refuses what cannot change while running, and puts the whole list; begins
         the rollouts of what goes by a canary. `rollouts`: their numbers, and of those that go on,
-        by model."""
+        by model. `optional`: models that were started and not waited for."""
         new = self._loaded(request)
         if isinstance(new, str):
             return {"error": new}
@@ -131,7 +131,9 @@ class Reconfiguration:
             lines = [*taken_back(self.settings, failed), *(f"{n}: rollout began" for n in begun)]
             return {"error": "\n".join(lines)}
         under_way = {n: self.deployed.canaries[n].number for n in (*begun, *plan.kept)}
-        return plan.changes | {"rollouts": under_way}
+        started = (*plan.changes["added"], *plan.changes["restarted"])
+        optional = [name for name in started if self.settings.models[name].optional]
+        return plan.changes | {"rollouts": under_way, "optional": optional}
 
     def _planned(self, new: Settings, numbers: count[int]) -> Plan:
         plan = planned(self.deployed, new, self._clock(), numbers)

@@ -44,6 +44,7 @@ class ServedModels:
         self._serve = serve
         self._registry = registry
         self._heard = False  # the registry has answered once
+        self._applications: Applications = {}
         self._digests: dict[str, frozenset[str]] = {}
 
     def details(self) -> dict[str, Any]:
@@ -51,10 +52,12 @@ class ServedModels:
         return self._serve.details()
 
     def put(self, config: dict[str, Any]) -> None:
-        """Put the list of applications. Earlier failures are forgotten, since everything is tried
-        again. Raises ClusterError with Serve's message if it refuses the list."""
+        """Put the list of applications. Earlier failures of those that change are forgotten, since
+        Serve starts them again. Raises ClusterError with Serve's message if it refuses the list."""
+        before = self._applications
         self.follow(by_name(config))
-        self.try_registry("forget_failures", list(self._digests))
+        found = [n for n, app in self._applications.items() if before.get(n) != app]
+        self.try_registry("forget_failures", [model_name(n) for n in found])
         self._serve.put(config)
         self.try_registry("refresh")  # else the registry hears of it within a second
 
@@ -62,8 +65,8 @@ class ServedModels:
         """From now on these run, by name: a failure that a replica with other settings reports is
         ignored."""
         found = {n: app for n, app in applications.items() if is_model_app(n) and is_ours(app)}
-        models = {model_name(n): app for n, app in found.items()}
-        self._digests = {name: digests(app["args"]) for name, app in models.items()}
+        self._applications = found
+        self._digests = {model_name(n): digests(app["args"]) for n, app in found.items()}
 
     def ask_registry(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
         """The registry's answer. Raises ClusterError if there is none in time."""

@@ -5,17 +5,17 @@ compare-and-delete, so an old anchor never removes its successor's. The highest 
 a model counts. Which models are declared comes from Serve's list of applications alone. Replicas of
 the shared pool report each second which models they serve; such a report is a lease too.
 
-The revision grows with every change that gateways must hear of; renewals and progress do not change
-it. A registry that has just started does not know what was there before. Its views are `complete`
-once it has Serve's list and every anchor has announced or has had the time to; until then a model
-that is missing from a view may exist.
+The revision grows with every change that gateways must hear of; renewals do not change it, and of
+progress only why a model cannot start. A registry that has just started does not know what was
+there before. Its views are `complete` once it has Serve's list and every anchor has announced or
+has had the time to; until then a model that is missing from a view may exist.
 
 Pure state, given the time; `registry_actor.py` is the actor around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
@@ -33,6 +33,7 @@ LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0  # a gateway's snapshot is dropped after that
 GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce again
 _MOST_PROGRESS = 1024
+_SHOWN_REASON = 1000  # characters of a failure that gateways get
 _MOST_SERVED = 32  # settings of a model's replicas that are remembered
 RATES, CRASHES = "rates", "crashes"
 EXCHANGED = {RATES: 3.0, CRASHES: SNAPSHOT_KEEPS_S}
@@ -100,6 +101,7 @@ class View:
     optional: frozenset[str] = frozenset()  # models that readiness does not wait for
     rollouts: dict[str, RolloutRoute] = field(default_factory=dict)  # what goes to canaries
     controller_ends: int = 0  # how often this registry has killed Serve's controller
+    failures: dict[str, str] = field(default_factory=dict)  # why a model's latest start failed
 
 
 @dataclass(slots=True)
@@ -141,9 +143,12 @@ class Registry:
 
     def forget_failures(self, names: Collection[str]) -> None:
         """Drop failed starts of models that are about to be started again."""
-        self.progress = {
+        kept = {
             k: p for k, p in self.progress.items() if p.model not in names or p.phase != "failed"
         }
+        if len(kept) < len(self.progress):
+            self.progress = kept
+            self._grow_revision()
 
     def begin(self, name: str, wall_s: float, outline: ModelOutline) -> int:
         """A new anchor of `name` has started. Returns its generation, which is above all before,
@@ -282,12 +287,18 @@ class Registry:
         self.draining = draining
         self._grow_revision()
 
-    def report(self, progress: ReplicaProgress) -> None:
-        """Take in a replica's progress. Beyond `_MOST_PROGRESS` the oldest report is dropped."""
+    def report(self, progress: ReplicaProgress) -> bool:
+        """Take in a replica's progress. Beyond `_MOST_PROGRESS` the oldest report is dropped.
+        Returns whether gateways must hear of it."""
+        before = failures(self.progress.values()).get(progress.model)
         self.progress.pop((progress.model, progress.replica), None)  # so that the newest is last
         self.progress[(progress.model, progress.replica)] = progress
         if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]
+        changed = before != failures(self.progress.values()).get(progress.model)
+        if changed:
+            self._grow_revision()
+        return changed
 
     def push(
         self, gateway: str, snapshot: dict[str, object], now: float
@@ -353,6 +364,7 @@ class Registry:
             | {name for name in self.declared if is_canary(name)},
             self.rollouts.routes(),
             self.controller_ends,
+            failures(self.progress.values()),
         )
 
     def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:
@@ -368,6 +380,15 @@ class Registry:
 
     def _grow_revision(self) -> None:
         self.revision += 1
+
+
+def failures(progress: Iterable[ReplicaProgress]) -> dict[str, str]:
+    """Why each model cannot start whose latest start that is over failed. The newest report is the
+    last."""
+    ended = {each.model: each for each in progress if each.phase in STARTED}
+    return {
+        name: each.detail[:_SHOWN_REASON] for name, each in ended.items() if each.phase == "failed"
+    }
 
 
 def _rollouts_of(snapshot: dict[str, object]) -> list[Observations]:

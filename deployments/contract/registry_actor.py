@@ -105,6 +105,7 @@ class RegistryActor:
 
     async def forget_failures(self, names: list[str]) -> None:
         self._registry.forget_failures(names)
+        self._wake()
 
     async def begin(self, name: str, outline: ModelOutline) -> int:
         if name not in self._registry.declared:
@@ -154,7 +155,8 @@ class RegistryActor:
         return self._registry.loading_beside(name, digest)
 
     async def report(self, progress: ReplicaProgress) -> None:
-        self._registry.report(progress)
+        if self._registry.report(progress):
+            self._wake()
 
     async def progress(self) -> list[ReplicaProgress]:
         return list(self._registry.progress.values())

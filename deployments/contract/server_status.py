@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
-from deployments.contract.registry import ModelOutline, ReplicaProgress
+from deployments.contract.registry import ModelOutline, ReplicaProgress, failures
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import is_canary
 
@@ -24,6 +24,7 @@ class ModelStatus(TypedDict):
     version: str  # "": not ready
     runtime: str
     state: str  # declared | starting | ready | asleep (a request wakes it) | failed
+    reason: str  # why it, or one of its replicas, cannot start, or what a start is doing
     optional: bool  # readiness does not wait for it
     replicas_ready: int
     replicas: int  # that Serve is to run
@@ -93,13 +94,19 @@ def _model(
     live = raw["view"].models.get(name)
     ready = max((s["replicas"] for s in seen), default=0)
     outline: ModelOutline = raw["outlines"].get(name, ModelOutline())
-    phases = {p.phase for p in raw["progress"] if p.model == name}
+    told: list[ReplicaProgress] = [p for p in raw["progress"] if p.model == name]
+    state = _state(
+        live is not None and ready > 0,
+        any(s.get("asleep") for s in seen),
+        {p.phase for p in told},
+    )
     return ModelStatus(
         name=name,
         version=live.version if live else "",
         runtime=outline.runtime,
         optional=outline.optional,
-        state=_state(live is not None and ready > 0, any(s.get("asleep") for s in seen), phases),
+        state=state,
+        reason=_reason(state, told),
         replicas_ready=ready,
         replicas=target,
         waiting_rows=sum(s["waiting_rows"] for s in seen),
@@ -134,6 +141,16 @@ def _summed(each: Iterable[dict[str, int]], key: Any = None) -> dict[str, int]:
     for rows in each:
         total.update(rows)
     return {name: total[name] for name in sorted(total, key=key)}
+
+
+def _reason(state: str, told: Sequence[ReplicaProgress]) -> str:
+    for reason in failures(told).values():
+        return reason
+    if state == "starting":
+        last = told[-1]
+        share = f" {last.fraction:.0%}" if last.fraction else ""
+        return f"{last.phase}{share}" + (f": {last.detail}" if last.detail else "")
+    return ""
 
 
 def _state(ready: bool, asleep: bool, phases: set[str]) -> str:

@@ -82,8 +82,8 @@ class ModelReplica:
 
     async def _end_late(self) -> None:
         """Wait before the process ends; then Serve starts another, which tries again."""
-        logger.error(
-            "an optional model cannot start; nothing waits for it, and it is tried again in %g s",
+        logger.warning(
+            "it is optional: nothing waits for it, and it is tried again in %g s",
             _OPTIONAL_ENDS_S,
             extra={"model": self._name},
         )

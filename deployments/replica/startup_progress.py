@@ -67,11 +67,12 @@ class StartupProgress:
         return tuple(self._spent.items())
 
     async def failed(self, fault: Exception) -> None:
-        """Report the failure; returns when the registry has it, because the process may end after
-        that. Faults that are no backend's own are logged with their traceback."""
-        if not isinstance(fault, RuntimeFault):
-            logger.exception("the model cannot start", extra={"model": self._model})
-        await self.tell("failed", 0.0, reason_of(fault))
+        """Report and log the failure; returns when the registry has it, because the process may end
+        after that. Faults that are no backend's own are logged with their traceback."""
+        foreign = None if isinstance(fault, RuntimeFault) else fault
+        reason = reason_of(fault)
+        logger.error("cannot start: %s", reason, extra={"model": self._model}, exc_info=foreign)
+        await self.tell("failed", 0.0, reason)
 
     def _turn_to(self, phase: str) -> None:
         now = self._clock()

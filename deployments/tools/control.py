@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ WaitFor = Callable[[Mapping[str, int], int], int]
 _ANSWER_S = 15.0
 _APPLY_S = 900.0
 _STOP_S = 86_400.0
+_OPTIONAL_S = 30.0  # that `apply` waits for optional models: only to say what became of them
+_LOOKS_S = 0.5
 
 
 class ServerRefused(Exception):
@@ -75,9 +77,31 @@ def apply(path: Path, port: int | None, wait_for: WaitFor | None = None) -> int:
     except ServerRefused as refused:
         click.echo(str(refused), err=True)
         return 1
-    rollouts = changes.pop("rollouts", {})
+    rollouts, optional = changes.pop("rollouts", {}), changes.pop("optional", [])
     _say(changes)
+    if wait_for:
+        _say_optional(optional, state.port)
     return wait_for(rollouts, state.port) if rollouts and wait_for else 0
+
+
+def _say_optional(names: Collection[str], port: int) -> None:
+    """Say how the starts of optional models end; of those that take long, where to look later."""
+    waits, end = set(names), time.monotonic() + _OPTIONAL_S
+    while waits and time.monotonic() < end:
+        models = {model["name"]: model for model in status(port)["models"]}
+        for name in sorted(waits & models.keys()):
+            found = models[name]
+            if found["state"] in ("ready", "asleep", "failed"):
+                waits.remove(name)
+            if found["state"] == "failed":
+                click.echo(f"{name} is optional and cannot start: {found['reason']}")
+        waits &= models.keys()
+        time.sleep(_LOOKS_S)
+    for name in sorted(waits):
+        click.echo(
+            f"{name} is optional and still starting after {_OPTIONAL_S:g} s; "
+            "`headrace status` says how far it is"
+        )
 
 
 def diff(path: Path, port: int | None) -> int:

@@ -138,7 +138,10 @@ def test_a_new_model_that_cannot_load_is_left_out_and_harms_nobody(server):
 
 def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     added = apply(server, {"a": A, "b": B, "c": BROKEN | {"optional": True}})
-    assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+    assert added.returncode == 0, added.stderr
+    said, why = added.stdout.splitlines()
+    assert (said, "rubbish.onnx" in why) == ("added: c", True), why
+    assert why.startswith("c is optional and cannot start: ")
     server.until(lambda: server.model_status("c")["state"] == "failed", 60)
     # What KubeRay waits for, and what callers get.
     state = server_files.find(server.port, server_files.state_folder(server.environ))
@@ -146,7 +149,9 @@ def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     token = token_of(psutil.Process(pid).environ())
     serve = ServeRest(Dashboard(state.dashboard_url, token))
     assert serve.details()["applications"]["model-c"]["status"] == "RUNNING"
-    assert server.infer("c", [1]).status_code == 503
+    refused = server.infer("c", [1])
+    assert (refused.status_code, "rubbish.onnx" in refused.text) == (503, True), refused.text
+    assert "rubbish.onnx" in server.model_status("c")["reason"]
     ready = httpx.get(f"{server.url}/readyz")
     assert (ready.status_code, list(ready.json()["waiting"])) == (200, ["c"])
     gone = apply(server, {"a": A, "b": B})

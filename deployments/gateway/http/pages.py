@@ -105,8 +105,9 @@ class Pages:
         ]
 
     def _why_not_ready(self, name: str) -> str:
-        optional = ", and nothing waits for it: it is optional"
-        return "declared but not ready yet" + optional * self._models.is_optional(name)
+        optional = " (nothing waits for it: it is optional)"
+        said = self._models.why_not_ready(name).removeprefix("is ")
+        return said + optional * self._models.is_optional(name)
 
     def _ready(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         if self._models.draining:

@@ -111,6 +111,7 @@ class Catalogue:
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
         self._optional: frozenset[str] = frozenset()
+        self._failures: Mapping[str, str] = {}
         self._awaited: set[str] | None = None  # declared at the start, and not seen ready since
         self._all_known = False  # the registry has told of all models
         self.controller_ends: int | None = None  # as in `View`; None before the first one
@@ -144,7 +145,7 @@ class Catalogue:
         if model is None:
             if name in self._declared:
                 raise errors.NotReady(
-                    f"model {name} is declared but not ready yet",
+                    f"model {name} {self.why_not_ready(name)}",
                     retry_after_s=self._ready_in_s(name),
                 )
             if not self._all_known:
@@ -159,11 +160,15 @@ class Catalogue:
                 f"the live version is {model.description.version}"
             )
         if not self._takes_requests(name, model):
-            raise errors.NotReady(
-                f"model {name} has no running replica at the moment",
-                retry_after_s=self._ready_in_s(name),
-            )
+            gone = f"model {name} has no running replica at the moment"
+            failed = f"{gone} and {self.why_not_ready(name)}" if name in self._failures else gone
+            raise errors.NotReady(failed, retry_after_s=self._ready_in_s(name))
         return model
+
+    def why_not_ready(self, name: str) -> str:
+        """What is to be said of a declared model that is not ready."""
+        reason = self._failures.get(name)
+        return "is declared but not ready yet" if reason is None else f"cannot start: {reason}"
 
     def fallback_of(self, name: str) -> str:
         """The model that takes what `name` refuses, "": none. Known before `name` is ready."""
@@ -283,6 +288,7 @@ class Catalogue:
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
         self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
+        self._failures = view.failures if view.complete else {**self._failures, **view.failures}
         self.controller_ends = view.controller_ends
         if self._awaited is None and self._declared and view.complete:
             self._awaited = set(self._declared)

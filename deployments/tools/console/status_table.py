@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -18,30 +19,41 @@ from deployments.tools.console.rollout_lines import rollout_line
 from deployments.tools.console.scaling_lines import model_lines, pool_line
 
 _MOST_TENANTS = 10
+_WIDE = 100  # columns
+# Short words, so that a line fits into 80 columns.
+_HEADINGS = (
+    "MODEL", "VERSION", "RUNTIME", "STATE",
+    "REPL", "WAIT", "LATE", "OLDEST", "RUN", "BACKLOG", "DRIFT",
+)  # fmt: skip
+_FIRST_NUMBER = _HEADINGS.index("REPL")
+_OF_REASON = {"failed": "cannot start", "starting": "is starting"}
 
 
 def as_json(snapshot: StatusSnapshot) -> str:
     return json.dumps(snapshot, indent=2)
 
 
-def status_table(snapshot: StatusSnapshot) -> Table:
-    table = Table(
-        title=_title(snapshot), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for heading in ("MODEL", "VERSION", "RUNTIME", "STATE"):
-        table.add_column(heading, overflow="fold")
-    # Short words, so that a line fits into 80 columns.
-    for heading in ("REPL", "WAIT", "LATE", "OLDEST", "RUN", "BACKLOG", "DRIFT"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for model in snapshot["models"]:
-        table.add_row(*_cells(model))
+def status_table(snapshot: StatusSnapshot, width: int) -> Table:
+    """One line per model, at most `width` columns wide, from 80 on: a long name is cut, and a
+    narrow table has no runtimes."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("MODEL", no_wrap=True, overflow="ellipsis")
+    rows = [_cells(model) for model in snapshot["models"]]
+    kept = [at for at, heading in enumerate(_HEADINGS) if width >= _WIDE or heading != "RUNTIME"]
+    for at in kept[1:]:
+        longest = max(len(_HEADINGS[at]), *(len(row[at]) for row in rows), 0)
+        justify: Literal["left", "right"] = "left" if at < _FIRST_NUMBER else "right"
+        table.add_column(_HEADINGS[at], justify=justify, no_wrap=True, min_width=longest)
+    for row in rows:
+        table.add_row(*(row[at] for at in kept))
     return table
 
 
 def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
     """Prints the table, and below it lines on models, scaling, rollouts and problems."""
     target = console or Console()
-    target.print(status_table(snapshot))
+    target.print(_title(snapshot), soft_wrap=True)
+    target.print(status_table(snapshot, target.width))
     scaling = snapshot.get("scaling")
     for model in snapshot["models"]:
         for line in _details(model):
@@ -70,7 +82,13 @@ def _title(snapshot: StatusSnapshot) -> Text:
 
 
 def _details(model: ModelStatus) -> Iterator[Text]:
-    """Lines on a model: waiting rows by length and tenant, engines, ejected replicas, profile."""
+    """Lines on a model: its start, waiting rows by length and tenant, engines, ejected replicas,
+    profile."""
+    if model["reason"]:
+        yield _detail(model, _OF_REASON.get(model["state"], "has a replica that cannot start"),
+                      [model["reason"]])  # fmt: skip
+    if model["optional"] and model["state"] not in ("ready", "asleep"):
+        yield _detail(model, "is optional", ["nothing waits for it"])
     if model["rows_by_bucket"]:
         rows = [f"{count} up to {edge}" for edge, count in model["rows_by_bucket"].items()]
         yield _detail(model, "waiting by length", rows)
@@ -108,7 +126,7 @@ def _cells(model: ModelStatus) -> list[Text]:
         Text(model["name"], style="bold"),
         Text(model["version"]),
         Text(model["runtime"]),
-        Text(model["state"] + " (optional)" * model["optional"], style=colour),
+        Text(model["state"], style=colour),
         Text(f"{model['replicas_ready']}/{model['replicas']}"),
         Text(str(model["waiting_rows"])),
         Text(str(model["late_rows"])),

@@ -211,7 +211,7 @@ def two_models(host: Host, **second) -> Host:
 
 def test_a_start_does_without_an_optional_model_and_says_so(host):
     two_models(host, optional=True)._until_ready()
-    assert "not ready yet, and optional: extra" in said(host)
+    assert "extra is optional and cannot start: no such file" in said(host)
 
 
 def test_a_start_ends_with_a_model_that_is_not_optional(host):

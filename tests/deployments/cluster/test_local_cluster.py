@@ -60,7 +60,7 @@ def cluster() -> LocalCluster:
     made = LocalCluster.__new__(LocalCluster)
     made._registry, made._serve = Hanging(), Serve()  # type: ignore[assignment]
     made._heard = True
-    made._digests = {}
+    made._applications, made._digests = {}, {}
     return made
 
 

@@ -202,6 +202,24 @@ def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: R
     assert not registry.progress
 
 
+def test_gateways_hear_why_a_model_cannot_start_until_it_does(registry: Registry) -> None:
+    def told(replica: str, phase: str, detail: str = "") -> tuple[bool, dict[str, str]]:
+        before = registry.revision
+        changed = registry.report(ReplicaProgress("device", replica, phase, 0.0, detail))
+        assert changed is (registry.revision > before)
+        return changed, registry.view().failures
+
+    assert told("r1", "staging") == (False, {})
+    assert told("r1", "failed", "no memory") == (True, {"device": "no memory"})
+    assert told("r2", "staging") == (False, {"device": "no memory"})  # the next try is under way
+    assert told("r2", "failed", "no memory") == (False, {"device": "no memory"})
+    assert told("r3", "failed", "x" * 5000)[1] == {"device": "x" * 1000}
+    assert told("r4", "ready") == (True, {})
+    assert told("r5", "failed", "no memory")[0]
+    registry.forget_failures(["device"])
+    assert registry.view().failures == {}
+
+
 def loads(replica: str, digest: str, phase: str = "warming") -> ReplicaProgress:
     return ReplicaProgress("device", replica, phase, 0.5, digest=digest)
 

@@ -434,10 +434,19 @@ async def test_a_ready_server_names_the_optional_models_that_it_is_ready_without
         {
             "ready": True,
             "waiting": {
-                "extra": "declared but not ready yet, and nothing waits for it: it is optional"
+                "extra": "declared but not ready yet (nothing waits for it: it is optional)"
             },
         },
     )
+    stand.models._failures = {"extra": "no file m.onnx"}
+    reason = "cannot start: no file m.onnx (nothing waits for it: it is optional)"
+    ready = await ask(stand.app, "GET", "/readyz")
+    assert json.loads(ready.body)["waiting"] == {"extra": reason}
+    index = json.loads((await ask(stand.app, "POST", "/v2/repository/index")).body)
+    entry = {"name": "extra", "version": "", "state": "UNAVAILABLE", "reason": reason}
+    assert entry in index
+    refused = await ask(stand.app, "POST", "/v2/models/extra/infer", [], b"{}")
+    assert "model extra cannot start: no file m.onnx" in refused.body.decode()
     page = (await ask(stand.app, "GET", "/metrics")).body.decode()
     assert 'headrace_model_ready{gateway="gateway-0",model="extra",optional="true"} 0.0' in page
     assert 'headrace_model_ready{gateway="gateway-0",model="device",optional="false"} 1.0' in page

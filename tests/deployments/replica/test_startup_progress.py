@@ -42,12 +42,15 @@ async def test_a_phase_that_comes_back_adds_to_its_time() -> None:
     assert told[-1].spent == (("staging", 2.0), ("compiling", 2.0))
 
 
-async def test_a_failure_says_why_in_a_backends_own_words_or_with_what_it_is() -> None:
+async def test_a_failure_says_why_in_a_backends_own_words_or_with_what_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     told = Told()
     await told.progress.failed(LoadError("no such file"))
     await told.progress.failed(KeyError("x"))
     assert [each.detail for each in told] == ["no such file", "KeyError: 'x'"]
     assert {each.phase for each in told} == {"failed"}
+    assert caplog.messages == ["cannot start: no such file", "cannot start: KeyError: 'x'"]
 
 
 @pytest.mark.parametrize(("made_ago_s", "age_s"), [(5.0, 5.0), (59.0, 59.0), (600.0, 0.0)])

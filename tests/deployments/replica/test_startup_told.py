@@ -58,7 +58,7 @@ async def test_a_replica_of_an_optional_model_ends_late_and_says_why(monkeypatch
     monkeypatch.setattr("deployments.replica.startup.asyncio.sleep", sleep)
     await Failing(optional=True)._end_late()
     assert slept == [600.0]
-    assert "an optional model cannot start; nothing waits for it" in caplog.text
+    assert "it is optional: nothing waits for it" in caplog.text
 
 
 def test_a_replica_that_ends_says_why_and_takes_its_engine_along(monkeypatch, caplog) -> None:

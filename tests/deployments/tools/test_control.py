@@ -133,3 +133,24 @@ def test_stop_says_which_process_does_not_end(states, monkeypatch):
     monkeypatch.setattr(orphaned_processes, "clear", never)
     with pytest.raises(control.ServerRefused, match="processes 7"):
         control.stop(1)
+
+
+def test_apply_says_why_an_optional_model_cannot_start(capsys, monkeypatch):
+    found = {"c": ("starting", "staging 10%"), "d": ("starting", "")}
+    asked = []
+
+    def status(_):
+        asked.append(dict(found))
+        if len(asked) == 2:
+            found["c"] = ("failed", "no file m.onnx")
+            found["d"] = ("ready", "")
+        return {"models": [{"name": n, "state": s, "reason": why} for n, (s, why) in found.items()]}
+
+    monkeypatch.setattr(control, "_LOOKS_S", 0.0)
+    monkeypatch.setattr(control, "status", status)
+    control._say_optional(["c", "d", "gone"], 1)
+    assert capsys.readouterr().out == "c is optional and cannot start: no file m.onnx\n"
+    assert len(asked) == 2
+    monkeypatch.setattr(control, "_OPTIONAL_S", 0.0)
+    control._say_optional(["e"], 1)
+    assert "e is optional and still starting" in capsys.readouterr().out

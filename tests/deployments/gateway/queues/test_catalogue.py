@@ -249,6 +249,18 @@ async def test_an_optional_model_is_not_waited_for_and_answers_for_itself(
     assert following.catalogue.ready("extra")
 
 
+async def test_a_request_to_a_model_that_cannot_start_is_told_why(
+    following: Following, description: Describe
+) -> None:
+    reason = {"extra": "no file m.onnx"}
+    await following.registry.tell(declared="extra", failures=reason)
+    with pytest.raises(errors.NotReady, match="model extra cannot start: no file"):
+        following.catalogue.find("extra")
+    following.run(description(name="extra"))
+    await following.registry.tell(description(name="extra"))
+    assert following.catalogue.find("extra")
+
+
 async def test_a_model_is_waited_for_until_it_is_known_to_be_optional(
     following: Following, description: Describe
 ) -> None:

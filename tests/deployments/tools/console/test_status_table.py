@@ -16,6 +16,7 @@ MODEL: ModelStatus = {
     "version": "abc",
     "runtime": "openvino",
     "state": "ready",
+    "reason": "",
     "optional": False,
     "replicas_ready": 1,
     "replicas": 2,
@@ -134,7 +135,42 @@ def test_a_model_that_generates_says_how_much_and_how_full_it_is() -> None:
     assert said in page
 
 
-def test_a_model_that_readiness_does_without_says_so() -> None:
-    late = MODEL | {"state": "failed", "optional": True}
-    assert "failed (optional)" in shown(SNAPSHOT | {"models": [late]})
+def test_a_model_that_readiness_does_without_says_so_and_why_it_cannot_start() -> None:
+    late = MODEL | {"state": "failed", "optional": True, "reason": "no file m.onnx"}
+    page = shown(SNAPSHOT | {"models": [late]})
+    assert "[red]m cannot start: no file m.onnx\n[red]m is optional: nothing waits" in page
     assert "optional" not in shown(SNAPSHOT)
+    starting = MODEL | {"state": "starting", "reason": "compiling 40%"}
+    assert "[red]m is starting: compiling 40%" in shown(SNAPSHOT | {"models": [starting]})
+    half = MODEL | {"reason": "out of memory"}
+    page = shown(SNAPSHOT | {"models": [half]})
+    assert "[red]m has a replica that cannot start: out of memory" in page
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_every_model_has_one_line_that_fits(width: int) -> None:
+    models: list[ModelStatus] = [
+        MODEL
+        | {
+            "name": name,
+            "version": "31a8498a358d",
+            "runtime": "onnxruntime",
+            "state": state,
+            "optional": True,
+            "oldest_wait_s": 119.9,
+            "backlog_s": 119.9,
+            "waiting_rows": 9999,
+            "leases": 1024,
+            "rows_by_bucket": {},
+            "rows_by_tenant": {},
+        }
+        for name, state in (("e" * 63, "declared"), ("device", "ready"))
+    ]
+    out = io.StringIO()
+    show(SNAPSHOT | {"models": models}, Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines[2:4]] == [lines[2].split()[0], "device"]
+    assert "31a8498a358d" in lines[3]
+    assert "ready" in lines[3]
+    assert ("onnxruntime" in lines[3]) is (width >= 100)

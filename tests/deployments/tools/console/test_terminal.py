@@ -172,7 +172,7 @@ def test_large_input_is_not_printed(values: int, tried: bool) -> None:
 
 
 def test_ready_message_names_the_models_and_one_line_to_try() -> None:
-    lines = ready_message(URL, [described(), described(name="n")]).splitlines()
+    lines = ready_message(URL, [described(), described(name="n")], {}).splitlines()
     assert lines[0] == f"ready: {URL} (m, n)"
     assert lines[1] == "try:"
     assert lines[2].startswith(f"  curl -s {URL}/v2/models/m/infer")
@@ -180,5 +180,8 @@ def test_ready_message_names_the_models_and_one_line_to_try() -> None:
 
 
 def test_ready_message_names_optional_models_that_are_not() -> None:
-    lines = ready_message(URL, [described()], {"z", "extra"}).splitlines()
-    assert lines[1] == "not ready yet, and optional: extra, z"
+    lines = ready_message(URL, [described()], {"z": "", "extra": "no file"}).splitlines()
+    assert lines[1:3] == [
+        "extra is optional and cannot start: no file",
+        "z is optional and is not ready yet",
+    ]
