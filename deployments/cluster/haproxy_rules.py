@@ -3,7 +3,7 @@
 Two kinds of refusal. What two readers may understand differently never reaches a gateway: no Host,
 two keys, a header's name that is not letters, digits and dashes, a path that climbs or that cannot
 be decoded; and no `Upgrade` does. And nobody takes the places of all. A body that fits HAProxy's
-buffer (`tune.bufsize`, 16 KiB) is read whole before a gateway hears of it, so a slow one holds a
+buffer (`BUFFER_BYTES`) is read whole before a gateway hears of it, so a slow one holds a
 connection here and nothing else. One that does not fit holds one of a gateway's places while it
 comes in; how fast it must come is the gateway's to say. So such bodies are counted, by the address
 they come from: over half of all places, addresses that have a sixteenth are refused; over three
@@ -24,6 +24,10 @@ from deployments.cluster.haproxy_options import Options
 
 _MOST_TAKEN = 0.8  # of the connections, before a source is held against its share
 _SOURCE_SHARE = 0.1
+# Twice HAProxy's own, so that heads that are too large get an answer that says so: of one that does
+# not fit HAProxy says only that it is bad, in HTML.
+BUFFER_BYTES = 32_768
+PARSED_HEADERS = 256  # for the same reason; HAProxy's own is 101, the first line included
 _CHUNKED_BYTES = 8192  # a chunked body that has so much in the buffer may have more
 _CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so long
 _RETRY_AFTER_S = 1
@@ -32,13 +36,31 @@ _ALL = "headrace-bodies"
 _NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
 _SOURCE = f"src,{_NETWORK}"
 _CALLER = f"req.hdr_ip(x-forwarded-for,-1),{_NETWORK}"
+MOST_HEAD_BYTES, MOST_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
+# By name: status, message, and OpenAI's code (contract/errors.py).
 _REFUSALS = {
-    "no_host": (400, "a request must name its Host"),
-    "two_keys": (400, "a request may have one Authorization header"),
-    "path": (404, "no such path"),
-    "certificate": (403, "the operator pages need a client certificate"),
-    "bodies": (503, "too many large bodies are on their way; send it again"),
+    "no_host": (400, "a request must name its Host", "invalid_request"),
+    "two_keys": (400, "a request may have one Authorization header", "invalid_request"),
+    "path": (404, "no such path", "not_found"),
+    "long_url": (414, f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes",
+                 "uri_too_long"),
+    "large_head": (431, f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes",
+                   "headers_too_large"),
+    "many_headers": (431, f"the request has more than {MOST_HEADERS} headers",
+                     "headers_too_large"),
+    "certificate": (403, "the operator pages need a client certificate", "forbidden"),
+    "bodies": (503, "too many large bodies are on their way; send it again", "overloaded"),
+}  # fmt: skip
+# What stands around a message in OpenAI's error object, on paths of its API; elsewhere nothing
+# does. In variables, since HAProxy makes some answers when the path is gone.
+_OPENAI = "{ path /v1 } or { path_beg /v1/ } !{ path,url_dec -m end :predict :classify }"
+_SHAPE = {
+    "object": '{"message": ',
+    "type": ', "type": "',
+    "code": '", "param": null, "code": "',
+    "end": '"}',
 }
+_TYPES = {403: "permission_error"}
 # Of unfinished bodies that are counted: requests, by where they come from and of all.
 TABLES = f"""\
 backend {_SOURCES}
@@ -90,8 +112,19 @@ def _unambiguous(options: Options) -> list[str]:
     """In order: what is refused, then what is said of where it came from."""
     own = _unless_trusted(options)
     scheme = "https" if options.certificate else "http"
+    large = f"{{ var(txn.head_bytes) -m int gt {MOST_HEAD_BYTES} }}"
+    long = f"{{ var(txn.url_bytes) -m int gt {MOST_HEAD_BYTES // 2} }}"
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
     return [
+        *(
+            f"http-request set-var-fmt(txn.{name}) '{text}' if {_OPENAI}"
+            for name, text in _SHAPE.items()
+        ),
+        "http-request set-var(txn.url_bytes) url,length",
+        "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
+        _refused("long_url", f"{large} {long}"),
+        _refused("large_head", large),
+        _refused("many_headers", f"{{ req.fhdr_cnt gt {MOST_HEADERS} }}"),
         # A load balancer's check may be of HTTP/1.0.
         _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
@@ -107,6 +140,7 @@ def _unambiguous(options: Options) -> list[str]:
         "http-request del-header upgrade",
         f"http-request set-header x-forwarded-for %[src]{own}",
         f"http-request set-header x-forwarded-proto {scheme}{own}",
+        f"http-request del-header x-forwarded-prefix{own}",
         "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
     ]
 
@@ -159,12 +193,17 @@ def _of_bodies(options: Options, places: int) -> list[str]:
 
 
 def _refused(why: str, condition: str) -> str:
-    status, message = _REFUSALS[why]
-    later = f" hdr Retry-After {_RETRY_AFTER_S}" if status == 503 else ""
-    return (
-        f"http-request return status {status} content-type application/json "
-        f'string \'{{"error": "{message}"}}\'{later} if {condition}'
-    )
+    return f"http-request return {refusal(*_REFUSALS[why])} if {condition}"
+
+
+def refusal(status: int, message: str, code: str, later: bool | None = None) -> str:
+    """The words of a rule that answers so, in the shape of the API that the path belongs to.
+    `later`: with Retry-After; by default a 503 alone has it."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    rest = f"%[var(txn.type),concat({kind},txn.code,{code}),concat(,txn.end)]"
+    body = f'{{"error": %[var(txn.object)]"{message}"{rest}}}'
+    ask_again = f" hdr Retry-After {_RETRY_AFTER_S}" * (status == 503 if later is None else later)
+    return f"status {status} content-type application/json lf-string '{body}'{ask_again}"
 
 
 def _unless_trusted(options: Options) -> str:

@@ -43,28 +43,23 @@ _QUEUE_S = 1
 _CONNECT_S = 2
 _SILENCE_S = 5  # what was sent and not acknowledged for so long is not coming back
 _CHECK_S = 10
-_RETRY_AFTER_S = 1
 _OTHER_FILES = 200
 _FEWEST_CONNECTIONS = 100
 _CLIENT_S = 60  # that a caller may neither send what it owes nor take in what it gets
 _CLIENT_FIN_S = 5
-_MOST_HEADERS = 101  # the gateways' own bound is one less: HAProxy counts the first line
 _FILES_A_CONNECTION = 2.5
 _SOCKET_BYTES = 131_072  # what a gateway has answered and nobody takes shall wait at the gateway
 _MOST_BUSY_TO_COMPRESS = 50  # per cent of the time; beyond, answers go as they are
 _REFUSALS = {
-    400: "the request is malformed, or its headers are too large or too many",
-    403: "names of headers have letters, digits and dashes alone",
-    408: "the request did not arrive in time",
-    502: "the gateway ended before it had answered",
-    503: "no gateway can take the request now",
-    504: "the gateway has not answered in time",
+    400: ("the request is malformed", "invalid_request"),
+    403: ("names of headers have letters, digits and dashes alone", "forbidden"),
+    408: ("the request did not arrive in time", "request_timeout"),
+    500: ("HAProxy cannot answer the request", "internal_error"),
+    502: ("the gateway ended before it had answered", "gateway_lost"),
+    503: ("no gateway can take the request now", "overloaded"),
+    504: ("the gateway has not answered in time", "deadline_exceeded"),
 }
-_LATER = f" hdr Retry-After {_RETRY_AFTER_S}"
-_REFUSAL = (
-    "    http-error status {status} content-type application/json "
-    'string \'{{"error": "{message}"}}\'{later}\n'
-)
+_LATER = (408, 502, 503, 504)
 # The kernel of a gateway's node answers these, so a gateway that is busy is not taken for dead.
 _SILENCE = """\
     timeout connect {connect_s}s
@@ -80,10 +75,6 @@ _REPLAY = """\
     retry-on conn-failure empty-response
 """
 _SERVER = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
-_NO_GATEWAY = (
-    "http-{when} return status 503 content-type application/json "
-    f'string \'{{{{"error": "{_REFUSALS[503]}"}}}}\' hdr Retry-After {_RETRY_AFTER_S}'
-)
 _TIMES = """\
     timeout client {client_s}s
     timeout client-fin {client_fin_s}s
@@ -151,16 +142,20 @@ def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit
              r" *retry-on .*\n", lambda m: _REPLAY if options.replay else m[0]),
         Edit("before there is a gateway, the answer is 503", "backend default_backend",
              r" *http-request return status 404.*\n",
-             lambda _: f"    {_NO_GATEWAY.format(when='request')}\n"),
-        Edit("the fallback's 404 is 503 until it knows the gateway", "backend http-gateway",
-             r" *http-reuse always\n", lambda m: f"{m[0]}{_fallback_404()}", must_match=False),
+             lambda _: f"    http-request return {_refusal(503)}\n"),
+        Edit("the fallback's refusals are ours, and its 404 is 503 until it knows the gateway",
+             "backend http-gateway", r" *http-reuse always\n",
+             lambda m: f"{m[0]}{_fallback_refusals()}", must_match=False),
         Edit("the admin socket is its owner's alone", "global",
              r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
         Edit("connections fit the open files of this node", "global",
              r"( *maxconn )\d+\n",
-             lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {_MOST_HEADERS}\n"
+             lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MOST_BUSY_TO_COMPRESS}\n"),
+        Edit("heads that are too large get an answer that says so", "global",
+             r"( *tune\.bufsize )(\d+)\n",
+             lambda m: f"{m[1]}{max(int(m[2]), haproxy_rules.BUFFER_BYTES)}\n"),
         Edit("nothing is sent to the machine's syslog", "global",
              r" *log (\S+) local0 info\n", lambda m: "" if m[1] == _SYSLOG else m[0]),
         Edit("refusals are what they say", "defaults", r" *errorfile .*\n", lambda _: ""),
@@ -189,10 +184,19 @@ def _accepting(
     return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {words}\n{rules}"
 
 
-def _fallback_404() -> str:
-    """Serve's own 404s are plain text, the gateways' are not."""
-    unknown = "{ status 404 } { res.hdr(content-type) -m beg text/plain }"
-    return f"    {_NO_GATEWAY.format(when='response')} if {unknown}\n"
+def _refusal(status: int) -> str:
+    message, code = _REFUSALS[status]
+    return haproxy_rules.refusal(status, message, code, later=status in _LATER)
+
+
+def _fallback_refusals() -> str:
+    """Serve's own refusals are plain text, the gateways' are not."""
+    text = "{ res.hdr(content-type) -m beg text/plain }"
+    answers = {404: 503} | {status: status for status in _REFUSALS if status >= 408}
+    return "".join(
+        f"    http-response return {_refusal(answer)} if {{ status {status} }} {text}\n"
+        for status, answer in answers.items()
+    )
 
 
 def _times(options: Options) -> str:
@@ -202,10 +206,7 @@ def _times(options: Options) -> str:
         client_s=max(_CLIENT_S, options.body_s), client_fin_s=_CLIENT_FIN_S,
         headers_s=options.headers_s, queue_s=_QUEUE_S, check_s=_CHECK_S,
     )  # fmt: skip
-    return times + "".join(
-        _REFUSAL.format(status=status, message=message, later=_LATER if status > 403 else "")
-        for status, message in _REFUSALS.items()
-    )
+    return times + "".join(f"    http-error {_refusal(status)}\n" for status in _REFUSALS)
 
 
 def corrected(config: str, options: Options, combined: str = "") -> str:

@@ -120,7 +120,7 @@ def test_behind_an_upgrade_comes_the_body_and_no_request(framed: Target, token: 
     """More than HAProxy's buffer first, so that the gateway gets the rest by itself."""
     lines = [b"connection: upgrade", b"upgrade: " + token, b"sec-websocket-version: 13",
              b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="]  # fmt: skip
-    first, then = BODY + b" " * 17_000, SMUGGLED
+    first, then = BODY + b" " * 34_000, SMUGGLED
     if form == "length":
         lines.append(b"content-length: %d" % (len(first) + len(then)))
     elif form == "chunks":

@@ -119,6 +119,11 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
         yield found
 
 
+OPENAI = {"message", "type", "param", "code"}
+# HAProxy's parser answers these by itself, before there is a path.
+HTML = {b"400 nobody"}
+
+
 async def test_what_two_readers_may_understand_differently_reaches_no_gateway(edge: Edge):
     key = b"authorization: Bearer a\r\n"
     refused = {
@@ -136,12 +141,18 @@ async def test_what_two_readers_may_understand_differently_reaches_no_gateway(ed
         b"404 not to be decoded": ask(HOST, path=b"/v1/models/%zz"),
         b"404 half a code": ask(HOST, path=b"/v1/models/m%6"),
         b"404 Serve's own": ask(HOST, path=b"/-/routes"),
-        b"400 many headers": ask(HOST, *(b"x-%d: 1\r\n" % n for n in range(120))),
+        b"431 many headers": ask(HOST, *(b"x-%d: 1\r\n" % n for n in range(120))),
+        b"431 large headers": ask(HOST, b"x: " + b"y" * 20_000 + b"\r\n"),
+        b"414 long path": ask(HOST, path=b"/v1/" + b"y" * 20_000),
+        b"414 long query": ask(HOST, path=b"/v1/models?" + b"y" * 20_000),
     }
     for why, request in refused.items():
         head, _, body = (await edge.said(request)).partition(b"\r\n\r\n")
         assert head.split()[1] == why[:3], why
-        assert b"<html>" in body or json.loads(body)["error"], why
+        if why in HTML:
+            assert b"<html>" in body
+        else:
+            assert json.loads(body)["error"], why
     assert (await edge.said(ask(HOST, key))).startswith(b"HTTP/1.1 200 ")
 
 
@@ -161,7 +172,101 @@ async def test_nothing_upgrades_and_a_body_is_read_whole(edge: Edge, token: byte
     assert b"\\r\\nupgrade:" not in answer
 
 
-FORGED = (b"x-forwarded-for: 6.6.6.6\r\n", b"x-forwarded-proto: https\r\n")
+@pytest.mark.parametrize(
+    ("path", "is_openais"),
+    [
+        (b"/v1", True),
+        (b"/v1/models/a:b", True),
+        (b"/v1/models/a:predict", False),
+        (b"/v1/models/a%3Aclassify", False),
+        (b"/v1x", False),
+        (b"/v2/models/a/infer", False),
+        (b"/healthz", False),
+    ],
+)
+async def test_a_refusal_has_the_shape_of_the_api_it_belongs_to(edge, path, is_openais):
+    key = b"authorization: Bearer a\r\n"
+    for request, status, kind, code in (
+        (ask(HOST, key, key, path=path), b"400", "invalid_request_error", "invalid_request"),
+        (ask(HOST, b"x_y: z\r\n", path=path), b"403", "permission_error", "forbidden"),
+        (ask(HOST, b"x: " + b"y" * 20_000 + b"\r\n", path=path), b"431", "invalid_request_error",
+         "headers_too_large"),
+    ):  # fmt: skip
+        head, _, body = (await edge.said(request)).partition(b"\r\n\r\n")
+        assert head.split()[1] == status
+        assert b"content-type: application/json" in head
+        error = json.loads(body)["error"]
+        if is_openais:
+            assert error == {"message": error["message"], "type": kind, "param": None, "code": code}
+            assert error["message"]
+        else:
+            assert isinstance(error, str)
+            assert error
+
+
+PLAIN = b"HTTP/1.1 %d X\r\ncontent-type: text/plain\r\ncontent-length: 3\r\n\r\nno!"
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [(b"", 502), (b"nonsense\r\n\r\n", 502), (None, 503)]
+    + [(PLAIN % status, 503 if status == 404 else status) for status in (404, 408, 500, 503, 504)],
+    ids=["nothing", "nonsense", "nobody", "404", "408", "500", "503", "504"],
+)
+@pytest.mark.parametrize(("path", "is_openais"), [(b"/v1/embeddings", True), (b"/v2", False)])
+async def test_what_a_gateway_or_serve_did_not_answer_has_the_shape_too(
+    tmp_path: Path, said: bytes | None, status: int, path: bytes, is_openais: bool
+):
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said or b"")
+        writer.close()
+
+    server = await asyncio.start_server(answers, "127.0.0.1", 0)
+    wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
+    async with in_front_of(server, folder=tmp_path, wrapper=wrapper) as url:
+        edge = Edge(urlsplit(url).port or 0)
+        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
+            await asyncio.sleep(0.02)
+        if said is None:
+            server.close()
+        head, _, body = (await edge.said(ask(HOST, path=path))).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"%d" % status
+    error = json.loads(body)["error"]
+    if is_openais:
+        assert error.keys() == OPENAI
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    else:
+        assert isinstance(error, str)
+    assert (b"retry-after: 1" in head) == (status != 500)
+
+
+async def test_a_gateway_hears_that_a_caller_speaks_http_1_0_and_may_end_its_stream(
+    tmp_path: Path,
+):
+    """HAProxy would pass chunks on as they are."""
+
+    async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert b" HTTP/1.0\r\n" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\none")
+        await writer.drain()
+        writer.write(b"two")
+        writer.close()
+
+    server = await asyncio.start_server(streams, "127.0.0.1", 0)
+    wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
+    async with in_front_of(server, folder=tmp_path, wrapper=wrapper) as url:
+        edge = Edge(urlsplit(url).port or 0)
+        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
+            await asyncio.sleep(0.02)
+        head = b"GET /v1/models HTTP/1.0\r\nhost: x\r\nconnection: keep-alive\r\n\r\n"
+        answer = await edge.said(head)
+    assert b"transfer-encoding" not in answer.lower()
+    assert answer.endswith(b"\r\n\r\nonetwo")
+
+
+FORGED = (b"x-forwarded-for: 6.6.6.6\r\n", b"x-forwarded-proto: https\r\n",
+          b"x-forwarded-prefix: /forged\r\n")  # fmt: skip
 
 
 async def test_the_callers_address_is_what_it_connects_from_not_what_it_says(edge: Edge):
@@ -169,11 +274,14 @@ async def test_the_callers_address_is_what_it_connects_from_not_what_it_says(edg
     assert b"x-forwarded-for: 127.0.0.7\\r\\n" in answer
     assert b"x-forwarded-proto: http\\r\\n" in answer
     assert b"6.6.6.6" not in answer
+    assert b"/forged" not in answer
 
 
 async def test_a_trusted_proxy_is_taken_at_its_word(tmp_path: Path):
     async with listening(tmp_path, TRUSTED_PROXIES="127.0.0.8/32 fd00::/8") as edge:
-        assert b"6.6.6.6" in await edge.said(ask(HOST, *FORGED), "127.0.0.8")
+        answer = await edge.said(ask(HOST, *FORGED), "127.0.0.8")
+        assert b"6.6.6.6" in answer
+        assert b"/forged" in answer
         assert b"x-forwarded-for: 127.0.0.8" in await edge.said(ask(HOST), "127.0.0.8")
         assert b"6.6.6.6" not in await edge.said(ask(HOST, *FORGED), "127.0.0.7")
 

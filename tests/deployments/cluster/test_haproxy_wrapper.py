@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cluster import haproxy_wrapper
+from deployments.cluster import haproxy_rules, haproxy_wrapper
 from deployments.cluster.haproxy_options import Options, Refused
 from deployments.cluster.haproxy_wrapper import connections, corrected, too_few_files
 from deployments.gateway.http import strict_protocol
@@ -19,6 +19,7 @@ global
     stats socket /run/admin.sock mode 666 level admin expose-fd listeners
     stats timeout 30s
     maxconn 4096
+    tune.bufsize 16384
 defaults
     timeout connect 5s
     timeout client 3600s
@@ -90,7 +91,15 @@ def test_headers_bodies_and_slow_readers_have_their_times(body_s, expected):
 
 
 def test_as_many_headers_are_taken_as_gateways_take():
-    assert f"tune.http.maxhdr {strict_protocol.MOST_HEADERS + 1}" in lines()
+    assert haproxy_rules.MOST_HEADERS == strict_protocol.MOST_HEADERS
+    assert haproxy_rules.MOST_HEAD_BYTES == strict_protocol.MOST_HEAD_BYTES
+
+
+@pytest.mark.parametrize(("serves", "expected"), [(16_384, 32_768), (8_388_608, 8_388_608)])
+def test_what_is_larger_than_a_head_may_be_fits_the_buffer_and_is_told_so(serves, expected):
+    found = lines(CONFIG.replace("tune.bufsize 16384", f"tune.bufsize {serves}"))
+    assert f"tune.bufsize {expected}" in found
+    assert expected > 2 * haproxy_rules.MOST_HEAD_BYTES
 
 
 def test_a_gateway_has_a_bound_and_the_fallback_none():
@@ -104,7 +113,7 @@ def test_a_gateway_has_a_bound_and_the_fallback_none():
 
 def test_its_own_refusals_are_what_they_say():
     refusals = [line for line in lines() if line.startswith(("http-error", "errorfile"))]
-    assert [line.split()[2] for line in refusals] == ["400", "403", "408", "502", "503", "504"]
+    assert [int(line.split()[2]) for line in refusals] == [400, 403, 408, 500, 502, 503, 504]
     later = [line.split()[2] for line in refusals if line.endswith("hdr Retry-After 1")]
     assert later == ["408", "502", "503", "504"]
 
