@@ -45,6 +45,7 @@ from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
 _LOOKS_S = 1.0  # between two looks at rollouts
+_CUT_S = 2.0  # for gateways to tell the callers of what the drain has not finished
 _LOST_S = 2.0  # for requests in flight, and for each process, after the cluster was lost
 logger = logging.getLogger("headrace.host")
 
@@ -319,7 +320,7 @@ class Host:
             self._term_s = _LOST_S
             _at_most(_LOST_S, self._cluster.drain, min(drain_s, _LOST_S))
             return
-        self._cluster.drain(drain_s)
+        self._cluster.drain(drain_s + _CUT_S)
         self._say("phase", name="stop", message="stopping Ray")
         self._cluster.close()
 

@@ -43,6 +43,9 @@ BUILDERS = "deployments.cluster.applications"
 COPY_TARGETS = "deployments.contract.scaling.copy_targets:CopyTargets"
 LOGGING = {"enable_access_log": False, "encoding": "JSON"}  # of applications without their own
 GRACE_S = 20.0
+DEREGISTER_S = 30.0
+"""Ray's own RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S: a gateway that is stopped on a cluster
+takes requests for so long, until every HAProxy has heard of it, and drains after that."""
 # Time limits of a health check, which never waits for a batch. Serve replaces a replica that missed
 # three checks in a row, at most 2 s apart: a stopped gateway after 11 s, another replica after
 # 17 s. A process finds its own hanging event loop or device sooner.
@@ -109,7 +112,8 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
             {
                 "name": GATEWAY_DEPLOYMENT,
                 "num_replicas": gateway.replicas,
-                "graceful_shutdown_timeout_s": gateway.drain_s + GRACE_S,
+                "graceful_shutdown_timeout_s": gateway.drain_s
+                + (GRACE_S if one_machine else GRACE_S + DEREGISTER_S),
                 **place,
             }
         ],

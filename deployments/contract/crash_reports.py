@@ -31,4 +31,6 @@ class CrashReport:
 
 
 CrashReports = dict[str, CrashReport]
-"""By model; a canary has an entry under the name that it is served under."""
+"""By model; a canary has an entry under the name that it is served under. `OF_GATEWAYS`: of
+requests that have ended gateways, which are named like replicas."""
+OF_GATEWAYS = ""

@@ -62,6 +62,8 @@ class GatewayApp:
         # For whoever tells other gateways of them.
         self.rates = services.rates
         self.rollouts = services.rollouts
+        self.suspected = services.suspected
+        self._services = services
         self._pipeline = Pipeline(services)
         self._pages = pages
         self._operator = operator
@@ -69,6 +71,11 @@ class GatewayApp:
         self._turned_away = telemetry.turned_away
         self._heads = heads
         self._disconnects = DisconnectWatch()
+
+    @property
+    def under_way(self) -> int:
+        """Requests for a model's answer that have begun and not ended."""
+        return self._services.under_way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 
 from deployments.contract import audit, tenants_store
@@ -26,6 +29,7 @@ from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
 from deployments.contract.scaling.messages import GatewayReport, ModelOutlook
 from deployments.gateway.app import assembled
+from deployments.gateway.ending import Ending
 from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
@@ -41,6 +45,7 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsPath,
     TenantsSource,
 )
+from deployments.gateway.tenancy.shared_bound import MOST_USED
 from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import GatewaySettings
 
@@ -81,11 +86,13 @@ class Gateway:
             self._telemetry.batch,
             partial(ServeChannel, tls=client_tls(channel_tls(settings.channel))),
         )
-        self._crashes = CrashExchange(self._models)
         self._telemetry.watch(self._models, self._pool, self._tenants)
         self._app = assembled(
             settings, self._tenants, self._models, self._pool, self._telemetry, self._registry
         )
+        slots = MOST_USED * settings.limits.max_requests
+        self._app.suspected.watch(_notes_folder(), self._uid, slots)
+        self._crashes = CrashExchange(self._models, self._app.suspected.records)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._models.follow()),
@@ -96,6 +103,7 @@ class Gateway:
         ]
         strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
         fast_path.install(self._app)
+        Ending(self._models, settings.drain_s, lambda: self._app.under_way, self._leave).watch()
         settle()
         self._loop_watch = watch_process()
 
@@ -145,6 +153,7 @@ class Gateway:
                 others = await asyncio.wait_for(pushed, _PUSH_ANSWER_S)
                 self._app.rates.hear(others[RATES])
                 self._crashes.hear(others[CRASHES])
+                self._app.suspected.look()
                 away = False
             except Exception as fault:
                 if not away:
@@ -154,6 +163,12 @@ class Gateway:
             if not self._models.draining:
                 await self._crashes.news(_REFRESH_S - _PUSHES_APART_S)
 
+    async def _leave(self) -> None:
+        """End this process. Serve starts another gateway."""
+        await self.__del__()
+        logging.shutdown()
+        os._exit(0)
+
     async def __del__(self) -> None:
         self._loop_watch.close()
         for task in self._tasks:
@@ -162,6 +177,13 @@ class Gateway:
             served.end_recording()
         self._telemetry.close()
         self._pool.close()
+        self._app.suspected.close()
+
+
+def _notes_folder() -> Path:
+    """Of the gateways of this server on this node."""
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir(), context.get_session_name(), "headrace-gateways")
 
 
 async def _tell_autoscaler(report: GatewayReport) -> dict[str, ModelOutlook]:

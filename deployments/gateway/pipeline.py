@@ -45,9 +45,11 @@ from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rollout.copies import Answered
 from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 
 T = TypeVar("T")
+_LEFT = errors.CallerLeft.status  # and above: nothing shows that the request is harmless
 
 
 class Pipeline:
@@ -83,6 +85,8 @@ class Pipeline:
         finally:
             begun = context.begun
             try:
+                if context.work is not None:
+                    context.work.end(answered=context.status < _LEFT)
                 watcher.finished(context)
                 del context  # and with it the rows of the answer
                 # 13. Until the client has taken a large answer, its place and its bytes count:
@@ -120,9 +124,16 @@ class Pipeline:
         if selection is not None:
             selection.check_room(demand_of(context, selection.promise))
         # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
-        # the model could use. It is inflated off the event loop.
+        # the model could use. It is inflated off the event loop, after 5a.
         bound = partial(self._bound, caller.tenant, selection, codec)
         body = await services.read_body(exchange, caller, bound)
+        # 5a. What may have ended another gateway is worked on alone, or refused. Before anything
+        # reads the body's contents.
+        work = context.work = services.suspected.begin(exchange.path, body)
+        if work is not None and work.is_suspect:
+            await work.take_turn(caller.tenant.name)
+        if exchange.is_compressed:
+            body = await services.inflated(exchange, caller, body, bound)
         # 6. Parse. Small bodies at once, large ones in the thread pool, where tenants take turns.
         # Where the body names the model, the model is looked up now, as in 3 and 4.
         context.request_bytes = len(body)
@@ -189,6 +200,8 @@ class Pipeline:
                 selection.fall_back(refusal)
                 context.fell_back()
                 continue
+            if context.work is not None:
+                await _resumed(context, context.work)
             context.answered(done.answers, selection.fallback)
             try:
                 description = _description_of_ran(done.description, version, done.answers)
@@ -367,6 +380,15 @@ async def _with_fallback(
                 raise
             selection.fall_back(refusal)
             context.fell_back()
+
+
+async def _resumed(context: RequestContext, work: Work) -> None:
+    """Its answer is encoded now."""
+    if work.is_suspect:
+        assert context.caller is not None
+        await work.take_turn(context.caller.tenant.name)
+    else:
+        work.go_on()
 
 
 def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:

@@ -29,6 +29,7 @@ from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.rows.types import RowAnswer
+from deployments.gateway.suspected_requests import SuspectedRequests, Work
 from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
@@ -85,7 +86,7 @@ class RequestContext:
         "_last", "_last_row", "_queued_at", "answers", "begun", "caller", "counted", "exchange",
         "expired_key", "fallback", "generated", "model", "options", "outcome", "promise",
         "protocol", "queue_wait_s", "ran", "reason", "request_bytes", "response_bytes", "reused",
-        "service_s", "stages", "status", "trace", "version",
+        "service_s", "stages", "status", "trace", "version", "work",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -102,6 +103,7 @@ class RequestContext:
         self.stages: dict[str, float] = {}
         self.queue_wait_s = 0.0
         self.service_s = 0.0
+        self.work: Work | None = None
         self.outcome = "ok"
         self.status = 200
         self.reason = ""
@@ -121,6 +123,8 @@ class RequestContext:
     def queued(self) -> None:
         """It waits, in a queue or for another's run; a cheaper model's queue goes on counting."""
         self._queued_at = self._queued_at or monotonic()
+        if self.work is not None:
+            self.work.pause()
 
     def fell_back(self) -> None:
         """It goes on to a cheaper model; its wait so far belongs to no stage."""
@@ -224,6 +228,7 @@ class GatewayServices:
             grace_s=limits.slow_grace_s,
         )
         self.rates = Rates(settings.replicas)
+        self.suspected = SuspectedRequests()
         self.watcher = watcher
         self.pool = pool
         self._tenants = tenants
@@ -262,14 +267,18 @@ class GatewayServices:
             )
         self._under_way.add(payer, 1)
 
+    @property
+    def under_way(self) -> int:
+        return self._under_way.used
+
     def end(self, payer: Payer) -> None:
         self._under_way.give(payer, 1)
 
     async def read_body(
         self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]
     ) -> bytes:
-        """The whole body, inflated. `bound`: of what the model could take, asked of a body that may
-        be large. Raises as `Exchange.body`, and UnsupportedMedia."""
+        """The whole body, as it was sent. `bound`: of what the model could take, asked of a body
+        that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
         declared = exchange.number(b"content-length")
         encoding = exchange.headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity" and declared is not None and declared <= self._threshold:
@@ -278,13 +287,14 @@ class GatewayServices:
             raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
         limits = self.limits.within(bound())
         exchange.check_length(limits)
-        body = await exchange.body(limits)
-        if encoding == b"identity":
-            return body
-        return await self._inflated(exchange, caller, Inflation(body, limits, bound()))
+        return await exchange.body(limits)
 
-    async def _inflated(self, exchange: Exchange, caller: Caller, inflation: Inflation) -> bytes:
-        """Each step a turn of the tenant's in the pool; memory is taken once its size is known."""
+    async def inflated(
+        self, exchange: Exchange, caller: Caller, body: bytes, bound: Callable[[], BodyBound]
+    ) -> bytes:
+        """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
+        memory is taken once its size is known."""
+        inflation = Inflation(body, self.limits.within(bound()), bound())
         while not inflation.is_measured:
             await self.pool.run(caller.tenant.name, inflation.measure)
         exchange.hold(inflation.size_bytes, self.limits.room)

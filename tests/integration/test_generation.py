@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from served import Server, metric, patient
+from served import Server, get, metric, patient
 
 pytestmark = pytest.mark.integration
 
@@ -173,10 +173,33 @@ def test_a_prompt_that_kills_engines_costs_two_replicas_and_is_then_refused(
     assert len(set(server.replicas("chat"))) == 2
 
 
+def test_a_gateway_that_gets_sigterm_lets_its_streams_finish_and_is_replaced(
+    server: Server,
+) -> None:
+    reader = Reader(server, 150)
+    server.until(lambda: len(reader.heard) > 2, 10)
+    (gateway,) = server.named("ray::ServeReplica:gateway")
+    gateway.send_signal(signal.SIGTERM)
+    assert reader.ended() == DONE
+    assert len(reader.heard) >= 150
+    server.until(lambda: not gateway.is_running(), 10)
+    server.until(lambda: get(f"{server.url}/readyz") == 200, 30)
+
+
 def test_a_drain_lets_streams_finish(server: Server) -> None:
     reader = Reader(server, 150)
     server.until(lambda: len(reader.heard) > 2, 10)
     server.press_ctrl_c()
     assert reader.ended() == DONE
     assert len(reader.heard) >= 150
+    assert server.wait() == 0
+
+
+def test_a_stream_that_a_drain_does_not_wait_for_ends_with_an_error_event(serve) -> None:
+    server: Server = serve({"chat": CHAT}, gateway={"drain_s": 1}).start()
+    reader = Reader(server, 900)
+    server.until(lambda: len(reader.heard) > 2, 10)
+    server.press_ctrl_c()
+    error = json.loads(reader.ended().removeprefix("data: "))["error"]
+    assert "gateway.drain_s" in error["message"]
     assert server.wait() == 0

@@ -18,7 +18,7 @@ import pytest
 import ray
 import ray.util
 from ray import serve
-from ray._private import state
+from ray._private import state, worker
 from ray.actor import ActorHandle
 from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.experimental import internal_kv
@@ -259,3 +259,11 @@ def test_haproxy_passes_small_chunks_on_at_once_and_lets_a_stream_be_silent():
     assert constants.RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S is None
     assert constants.RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S >= 3600
     assert "http-buffer-response" not in HAPROXY_CONFIG_TEMPLATE
+
+
+def test_what_rays_handler_of_sigterm_calls_can_be_replaced():
+    """`deployments.gateway.ending` does."""
+    handler = inspect.getsource(worker.Worker.main_loop)
+    assert "set_sigterm_handler(sigterm_handler)" in handler
+    assert "raise_sys_exit_with_custom_error_message(" in handler
+    assert callable(vars(worker)["raise_sys_exit_with_custom_error_message"])

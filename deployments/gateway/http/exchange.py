@@ -105,6 +105,10 @@ class Exchange:
         said = self.headers.get(b"x-forwarded-prefix", b"").rstrip(b"/")
         return said.decode() if _PREFIX.fullmatch(said) else ""
 
+    @property
+    def is_compressed(self) -> bool:
+        return self.headers.get(b"content-encoding", b"identity").lower() != b"identity"
+
     def number(self, name: bytes) -> int | None:
         """A header that is a whole number, None without it. Raises BadRequest for anything else."""
         raw = self.headers.get(name)

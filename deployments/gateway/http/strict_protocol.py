@@ -35,7 +35,9 @@ import fcntl
 import socket
 import sys
 import termios
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import httptools
 import uvicorn
@@ -55,6 +57,7 @@ _INT = bytes(4)
 _OFFER = (b"upgrade", b"http2-settings")  # headers, and what `Connection` says of them
 _LINGER_S = 5.0  # a refused client goes on sending: closed at once, it would lose the refusal
 _min_bytes_per_s = 0.0
+_servers: WeakSet[uvicorn.Server] = WeakSet()
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
@@ -267,6 +270,18 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             self.transport.close()
 
 
+class StoppingServer(uvicorn.Server):
+    """Serve's HTTP server in this process; says when it stops accepting connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        _servers.add(self)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        _told_of_stop()
+        await super().shutdown(sockets)
+
+
 class ListeningConfig(uvicorn.Config):
     """Serve says nothing of the listen queue, and uvicorn's own is 2,048."""
 
@@ -296,7 +311,28 @@ def enforce(head_s: float | None = None, min_bytes_per_s: float | None = None) -
     global _head_s, _min_bytes_per_s
     auto.AutoHTTPProtocol = StrictProtocol
     uvicorn.Config = ListeningConfig  # type: ignore[misc, assignment]
+    uvicorn.Server = StoppingServer  # type: ignore[misc]
     if head_s is not None:
         _head_s = head_s
     if min_bytes_per_s is not None:
         _min_bytes_per_s = min_bytes_per_s
+
+
+def _nobody() -> None:
+    pass
+
+
+_told_of_stop: Callable[[], None] = _nobody
+
+
+def on_stop(told: Callable[[], None]) -> None:
+    """`told` is called when a server of this process stops accepting connections; requests that it
+    has may take longer."""
+    global _told_of_stop
+    _told_of_stop = told
+
+
+def stop_accepting() -> None:
+    """Every server of this process closes its listening socket and idle connections."""
+    for server in _servers:
+        server.should_exit = True

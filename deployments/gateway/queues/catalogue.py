@@ -100,6 +100,7 @@ class Catalogue:
         self._pool = PoolMembers(directory_for(POOL_DIRECTORY), follow_pool)
         # Called when the set of models has changed, before the loop's next turn.
         self.on_change: Callable[[], None] = lambda: None
+        self.on_drain: Callable[[], None] = lambda: None  # called when all gateways are to drain
         self.on_crossing: Callable[[], None] = lambda: None  # see `CoreLoop`
         self.outlooks: Mapping[str, ModelOutlook] = {}  # as the autoscaler last said, by model
         self.routes: Mapping[str, RolloutRoute] = {}  # of models under rollout
@@ -281,6 +282,8 @@ class Catalogue:
         declared, live = view.declared, view.models
         self._pool.take(view.pool, complete=view.complete)
         self.draining = view.draining or (self.draining and not view.complete)
+        if self.draining:
+            self.on_drain()
         if not view.complete:
             declared, live = declared | self._declared, {**self._live, **live}
         self._declared = frozenset(name for name in declared if not is_canary(name))

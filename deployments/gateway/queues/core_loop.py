@@ -140,6 +140,10 @@ class PendingRequest(Protocol):
     request: Request  # as the dispatcher knows it
     terms: VersionTerms  # under which its rows were parsed
 
+    @property
+    def begun(self) -> bool:
+        """Whether the caller was given a part of the answer, or may have been."""
+
     def fail(self, error: errors.HeadraceError) -> None:
         """Tell the caller, unless the request has ended already."""
 
@@ -183,6 +187,12 @@ class CoreLoop(Generic[P]):
     def cancel(self, pending: P) -> None:
         """The caller has disconnected: end its request, which frees its place. Idempotent."""
         self._finish(pending, errors.CallerLeft("the client disconnected"))
+
+    def end_all(self, error: errors.HeadraceError, *, begun_only: bool) -> None:
+        """End the requests that wait or run here with this error. `begun_only`: those whose callers
+        have a part of their answer, and no others."""
+        for pending in [p for p in self._pending.values() if p.begun or not begun_only]:
+            self._finish(pending, error)
 
     def retune(self, settings: DispatcherSettings) -> None:
         """Adopt other settings; version and replicas stay."""

@@ -1,4 +1,4 @@
-"""What do gateways tell each other of inputs that end replicas, and what follows from it here?
+"""What do gateways tell each other of inputs that end replicas or gateways, and what follows?
 
 Reports travel with each push to the registry, and at once after a loss. They are bounded: at most
 `MOST_INPUTS` inputs of all models together, the newest of each model. An input that was convicted
@@ -13,23 +13,27 @@ import contextlib
 from collections.abc import Mapping
 from time import monotonic
 
-from deployments.contract.crash_reports import CrashReport, CrashReports
+from deployments.contract.crash_reports import OF_GATEWAYS, CrashReport, CrashReports
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.crash_records import CrashRecords
 
 MOST_INPUTS = 256
 
 
 class CrashExchange:
-    """The reports of all models of one gateway. For the event loop's thread alone."""
+    """The reports of all models of one gateway, and of requests that have ended gateways. For the
+    event loop's thread alone."""
 
-    def __init__(self, models: Catalogue) -> None:
+    def __init__(self, models: Catalogue, of_gateways: CrashRecords) -> None:
         self._models = models
+        self._of_gateways = of_gateways
         self._news = asyncio.Event()  # a replica was lost since the last report
 
     def report(self) -> CrashReports:
         """What the others are to be told: by model, where there is something to tell."""
         self._news.clear()
         crashes = {name: model.queue.crashes for name, model in self._models.queued.items()}
+        crashes[OF_GATEWAYS] = self._of_gateways
         for each in crashes.values():
             each.on_loss = self._news.set
         known = {name: each for name, each in crashes.items() if each}
@@ -40,6 +44,8 @@ class CrashExchange:
     def hear(self, others: Mapping[str, CrashReports]) -> None:
         """Take in the last reports of all other gateways, by gateway."""
         now = monotonic()
+        said = [reports[OF_GATEWAYS] for reports in others.values() if OF_GATEWAYS in reports]
+        self._of_gateways.hear(_bounded(said), len(others), now)
         for name, model in self._models.queued.items():
             said = [reports[name] for reports in others.values() if name in reports]
             convicted = model.queue.crashes.hear(_bounded(said), len(others), now)

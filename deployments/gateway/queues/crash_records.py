@@ -74,8 +74,9 @@ class CrashRecords:
     """Times are seconds on the caller's monotonic clock. `convictions`: how many of this gateway's
     own, ever. `on_loss` is called when the others are to be told of something."""
 
-    def __init__(self, terms: CrashTerms) -> None:
+    def __init__(self, terms: CrashTerms, ended: str = "replicas of the model") -> None:
         self.terms = terms
+        self._ended = ended  # what the inputs have ended
         self.convictions = 0
         self.on_loss: Callable[[], None] = _nobody
         self.elsewhere = CrashesElsewhere()
@@ -224,8 +225,7 @@ class CrashRecords:
 
     def conviction(self) -> errors.RowConvicted:
         return errors.RowConvicted(
-            "this input has ended several replicas of the model and is refused: do not send it "
-            "again"
+            f"this input has ended several {self._ended} and is refused: do not send it again"
         )
 
     # ---- the books ----------------------------------------------------------------------------

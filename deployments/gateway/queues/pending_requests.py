@@ -43,6 +43,11 @@ class PendingBatchRequest:
     sent: bool = False  # a row of it was sent to a replica, once at least
     sent_again: bool = False  # in a second lease: one of other rows, a copy, or after a loss
 
+    @property
+    def begun(self) -> bool:
+        """Its caller is given all of the answer at once."""
+        return False
+
     def fail(self, error: errors.HeadraceError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
@@ -171,7 +176,7 @@ class PendingStreamRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether the caller was given something, or may have been."""
+        """Whether the caller was given a part of the answer, or may have been."""
         return self._given
 
     def runs_as(self, lease_id: int, replica_id: str) -> None:

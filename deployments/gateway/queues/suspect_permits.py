@@ -39,6 +39,10 @@ class SuspectPermits:
             raise
         return permit
 
+    def holds(self, permit: Permit) -> bool:
+        """Whether it has been granted and not released."""
+        return self._holder is permit
+
     def end(self, permit: Permit) -> None:
         """The prompt needs its permit no more, whether it has it or waits for it. Idempotent."""
         self._leave(permit)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from deployments.cluster.ray_env import HARD_STOP_S, Layer, variables
-from deployments.cluster.serve_config import GRACE_S, REPLICA_HEALTH_S
+from deployments.cluster.serve_config import DEREGISTER_S, GRACE_S, REPLICA_HEALTH_S
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import TIMEOUT_MS
@@ -99,6 +99,7 @@ def _defaults() -> dict[str, Any]:
         "generate_timeout_ms": TIMEOUT_MS,
         "hard_stop_s": HARD_STOP_S,
         "grace_s": GRACE_S,
+        "deregister_s": DEREGISTER_S,
         "replica_health_s": REPLICA_HEALTH_S,
     }
 

@@ -25,7 +25,7 @@ read text. */}}
 
 {{- define "headrace.gatewayApplication" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
-{{- $grace_s := (.Files.Get "files/defaults.json" | fromJson).grace_s -}}
+{{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
 {{- $written := omit .Values.gateway "replicas" "num_cpus" "replicas_per_node" "labels" "port" "tenants_path" -}}
 {{- $_ := set $written "host" $gateway.host -}}
 {{- $options := dict "num_cpus" $gateway.num_cpus -}}
@@ -38,7 +38,7 @@ read text. */}}
   "deployments" (list (dict
     "name" "gateway"
     "num_replicas" $gateway.replicas
-    "graceful_shutdown_timeout_s" (addf $gateway.drain_s $grace_s)
+    "graceful_shutdown_timeout_s" (addf $gateway.drain_s $defaults.grace_s $defaults.deregister_s)
     "ray_actor_options" $options
     "max_replicas_per_node" $gateway.per_node))
   | toJson -}}

@@ -27,7 +27,9 @@ class Gateways:
     def __init__(self, *stands: Stand) -> None:
         self.registry = Registry(0.0)
         self.stands = stands
-        self.exchanges = [CrashExchange(stand.models) for stand in stands]
+        self.exchanges = [
+            CrashExchange(stand.models, stand.app.suspected.records) for stand in stands
+        ]
 
     def push(self, number: int) -> None:
         said: dict[str, object] = {CRASHES: self.exchanges[number].report()}
@@ -147,7 +149,8 @@ async def test_a_registry_that_has_restarted_knows_all_of_it_a_push_later(
     assert (await gateways.ask(0, 4)).status == 422
     gateways.push_all()
     gateways.registry = Registry(0.0)
-    gateways.exchanges[1] = CrashExchange(gateways.stands[1].models)
+    stand = gateways.stands[1]
+    gateways.exchanges[1] = CrashExchange(stand.models, stand.app.suspected.records)
     gateways.push_all()
     assert (await gateways.ask(1, 4)).status == 422
     assert gateways.sent(1) == 0
