@@ -32,7 +32,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
-from runtimes.vllm import events
+from runtimes.vllm import events, media
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 
 # What its handlers of exceptions look at in a request.
@@ -164,6 +164,9 @@ class Serving:
             parsed.request_id = uuid.uuid4().hex
             if request.salt:
                 parsed.cache_salt = f"{request.salt}/{parsed.cache_salt or ''}"
+                if chat and (found := media.parts(parsed.messages)):
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(None, media.salt, found, request.salt)
             if not parsed.stream:
                 self._whole.add(counter)
             if chat:

@@ -10,6 +10,7 @@ small ones share one. What is wrong with an image names its place in the request
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from deployments.contract.description import ImageInput
 from deployments.contract.preprocess.images import Array, Encoded, prepared
@@ -29,14 +30,15 @@ async def encode_texts(
     pool: FairThreadPool, tenant: str, tokenizer: TextTokenizer, texts: Sequence[str]
 ) -> list[IdArray]:
     """int64 ids of each text, in order. Raises `BadRequest`, and `Overloaded` by a full pool."""
-    encoded = tokenizer.cached(texts)
+    encoded = tokenizer.cached(texts, tenant)
     missing = [(index, texts[index]) for index, ids in enumerate(encoded) if ids is None]
     if not missing:
         return [ids for ids in encoded if ids is not None]
     if sum(len(text) for _, text in missing) <= INLINE_CHARS:
-        fresh = iter(tokenizer.tokenize(missing))
+        fresh = iter(tokenizer.tokenize(missing, tenant))
     else:
-        turns = await pool.run_each(tenant, tokenizer.tokenize, list(text_turns(missing)))
+        tokenize = partial(tokenizer.tokenize, tenant=tenant)
+        turns = await pool.run_each(tenant, tokenize, list(text_turns(missing)))
         fresh = (ids for turn in turns for ids in turn)
     return [ids if ids is not None else next(fresh) for ids in encoded]
 

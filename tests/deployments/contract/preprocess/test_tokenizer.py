@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from deployments.contract.errors import BadRequest
 from deployments.contract.preprocess.tokenizer import (
@@ -179,10 +179,21 @@ def test_a_prefix_ends_before_a_space(chars, expected):
 
 def test_a_cached_text_is_found_without_tokenising():
     encoder = tokenizer(cache_bytes=1 << 20)
-    (first,) = encoder.encode(["a b"])
-    assert encoder.cached(["a b", "b"]) == [first, None]
-    assert encoder.encode(["a b"])[0] is first
+    (first,) = encoder.encode(["a b"], "t")
+    assert encoder.cached(["a b", "b"], "t") == [first, None]
+    assert encoder.encode(["a b"], "t")[0] is first
     assert not first.flags.writeable
+
+
+@pytest.mark.parametrize("pattern", [models.BPE, models.Unigram])
+def test_the_librarys_own_cache_of_words_can_be_turned_off(pattern):
+    """It knows no tenants; the call is not among the library's documented ones."""
+    assert callable(pattern()._resize_cache)
+
+
+@pytest.mark.parametrize("pattern", [models.WordLevel, models.WordPiece])
+def test_others_have_no_such_cache(pattern):
+    assert not [name for name in dir(pattern) if "cache" in name]
 
 
 def test_a_cache_of_no_bytes_keeps_nothing():
@@ -194,25 +205,25 @@ def test_a_cache_of_no_bytes_keeps_nothing():
 def test_the_cache_forgets_the_least_recently_used_and_keeps_its_bound():
     cache, ids = TextCache(limit_bytes=20_000), np.zeros(10, np.int64)
     for index in range(1000):
-        cache.put(f"text {index}", ids)
-        assert cache.get("text 0") is not None
+        cache.put("t", f"text {index}", ids)
+        assert cache.get("t", "text 0") is not None
         assert cache.statistics().bytes <= 20_000
-    assert cache.get("text 1") is None
-    assert cache.get("text 999") is not None
+    assert cache.get("t", "text 1") is None
+    assert cache.get("t", "text 999") is not None
 
 
 def test_a_text_that_would_fill_the_cache_is_not_kept():
     cache = TextCache(limit_bytes=16_000)
-    cache.put("x" * 2000, np.zeros(1, np.int64))
-    cache.put("y", np.zeros(1, np.int64))
+    cache.put("t", "x" * 2000, np.zeros(1, np.int64))
+    cache.put("t", "y", np.zeros(1, np.int64))
     assert cache.statistics().entries == 1
 
 
 def test_replacing_a_cached_text_counts_its_bytes_once():
     cache = TextCache(limit_bytes=100_000)
-    cache.put("x", np.zeros(10, np.int64))
+    cache.put("t", "x", np.zeros(10, np.int64))
     before = cache.statistics().bytes
-    cache.put("x", np.zeros(10, np.int64))
+    cache.put("t", "x", np.zeros(10, np.int64))
     assert cache.statistics().bytes == before
 
 
@@ -221,8 +232,8 @@ def test_threads_that_fill_the_cache_together_keep_its_count_right():
 
     def fill(thread):
         for index in range(300):
-            cache.put(f"{(thread + index) % 150}", ids)
-            cache.get(f"{index % 150}")
+            cache.put("t", f"{(thread + index) % 150}", ids)
+            cache.get("t", f"{index % 150}")
 
     threads = [threading.Thread(target=fill, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -256,7 +267,7 @@ async def pool():
 
 async def test_texts_come_back_in_order_whether_known_or_fresh(pool):
     encoder = tokenizer(max_length=100, cache_bytes=1 << 20)
-    encoder.encode(["fox", "a b"])
+    encoder.encode(["fox", "a b"], "t")
     asked = ["a " * 60, "fox", "b " * 60, "a b", "!"]
     answer = await encode_texts(pool, "t", encoder, asked)
     assert [list(ids) for ids in answer] == [whole(text) for text in asked]
