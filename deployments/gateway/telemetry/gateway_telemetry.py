@@ -68,7 +68,8 @@ class GatewayTelemetry:
         self._server: MetricsServer | None = None
         if listen:
             port = settings.metrics_port + local_rank
-            self._server = MetricsServer(settings.metrics_host or settings.host, port, self.page)
+            host = settings.metrics_host or settings.host
+            self._server = MetricsServer(host, port, self._page_for_anybody)
             self._server.start()
 
     def watch(self, models: Catalogue, pool: FairThreadPool, tenants: KnownTenants) -> None:
@@ -235,6 +236,10 @@ class GatewayTelemetry:
     def page(self, accept: str) -> tuple[bytes, str]:
         """`/metrics`: body and content type."""
         return self._metrics.exposition(accept)
+
+    def _page_for_anybody(self, accept: str) -> tuple[bytes, str]:
+        """As `page`, where no key is asked for: at most a second old."""
+        return self._metrics.page(accept, time.monotonic())
 
     def snapshot(self) -> dict[str, Any]:
         """For `headrace status`, for draining and for canaries that go: these are `models` too, by

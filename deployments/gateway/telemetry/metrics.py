@@ -33,6 +33,9 @@ from deployments.gateway.telemetry.sample_tables import (
 )
 from deployments.settings.gateway import PRIORITIES
 
+PAGE_KEPT_S = 1.0
+_MOST_FORMS = 4  # of a page that are kept: a caller may name others by `accept`
+
 
 class GatewayMetrics:
     """`gateway`: the constant label. `levels` is called at each scrape; it should be cheap."""
@@ -55,6 +58,7 @@ class GatewayMetrics:
             GenerationTables(self.names),
         )
         self._gateway, self._levels = gateway, levels
+        self._pages: dict[str, tuple[float, tuple[bytes, str]]] = {}  # (when, page) by content type
 
     def arrival(self, model: str, tenant: str, priority: str) -> None:
         """A request was read so far that we know whose it is and what it wants."""
@@ -103,9 +107,22 @@ class GatewayMetrics:
         """Counts what waits to be counted; once a second keeps a scrape short."""
         self._recorded.flush()
 
+    def page(self, accept: str, now: float) -> tuple[bytes, str]:
+        """As `exposition`, at most `PAGE_KEPT_S` old: however often it is asked for, the loop makes
+        one of each form a second."""
+        form = _form(accept)
+        kept = self._pages.get(form)
+        if kept is not None and now - kept[0] < PAGE_KEPT_S:
+            return kept[1]
+        page = self.exposition(accept)
+        if len(self._pages) >= _MOST_FORMS:
+            self._pages.clear()
+        self._pages[form] = now, page
+        return page
+
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The page and its content type: Prometheus's text, or OpenMetrics if `accept` insists."""
-        if "openmetrics" not in accept or "text/plain" in accept:
+        if _form(accept) == exposition.CONTENT_TYPE:
             return exposition.text(self.collect()), exposition.CONTENT_TYPE
         encode, content_type = choose_encoder(accept)
         # An encoder wants a registry and only ever calls `collect`.
@@ -115,3 +132,10 @@ class GatewayMetrics:
         """prometheus_client's collector interface."""
         self.flush()
         return exposition.families(self._gateway, Scrape(self._recorded, self._levels()))
+
+
+def _form(accept: str) -> str:
+    """The content type that a scraper gets."""
+    if "openmetrics" not in accept or "text/plain" in accept:
+        return exposition.CONTENT_TYPE
+    return choose_encoder(accept)[1]

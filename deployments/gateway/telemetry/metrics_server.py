@@ -3,22 +3,29 @@
 The public port reaches any gateway; scraping needs each. A small HTTP/1.1 server on the gateway's
 event loop, one answer a connection. A port that is taken is tried again every few seconds in the
 background and mentioned once: missing metrics never stop a gateway that can answer requests.
-It serves one page, knows nothing of what stands there, and belongs behind a network policy.
+
+A connection that sends no request, or does not read its answer, is cut after some seconds. Of too
+many connections the oldest goes: first of the newcomer's own address, then of the address that has
+most. A scraper sends its request at once, so idle connections keep none out, and a page is copied
+for at most `_MOST_CONNECTIONS` readers. Serves one page, knows nothing of what stands there, and
+belongs behind a network policy.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger("headrace.metrics")
 
 _LARGEST_HEAD_BYTES = 16_384
 _HEAD_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 10.0  # for the caller to read the page
 _RETRY_S = 5.0
-_MOST_CONNECTIONS = 16
+_MOST_CONNECTIONS = 32
+_MOST_PER_ADDRESS = 8
 
 Page = Callable[[str], tuple[bytes, str]]
 
@@ -33,10 +40,15 @@ class MetricsServer:
         page: Page,
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        head_timeout_s: float = _HEAD_TIMEOUT_S,
+        answer_timeout_s: float = _ANSWER_TIMEOUT_S,
     ) -> None:
         self._host, self._port, self._page, self._pause = host, port, page, pause
+        self._head_timeout_s, self._answer_timeout_s = head_timeout_s, answer_timeout_s
         self._server: asyncio.Server | None = None
         self._binding: asyncio.Task[None] | None = None
+        # The callers' addresses, by connection, the oldest first.
+        self._connections: dict[asyncio.StreamWriter, str] = {}
         self._handlers: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -49,6 +61,11 @@ class MetricsServer:
         if self._server is None or not self._server.sockets:
             return None
         return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._connections)
 
     async def listening(self) -> None:
         """Waits until it listens (it may never)."""
@@ -85,19 +102,34 @@ class MetricsServer:
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
+        self._admit(writer)
         try:
-            if len(self._handlers) <= _MOST_CONNECTIONS:
-                async with asyncio.timeout(_HEAD_TIMEOUT_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(head))
-                    await writer.drain()
+            async with asyncio.timeout(self._head_timeout_s):
+                head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(self._answer_timeout_s):
+                writer.write(self._answer(head))
+                writer.close()
+                await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a scraper that is slow, gone or no scraper is not told why
         finally:
             self._handlers.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            self._connections.pop(writer, None)
+            writer.transport.abort()  # else it stays until its caller has read everything
+
+    def _admit(self, writer: asyncio.StreamWriter) -> None:
+        """Count a new connection, and cut the one that has to go for it."""
+        peer = writer.get_extra_info("peername")
+        address = str(peer[0]) if peer else ""
+        held = Counter(self._connections.values())
+        full = address if held[address] >= _MOST_PER_ADDRESS else None
+        if full is None and len(self._connections) >= _MOST_CONNECTIONS:
+            full = held.most_common(1)[0][0]
+        if full is not None:
+            oldest = next(w for w, each in self._connections.items() if each == full)
+            del self._connections[oldest]
+            oldest.transport.abort()
+        self._connections[writer] = address
 
     def _answer(self, head: bytes) -> bytes:
         first, *lines = head.decode("latin-1").split("\r\n")

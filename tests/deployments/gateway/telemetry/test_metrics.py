@@ -335,6 +335,16 @@ def test_a_scraper_that_takes_only_openmetrics_gets_it(metrics):
     assert "headrace_requests" in names
 
 
+def test_a_page_is_made_once_a_second_in_each_form(metrics):
+    forms = "", "application/openmetrics-text; version=1.0.0"
+    first = [metrics.page(form, 0.0) for form in forms]
+    assert first[0][1] != first[1][1]
+    metrics.request(OK, RequestTimes(0.1))
+    assert [metrics.page(form, 0.9) for form in forms] == first
+    assert metrics.page("*/*", 0.9) is first[0]
+    assert all(metrics.page(form, 1.0) != before for form, before in zip(forms, first, strict=True))
+
+
 def test_the_documentation_lists_exactly_the_metrics_there_are(metrics):
     metrics.request(OK, RequestTimes(0.1, queue_s=0.1), 1)
     metrics.batch(BATCH)

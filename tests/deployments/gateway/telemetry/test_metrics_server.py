@@ -49,6 +49,77 @@ async def test_a_head_that_is_too_long_is_hung_up_on(server):
         assert await ask(server, b"x" * 40_000)
 
 
+PAGE = b"GET /metrics HTTP/1.1\r\n\r\n"
+
+
+async def idle(server, count, source="127.0.0.1"):
+    """Connections that send nothing."""
+    made = [
+        await asyncio.open_connection("127.0.0.1", server.port, local_addr=(source, 0))
+        for _ in range(count)
+    ]
+    return [writer for _, writer in made]
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 64])
+async def test_idle_connections_keep_no_scraper_out(server, count):
+    idlers = await idle(server, count)
+    assert b"page" in await ask(server, PAGE)
+    assert server.connections <= 8
+    for writer in idlers:
+        writer.close()
+
+
+async def test_idle_connections_from_everywhere_keep_no_scraper_out(server):
+    idlers = [w for n in range(2, 10) for w in await idle(server, 8, f"127.0.0.{n}")]
+    assert server.connections <= 32
+    assert b"page" in await ask(server, PAGE)
+    for writer in idlers:
+        writer.close()
+
+
+async def test_one_address_cuts_its_own_connections_first(server):
+    reader, theirs = await asyncio.open_connection(
+        "127.0.0.1", server.port, local_addr=("127.0.0.2", 0)
+    )
+    mine = await idle(server, 40)
+    theirs.write(PAGE)
+    assert b"page" in await reader.read()
+    for writer in (theirs, *mine):
+        writer.close()
+
+
+async def until(holds):
+    async with asyncio.timeout(5.0):
+        while not holds():  # noqa: ASYNC110 - a server tells nobody of its connections
+            await asyncio.sleep(0.001)
+
+
+async def test_a_caller_that_does_not_read_is_cut():
+    large = b"x" * (16 << 20)
+    server = MetricsServer("127.0.0.1", 0, lambda _: (large, "t"), answer_timeout_s=0.02)
+    server.start()
+    await server.listening()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    reader._transport.pause_reading()
+    writer.write(PAGE)
+    await until(lambda: server.connections)
+    await until(lambda: not server.connections)
+    writer.close()
+    await server.close()
+
+
+async def test_a_caller_that_says_nothing_is_cut():
+    server = MetricsServer("127.0.0.1", 0, lambda _: (b"", "t"), head_timeout_s=0.02)
+    server.start()
+    await server.listening()
+    (writer,) = await idle(server, 1)
+    await until(lambda: server.connections)
+    await until(lambda: not server.connections)
+    writer.close()
+    await server.close()
+
+
 async def test_a_taken_port_is_tried_again_until_it_is_free_and_mentioned_once(server, caplog):
     pauses, freed = [], asyncio.Event()
 
