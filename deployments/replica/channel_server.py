@@ -2,8 +2,9 @@
 
 A connection becomes a *link* once its gateway has proved that it knows the replica's key. A second
 link of the same gateway replaces the first. Until the proof a connection is a *stranger*: it may
-send next to nothing, not for long, and only `MOST_STRANGERS` may be open. What a link carries
-(batches, or requests to generate) is up to the `LeaseCore`.
+send next to nothing, not for long, and only `MOST_STRANGERS` may be open; as many others may be
+before the end of TLS's own handshake. What a link carries (batches, or requests to generate) is up
+to the `LeaseCore`.
 
 Serve counts none of the leases, so the server itself drains: it tells every gateway, each gateway
 answers that it has no more leases on the way, and the leases that are here are finished.
@@ -12,11 +13,13 @@ answers that it has no more leases on the way, and the leases that are here are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol, cast
 
@@ -47,6 +50,8 @@ WINDOW_BYTES = 4 << 20  # of a stream's messages that may be sent and not taken 
 _GOODBYE_S = 2.0  # that a gateway gets to answer, or to read what was written to it
 _CHECK_EVERY_S = 1.0
 _LOG_EVERY_S = 1.0  # between two log lines about refused connections
+_BACKLOG = 100  # connections that wait to be accepted
+_ACCEPT_AGAIN_S = 1.0  # after the system could not accept one: it has no more files, say
 logger = logging.getLogger("headrace.channel")
 
 
@@ -97,31 +102,22 @@ class ChannelServer:
         # Refused connections that were not logged, and when a line was last written.
         self._unlogged, self._logged_at = 0, -inf
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, ports: Sequence[int] = (0,)) -> None:
         """Listen on the first of these ports that is free. Raises OSError if none is."""
-        loop = asyncio.get_running_loop()
-        tls_limit_s, tls_end_s = (HANDSHAKE_LIMIT_S, _GOODBYE_S) if self._tls else (None, None)
-        for port in ports:
-            try:
-                self._server = await loop.create_server(
-                    lambda: GatewayConnection(self), host, port, ssl=self._tls,
-                    ssl_handshake_timeout=tls_limit_s, ssl_shutdown_timeout=tls_end_s,
-                )  # fmt: skip
-                break
-            except OSError as fault:
-                if fault.errno != errno.EADDRINUSE:
-                    raise
-        if self._server is None:
-            raise OSError(
-                errno.EADDRINUSE,
-                f"none of the ports {ports[0]} to {ports[-1]} is free at {host}; widen the range "
-                "(gateway.channel.last_port)",
-            )
-        self.address = address_of(*self._server.sockets[0].getsockname()[:2])
+        listener = _bound(host, ports)
+        self.address = address_of(*listener.getsockname()[:2])
+        if self._tls is not None:
+            self._server = TlsServer(listener, self._tls, self._connection, self.refused)
+        else:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._connection, sock=listener)
         self._check_later()
+
+    def _connection(self) -> GatewayConnection:
+        return GatewayConnection(self)
 
     async def drain(self) -> None:
         """Finish the leases that are here. Serve bounds how long that may take."""
@@ -207,6 +203,84 @@ class ChannelServer:
         if self._draining:
             connection.send(Kind.GOAWAY, 0)
         self.core.joined(connection)
+
+
+def _bound(host: str, ports: Sequence[int]) -> socket.socket:
+    """A listening socket on the first of these ports that is free. Raises OSError if none is."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in ports:
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as fault:
+            if fault.errno != errno.EADDRINUSE:
+                raise
+        else:
+            listener.setblocking(False)
+            return listener
+    raise OSError(
+        errno.EADDRINUSE,
+        f"none of the ports {ports[0]} to {ports[-1]} is free at {host}; widen the range "
+        "(gateway.channel.last_port)",
+    )
+
+
+class TlsServer:
+    """Accepts connections and makes those `connected` that come to the end of TLS's handshake.
+
+    At most `MOST_STRANGERS` shake hands; for a further one the oldest is cut, as of strangers. It
+    accepts by itself because asyncio's servers neither bound these connections nor show them.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        connected: Callable[[], GatewayConnection],
+        refused: Callable[[str, str], None],  # gateway and reason, as of `ChannelServer`
+    ) -> None:
+        self._listener, self._context = listener, context
+        self._connected, self._refused = connected, refused
+        self._shaking: dict[socket.socket, None] = {}  # the oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more. Handshakes go on, and end by themselves."""
+        self._accepting.cancel()
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except OSError as fault:
+                logger.error("a connection could not be accepted: %s", fault)
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            self._shaking[accepted] = None
+            if len(self._shaking) > MOST_STRANGERS:
+                self._cut(next(iter(self._shaking)))
+            task = loop.create_task(self._shake(accepted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _cut(self, oldest: socket.socket) -> None:
+        del self._shaking[oldest]
+        self._refused("", "too many connections that have not come to the end of TLS's handshake")
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its transport then closes it
+
+    async def _shake(self, accepted: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connected, accepted, ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_LIMIT_S, ssl_shutdown_timeout=_GOODBYE_S,
+            )  # fmt: skip
+        except OSError as fault:  # ssl.SSLError and TimeoutError are among them
+            logger.debug("TLS: %s", fault)
+        finally:
+            self._shaking.pop(accepted, None)
 
 
 class GatewayConnection(asyncio.Protocol):

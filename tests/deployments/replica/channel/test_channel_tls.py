@@ -183,3 +183,20 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, tmp_path:
 def test_without_files_nothing_is_encrypted() -> None:
     assert server_tls(None) is None
     assert client_tls(None) is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 20])
+async def test_of_too_many_handshakes_the_oldest_goes_and_gateways_come_in_all_the_same(
+    stand: Stand, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(channel_server, "MOST_STRANGERS", 3)
+    known = await Peer.welcome(stand.server, tls=tls)
+    idle = [await raw(stand) for _ in range(count)]
+    assert await is_served(await Peer.welcome(stand.server, "another", tls=tls), 1)
+    async with asyncio.timeout(2):
+        for reader, _ in idle[: max(0, count + 1 - 3)]:
+            assert not await reader.read()
+    assert all(not reader.at_eof() for reader, _ in idle[-2:])
+    assert await is_served(known, 1)
+    for _, writer in idle:
+        writer.close()
