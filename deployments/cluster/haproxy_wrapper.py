@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
@@ -264,6 +265,26 @@ def _runs(file: str) -> bool:
     return os.path.isfile(file) and os.access(file, os.X_OK)
 
 
+def keep_to_its_owner(folder: str) -> None:
+    """Makes HAProxy's folder its owner's alone: what HAProxy does, its admin socket and its key lie
+    there. Serve makes it below one whose name everybody knows (/tmp/haproxy-serve), where another
+    user may have been first. Raises Refused where either folder is another user's."""
+    try:
+        for path, kept in ((os.path.dirname(folder), 0o755), (folder, 0o700)):
+            for found in (os.lstat(path), os.stat(path)):  # a link's owner may turn it elsewhere
+                if found.st_uid not in (0, os.getuid()):
+                    raise Refused(
+                        f"{path} belongs to user {found.st_uid}; remove it, or name another folder "
+                        "in RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
+                    )
+            if found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX:
+                os.chmod(path, stat.S_IMODE(found.st_mode) & kept)
+    except FileNotFoundError:
+        return  # whoever reads the file says so
+    except OSError as error:
+        raise Refused(f"{folder} cannot be kept from others: {error.strerror or error}") from None
+
+
 def correct_file(path: str, options: Options) -> None:
     """Replaces the file in one step; one that was corrected already stays. Raises Refused."""
     try:
@@ -316,6 +337,7 @@ def main() -> NoReturn:
         options = Options.of(os.environ)
         haproxy = program(options, os.environ)
         if path := _file_named(arguments):
+            keep_to_its_owner(os.path.dirname(os.path.abspath(path)))
             shown = certificate(path, options)
             correct_file(path, options)
             if "-c" not in arguments:

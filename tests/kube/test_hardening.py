@@ -85,3 +85,20 @@ def test_a_head_without_an_autoscaler_has_no_token(plain: Values):
     a_token(head)
     (said,) = weaknesses(head, starts_pods=starts_pods(cluster_of(made), head))
     assert "CKV_K8S_38" in said
+
+
+def test_files_of_tenants_reach_gateways_alone() -> None:
+    """They have hashes of keys, which pods that run models need not know."""
+    values = {
+        "gateway": {"tenants_path": "/etc/tenants"},
+        "tenantFiles": {"existingSecrets": ["keys"]},
+        "models": {"device": {"runtime": "synthetic"}},
+        "workerGroups": [{"name": "cpu", "cpu": 1, "memory": "1Gi"}],
+    }
+    mounted = {
+        where.rpartition(" ")[2]: [v["name"] for v in template["spec"].get("volumes", ())]
+        for each in objects(values)
+        for where, template in pods(each)
+    }
+    assert {where for where, volumes in mounted.items() if "tenants" in volumes} == {"gateways"}
+    assert {"head", "cpu"} <= mounted.keys()

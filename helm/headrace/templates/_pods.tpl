@@ -150,26 +150,32 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       volumeMounts:
-        {{- include "headrace.volumeMounts" .root | nindent 8 }}
+        {{- include "headrace.volumeMounts" . | nindent 8 }}
   volumes:
     {{- include "headrace.volumes" . | nindent 4 }}
 {{- end }}
 
+{{/* Whether the pod reads files of tenants: they have hashes of keys, which gateways alone need. */}}
+{{- define "headrace.readsTenants" -}}
+{{- if eq .component "gateways" }}{{ include "headrace.hasTenantFiles" .root }}{{ end -}}
+{{- end }}
+
 {{- define "headrace.volumeMounts" -}}
+{{- $values := .root.Values -}}
 - name: tmp
   mountPath: /tmp
 - name: shared-memory
   mountPath: /dev/shm
 - name: cache
   mountPath: /var/cache/headrace
-{{- if ne .Values.storage.type "none" }}
+{{- if ne $values.storage.type "none" }}
 - name: models
-  mountPath: {{ .Values.storage.path | quote }}
+  mountPath: {{ $values.storage.path | quote }}
   readOnly: true
 {{- end }}
-{{- if include "headrace.hasTenantFiles" . }}
+{{- if include "headrace.readsTenants" . }}
 - name: tenants
-  mountPath: {{ .Values.gateway.tenants_path | quote }}
+  mountPath: {{ $values.gateway.tenants_path | quote }}
   readOnly: true
 {{- end }}
 {{- end }}
@@ -183,7 +189,7 @@ spec:
     medium: Memory
     sizeLimit: {{ add 64 (include "headrace.objectStoreMib" .node) }}Mi
 {{- include "headrace.nodeVolumes" .root | nindent 0 }}
-{{- if include "headrace.hasTenantFiles" .root }}
+{{- if include "headrace.readsTenants" . }}
 - name: tenants
   projected:
     sources:

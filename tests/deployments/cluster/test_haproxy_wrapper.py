@@ -297,3 +297,37 @@ def test_a_program_that_is_none_is_said():
     done = run(["-v"], PROGRAM="/nowhere/haproxy")
     assert done.returncode == 1
     assert "HEADRACE_HAPROXY_PROGRAM is /nowhere/haproxy, which is no program" in done.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o777, 0o700), (0o755, 0o700), (0o700, 0o700)])
+def test_its_folder_is_its_owners_alone(tmp_path, before, after):
+    folder = tmp_path / "haproxy-serve" / "node"
+    folder.mkdir(parents=True)
+    folder.chmod(before)
+    folder.parent.chmod(0o777)
+    haproxy_wrapper.keep_to_its_owner(str(folder))
+    assert folder.stat().st_mode & 0o7777 == after
+    assert folder.parent.stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_folder_below_one_that_is_everybodys_on_purpose_leaves_that_as_it_is(tmp_path):
+    tmp_path.chmod(0o1777)
+    (tmp_path / "node").mkdir()
+    haproxy_wrapper.keep_to_its_owner(str(tmp_path / "node"))
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("whose", ["haproxy-serve", "haproxy-serve/node"])
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch, whose):
+    folder = tmp_path / "haproxy-serve" / "node"
+    folder.mkdir(parents=True)
+    real = os.lstat
+
+    def another_users(path):
+        found = list(real(path))
+        found[4] = 4242 if str(path) == str(tmp_path / whose) else found[4]
+        return os.stat_result(found)
+
+    monkeypatch.setattr(haproxy_wrapper.os, "lstat", another_users)
+    with pytest.raises(Refused, match="belongs to user 4242; remove it"):
+        haproxy_wrapper.keep_to_its_owner(str(folder))
