@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import urllib.request
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,18 +14,29 @@ from deployments.gateway.http.protocols import openapi_examples
 
 def try_line(description: ModelDescription, url: str) -> str:
     """One `curl` command that this model answers, to be pasted into a shell."""
-    url = url.rstrip("/")
+    url, name = url.rstrip("/"), description.name
     if description.task == "embed" and description.tokenizer_digest:
-        text = {"model": description.name, "input": "Ragged traffic at an even flow."}
+        text = {"model": name, "input": "Ragged traffic at an even flow."}
         return _post(f"{url}/v1/embeddings", text)
-    model = f"{url}/v2/models/{description.name}"
+    if (chat := openapi_examples.chat(description)) is not None:
+        return _post(f"{url}/v1/chat/completions", chat | {"stream": False})
+    if (texts := openapi_examples.classify(description)) is not None:
+        return _post(f"{url}/v1/models/{name}:classify", texts)
+    model = f"{url}/v2/models/{name}"
     body = openapi_examples.infer(description)
-    return f"curl -s {shlex.quote(model)}" if body is None else _post(f"{model}/infer", body)
+    return f"{_curl()} {shlex.quote(model)}" if body is None else _post(f"{model}/infer", body)
 
 
 def _post(url: str, body: dict[str, Any]) -> str:
     text = shlex.quote(json.dumps(body))
-    return f"curl -s {shlex.quote(url)} -H 'content-type: application/json' -d {text}"
+    return f"{_curl()} {shlex.quote(url)} -H 'content-type: application/json' -d {text}"
+
+
+def _curl() -> str:
+    """The shell that it is pasted into may name a proxy, and lack what `serve` added to
+    `no_proxy`."""
+    proxied = urllib.request.getproxies().keys() - {"no"}
+    return "curl -s --noproxy '*'" if proxied else "curl -s"
 
 
 def ready_message(

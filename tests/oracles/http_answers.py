@@ -43,9 +43,9 @@ TENANTS = {
 GATEWAY = {"limits": {"max_body_bytes": 4096, "max_inflated_bytes": 8192, "body_timeout_s": 0.05}}
 PATHS = """
 /v2 /v2/health/live /v2/health/ready /v2/models/device /v2/models/device/ready
-/v2/models/device/versions/7 /v2/models/nope /v2/models/nope/ready /v1/models /v1/models/device
-/v1/models/nope /healthz /readyz /openapi.json /docs /metrics /nowhere /v2/models/device/infer
-/v1/embeddings
+/v2/models/device/config /v2/models/device/versions/7 /v2/models/nope /v2/models/nope/ready
+/v1/models /v1/models/device /v1/models/nope /healthz /readyz /openapi.json /docs /metrics
+/nowhere /v2/models/device/infer /v1/embeddings
 """
 MASKED = re.compile(
     rb"^(x-request-id|x-queue-wait-ms|x-service-time-ms|date|traceparent|tracestate)$"

@@ -13,7 +13,7 @@ from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.tenancy.tenants import Reader, Tenants
 
 PUBLIC = frozenset({"live", "ready"})
-OPERATORS = frozenset({"metrics"})
+OPERATORS = frozenset({"metrics", "all_statistics", "model_statistics"})
 ADMIN = frozenset({"admin_status", "admin_controllers", "admin_keys", "admin_revoke"})
 NOBODY = Reader(models=frozenset())
 

@@ -16,7 +16,7 @@ from deployments.contract.description import ModelDescription
 from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.protocols import metadata, openapi
+from deployments.gateway.http.protocols import metadata, openapi, triton
 from deployments.gateway.http.protocols.metadata import ModelState
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
@@ -67,6 +67,9 @@ class Pages:
             "server_metadata": lambda *_: (200, metadata.server_metadata()),
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
+            "model_config": self._model_config,
+            "model_statistics": self._model_statistics,
+            "all_statistics": self._all_statistics,
             "openai_models": lambda _, __, who: (200, metadata.openai_models(self._seen_by(who))),
             "openai_model": self._openai_model,
             "live": lambda *_: (200, metadata.live()),
@@ -132,6 +135,21 @@ class Pages:
         except errors.NotReady:
             ready = False
         return (200 if ready else 503), metadata.model_ready(route.model, ready)
+
+    def _model_config(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+        assert route.model is not None
+        return 200, triton.model_config(self._models.find(route.model, route.version).description)
+
+    def _model_statistics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+        assert route.model is not None
+        return self._statistics([self._models.find(route.model, route.version).description])
+
+    def _all_statistics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+        return self._statistics(self._seen_by(who))
+
+    def _statistics(self, of: Sequence[ModelDescription]) -> Page:
+        counted = self._telemetry.statistics
+        return 200, triton.statistics((d.name, counted.of(d.name, d.version)) for d in of)
 
     def _openai_model(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         assert route.model is not None

@@ -33,6 +33,8 @@ _FIXED = {
     "/v2": Route("server_metadata", ("GET", "HEAD")),
     "/v2/health/live": Route("live", ("GET", "HEAD")),
     "/v2/health/ready": Route("ready", ("GET", "HEAD")),
+    # As in Triton; a model of that name has its metadata below its version.
+    "/v2/models/stats": Route("all_statistics", ("GET", "HEAD")),
     "/v2/repository/index": Route("repository_index", ("POST",)),
     "/metrics": Route("metrics", ("GET", "HEAD")),
     "/healthz": Route("live", ("GET", "HEAD")),
@@ -51,6 +53,8 @@ _ACTIONS = {
     "": ("model_metadata", ("GET", "HEAD")),
     "infer": ("infer", ("POST",)),
     "ready": ("model_ready", ("GET", "HEAD")),
+    "config": ("model_config", ("GET", "HEAD")),
+    "stats": ("model_statistics", ("GET", "HEAD")),
 }
 _V1_ACTIONS = ("predict", "classify")
 

@@ -22,6 +22,7 @@ from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import ENGINE_REFUSED, Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog, without_key
+from deployments.gateway.telemetry.inference_statistics import InferenceStatistics
 from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (
     GatewayLevels,
@@ -64,6 +65,7 @@ class GatewayTelemetry:
         self._access = AccessLog()
         self._token_rates = TokenRates()
         self._keys = KeyUses()
+        self.statistics = InferenceStatistics()
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
@@ -82,6 +84,7 @@ class GatewayTelemetry:
         names = [*self._models.queued, *self._models.waiting_for]
         tenants = self._tenants.current
         self._metrics.names.declare(names, tenants.names)
+        self.statistics.declare({d.name: d.version for d in self._models.descriptions})
         self._keys.declare(tenants.keys)
 
     def refresh(self) -> None:
@@ -153,6 +156,7 @@ class GatewayTelemetry:
             ),
             context.response_bytes,
         )
+        self.statistics.ended(context, total_s)
         if context.outcome == ANSWERED and context.kept(total_s):
             self._metrics.kept(context.model, tenant, priority)
         if context.fallback and context.outcome == ANSWERED:
@@ -178,6 +182,7 @@ class GatewayTelemetry:
         """A batch came back from its replica."""
         reply = record.reply
         pad_s, copy_in_s, run_s, copy_out_s, post_s = reply.stages
+        self.statistics.ran(model, record)
         padding = 1.0 - record.tokens / reply.padded_tokens if reply.padded_tokens else 0.0
         self._metrics.batch(
             BatchSample(

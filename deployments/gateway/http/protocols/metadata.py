@@ -25,7 +25,9 @@ from deployments.gateway.http.protocols.types import Datatype, Encoded
 from runtimes.types import TensorSpec
 
 MOST_LABELS = 1000
-EXTENSIONS = ("binary_tensor_data", "model_repository(index)")
+EXTENSIONS = (
+    "binary_tensor_data", "model_configuration", "model_repository(index)", "statistics",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,6 +304,7 @@ def _models(descriptions: Descriptions) -> Node:
     plain, versioned = _model_path(descriptions), _model_path(descriptions, version=True)
     missing, unready = _refusals("openai", (404, 503)), _refusals("oip", (404, 503))
     page, ready = "The model's tensors and limits.", "Is the model ready?"
+    config, counts = "The model's configuration, in Triton's form.", "What the gateway counted."
     index = _get("repositoryIndex", "models", "Every declared model and its state.", "Index", {})
     index["requestBody"] = {**_json_body("IndexRequest", {}), "required": False}
     index["responses"] |= _refusals("oip", (400,))
@@ -323,6 +324,25 @@ def _models(descriptions: Descriptions) -> Node:
         "/v2/models/{model}/versions/{version}/ready": {
             "parameters": versioned,
             "get": _get("modelVersionReady", "models", ready, "ModelReady", unready),
+        },
+        "/v2/models/{model}/config": {
+            "parameters": plain,
+            "get": _get("modelConfig", "models", config, "ModelConfig", unready),
+        },
+        "/v2/models/{model}/versions/{version}/config": {
+            "parameters": versioned,
+            "get": _get("modelVersionConfig", "models", config, "ModelConfig", unready),
+        },
+        "/v2/models/{model}/stats": {
+            "parameters": plain,
+            "get": _get("modelStatistics", "models", counts, "StatisticsResponse", unready),
+        },
+        "/v2/models/{model}/versions/{version}/stats": {
+            "parameters": versioned,
+            "get": _get("modelVersionStatistics", "models", counts, "StatisticsResponse", unready),
+        },
+        "/v2/models/stats": {
+            "get": _get("statistics", "models", counts, "StatisticsResponse", {}),
         },
         "/v2/repository/index": {"post": index},
         "/v1/models": {

@@ -34,6 +34,7 @@ from deployments.gateway.http.protocols.open_inference import InferRequest
 from deployments.gateway.http.protocols.openai_embeddings import EmbeddingsRequest
 from deployments.gateway.http.protocols.openai_generation import ChatRequest, CompletionRequest
 from deployments.gateway.http.protocols.predict import PredictRequest
+from deployments.gateway.http.protocols.triton import ModelConfig, StatisticsResponse
 from deployments.gateway.http.protocols.types import Datatype, documented
 
 Schema = dict[str, Any]
@@ -130,7 +131,7 @@ class CompletionResponse(ChatResponse):
 
 _BODIES: Sequence[type[msgspec.Struct]] = (
     *(InferRequest, InferResponse, Error, ServerMetadata, ModelMetadata),
-    *(IndexRequest, IndexEntry, Live, Ready, ModelReady),
+    *(IndexRequest, IndexEntry, Live, Ready, ModelReady, ModelConfig, StatisticsResponse),
     *(PredictRequest, PredictResponse, ClassifyRequest, ClassifyForm, ClassifyResponse),
     *(EmbeddingsRequest, EmbeddingsResponse, OpenAIModel, OpenAIModels, OpenAIError),
     *(ChatRequest, ChatResponse, CompletionRequest, CompletionResponse),

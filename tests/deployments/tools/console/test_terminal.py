@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from deployments.cluster.ready_message import ready_message, try_line
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import Classes, Generating, ModelDescription
 from deployments.contract.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 from deployments.tools.console.terminal import StartupDisplay
@@ -162,6 +162,27 @@ def test_model_whose_input_has_no_json_form_is_asked_for_its_page() -> None:
 def test_dynamic_axes_are_within_the_models_length() -> None:
     _, body = body_of(try_line(described(max_length=2), URL))
     assert body["inputs"][0]["shape"] == [1, 2]  # type: ignore[index]
+
+
+def test_a_model_that_classifies_or_chats_is_tried_by_its_own_call() -> None:
+    classes = Classes("logits", ("a", "b"), 1, 1.0, 0.0, False)
+    told = described(task="classify", classes=classes, tokenizer_digest="t")
+    assert body_of(try_line(told, URL)) == (
+        f"{URL}/v1/models/m:classify",
+        {"instances": ["a short text"]},
+    )
+    writes = described(task="generate", generating=Generating(64, 64, 2))
+    url, body = body_of(try_line(writes, URL))
+    assert (url, body["model"], body["stream"]) == (f"{URL}/v1/chat/completions", "m", False)
+
+
+def test_what_is_to_be_pasted_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert "--noproxy" not in try_line(described(), URL)
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    assert try_line(described(), URL).startswith("curl -s --noproxy '*' http://")
 
 
 @pytest.mark.parametrize(("values", "tried"), [(64, True), (65, False), (3 * 10**9, False)])

@@ -21,10 +21,15 @@ from deployments.gateway.http.protocols import (
     openai_generation,
     openapi,
     predict,
+    triton,
 )
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
 from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
 from deployments.gateway.rows.conversion import split
+from deployments.gateway.telemetry.inference_statistics import (
+    BatchSizeStatistics,
+    ModelStatistics,
+)
 from deployments.settings.gateway import PRIORITIES
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
@@ -36,6 +41,11 @@ PATHS = {
     "/v2/health/live",
     "/v2/health/ready",
     "/v2/repository/index",
+    "/v2/models/stats",
+    "/v2/models/{model}/config",
+    "/v2/models/{model}/stats",
+    "/v2/models/{model}/versions/{version}/config",
+    "/v2/models/{model}/versions/{version}/stats",
     "/v2/models/{model}",
     "/v2/models/{model}/ready",
     "/v2/models/{model}/infer",
@@ -248,6 +258,7 @@ def test_what_is_written_conforms_to_its_schema(
     d, call = encoder(), openai_embeddings.decode(b'{"model": "m", "input": "a"}')
     array = np.ones((1, 2), dtype=np.float32)
     states = [metadata.ModelState("a", "", False, "warming")]
+    counted = ModelStatistics("1", by_size={2: BatchSizeStatistics()})
     named = classifiers(description)[0]
     unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
     written = {
@@ -260,6 +271,8 @@ def test_what_is_written_conforms_to_its_schema(
         "OpenAIError": openai_error(BadRequest("m")),
         "ServerMetadata": metadata.server_metadata(),
         "ModelMetadata": metadata.model_metadata(d),
+        "ModelConfig": triton.model_config(d),
+        "StatisticsResponse": triton.statistics([("m", counted)]),
         "Index": metadata.repository_index(states),
         "OpenAIModel": metadata.openai_model(d),
         "OpenAIModels": metadata.openai_models([d]),
