@@ -24,7 +24,6 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.handlers import validation
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,14 +31,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
-from runtimes.vllm import events, media
+from runtimes.vllm import events, invalid, media
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
-
-# What its handlers of exceptions look at in a request.
-_REQUEST = SimpleNamespace(
-    app=SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False))),
-    state=SimpleNamespace(),
-)
 
 
 async def start(arguments: list[str]) -> Serving:
@@ -174,7 +167,8 @@ class Serving:
             else:
                 answer = await self._completion.create_completion(parsed)
         except ValidationError as fault:
-            return await _invalid(fault)
+            message, param = invalid.sentence(fault)
+            answer = create_error_response(message, param=param)
         except (EngineDeadError, EngineGenerateError) as fault:
             raise RunError(f"vLLM failed: {_said(fault)}") from fault
         except Exception as fault:
@@ -190,16 +184,6 @@ class Serving:
     def _stepped(self) -> None:
         for counter in self._whole:
             counter.refresh(self._engine.output_processor)
-
-
-async def _invalid(fault: ValidationError) -> tuple[bytes, int]:
-    """As its server answers a body that does not fit."""
-    errors = [{**error, "loc": ("body", *error["loc"])} for error in fault.errors()]
-    request: Any = _REQUEST
-    response = await validation.validation_exception_handler(
-        request, validation.RequestValidationError(errors)
-    )
-    return bytes(response.body), response.status_code
 
 
 def _said(fault: BaseException) -> str:

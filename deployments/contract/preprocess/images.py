@@ -23,6 +23,7 @@ from deployments.contract.errors import BadRequest
 from deployments.contract.preprocess.resize import Operation, resized
 from runtimes.datatypes import DTYPES
 
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # the first bytes of a file
 _MOST_SCANS = 100  # of a progressive JPEG
 _SCAN = b"\xff\xda"  # JPEG's marker before a scan
 _PNG_DEPTH_BYTE = 24  # offset of the bits a channel in a PNG file
@@ -49,7 +50,7 @@ def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
     except Image.DecompressionBombError:
         raise BadRequest(f"{label} has more than {max_pixels} pixels (image.max_pixels)") from None
     except UnidentifiedImageError:
-        raise BadRequest(f"{label} is not a JPEG or PNG image") from None
+        raise BadRequest(f"{label} {_unidentified(data)}") from None
     except Exception as fault:  # parsers raise anything on broken files
         raise BadRequest(f"{label} cannot be decoded: {_first_line(fault)}") from None
 
@@ -77,6 +78,13 @@ def coloured(picture: Image.Image, label: str, grey: bool) -> Image.Image:
     if picture.mode in _TRANSPARENT:
         picture = picture.convert("L" if picture.mode in ("LA", "La") else "RGB")
     return picture if picture.mode == wanted else picture.convert(wanted)
+
+
+def _unidentified(data: bytes) -> str:
+    for signature, name in _SIGNATURES.items():
+        if data.startswith(signature):
+            return f"begins as a {name} file, but its header is cut off or damaged"
+    return "is not a JPEG or PNG image"
 
 
 def _check_header(picture: Image.Image, data: bytes, label: str, max_pixels: int) -> None:

@@ -164,6 +164,8 @@ class EmbeddingsCodec:
         return openai_embeddings.encode(ran, vectors, sum(rows.lengths))
 
     def error(self, error: errors.HeadraceError) -> Encoded:
+        if error.param == "inputs":  # what rows come from has this name everywhere else
+            error.param = "input"
         return error_shapes.openai_error(error)
 
 

@@ -85,9 +85,9 @@ def _from_json(body: bytes) -> ClassifyCall:
     try:
         if len(body) > slices.SLICE_BYTES:
             _counted.decode(body)
-        request = _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None
+    request = malformed.read(_bodies, body)
     _check_count(len(request.instances))
     pairs = [_pair(index, instance) for index, instance in enumerate(request.instances)]
     texts = [text for text, _ in pairs if text is not None]

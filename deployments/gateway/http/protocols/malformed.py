@@ -1,9 +1,13 @@
-"""What is wrong with a JSON body, in words a caller can act on.
+"""Reads JSON bodies, and says what is wrong with one in words a caller can act on.
 
 Turns msgspec's and Python's decoding errors into `BadRequest`: syntax errors with the byte where
 they are, invalid UTF-8, nesting too deep, and values of the wrong type with their path. Runs only
 for bodies that failed to decode, so it may read them again. Knows no protocol; a caller may hand in
 `name_of`, which turns the path's first index into the tensor's name.
+
+A number without a fraction is an integer, however it is written: 3.0 and 3e0 are 3, in every field
+and tensor of every protocol. JavaScript, R and Lua cannot tell them apart. Up to 2^53, where a
+double stops being exact.
 
 Duplicate keys in one object are not detected: the last one counts (RFC 8259 §4 leaves it open).
 """
@@ -12,12 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from deployments.contract.errors import BadRequest
 
 NameOf = Callable[[int], str | None]
+T = TypeVar("T")
 # All that decoding may raise: UnicodeDecodeError is a ValueError, nesting beyond the interpreter's
 # stack is a RecursionError.
 DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -26,7 +32,60 @@ _AT_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _AT_BYTE = re.compile(r"\(byte (?P<byte>\d+)\)$")
 _FIRST_INDEX = re.compile(r"`\$\[(\d+)\]")
 _INDEXED = re.compile(r"^inputs\[(?P<index>\d+)\]\.?(?P<rest>.*)$")
+_NO_INTEGER = re.compile(r"Expected `(?:\w+ \| )*int(?: \| \w+)*`, got `float`")
+_WHOLE = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_EXACT = 2.0**53
+_values = msgspec.json.Decoder()
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_LONGEST_PAIR = 14  # bytes of two escapes, and what stands behind them
 _NON_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"nan", b"inf", b"-inf")
+
+
+def read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The object in a body. Raises BadRequest."""
+    try:
+        return decoder.decode(body)
+    except DECODE_ERRORS as error:
+        if not is_whole_as_float(error):
+            raise fault(error, body) from None
+    try:
+        return decoder.decode(_with_integers(body))
+    except DECODE_ERRORS as error:
+        raise fault(error, body) from None
+
+
+def integers(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
+    """`data` in lists of integers, which `decoder` makes. Raises as decoding does."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if not is_whole_as_float(error):
+            raise
+        return msgspec.convert(integer(_values.decode(data)), decoder.type)
+
+
+def is_whole_as_float(error: Exception) -> bool:
+    """Whether decoding failed for a number with a point, which may be an integer all the same."""
+    return _NO_INTEGER.match(str(error)) is not None
+
+
+def integer(value: Any) -> Any:
+    """A float that is a whole number becomes one, also in lists; else the value as it is."""
+    if isinstance(value, list):
+        return [integer(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+        return int(value)
+    return value
+
+
+def _with_integers(body: bytes) -> bytes:
+    """An object's own numbers, rewritten; all else stays byte for byte."""
+    given = _fields.decode(body)
+    for name, raw in given.items():
+        if _WHOLE.fullmatch(memoryview(raw)):
+            given[name] = msgspec.Raw(msgspec.json.encode(integer(float(bytes(raw)))))
+    return msgspec.json.encode(given)
 
 
 def fault(error: Exception, body: bytes | memoryview, name_of: NameOf | None = None) -> BadRequest:
@@ -91,6 +150,23 @@ def _syntax(text: str, body: bytes) -> str:
     what = text.removeprefix("JSON is malformed: ").replace("Input data was", "it is")
     match = _AT_BYTE.search(text)
     at = int(match["byte"]) if match else len(body)
+    if half := _half_pair(body, at):
+        return f"The JSON body is malformed: {half}."
     if body.startswith(_NON_NUMBERS, at):
         return f"The JSON body is malformed: NaN and Infinity are no JSON numbers (byte {at})."
     return f"The JSON body is malformed: {what}{'' if match else f' (byte {at})'}."
+
+
+def _half_pair(body: bytes, at: int) -> str | None:
+    """What is wrong, if decoding failed at this byte because half of a surrogate pair stands alone,
+    for which the decoder has several names. Source: RFC 8259 §8.2."""
+    start = max(at - _LONGEST_PAIR, 0)
+    window = body[start : at + 1]
+    found = list(_SURROGATE.finditer(window))
+    if not found or (at == len(body) and b'"' not in window[found[-1].end() :]):
+        return None
+    first = found[0]
+    return (
+        f"the escape {first[0].decode()} is half of a surrogate pair, which is no character "
+        f"(byte {start + first.start()})"
+    )

@@ -129,12 +129,21 @@ def _from_long(header: bytes | memoryview) -> InferRequest:
     )
 
 
+def _from_short(header: bytes | memoryview) -> InferRequest:
+    try:
+        return _requests.decode(header)
+    except msgspec.ValidationError as error:
+        if not malformed.is_whole_as_float(error):
+            raise
+        return _from_long(header)  # reads shapes by themselves
+
+
 def _short(decoder: msgspec.json.Decoder[Any], part: msgspec.Raw, label: str, name: str) -> Any:
     size = len(memoryview(part))
     if size > MOST_PART_BYTES:
         raise BadRequest(f"{label}: {name} takes {size} bytes, more than {MOST_PART_BYTES}.")
     try:
-        return decoder.decode(part)
+        return malformed.integers(decoder, part)
     except malformed.DECODE_ERRORS as error:
         raise malformed.element(error, label, name) from None
 
@@ -156,7 +165,7 @@ def parse(
     """
     is_long = len(header) > slices.SLICE_BYTES
     try:
-        request = _from_long(header) if is_long else _requests.decode(header)
+        request = _from_long(header) if is_long else _from_short(header)
     except malformed.DECODE_ERRORS as error:
         name_of = None if is_long else partial(_name_of, header)
         raise malformed.fault(error, header, name_of) from None
@@ -227,7 +236,7 @@ def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
             raise BadRequest(
                 f"Tensor '{item.name}': shared memory is not supported; send the data in the body."
             )
-    size = (item.parameters or {}).get("binary_data_size")
+    size = malformed.integer((item.parameters or {}).get("binary_data_size"))
     if size is None:
         return None
     if type(size) is not int or size < 0:

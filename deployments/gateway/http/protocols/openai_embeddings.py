@@ -55,10 +55,7 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 def decode(body: bytes) -> EmbeddingsCall:
     """The call; `BadRequest` names the parameter at fault."""
-    try:
-        request = _bodies.decode(body)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.fault(error, body) from None
+    request = malformed.read(_bodies, body)
     try:
         texts, tokens = _inputs(request.input)
     except malformed.DECODE_ERRORS as error:
@@ -85,10 +82,10 @@ def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]
     if start["inner"] == b'"':
         return _texts.decode(raw), None
     if start["inner"] == b"[":
-        return None, _token_lists.decode(raw)
+        return None, malformed.integers(_token_lists, raw)
     if slices.is_long(raw):
         return None, _long_token_lists(raw, [raw])
-    return None, [_tokens.decode(raw)]
+    return None, [malformed.integers(_tokens, raw)]
 
 
 def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw]) -> list[list[int]]:
@@ -102,7 +99,7 @@ def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw]) -> list[list
         if slices.is_long(entry):
             lists.append([token for _, part in slices.pieces(entry, _Token) for token in part])
         else:
-            lists.append(_tokens.decode(entry))
+            lists.append(malformed.integers(_tokens, entry))
         breaks.take()
     return lists
 

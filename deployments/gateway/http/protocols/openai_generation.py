@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -117,7 +117,7 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 def decode_completion(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
-    request = _decoded(_completions, body)
+    request = malformed.read(_completions, body)
     if not _given(request.prompt):
         raise BadRequest("prompt is missing.", param="prompt")
     try:
@@ -137,7 +137,7 @@ def decode_completion(body: bytes) -> GenerationCall:
 
 def decode_chat(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
-    request = _decoded(_chats, body)
+    request = malformed.read(_chats, body)
     if not request.messages:
         raise BadRequest("messages must hold at least one message.", param="messages")
     most = request.max_completion_tokens
@@ -148,13 +148,6 @@ def decode_chat(body: bytes) -> GenerationCall:
         request.max_tokens if most is None else most, request.user or "", extra,
         _truncated(request), adapter,
     )  # fmt: skip
-
-
-def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.fault(error, body) from None
 
 
 def _truncated(request: _Generation) -> int | None:
@@ -172,7 +165,7 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
     if start["inner"] not in (b'"', b"["):
         if slices.is_long(raw):
             return None, [[token for _, part in slices.pieces(raw, _Token) for token in part]]
-        return None, [_token_list.decode(raw)]
+        return None, [malformed.integers(_token_list, raw)]
     # Counted first: millions of one-token lists take seconds to make, in which nothing else runs.
     count = len(slices.rows(raw, MAX_PROMPTS))
     if not 1 <= count <= MAX_PROMPTS:
@@ -181,7 +174,7 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
         )
     if start["inner"] == b'"':
         return _texts.decode(raw), None
-    return None, _token_lists.decode(raw)
+    return None, malformed.integers(_token_lists, raw)
 
 
 def _conversation(request: ChatRequest) -> str:
@@ -210,7 +203,7 @@ def _text_of(raw: msgspec.Raw) -> str:
 def with_fields(call: GenerationCall, fields: Mapping[str, str | int]) -> GenerationCall:
     """The same request with these fields set; all others stay byte for byte. Raises BadRequest for
     a field of which nothing is known and whose name is not UTF-8: only here is it decoded."""
-    given = _decoded(_fields, call.body)
+    given = malformed.read(_fields, call.body)
     given |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
     return replace(call, body=msgspec.json.encode(given))
 
@@ -220,7 +213,7 @@ def fingerprint(call: GenerationCall, version: str) -> bytes:
     that steers the answer, but for who asks, how it is sent, and the seed. In whichever order
     fields come; what is within them counts byte for byte. The same at every gateway. Takes about
     1 ns a byte."""
-    given = _decoded(_fields, call.body)
+    given = malformed.read(_fields, call.body)
     parts = [version, call.endpoint]
     parts += [f"{name}\0{len(given[name])}" for name in sorted(given.keys() - _NO_WORK)]
     digest = blake2b("\0".join(parts).encode("utf-8", "replace"), digest_size=32)

@@ -126,7 +126,7 @@ def pieces(data: msgspec.Raw, kind: Any) -> Iterator[tuple[int, list[Any]]]:
         if cut - begin > _LONGEST_PIECE_BYTES:
             raise BadRequest(f"a number takes more than {_LONGEST_PIECE_BYTES} bytes")
         try:
-            part = decoder.decode(b"[%b]" % bytes(view[begin:cut]))
+            part = malformed.integers(decoder, b"[%b]" % bytes(view[begin:cut]))
         except malformed.DECODE_ERRORS as error:
             raise malformed.moved(error, at) from None
         yield at, part

@@ -1,12 +1,12 @@
 """Open Inference datatypes as numpy arrays: shapes, values given as JSON, values given as bytes.
 
 JSON may be nested as the shape is, or flat in row-major order. Values are taken strictly: an INT64
-tensor takes no `1.0` and no `true`, a UINT8 tensor no 256, a FP32 tensor nothing that would become
-infinite. Nothing is allocated by what a shape claims: elements are counted first. FP16 and BF16
-have no JSON form in the protocol, callers of `from_json` refuse them. Bytes are little-endian,
-row-major, without padding: BOOL is one byte, a BYTES element a 4-byte length and the bytes.
-`unpack` copies fixed-width data only where the JSON header's length left it misaligned; else the
-array is a read-only view that keeps the body alive.
+tensor takes no `1.5` and no `true` (`1.0` is an integer, see `malformed`), a UINT8 tensor no 256, a
+FP32 tensor nothing that would become infinite. Nothing is allocated by what a shape claims:
+elements are counted first. FP16 and BF16 have no JSON form in the protocol, callers of `from_json`
+refuse them. Bytes are little-endian, row-major, without padding: BOOL is one byte, a BYTES element
+a 4-byte length and the bytes. `unpack` copies fixed-width data only where the JSON header's length
+left it misaligned; else the array is a read-only view that keeps the body alive.
 Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types"; Triton's binary extension.
 """
 
@@ -75,7 +75,7 @@ def from_json(data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int])
     if dtype.kind != "O" and slices.is_long(data) and slices.is_array(data):
         return _from_long_json(data, name, datatype, tuple(shape))
     try:
-        values = _decoder(dtype, 1).decode(data)
+        values = malformed.integers(_decoder(dtype, 1), data)
     except malformed.DECODE_ERRORS as error:
         return _from_nested(data, name, datatype, shape, error)
     if len(values) != count:
@@ -90,7 +90,7 @@ def row_from_json(data: msgspec.Raw, name: str, datatype: str, rank: int) -> Arr
         long = _LongTensor(name, datatype, f"Input '{name}' ({datatype})", "value")
         return long.read(data, (slices.elements(data),))
     try:
-        values = _row_decoder(dtype, rank).decode(data)
+        values = malformed.integers(_row_decoder(dtype, rank), data)
     except malformed.DECODE_ERRORS as error:
         raise malformed.element(error, f"Input '{name}' ({datatype})", "value") from None
     array = _array(values, name, dtype, datatype)
@@ -106,7 +106,7 @@ def _from_nested(
     if len(shape) == 1 or not _NESTED.match(memoryview(data)):
         raise malformed.element(flat, f"Tensor '{name}' ({datatype})") from None
     try:
-        values = _decoder(dtype, len(shape)).decode(data)
+        values = malformed.integers(_decoder(dtype, len(shape)), data)
     except malformed.DECODE_ERRORS as error:
         raise malformed.element(error, f"Tensor '{name}' ({datatype})") from None
     array = _array(values, name, dtype, datatype)
@@ -148,7 +148,7 @@ class _LongTensor:
 
     def _fill(self, target: Array, data: msgspec.Raw) -> None:
         if not slices.is_long(data):
-            values = _decoder(self._dtype, target.ndim).decode(data)
+            values = malformed.integers(_decoder(self._dtype, target.ndim), data)
             self._put(target, values)
         elif target.ndim == 1:
             self._fill_row(target, data)

@@ -133,7 +133,7 @@ def test_data_nested_unlike_its_shape_is_refused(data: str) -> None:
 @pytest.mark.parametrize(
     ("datatype", "value", "says"),
     [
-        ("INT64", 1.0, "data[1]: expected int, got float"),
+        ("INT64", 1.5, "data[1]: expected int, got float"),
         ("INT64", True, "expected int, got bool"),
         ("INT64", "1", "expected int, got str"),
         ("INT64", None, "expected int, got null"),
