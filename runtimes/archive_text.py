@@ -5,7 +5,9 @@ symbolic sizes to `sympy.sympify`, compiles guards as Python, and writes names i
 source. So everything is allowed by list: operators of aten and prims, arithmetic, comparisons of
 sizes, names of word characters. Unknown text is refused, at the price of some honest models.
 
-It does not judge what an operator computes, nor how long.
+An operator has the form of aten's and prims' names here; that torch's dispatcher really has it,
+which rules out the builtins of TorchScript, is for whoever has torch (`operators`). Refused by name
+are those that open files. It does not judge what an operator computes, nor how long.
 """
 
 from __future__ import annotations
@@ -13,16 +15,23 @@ from __future__ import annotations
 import ast
 import json
 import re
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+GRAPH = "models/model.json"
+MOST_GRAPH_BYTES = 256 << 20
 NAME = re.compile(r"[\w.+\-]*")
-ATEN = re.compile(r"torch\.ops\.(aten|prims)\._?[a-z]\w*(\.[A-Za-z]\w*)?")
+_DUNDER = r"__(?:i?(?:and|or|xor|lshift|rshift))__"  # the only such names in aten
+ATEN = re.compile(rf"torch\.ops\.(aten|prims)\.(_?[a-z]\w*|{_DUNDER})\.([A-Za-z]\w*)")
 SYMBOLIC = re.compile(
     r"torch\.sym_(int|float|max|min|not|sqrt|sum|ite)|math\.(ceil|floor|trunc|sqrt)"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
 )
-READS_FILES = re.compile(r"torch\.ops\.aten\._?from_file\b.*")
+# The body of these is a part of the graph, whose text is judged like the rest.
+SCOPES = re.compile(r"torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)")
+OPENS_FILES = re.compile(r"torch\.ops\.aten\._?(from_file|save)\b.*")
 SIZE_FUNCTIONS = re.compile(
     r"Symbol|Integer|Float|Rational|"
     r"Add|Mul|Pow|Min|Max|Mod|PythonMod|"
@@ -44,14 +53,48 @@ ARITHMETIC = (
     ast.Constant,
     ast.Load,
 )
+_OPERATORS = ("target", "as_operator")
 TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 
 
 def first_unsafe(graph: Any) -> str | None:
     """The first text that is not on the lists, with its key; None where all is plain."""
     return next(
-        (f"{key} {text!r}" for key, text in _texts("", graph) if not _plain(key, text)), None
+        (_said(key, text) for key, text in _texts("", graph) if not _plain(key, text)), None
     )
+
+
+def operators(graph: Any) -> set[str]:
+    """The aten and prims operators that a graph which is plain names, as torch's dispatcher calls
+    them: `aten::add.Tensor`."""
+    targets = (ATEN.fullmatch(text) for key, text in _texts("", graph) if key in _OPERATORS)
+    return {_dispatched(*match.groups()) for match in targets if match is not None}
+
+
+def _dispatched(library: str, name: str, overload: str) -> str:
+    return f"{library}::{name}" + (f".{overload}" if overload != "default" else "")
+
+
+def _said(key: str, text: str) -> str:
+    if key in _OPERATORS:
+        return (
+            f"the operator {text!r}, which is not one of aten and prims that leave files alone: "
+            "write that part of the model in plain torch, or export it with torch.onnx.export"
+        )
+    return f"{key} {text!r}"
+
+
+def unsafe_in(path: Path) -> str | None:
+    """`first_unsafe` of an archive's graph, as Python's zip reader sees it: a preview. Whoever
+    loads the archive has to ask again of what torch's own reader sees."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(f"/{GRAPH}")]
+            if archive.getinfo(name).file_size > MOST_GRAPH_BYTES:
+                return f"a description of more than {MOST_GRAPH_BYTES} bytes"
+            return first_unsafe(json.loads(archive.read(name)))
+    except (zipfile.BadZipFile, ValueError, OSError, RecursionError) as error:
+        return f"no {GRAPH} that can be read ({error})"
 
 
 def _texts(key: str, part: Any) -> Iterator[tuple[str, str]]:
@@ -69,9 +112,9 @@ def _texts(key: str, part: Any) -> Iterator[tuple[str, str]]:
 
 
 def _plain(key: str, text: str) -> bool:
-    if key in ("target", "as_operator"):
-        known = ATEN.fullmatch(text) or SYMBOLIC.fullmatch(text)
-        return known is not None and not READS_FILES.fullmatch(text)
+    if key in _OPERATORS:
+        known = any(form.fullmatch(text) for form in (ATEN, SYMBOLIC, SCOPES))
+        return known and not OPENS_FILES.fullmatch(text)
     if key == "expr_str":
         return _all_nodes(text, _is_size)
     if key == "guards_code":

@@ -21,6 +21,7 @@ from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph.options import GraphOptions
+from runtimes.source import SourceKind
 from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
 
 GENERATE = "generate"
@@ -28,29 +29,50 @@ GENERATE = "generate"
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none; `install`: how
-    to get it, where that is not by the extra of the same name."""
+    """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none; `kinds`: of
+    artifacts that a batch backend runs; `install`: how to get it, where that is not by the extra of
+    the same name."""
 
     module: str
     prefix: str
     package: str
     precisions: tuple[str, ...]
     install: str = ""
+    kinds: tuple[SourceKind, ...] = ()
+
+
+_GRAPHS = (SourceKind.HUGGING_FACE, SourceKind.ONNX)
 
 
 ENTRIES: Mapping[str, BackendEntry] = {
     "onnxruntime": BackendEntry(
-        "runtimes.onnxruntime.runtime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8")
+        "runtimes.onnxruntime.runtime",
+        "ONNXRuntime",
+        "onnxruntime",
+        ("fp32", "fp16", "int8"),
+        kinds=_GRAPHS,
     ),
     "openvino": BackendEntry(
-        "runtimes.openvino.runtime", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8")
+        "runtimes.openvino.runtime",
+        "OpenVINO",
+        "openvino",
+        ("fp32", "bf16", "fp16", "int8"),
+        kinds=(*_GRAPHS, SourceKind.OPENVINO_IR),
     ),
     "synthetic": BackendEntry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
     "tensorrt": BackendEntry(
-        "runtimes.tensorrt.runtime", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16")
+        "runtimes.tensorrt.runtime",
+        "TensorRT",
+        "tensorrt",
+        ("fp32", "fp16", "bf16"),
+        kinds=_GRAPHS,
     ),
     "torch": BackendEntry(
-        "runtimes.torch.runtime", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")
+        "runtimes.torch.runtime",
+        "Torch",
+        "torch",
+        ("fp32", "bf16", "fp16", "int8"),
+        kinds=(SourceKind.HUGGING_FACE, SourceKind.TORCH_EXPORT),
     ),
 }
 STREAMS: Mapping[str, BackendEntry] = {
@@ -99,16 +121,20 @@ def check(runtime: str, options: Mapping[str, Any], precision: str, task: str = 
     entry = _entry(runtime, task)
     if precision not in entry.precisions:
         raise LoadError(f"{runtime} has no precision '{precision}', {_listed(entry.precisions)}")
-    cls = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
-    option_parser.parse(cls, options)
+    option_parser.parse(options_class(runtime, task), options)
+
+
+def options_class(runtime: str, task: str = "tensors") -> type[Any]:
+    """The dataclass of the backend's options."""
+    entry = _entry(runtime, task)
+    cls: type[Any] = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
+    return cls
 
 
 def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: str) -> str | None:
     """What is wrong with how a backend that computes in eight bits is calibrated, None where
     nothing is or it needs none. Of batch runtimes, for options that `check` has passed."""
-    entry = _entry(runtime, "tensors")
-    cls = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
-    chosen = option_parser.parse(cls, options)
+    chosen = option_parser.parse(options_class(runtime), options)
     return calibration.missing(precision, chosen) if isinstance(chosen, GraphOptions) else None
 
 

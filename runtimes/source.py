@@ -11,22 +11,30 @@ No model is loaded here. Sources: the formats' own descriptions; sentence-transf
 from __future__ import annotations
 
 import json
-import mmap
-import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
+from runtimes import onnx_files
 from runtimes.digest import digest_of
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.graph import pooling
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
 INSTEAD = "give safetensors, an ONNX file, OpenVINO IR or a torch.export archive (.pt2) instead"
-# StringStringEntryProto{key: "location", value: …} of a TensorProto's external_data
-LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])")
+_TORCH = "of a torch model torch.export.save writes an archive, torch.onnx.export a graph"
+_TREES = "of XGBoost and LightGBM models onnxmltools writes a graph"
+_KERAS = "of Keras and TensorFlow models tf2onnx writes a graph"
+HOW = {  # to get there, by the type of file
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _TORCH),
+    **dict.fromkeys(
+        (".pkl", ".pickle", ".joblib", ".dill"), "of a scikit-learn model skl2onnx writes a graph"
+    ),
+    **dict.fromkeys((".json", ".ubj", ".model", ".txt", ".cbm"), _TREES),
+    **dict.fromkeys((".h5", ".keras", ".pb", ".tflite"), _KERAS),
+}
 
 
 class SourceKind(Enum):
@@ -81,37 +89,41 @@ def _file(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
     if path.suffix == ".safetensors":
         raise LoadError(f"{path} holds weights alone; name its folder, with config.json in it")
     if path.suffix.lower() in PICKLES:
-        raise RefusedArtifact(f"{path} may be a pickle, which runs code when opened; {INSTEAD}")
-    raise LoadError(f"{path}: the type of this file is not known; {INSTEAD}")
+        raise RefusedArtifact(
+            f"{path} may be a pickle, which runs code when opened; {INSTEAD}{_how(path)}"
+        )
+    raise LoadError(f"{path}: the type of this file is not known; {INSTEAD}{_how(path)}")
+
+
+def _how(path: Path) -> str:
+    how = HOW.get(path.suffix.lower())
+    return f" ({how})" if how else ""
 
 
 def _onnx(path: Path) -> tuple[Path, ...]:
     start = _start(path)
     if start[:1] in (b"\x80", b"<", b"{") or start.startswith(b"PK"):
         raise RefusedArtifact(f"{path} is no ONNX model, whatever its name says; {INSTEAD}")
-    return (path, *(_beside(path, name) for name in sorted(_external_data(path))))
-
-
-def _external_data(path: Path) -> set[str]:
-    """The names of the files that tensors lie in: found by their record, without parsing all."""
-    if path.stat().st_size == 0:
-        raise LoadError(f"{path} is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        found = [(match.end(), _varint(match.group(1))) for match in LOCATION.finditer(view)]
-        return {bytes(view[at : at + size]).decode("utf-8", "replace") for at, size in found}
-
-
-def _varint(raw: bytes) -> int:
-    return raw[0] if len(raw) == 1 else (raw[0] & 0x7F) | raw[1] << 7
+    return (path, *(_beside(path, name) for name in sorted(onnx_files.external_data(path))))
 
 
 def _beside(model: Path, name: str) -> Path:
+    """A file that `model` names. A link is followed where it stays in the model's folder, or leads
+    to where the model's own file lies, as all links of a Hugging Face cache do."""
     place = PurePosixPath(name)
-    if place.is_absolute() or ".." in place.parts:
-        raise RefusedArtifact(f"{model} names data outside its folder: {name}")
+    if place.is_absolute() or ".." in place.parts or "\\" in name or "\0" in name:
+        raise RefusedArtifact(f"{model} names data outside its folder: {name!r}")
     file = model.parent / place
     if not file.is_file():
-        raise LoadError(f"{model} keeps weights in {name}, which is not beside it")
+        hint = f"; it is a link, name {model.resolve()} instead" if model.is_symlink() else ""
+        raise LoadError(f"{model} keeps weights in {name}, which is not beside it{hint}")
+    homes = model.parent.resolve(), model.resolve().parent
+    real = file.resolve()
+    if not any(real.is_relative_to(home) for home in homes):
+        raise RefusedArtifact(
+            f"{model} names {name}, a link to {real}, which is outside the model's folder: put the "
+            "file itself there"
+        )
     return file
 
 

@@ -6,6 +6,8 @@ reported together with all others.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import ValidationError
 
 from deployments.settings import remote_source, sources
@@ -13,6 +15,9 @@ from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
 from yaml_document.document import Document
 from yaml_document.mistakes import Mistake
+
+if TYPE_CHECKING:
+    from runtimes import file_check
 
 Path = tuple[str | int, ...]
 
@@ -64,13 +69,25 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         return []
     # Imported late, for the reason in `_backend_complaints`.
     from deployments.settings import preprocessing_support
+    from runtimes import file_check
     from runtimes.errors import LoadError
 
+    path = sources.resolve(model.source)
     try:
-        preprocessing_support.check(model, sources.resolve(model.source))
+        preprocessing_support.check(model, path)
+        for view in model.views().values() or (model,):
+            if not _backend_complaints(view, here=False):
+                file_check.check(path, _asked(view))
     except LoadError as error:
         return [(("source",), str(error))]
     return []
+
+
+def _asked(model: ModelSettings) -> file_check.Asked:
+    from runtimes import file_check
+
+    longest = None if model.image is not None else model.lengths.max
+    return file_check.Asked(model.runtime, model.task, model.options, model.precision, longest)
 
 
 def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:

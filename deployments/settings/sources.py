@@ -23,12 +23,17 @@ MADE = "made:"
 
 
 def absolute(source: str, folder: Path) -> str:
-    """A path made absolute against `folder`, with `~` expanded; any other source unchanged. A text
-    that cannot be a path is returned unchanged; `resolve` refuses it."""
+    """A path made absolute against `folder`, with `~` expanded; any other source unchanged. A link
+    keeps its own name, because that says what kind of file it is: a link into Hugging Face's cache
+    leads to a file that is named by its digest. A text that cannot be a path is returned unchanged;
+    `resolve` refuses it."""
     if source.startswith((PREFIX, MADE)) or remote_source.is_url(source):
         return source
     try:
-        return str((folder / Path(source).expanduser()).resolve())
+        path = folder / Path(source).expanduser()
+        if path.name in ("", ".."):
+            return str(path.resolve())
+        return str(path.parent.resolve() / path.name)
     except (OSError, ValueError, RuntimeError):
         return source
 

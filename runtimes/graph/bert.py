@@ -35,6 +35,11 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "tanh": "tanh",
 }
 
+NO_POOLING = (
+    "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
+    "the model was trained so"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
@@ -89,10 +94,7 @@ def open_bert(
     """What `build` takes, of a Hugging Face folder; `LoadError` where `embed` has no pooling."""
     config, pooling = read_config(source.path), of_folder(source.path, options)
     if task == "embed" and pooling is None:
-        raise LoadError(
-            f"{source.path} declares no pooling: set the option pooling (mean or cls), and "
-            "normalize where the model was trained so"
-        )
+        raise LoadError(f"{source.path} {NO_POOLING}")
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
     return config, weights, BertHead(task, pooling)
 

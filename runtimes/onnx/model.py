@@ -11,6 +11,7 @@ Optimises nothing and opens no session. The `onnx` package is imported on use.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,9 +202,41 @@ def _loaded(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return onnx.load(str(path))
+        return _with_external_data(path)
     except (DecodeError, OSError, onnx.checker.ValidationError) as error:
         raise LoadError(f"{path} cannot be read as an ONNX model: {error}") from error
+
+
+def _with_external_data(path: Path) -> Any:
+    """As `onnx.load`, which takes no links: those that `runtimes.source` let pass are followed."""
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_model
+
+    model = onnx.load(str(path), load_external_data=False)
+    entries = [
+        entry for tensor in _tensors(model) for entry in tensor.external_data
+        if entry.key == "location"
+    ]  # fmt: skip
+    real = {entry.value: (path.parent / entry.value).resolve() for entry in entries}
+    if not real:
+        return model
+    base = Path(os.path.commonpath([file.parent for file in real.values()]))
+    for entry in entries:
+        entry.value = real[entry.value].relative_to(base).as_posix()
+    load_external_data_for_model(model, str(base))
+    return model
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """All tensors of a model, wherever they stand."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in (value,) if hasattr(value, "ListFields") else value:
+            if field.message_type.name == "TensorProto":
+                yield part
+            else:
+                yield from _tensors(part)
 
 
 def _keep_embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> None:

@@ -24,7 +24,7 @@ import torch
 from runtimes import archive_text
 from runtimes.errors import LoadError, RefusedArtifact
 
-GRAPH, SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
+GRAPH, SAMPLES = archive_text.GRAPH, "data/sample_inputs/model.pt"
 PAYLOADS = {
     "data/weights/model_weights_config.json": "weight_",
     "data/constants/model_constants_config.json": "tensor_",
@@ -55,9 +55,16 @@ def check(path: Path) -> None:
         _check_samples(path, reader.get_record(SAMPLES))
     if GRAPH not in names:
         raise RefusedArtifact(f"{path} contains no {GRAPH}: {AGAIN}")
-    wrong = archive_text.first_unsafe(json.loads(reader.get_record(GRAPH)))
+    graph = json.loads(reader.get_record(GRAPH))
+    wrong = archive_text.first_unsafe(graph)
     if wrong is not None:
-        raise RefusedArtifact(f"{path}: its graph contains {wrong}, which could run code; {AGAIN}")
+        raise RefusedArtifact(f"{path}: its graph could run code, it contains {wrong}")
+    unknown = archive_text.operators(graph) - set(torch._C._dispatch_get_all_op_names())
+    if unknown:
+        raise RefusedArtifact(
+            f"{path}: torch {torch.__version__} has no operator {' or '.join(sorted(unknown))}: "
+            "export the model with this version of torch"
+        )
 
 
 def _open(path: Path) -> Any:

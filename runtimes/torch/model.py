@@ -87,7 +87,10 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
     folder, task, precision = source.path, settings.task, settings.precision
     config, declared = bert_graph.read_config(folder), pooling.declared(folder)
     if task == "embed" and declared is None:
-        raise LoadError(f"{folder} declares no pooling (modules.json), which task embed needs")
+        raise LoadError(
+            f"{folder} declares no pooling (modules.json), which task embed needs, and torch has "
+            "no option for it: use openvino or onnxruntime"
+        )
     limits = lengths.settled(_folder_limits(config, precision), settings)
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
     ops = TorchOps()

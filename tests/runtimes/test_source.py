@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper, save_model
+from onnx import StringStringEntryProto, TensorProto, helper, load_model, numpy_helper, save_model
 from safetensors.numpy import save_file
 
 from runtimes.errors import LoadError, RefusedArtifact
+from runtimes.onnx import model as onnx_model
 from runtimes.source import SourceKind, inspect
 
 
@@ -111,14 +112,106 @@ def test_missing_external_data_is_named(tmp_path: Path) -> None:
         inspect(path)
 
 
-@pytest.mark.parametrize("place", ["../weights.dat", "/etc/passwd.dat"])
-def test_external_data_outside_the_folder_is_refused(tmp_path: Path, place: str) -> None:
+def renamed(path: Path, *pairs: tuple[str, str]) -> None:
+    """Writes the model again with these entries in place of each tensor's external data."""
+    model = load_model(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        del tensor.external_data[:]
+        tensor.external_data.extend(StringStringEntryProto(key=k, value=v) for k, v in pairs)
+    path.write_bytes(model.SerializeToString())
+
+
+def value_first(path: Path, name: str) -> None:
+    """Turns the two fields of the entry round, which protobuf reads all the same."""
+    key, value = b"\x0a\x08location", b"\x12" + bytes([len(name)]) + name.encode()
+    assert path.read_bytes().count(key + value) == 1
+    path.write_bytes(path.read_bytes().replace(key + value, value + key))
+
+
+@pytest.mark.parametrize("place", ["../weights.dat", "/etc/passwd.dat", "a/../../b", "..\\w"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_external_data_outside_the_folder_is_refused(
+    tmp_path: Path, place: str, turned: bool
+) -> None:
     path = onnx_file(tmp_path, "weights.data")
-    entry = b"\x0a\x08location\x12"
-    old, new = entry + bytes([12]) + b"weights.data", entry + bytes([len(place)]) + place.encode()
-    path.write_bytes(path.read_bytes().replace(old, new))
+    renamed(path, ("location", place))
+    if turned:
+        value_first(path, place)
     with pytest.raises(RefusedArtifact, match="outside its folder"):
         inspect(path)
+
+
+def test_external_data_counts_whatever_the_order_of_its_entrys_fields(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path, "weights.data")
+    value_first(path, "weights.data")
+    before = inspect(path)
+    assert [file.name for file in before.files] == ["model.onnx", "weights.data"]
+    (tmp_path / "weights.data").write_bytes(b"other")
+    assert inspect(path).digest != before.digest
+
+
+def test_each_name_that_a_tensor_gives_is_looked_at(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path, "weights.data")
+    renamed(path, ("location", "weights.data"), ("offset", "0"), ("location", "../other"))
+    with pytest.raises(RefusedArtifact, match="outside its folder"):
+        inspect(path)
+
+
+def test_a_constant_in_a_branch_may_lie_outside_the_file_too(tmp_path: Path) -> None:
+    inner = TensorProto(name="c", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
+    inner.external_data.add(key="location", value="../other")
+    branch = helper.make_graph([helper.make_node("Constant", [], ["c"], value=inner)], "b", [], [])
+    node = helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph([node], "g", [], [])
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(RefusedArtifact, match="outside its folder"):
+        inspect(tmp_path / "m.onnx")
+
+
+def test_external_data_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = onnx_file(folder, "weights.data")
+    (folder / "weights.data").rename(tmp_path / "elsewhere")
+    (folder / "weights.data").symlink_to("../elsewhere")
+    with pytest.raises(RefusedArtifact, match=r"a link to .*elsewhere, which is outside"):
+        inspect(path)
+
+
+def hub_cache(folder: Path) -> Path:
+    """A model as Hugging Face's cache keeps it: each file is a link to one named by its digest."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "main"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    onnx_file(blobs, "weights.data")
+    for name, blob in (("model.onnx", "aa11"), ("weights.data", "bb22")):
+        (blobs / name).rename(blobs / blob)
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    return snapshot / "model.onnx"
+
+
+def test_a_link_into_hugging_faces_cache_is_followed(tmp_path: Path) -> None:
+    source = inspect(hub_cache(tmp_path))
+    assert [file.name for file in source.files] == ["model.onnx", "weights.data"]
+    (tensor,) = onnx_model.load(source.path).graph.initializer
+    assert len(tensor.raw_data) == 4 * 4 * 4
+
+
+def test_a_link_to_a_model_whose_weights_lie_elsewhere_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    path = onnx_file(tmp_path / "model", "weights.data")
+    (tmp_path / "link.onnx").symlink_to(path)
+    with pytest.raises(LoadError, match=r"it is a link, name .*/model/model\.onnx instead"):
+        inspect(tmp_path / "link.onnx")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x0a\xff\x01", b"\x3a\x05ab", b"\x3b", b"\xff" * 12, b"hello"]
+)
+def test_what_is_no_protobuf_is_no_onnx_model(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(RefusedArtifact, match="no ONNX model"):
+        inspect(tmp_path / "m.onnx")
 
 
 def test_long_external_names_are_read_whole(tmp_path: Path) -> None:

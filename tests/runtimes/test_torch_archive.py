@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from runtimes import archive_text
+from runtimes import archive_text, catalog, file_check
 from runtimes.errors import LoadError, RefusedArtifact
+from runtimes.types import Batch, Ragged, RuntimeSettings
 
 torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
 GRAPH, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
@@ -154,7 +156,13 @@ def spoiled(key: str, text: str) -> Callable[[Files], None]:
     [
         ("target", "torch.os.system"),
         ("target", "torch.ops.aten.from_file.default"),
+        ("target", "torch.ops.aten.save.default"),
         ("target", "torch.ops.aten.__class__"),
+        ("target", "torch.ops.aten.__init__.default"),
+        ("target", "torch.ops.aten.add.__class__"),
+        ("target", "torch.ops.aten.add"),  # one overload has to be named: others are builtins
+        ("target", "torch.ops.higher_order.call_torchbind"),
+        ("target", "torch.ops.mine.kernel.default"),
         ("target", "_operator.methodcaller"),
         ("expr_str", "__import__('os').system('true')"),
         ("expr_str", "Symbol('s0').__class__"),
@@ -189,12 +197,94 @@ def test_guard_that_is_more_than_a_comparison_of_sizes_is_unsafe(guard):
         {"expr_str": "Mul(Integer(2), Symbol('s43', positive=True, integer=True))"},
         {"expr_str": "s0 + 2*s1"},
         {"target": "torch.ops.aten.add.Tensor"},
+        {"target": "torch.ops.aten.__and__.Tensor"},
+        {"target": "torch.ops.higher_order.wrap_with_set_grad_enabled"},
         {"target": "torch.sym_max"},
         {"metadata": {"stack_trace": 'File "net.py", line 3, in forward\n    x = f(y)'}},
     ],
 )
 def test_ordinary_graph_text_is_plain(graph):
     assert archive_text.first_unsafe(graph) is None
+
+
+@pytest.mark.parametrize("name", ["add.str", "lower.default", "no_such.default"])
+def test_what_torchs_dispatcher_does_not_have_is_refused(honest, tmp_path, name):
+    change = spoiled("target", f"torch.ops.aten.{name}")
+    with pytest.raises(RefusedArtifact, match="has no operator"):
+        check(rewritten(honest, tmp_path / "bad.pt2", change))
+
+
+def test_all_tensor_operators_of_aten_and_prims_are_plain_but_those_that_open_files():
+    known = [
+        name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(("aten::", "prims::"))
+    ]  # fmt: skip
+    full = [name if name.count(".") == 2 else f"{name}.default" for name in known]
+    refused = {
+        name for name in full
+        if archive_text.first_unsafe({"target": f"torch.ops.{name}"}) is not None
+    }  # fmt: skip
+    assert {name.rpartition(".")[0] for name in refused} == {"aten.from_file"}
+
+
+def exported(model: Any, file: Path) -> Path:
+    """An encoder of `transformers`, exported as a user would, with free rows and lengths."""
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model.eval()
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return {"out": self.model(input_ids=input_ids, attention_mask=attention_mask)[0]}
+
+    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=32)}
+    given = (torch.full((2, 8), 5), torch.ones(2, 8, dtype=torch.long))
+    sizes = {"input_ids": free, "attention_mask": free}
+    torch.export.save(torch.export.export(Logits(), given, dynamic_shapes=sizes), file)
+    return file
+
+
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "intermediate_size": 32, "max_position_embeddings": 40}  # fmt: skip
+DISTILLED = {"vocab_size": 50, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32,
+             "max_position_embeddings": 40}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("BertForSequenceClassification", SIZES),
+        ("RobertaForSequenceClassification", SIZES),
+        ("DistilBertForSequenceClassification", DISTILLED),
+    ],
+)
+def test_honest_exports_of_transformers_run(tmp_path, kind, sizes):
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    cls = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**sizes))
+    file = exported(model, tmp_path / "model.pt2")
+    file_check.check(file, file_check.Asked("torch", "tensors", {}, "fp32", 32))
+    settings = RuntimeSettings("m", "torch", file, tmp_path / "cache", max_length=32)
+    runtime = catalog.create(settings)
+    runtime.load()
+    try:
+        rows = [[3, 4, 5], [6, 7, 8, 9, 10]]
+        flat = np.array([token for row in rows for token in row], np.int64)
+        shapes = tuple((len(row),) for row in rows)
+        lengths = np.array([len(row) for row in rows], np.int64)
+        got = runtime.run(Batch(2, lengths, {"input_ids": Ragged("INT64", flat, shapes)}))
+        start = 0
+        for row, shape in zip(rows, got.outputs["out"].shapes, strict=True):
+            alone = model(input_ids=torch.tensor([row]))[0][0].detach().numpy()
+            end = start + alone.size
+            assert alone.shape == shape
+            answer = got.outputs["out"].data[start:end].reshape(shape)
+            np.testing.assert_allclose(answer, alone, atol=1e-5)
+            start = end
+    finally:
+        runtime.close()
 
 
 def test_file_that_is_no_archive_is_refused(tmp_path):

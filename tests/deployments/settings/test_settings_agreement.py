@@ -13,9 +13,11 @@ from deployments.settings.load import (
     parse,
 )
 
+ONNX = b"\x08\x09"  # ir_version: 9, and nothing else
+
 
 def test_a_model_made_for_other_inputs_is_named_by_the_field_that_differs(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "m.onnx").write_bytes(ONNX)
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "preprocessing.json").write_text('{"tokenizer": "sha256:0"}')
     (only,) = mistakes(tmp_path, "models:\n  a:\n    runtime: openvino\n    source: m.onnx\n")
@@ -24,7 +26,7 @@ def test_a_model_made_for_other_inputs_is_named_by_the_field_that_differs(tmp_pa
 
 
 def test_what_a_model_must_agree_with_is_checked_where_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "m.onnx").write_bytes(ONNX)
     text = """models:
   a:
     runtime: openvino
@@ -61,7 +63,7 @@ def test_what_a_changed_model_may_cost_is_said_of_any_model_of_batches(tmp_path:
 
 @pytest.mark.parametrize(("accept", "asked"), [("{}", False), ("", False), ("{top1: 1}", True)])
 def test_an_empty_section_asks_for_no_agreement(tmp_path: Path, accept: str, asked: bool) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "m.onnx").write_bytes(ONNX)
     text = f"models:\n  a: {{runtime: openvino, source: m.onnx, accept: {accept}}}\n"
     settings = load(write(tmp_path, text))
     assert settings.models["a"].accept.required is asked

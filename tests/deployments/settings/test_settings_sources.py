@@ -78,3 +78,13 @@ def test_missing_path_is_named(tmp_path: Path) -> None:
 def test_what_can_be_no_path_is_refused(tmp_path: Path, source: str) -> None:
     with pytest.raises(SourceError):
         resolve(absolute(source, tmp_path))
+
+
+def test_a_link_keeps_its_own_name(tmp_path: Path) -> None:
+    """Where a link into Hugging Face's cache leads, the name no longer says what the file is."""
+    (tmp_path / "blob").write_bytes(b"x")
+    (tmp_path / "m.onnx").symlink_to("blob")
+    assert absolute("m.onnx", tmp_path) == str(tmp_path / "m.onnx")
+    assert absolute("./a/../m.onnx", tmp_path) == str(tmp_path / "m.onnx")
+    assert absolute("a/..", tmp_path) == str(tmp_path)
+    assert absolute(".", tmp_path) == str(tmp_path)
