@@ -38,7 +38,7 @@ from yaml_document.section import Section
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
 TIMEOUT_MS = 600_000.0
-MAX_TIMEOUT_MS = 86_400_000.0  # that a model's settings may give its requests
+MAX_TIMEOUT_MS = 86_400_000  # that a model's settings may give its requests
 
 
 class SloSettings(Section):
