@@ -103,7 +103,13 @@ class Gateway:
         ]
         strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
         fast_path.install(self._app)
-        Ending(self._models, settings.drain_s, lambda: self._app.under_way, self._leave).watch()
+        Ending(
+            self._models,
+            settings.drain_s,
+            under_way=lambda: self._app.under_way,
+            gateways=lambda: self._app.rates.gateways,
+            leave=self._leave,
+        ).watch()
         settle()
         self._loop_watch = watch_process()
 

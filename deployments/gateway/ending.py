@@ -3,10 +3,11 @@
 They get `gateway.drain_s` to finish. An answer that is being streamed and is not whole by then ends
 with an error, which its caller sees as an event. What follows for the others depends on who ends:
 
-- The whole server: they are refused.
-- This gateway, because Serve stops it: nothing. Serve closes their connections, and HAProxy asks
-  another gateway.
-- This gateway, by SIGTERM: the same, and the process ends here. Ray's own handler would leave it
+- The whole server, or the only gateway: they are refused. HAProxy would have nobody to ask, and
+  closes a connection that had requests before without a word.
+- One of several gateways, because Serve stops it: nothing. Serve closes their connections, and
+  HAProxy asks another gateway.
+- A gateway, by SIGTERM: the same, and the process ends here. Ray's own handler would leave it
   half ended, until Serve's health checks give it up 10 s later.
 
 For the event loop's thread alone.
@@ -32,18 +33,21 @@ logger = logging.getLogger("headrace.gateway")
 
 
 class Ending:
-    """The end of one gateway. `under_way`: as many requests as it has; `leave` ends its process."""
+    """The end of one gateway. `under_way`: as many requests as it has; `gateways`: as many live,
+    this one included; `leave` ends its process."""
 
     def __init__(
         self,
         models: Catalogue,
         drain_s: float,
         under_way: Callable[[], int],
+        gateways: Callable[[], int],
         leave: Callable[[], Awaitable[None]],
     ) -> None:
         self._models = models
         self._drain_s = drain_s
         self._under_way = under_way
+        self._gateways = gateways
         self._leave = leave
         self._cuts_at: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -82,7 +86,7 @@ class Ending:
             reason="draining",
         )
         for model in self._models.queued.values():
-            model.queue.end_all(error, begun_only=begun_only)
+            model.queue.end_all(error, begun_only=begun_only and self._gateways() > 1)
 
     async def _finish_and_leave(self) -> None:
         strict_protocol.stop_accepting()

@@ -20,6 +20,7 @@ from deployments.contract.registry import ANSWER_S
 from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
 from deployments.gateway.tenancy.tenants import KnownTenants
@@ -100,8 +101,9 @@ async def _read(exchange: Exchange, kind: type[T], must: str) -> T:
     body = await exchange.body(_LIMITS)
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as wrong:
-        raise errors.BadRequest(f"must be {must}: {wrong}") from None
+    except malformed.DECODE_ERRORS as wrong:
+        fault = malformed.fault(wrong, body)
+        raise errors.BadRequest(f"{fault.message} The body must be {must}.") from None
 
 
 async def _stored(change: Callable[[Any], T], what: Any) -> T:

@@ -87,6 +87,11 @@ class Rates:
         self._clock = clock
         self._limits: dict[str, _TenantLimit] = {}  # by tenant, or key that has rates
 
+    @property
+    def gateways(self) -> int:
+        """As many live, this one included."""
+        return self._gateways.count
+
     def take_request(self, tenant: Tenant) -> None:
         """Count one request. Raises OverOwnLimit."""
         if tenant.key_rate is None and tenant.rate.requests_per_s is None:

@@ -50,8 +50,12 @@ class Left:
         self.times += 1
 
 
-def ending(stand: Stand, drain_s: float = SOON_S, left: Left | None = None) -> Ending:
-    return Ending(stand.models, drain_s, lambda: stand.app.under_way, left or Left())
+def ending(
+    stand: Stand, drain_s: float = SOON_S, left: Left | None = None, gateways: int = 2
+) -> Ending:
+    return Ending(
+        stand.models, drain_s, lambda: stand.app.under_way, lambda: gateways, left or Left()
+    )
 
 
 async def begun(stand: Stand, engines: Played, text: str = "hello") -> tuple[Client, int]:
@@ -95,6 +99,17 @@ async def test_what_no_caller_has_a_part_of_is_left_for_another_gateway(stand, e
     assert stand.app.under_way == 1
     client.leave.set()
     await client.end()
+
+
+async def test_the_only_gateway_refuses_what_it_has_not_finished(stand, engines):
+    client, streaming = Client(stand, CHAT, chat()), Client(stand, CHAT, streamed())
+    await engines.until_begun(2)
+    assert stand.app.rates.gateways == 1
+    ending(stand, gateways=stand.app.rates.gateways).gateway_ends()
+    for each in (client, streaming):
+        assert "gateway.drain_s" in (await each.error())["message"]
+        assert each.status == 503
+        assert b"retry-after" in each.headers
 
 
 async def test_a_server_that_ends_refuses_what_it_has_not_finished(stand, engines):

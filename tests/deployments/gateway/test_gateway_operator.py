@@ -101,7 +101,11 @@ async def test_the_switch_of_the_controllers_is_published(stand: Stand) -> None:
         assert stand.tenants.frozen is frozen
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"frozen": 1}', b'{"frozen": true, "x": 1}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b'{"frozen": 1}', b'{"frozen": true, "x": 1}', b'{"fro\xff": true}', b"[" * 4000,
+     b'{"frozen": true, "\\ud800": 1}'],
+)  # fmt: skip
 async def test_a_switch_that_says_something_else_is_refused(stand: Stand, body: bytes) -> None:
     answer = await operate(stand, "PUT", "/admin/controllers", BEARER, body)
     assert answer.status == 400
