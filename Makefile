@@ -86,6 +86,7 @@ coverage: dev
 N ?= 1000000
 fuzz: dev
 	$(BIN)/python tests/hostile/fuzzing.py $(N)
+	$(BIN)/python tests/hostile/fuzz_generation.py $(N)
 	$(BIN)/python -m pytest -q --hypothesis-profile fuzz tests/deployments/contract/channel/test_channel_fuzz.py \
 	  tests/hostile/test_described_interface.py
 
@@ -148,7 +149,7 @@ test: lint types unit integration test-kube
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm
-	$(BIN)/python -m pytest -m vllm tests/conformance/test_vllm_stream.py tests/integration
+	$(BIN)/python -m pytest -m vllm tests/conformance/test_vllm_stream.py tests/hostile/test_fuzz_generation.py tests/integration
 
 # What a refactoring must not change: simulated outcomes, the dispatcher's actions, HTTP answers,
 # metrics, settings, help pages. A change of behaviour writes them anew and says why.

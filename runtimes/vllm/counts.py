@@ -42,6 +42,7 @@ class TokenCounter:
         self.moved = asyncio.Event()
         self.generators: list[AsyncGenerator[Any, None]] = []
         self.names: list[str] = []  # of its prompts at the engine
+        self.fault: Exception | None = None  # what the engine said of one of them
         self._block = max(block_tokens, 1)
         self._inputs: dict[str, int] = {}
         self._cached: dict[str, int] = {}
@@ -131,10 +132,18 @@ class Counted:
 async def _noted(
     counter: TokenCounter, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind
 ) -> AsyncGenerator[Any, None]:
+    """A request of several prompts is refused as a whole: the engine looks at all of them before it
+    answers one, but the layer above may come upon that answer first."""
     async with aclosing(outputs):
-        async for output in outputs:
-            counter.note(output, kind)
-            yield output
+        try:
+            async for output in outputs:
+                if counter.fault is not None:
+                    raise counter.fault
+                counter.note(output, kind)
+                yield output
+        except Exception as fault:
+            counter.fault = fault
+            raise
 
 
 class Account:

@@ -143,6 +143,16 @@ async def test_a_mistake_is_the_same_refusal_streamed_and_whole(
     assert not streamed.last.output_tokens
 
 
+async def test_one_prompt_of_many_that_is_wrong_refuses_all(runtime: StreamRuntime) -> None:
+    """Although the others are answered meanwhile."""
+    prompts = [[5 + k % 200] * 400 for k in range(100)] + [[NO_TOKEN]]
+    for stream in (False, True):
+        heard = await hear(runtime, completion(prompts, max_tokens=2, stream=stream))
+        assert heard.status == 400
+        assert "out of vocabulary" in heard.page()["error"]["message"]
+    await settled(runtime, within_s=10)
+
+
 async def test_requests_that_their_callers_name_alike_are_counted_apart(
     runtime: StreamRuntime,
 ) -> None:
