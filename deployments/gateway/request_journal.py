@@ -90,9 +90,8 @@ class RequestJournal:
             self._free.append(at)
 
     def close(self) -> None:
-        """This gateway ends in order: what it still has is not suspect."""
+        """This gateway ends in order: what it still has is not suspect, and may be noted on."""
         self._path.unlink(missing_ok=True)
-        self._notes.close()
         os.close(self._file)
 
 

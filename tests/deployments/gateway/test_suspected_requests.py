@@ -218,6 +218,20 @@ async def test_a_request_is_noted_while_it_is_parsed_and_encoded_and_not_while_i
     assert seen == [True, True]
 
 
+async def test_requests_that_outlast_an_orderly_end_are_answered(tmp_path):
+    async with standing(MODELS, tmp_path) as stand:
+        stand.app.suspected.watch(tmp_path / "notes", "own", 100)
+        channel = stand.channels["device"]
+        channel.hold()
+        asking = asyncio.create_task(infer(stand))
+        await channel.sent(1)
+        stand.app.suspected.close()
+        assert list((tmp_path / "notes").iterdir()) == []
+        channel.let_go()
+        assert (await asking).status == 200
+        assert (await infer(stand)).status == 200
+
+
 async def test_a_compressed_body_is_noted_before_it_is_inflated(stand, tmp_path, monkeypatch):
     seen: list[bool] = []
     services = type(stand.app._services)
