@@ -1,7 +1,8 @@
 """What is wrong with a file, all of it at once: file, line, dotted path, what would be right.
 
-Turns pydantic's errors into sentences by way of the tree's shape. Values are shown shortened; a key
-is never shown. Names that are close to a known one are met with that one.
+Turns pydantic's errors into sentences by way of the tree's shape. Values are shown shortened; what
+looks like a key is never shown, wherever it stands. Names that are close to a known one are met
+with that one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from yaml_document.credentials import redacted
 from yaml_document.section import RULE, Section
 from yaml_document.shape import DocumentPath, expected, fields_below, place_at, section_at
 
@@ -27,6 +29,10 @@ class Mistake:
     line: int
     path: str
     message: str
+
+    def __post_init__(self) -> None:
+        for name in ("path", "message"):
+            object.__setattr__(self, name, redacted(getattr(self, name)))
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.file and self.line else self.file

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from yaml_document.credentials import without_keys
+
 RULE = "headrace_rule"  # type of the errors that carry a finished sentence
 
 
@@ -25,8 +27,9 @@ class Section(BaseModel):
 
     gone: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
-    )
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False,
+        hide_input_in_errors=True,
+    )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -74,6 +77,8 @@ def name_check(pattern: str, what: str) -> Callable[[str], str]:
     shape = re.compile(pattern)
 
     def check(name: str) -> str:
+        if without_keys(name) != name:
+            raise wrong("looks like a key, and names are shown to many; must be another name")
         if not shape.fullmatch(name):
             raise wrong(what)
         return name

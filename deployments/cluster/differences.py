@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from yaml_document.credentials import redacted
+
 Kind = Literal["added", "removed", "restarted", "updated"]
 _BUILDS = ("import_path", "runtime_env", "autoscaling_policy", "args")  # of an application
 REPLACES = (  # options of a deployment that replace its processes
@@ -92,5 +94,5 @@ def changes(old: Any, new: Any, path: str) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    text = _ABSENT if value is None else _QUERY.sub("?...", str(value))
+    text = _ABSENT if value is None else _QUERY.sub("?...", redacted(str(value)))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -28,6 +28,8 @@ from typing import TextIO
 
 import msgspec
 
+from yaml_document.credentials import without_keys
+
 LOG_SOCKET = "HEADRACE_LOG_SOCKET"
 LOG_LEVEL = "HEADRACE_LOG_LEVEL"
 LOG_FORMAT = "HEADRACE_LOG_FORMAT"
@@ -158,5 +160,6 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text cut to `_LONGEST_TEXT`, and without lone surrogates, which JSON cannot carry."""
-    return text[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+    """The text cut to `_LONGEST_TEXT`, without keys, and without lone surrogates, which JSON cannot
+    carry."""
+    return without_keys(text[:_LONGEST_TEXT]).encode("utf-8", "backslashreplace").decode()

@@ -23,6 +23,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.record import shared_folders
 from deployments.settings.reuse import fallback_mistakes
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
+from yaml_document.credentials import redacted
 from yaml_document.section import Section, listed, name_check, wrong
 
 _SHOWN = 80
@@ -128,7 +129,9 @@ class TenantsSettings(Section):
             if name in (key.kid, key.hash):
                 return who, key
         known = ", ".join(key.kid for _, _, key in self.all_keys())
-        raise ValueError(f"no key is called {name[:_SHOWN]!r}; there are: {known or 'none'}")
+        raise ValueError(
+            f"no key is called {redacted(name)[:_SHOWN]!r}; there are: {known or 'none'}"
+        )
 
 
 class Settings(TenantsSettings):

@@ -10,10 +10,9 @@ that gets no line costs two comparisons. A key that a caller puts into a path by
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 
-from deployments.gateway.tenancy.tenants import PREFIX
+from yaml_document.credentials import without_keys
 
 logger = logging.getLogger("headrace.access")
 
@@ -41,11 +40,6 @@ class AccessLine:
 
 NOT_LET_IN = (401, 403, 429)
 _ALL_FAILURES = 599
-_KEY = re.compile(rf"(?<={PREFIX})[\w-]{{20,}}")
-
-
-def without_key(path: str) -> str:
-    return _KEY.sub("…", path)
 
 
 class AccessLog:
@@ -79,7 +73,7 @@ class AccessLog:
 
     def write(self, line: AccessLine) -> None:
         extra = {name: getattr(line, name) for name in AccessLine.__slots__}
-        extra["path"] = path = without_key(line.path)
+        extra["path"] = path = without_keys(line.path)
         extra["total_ms"] = round(line.total_ms, 3)
         extra["suppressed"] = self._suppressed or None
         self._suppressed = 0

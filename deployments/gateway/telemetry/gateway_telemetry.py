@@ -21,7 +21,7 @@ from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import ENGINE_REFUSED, Generated, RequestContext
-from deployments.gateway.telemetry.access_log import AccessLine, AccessLog, without_key
+from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
 from deployments.gateway.telemetry.inference_statistics import InferenceStatistics
 from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (
@@ -44,6 +44,7 @@ from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceCo
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
+from yaml_document.credentials import without_keys
 
 _NOT_FINE = 400
 _MOST_CLIENTS = 65_536
@@ -207,7 +208,7 @@ class GatewayTelemetry:
         attributes: dict[str, str | int | float | bool] = {
             "http.request.method": context.exchange.method,
             "http.response.status_code": context.status,
-            "url.path": without_key(context.exchange.path),
+            "url.path": without_keys(context.exchange.path),
             "headrace.model": context.model,
             "headrace.model_version": context.version,
             "headrace.outcome": context.outcome,

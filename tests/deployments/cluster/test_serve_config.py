@@ -361,3 +361,11 @@ def test_serve_itself_starts_no_replica_of_an_optional_model(config):
     found = by_name(config(optional))
     assert between(found["model-device"]["deployments"][0]) == (0, 2)
     assert between(found["model-other"]["deployments"][0]) == (1, 1)
+
+
+def test_a_difference_shows_no_key() -> None:
+    key = "hr_Zk3vQ8s-1yXbT0aWm4LrN7cJ5dGf2hUe9iOoKpRtYxB"
+    new = {"name": "m", "args": {"token": key, "keys": [f"sha256:{'a' * 64}"]}}
+    (found,) = differences({"m": {"name": "m"}}, {"m": new})
+    assert "token: unset -> hr_…" in found.reasons
+    assert key[3:] not in str(found)

@@ -235,3 +235,19 @@ def test_a_line_is_on_the_processes_stderr_at_once_whatever_serve_replaces_it_by
     logger.error("it broke")
     assert capfd.readouterr().err.endswith("it broke\n")
     assert kept.getvalue() == ""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_key_is_in_no_line(written, form):
+    """Not as a message, a field, or what an exception says."""
+    configure, lines = written
+    configure(form)
+    key, _ = new_key()
+    logger = logging.getLogger("headrace.x")
+    logger.info("no model %s", key, extra={"model": key})
+    try:
+        raise ValueError(f"{key} is no number")
+    except ValueError:
+        logger.exception("it failed")
+    assert "hr_…" in lines()[0]
+    assert key[3:] not in "".join(lines())

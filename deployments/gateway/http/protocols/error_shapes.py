@@ -1,7 +1,8 @@
 """How each protocol writes a refusal: Open Inference's one string, OpenAI's object.
 
 The status and `Retry-After` are the error's own (`HeadraceError.status`, `.headers()`) and are sent
-by whoever sends the answer; a body holds only the public message. Knows nothing of causes.
+by whoever sends the answer; a body holds only the public message, without what a caller put there
+that looks like a key. Knows nothing of causes.
 
 Source: Open Inference Protocol, error objects; OpenAI API reference, "Error codes".
 """
@@ -15,6 +16,7 @@ import msgspec
 
 from deployments.contract.errors import HeadraceError
 from deployments.gateway.http.protocols.types import Encoded
+from yaml_document.credentials import without_keys
 
 _BY_STATUS = {
     401: "authentication_error",
@@ -53,12 +55,14 @@ def of_path(path: str) -> Callable[[HeadraceError], Encoded]:
 
 def oip_error(error: HeadraceError) -> Encoded:
     """`{"error": message}`; also the shape of `:predict` and of the health endpoints."""
-    return Encoded(msgspec.json.encode(Error(error.message)))
+    return Encoded(msgspec.json.encode(Error(without_keys(error.message))))
 
 
 def openai_error(error: HeadraceError) -> Encoded:
     """`{"error": {"message", "type", "param", "code"}}`."""
-    detail = OpenAIErrorDetail(error.message, openai_type(error.status), error.param, _code(error))
+    message, kind = without_keys(error.message), openai_type(error.status)
+    param = None if error.param is None else without_keys(error.param)
+    detail = OpenAIErrorDetail(message, kind, param, _code(error))
     return Encoded(msgspec.json.encode(OpenAIError(detail)))
 
 

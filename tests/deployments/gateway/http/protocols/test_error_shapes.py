@@ -33,3 +33,11 @@ def test_openai_error_has_its_type_and_code(
     assert json.loads(openai_error(error).body) == {
         "error": {"message": "m", "type": kind, "param": error.param, "code": code}
     }
+
+
+def test_a_key_that_a_caller_put_at_a_wrong_place_is_not_repeated() -> None:
+    key = "hr_Zk3vQ8s-1yXbT0aWm4LrN7cJ5dGf2hUe9iOoKpRtYxB"
+    error = errors.NotFound(f"no model is called {key!r}", param=key)
+    for body in (oip_error(error).body, openai_error(error).body):
+        assert key[3:] not in body.decode()
+        assert "no model is called 'hr_…'" in body.decode()
