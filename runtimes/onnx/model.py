@@ -48,11 +48,14 @@ DATATYPES: Mapping[int, str] = {  # by TensorProto's numbers
 THROUGH = frozenset({"Cast", "Identity"})
 
 
-def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
-    """The `ModelProto` for the settings' task, weights in memory. Raises `LoadError`."""
+def read(
+    source: Source, settings: RuntimeSettings, options: GraphOptions, *, standard: bool = False
+) -> Any:
+    """The `ModelProto` for the settings' task, weights in memory. `standard`: what is built has no
+    operators of ONNX Runtime's own. Raises `LoadError`."""
     _require_onnx()
     if source.kind is SourceKind.HUGGING_FACE:
-        return _built(source, settings.task, options)
+        return _built(source, settings.task, options, standard)
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is not SourceKind.ONNX:
@@ -113,13 +116,13 @@ def halved(model: Any, kept: Sequence[str] = ()) -> Any:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     # The converter casts a kept operation's inputs and outputs only if the graph says their types.
-    model.graph.value_info.extend(_typed(model))
+    model.graph.value_info.extend(typed(model))
     return convert_float_to_float16(
         model, keep_io_types=True, disable_shape_infer=True, node_block_list=list(kept)
     )
 
 
-def _typed(model: Any) -> list[Any]:
+def typed(model: Any) -> list[Any]:
     """The types of inner tensors, without shapes, by onnx's inference.
 
     Large weights become inputs: inference does not need their values, which may be more than it can
@@ -176,17 +179,19 @@ def _tables(
             yield sizes[node.input[0]][axis]
 
 
-def _built(source: Source, task: str, options: GraphOptions) -> Any:
-    from runtimes.onnx.ops import ONNXOps, model
+def _built(source: Source, task: str, options: GraphOptions, standard: bool) -> Any:
+    from runtimes.onnx.ops import ONNXOps, StandardOps, model
 
-    ops = ONNXOps()
+    ops = StandardOps() if standard else ONNXOps()
     config, weights, head = bert_graph.open_bert(source, task, options)
     outputs = bert_graph.build(ops, config, weights, head)
     shapes: dict[str, list[int | str]] = {
         bert_graph.HIDDEN: ["rows", "length", config.hidden_size],
         bert_graph.EMBEDDING: ["rows", config.hidden_size],
-        bert_graph.LOGITS: ["rows", "labels"],
     }
+    if task == "classify":
+        labels = weights.top("classifier").read("bias", (-1,)).shape[0]
+        shapes[bert_graph.LOGITS] = ["rows", labels]
     named = {name: (value, shapes[name]) for name, value in outputs.items()}
     return model(ops, named, source.path.name)
 

@@ -77,7 +77,6 @@ def profile_options(
 def providers(
     chosen: ONNXRuntimeOptions,
     place: Device,
-    precision: str,
     engines: Path,
     profile: Mapping[str, str],
 ) -> list[Provider]:
@@ -87,7 +86,7 @@ def providers(
     if place.is_cuda:
         found.insert(0, (CUDA, _cuda(chosen, place)))
     if place.is_cuda and chosen.tensorrt_engines:
-        found.insert(0, (TENSORRT, _tensorrt(place, precision, engines, profile)))
+        found.insert(0, (TENSORRT, _tensorrt(place, engines, profile)))
     return found
 
 
@@ -131,15 +130,12 @@ def _cuda(chosen: ONNXRuntimeOptions, place: Device) -> dict[str, Any]:
     return made
 
 
-def _tensorrt(
-    place: Device, precision: str, engines: Path, profile: Mapping[str, str]
-) -> dict[str, Any]:
+def _tensorrt(place: Device, engines: Path, profile: Mapping[str, str]) -> dict[str, Any]:
     return {
         "device_id": place.index,
         "trt_engine_cache_enable": True,
         "trt_engine_cache_path": str(engines),
         "trt_timing_cache_enable": True,
         "trt_timing_cache_path": str(engines),
-        "trt_fp16_enable": precision == "fp16",
         **profile,
     }

@@ -48,7 +48,7 @@ from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_ELEMENT = 16  # TensorProto.BFLOAT16
-LAYOUT = "3"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
 FACTS = "facts.json"
 DATATYPES: Mapping[str, str] = {
     "tensor(bool)": "BOOL",
@@ -111,7 +111,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
             }
             (folder / FACTS).write_text(json.dumps(facts))
             if place.is_cuda:
-                half = self._settings.precision == "fp16" and not self._own_options.tensorrt_engines
+                half = self._settings.precision == "fp16"
                 made = onnx_model.halved(model, self._options.keep_fp32) if half else model
                 onnx_model.save(made, folder / "model.onnx")
                 return
@@ -132,8 +132,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         version, task = str(onnxruntime_session.library().__version__), self._settings.task
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
-            own = f"{self._settings.precision} {self._own_options.tensorrt_engines}"
-            parts += [str(driver.gpus()[place.index]), own]
+            parts += [str(driver.gpus()[place.index]), self._settings.precision]
         return parts
 
     def _place(self, library: Any) -> Device:
@@ -180,7 +179,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
             onnxruntime_options.session_options(
                 library, chosen, self._threads(), not place.is_cuda
             ),
-            onnxruntime_options.providers(chosen, place, settings.precision, engines, profile),
+            onnxruntime_options.providers(chosen, place, engines, profile),
             onnxruntime_options.run_options(library, chosen, place),
             chosen.io_binding or place.is_cuda,
             str(place),

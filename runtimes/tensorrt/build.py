@@ -1,12 +1,13 @@
 """Builds a TensorRT plan (a serialised engine) from an ONNX file.
 
 `build` parses the graph, adds an optimisation profile for each of the engine's shapes, and builds
-the engine at its precision. The timing cache of earlier builds makes this faster. If the parser or
-the builder fails, the `LoadError` quotes its message. Building takes minutes for each model, so the
-caller stages the result.
+the engine. The network is strongly typed: an engine computes in the types of its graph, so there is
+a graph for each precision (`runtimes.onnx.half`). The timing cache of earlier builds makes this
+faster. If the parser or the builder fails, the `LoadError` quotes its message. Building takes
+minutes for each model, so the caller stages the result.
 
-Unverified here: see docs/runtimes.md. Source: TensorRT 10's Python API (`Builder`, `OnnxParser`,
-`IBuilderConfig`).
+Unverified here: see docs/runtimes.md. Source: the Python API of TensorRT 10 and 11 (`Builder`,
+`OnnxParser`, `IBuilderConfig`), in which 11 has no flags for fp16 and bf16.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from runtimes.tensorrt import profiles as tensorrt_profiles
 from runtimes.tensorrt.profiles import EnginePlan
 from runtimes.types import TensorSpec
 
-FLAGS = {"fp32": (), "fp16": ("FP16",), "bf16": ("BF16",)}
-
 
 def build(
     library: Any,
@@ -33,17 +32,18 @@ def build(
 ) -> bytes:
     """The serialised engine. Raises `LoadError`.
 
-    `axis`: the axis of inputs that follows the length. `timings`: the timing cache's file, which is
-    read and written.
+    `model`: the graph, in the plan's precision. `axis`: the axis of inputs that follows the length.
+    `timings`: the timing cache's file, which is read and written.
     """
     logger = library.Logger(library.Logger.ERROR)
     builder = library.Builder(logger)
-    network = builder.create_network(0)
+    typed = library.NetworkDefinitionCreationFlag.STRONGLY_TYPED  # always so from 11 on
+    network = builder.create_network(1 << int(typed))
     parser = library.OnnxParser(network, logger)
     if not parser.parse_from_file(str(model)):
         raise LoadError(f"TensorRT cannot read the model: {_errors(parser)}")
     config = builder.create_builder_config()
-    _set_precision(library, config, plan.precision)
+    config.clear_flag(library.BuilderFlag.TF32)  # else fp32 would compute in TF32
     for profile in plan.profiles:
         config.add_optimization_profile(_profile(builder, network, profile, axis))
     cache = config.create_timing_cache(timings.read_bytes() if timings.exists() else b"")
@@ -66,12 +66,6 @@ def build_all(
         progress("compiling", done / len(engines))
         (folder / f"{plan.name}.plan").write_bytes(build_one(plan))
     progress("compiling", 1.0)
-
-
-def _set_precision(library: Any, config: Any, precision: str) -> None:
-    config.clear_flag(library.BuilderFlag.TF32)  # else fp32 would compute in TF32
-    for name in FLAGS[precision]:
-        config.set_flag(getattr(library.BuilderFlag, name))
 
 
 def _profile(builder: Any, network: Any, profile: OptimizationProfile, axis: int | None) -> Any:

@@ -148,8 +148,13 @@ class TensorRTEngine:
         return {spec.name: self._port(spec, largest[spec.name]) for spec in self._specs()}
 
     def _port(self, spec: TensorSpec, elements: int) -> _Port:
+        """Both buffers hold zeros, because graphs are captured before any batch: an id that memory
+        happened to hold would index outside its table."""
         size = elements * DTYPES[spec.datatype].itemsize
-        return _Port(spec, self._memory.device(size), self._memory.host(size))
+        port = _Port(spec, self._memory.device(size), self._memory.host(size))
+        port.host[:] = 0
+        self._memory.copy_in(port.device, port.host)
+        return port
 
     def _specs(self) -> tuple[TensorSpec, ...]:
         return *self.facts.inputs, *self.facts.outputs

@@ -1,6 +1,7 @@
 """The TensorRT backend: loads a model and runs its batches.
 
-The source is staged as ONNX. From that, three engines are built and staged as plans: for one row,
+The source is staged as ONNX, in fp32 and, where it is another, in the configured precision. From
+that, three engines are built and staged as plans: for one row,
 for full batches, and for every other batch (`profiles`). A plan runs on one model of GPU only
 (`plans`). The edges of buckets are fixed, since each edge has a profile; the settings say what
 switching between profiles costs (`lengths.switch_ms`). CUDA graphs are captured for each bucket's
@@ -27,6 +28,7 @@ from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph import bert as bert_graph
 from runtimes.graph.options import DeviceOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
+from runtimes.onnx import half
 from runtimes.onnx import model as onnx_model
 from runtimes.signature import GraphFacts, declare
 from runtimes.source import Source
@@ -38,7 +40,7 @@ from runtimes.tensorrt.plans import PlanFacts
 from runtimes.tensorrt.profiles import Bounds, EnginePlan
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
-LAYOUT = "1"  # part of a staged entry's key; raised when the same inputs get built differently
+LAYOUT = "2"  # part of a staged entry's key; raised when the same inputs get built differently
 FACTS = "facts.json"
 PLATFORM = TensorRTEngine.platform
 
@@ -109,8 +111,10 @@ class TensorRTRuntime(GraphRuntime):
         return TensorRTEngine(engines, plan.facts, memory, str(place))
 
     def _stage(self, source: Source) -> Callable[[Path], None]:
+        read = partial(onnx_model.read, source, self._settings, self._options, standard=True)
+
         def build(folder: Path) -> None:
-            model = onnx_model.read(source, self._settings, self._options)
+            model = read()
             stored = {
                 "inputs": onnx_model.specs(model.graph.input, model),
                 "outputs": onnx_model.specs(model.graph.output, model),
@@ -118,7 +122,10 @@ class TensorRTRuntime(GraphRuntime):
                 "max_length": bert_graph.max_length(source),
             }
             (folder / FACTS).write_text(json.dumps(stored))
-            onnx_model.save(model, folder / "model.onnx")
+            onnx_model.save(model, folder / _graph_file("fp32"))
+            precision = self._settings.precision
+            if precision != "fp32":  # read anew: what was saved has left its weights behind
+                onnx_model.save(half.halved(read(), precision), folder / _graph_file(precision))
 
         return build
 
@@ -146,7 +153,7 @@ class TensorRTRuntime(GraphRuntime):
 
         def build(folder: Path) -> None:
             build_one = partial(
-                _built, library=library, model=graph / "model.onnx", axis=plan.axis, timings=timings
+                _built, library=library, graph=graph, axis=plan.axis, timings=timings
             )
             tensorrt_build.build_all(plan.engines, build_one, folder, self._settings.progress)
             tensorrt_plans.write(here, folder)
@@ -155,7 +162,12 @@ class TensorRTRuntime(GraphRuntime):
 
     def _graph_parts(self, source: Source) -> list[str]:
         key = self._graph_key()
-        return [source.digest, "tensorrt graph", LAYOUT, self._settings.task, key]
+        own = [self._settings.task, self._settings.precision, key]
+        return [source.digest, "tensorrt graph", LAYOUT, *own]
+
+
+def _graph_file(precision: str) -> str:
+    return f"{precision}.onnx"
 
 
 def read_facts(file: Path) -> GraphFacts:
@@ -167,8 +179,8 @@ def read_facts(file: Path) -> GraphFacts:
     return GraphFacts(**stored)
 
 
-def _built(plan: EnginePlan, library: Any, model: Path, axis: int | None, timings: Path) -> bytes:
-    return tensorrt_build.build(library, model, plan, axis, timings)
+def _built(plan: EnginePlan, library: Any, graph: Path, axis: int | None, timings: Path) -> bytes:
+    return tensorrt_build.build(library, graph / _graph_file(plan.precision), plan, axis, timings)
 
 
 def _opened(library: Any, folder: Path, name: str) -> Any:

@@ -13,10 +13,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+import fake_tensorrt
 from runtime_cases import Sources, settings
 from tiny_models import BUILDERS
 
 from runtimes import catalog
+from runtimes.cuda.driver import Gpu
 from runtimes.errors import MissingBackend
 from runtimes.types import Runtime
 
@@ -40,8 +42,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def tensorrt_stand_in() -> Iterator[None]:
+    """TensorRT's names and a device's memory without either."""
+    from runtimes.tensorrt import runtime as tensorrt_runtime
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tensorrt", fake_tensorrt.library())
+        patch.setattr(tensorrt_runtime, "gpus", lambda: (Gpu("none", "0.0", "0"),))
+        patch.setattr(tensorrt_runtime, "CudaMemory", fake_tensorrt.Memory)
+        yield
+
+
+@pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, sources: Sources, cache: Path) -> Iterator[Runtime]:
     """The case's backend, loaded and warm, shared by the tests that leave it as they found it."""
+    if request.param.fake:
+        request.getfixturevalue("tensorrt_stand_in")
     runtime = catalog.create(settings(request.param, sources, cache))
     try:
         runtime.load()

@@ -39,11 +39,13 @@ class Case:
     task: str = "tensors"
     options: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
+    fake: bool = False  # on a library and a device that stand in for the real ones
 
     def __str__(self) -> str:
         own = [f"{name}={value}" for name, value in self.options.items() if name in MODES]
         precision = [] if self.precision == "fp32" else [self.precision]
-        return "-".join([self.runtime, str(self.source), self.task, *own, *precision])
+        fake = ["fake"] if self.fake else []
+        return "-".join([self.runtime, str(self.source), self.task, *own, *precision, *fake])
 
 
 TEXTS = (
@@ -89,6 +91,11 @@ TEXTS = (
     Case("onnxruntime", "bert", "embed", {"device": "cuda", "tensorrt_engines": True}),
     Case("tensorrt", "bert", "embed"),
     Case("tensorrt", "bert", "embed", precision="fp16"),
+    Case("tensorrt", "bert", "embed", fake=True),
+    Case("tensorrt", "bert", fake=True),
+    Case("tensorrt", "bert", "classify", precision="fp16", fake=True),
+    Case("tensorrt", "bert", "embed", precision="fp16", fake=True),
+    Case("tensorrt", "bert", "embed", precision="bf16", fake=True),
     Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
 )
 STACKED = (
@@ -103,6 +110,7 @@ STACKED = (
     Case("onnxruntime", "image.onnx", options={"device": "cuda"}),
     Case("onnxruntime", "pair.onnx", options={"device": "cuda"}),
     Case("onnxruntime", "text.onnx", options={"device": "cuda"}),
+    Case("tensorrt", "pair.onnx", precision="fp16", fake=True),
 )
 RUNTIMES = tuple(dict.fromkeys(case.runtime for case in TEXTS))
 ONE_EACH = tuple(next(case for case in TEXTS if case.runtime == name) for name in RUNTIMES)
