@@ -1,32 +1,36 @@
 """Unpacks a .tar, .tar.gz, .tgz or .zip into a folder that no entry can leave.
 
 Only files and folders are taken. An archive is refused as a whole if an entry is a link or a
-device, has a name that leads out of the folder, or is there twice. The unpacked size is bounded by
-the room on the disk, and counted as it is written, whatever sizes the archive states. Owners, modes
-and times are not kept.
-Source: the advice of `tarfile` (PEP 706) and `zipfile` on untrusted archives.
+device, has a name that leads out of the folder, or is there twice. What comes out of it is
+bounded by the room on the disk, and counted as it is written, whatever sizes the archive states;
+headers and lists of entries have bounds of their own. Owners, modes and times are not kept.
+Source: the advice of `tarfile` (PEP 706) and `zipfile` on untrusted archives; CVE-2024-0450.
 """
 
 from __future__ import annotations
 
 import errno
+import gzip
+import io
+import os
 import stat
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from deployments.replica.artifacts.room import free_bytes
+from deployments.replica.artifacts.tar import TarReader
 from deployments.settings.remote_source import ARCHIVES, SourceError, escapes_folder
 
 MOST_ENTRIES = 100_000
+MOST_LIST_BYTES = 64 << 20  # of a zip's list of entries, which is read whole
 _PIECE_BYTES = 1 << 20
 # What the two libraries raise on damaged archives.
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError,
+_DAMAGED = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError,
             RuntimeError, ValueError, UnicodeError)  # fmt: skip
 # Errors of a disk that an archive causes: a seek before the file's beginning, an impossible name.
 _NOT_THE_DISKS = (errno.EINVAL, errno.ENAMETOOLONG)
@@ -101,22 +105,35 @@ def _copy(archive: str, content: IO[bytes], out: IO[bytes], room: int) -> int:
 
 
 def _of_tar(file: Path, opened: ExitStack) -> Iterator[_Entry]:
-    try:
-        archive = tarfile.open(file, "r|*")  # noqa: SIM115 - a stream: cannot seek if compressed
-    except TypeError as error:  # raised for a gzip header that is cut off
-        raise tarfile.ReadError("its header is cut off") from error
-    opened.enter_context(archive)
-    for member in archive:
-        if member.isdir():
+    raw = opened.enter_context(file.open("rb"))
+    packed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    reader = TarReader(opened.enter_context(gzip.GzipFile(fileobj=raw)) if packed else raw)
+    for member in reader:
+        if member.kind == "folder":
             yield _Entry(member.name, None)
-        elif member.isreg():
-            yield _Entry(member.name, archive.extractfile(member))
+        elif member.kind == "file":
+            yield _Entry(member.name, cast("IO[bytes]", reader))
         else:
-            yield _Entry(member.name, None, "a link or a device")
+            yield _Entry(member.name, None, member.kind)
+
+
+class _ShortReads(io.FileIO):
+    """A file of which no piece larger than a bound is read at once: a zip's list of entries is."""
+
+    def read(self, size: int | None = -1, /) -> Any:
+        wanted = os.fstat(self.fileno()).st_size - self.tell()
+        if size is not None and 0 <= size < wanted:
+            wanted = size
+        if wanted > MOST_LIST_BYTES:
+            raise zipfile.BadZipFile(f"its list of entries is larger than {MOST_LIST_BYTES} bytes")
+        return super().read(wanted)
 
 
 def _of_zip(file: Path, opened: ExitStack) -> Iterator[_Entry]:
-    archive = opened.enter_context(zipfile.ZipFile(file))
+    raw = opened.enter_context(_ShortReads(file))
+    archive = opened.enter_context(zipfile.ZipFile(cast("IO[bytes]", raw)))
+    _refuse_overlaps(archive)
     for info in archive.infolist():
         mode = info.external_attr >> 16
         if info.filename.endswith("/"):  # `is_dir` raises for an entry without a name
@@ -126,3 +143,12 @@ def _of_zip(file: Path, opened: ExitStack) -> Iterator[_Entry]:
         else:
             with archive.open(info) as content:
                 yield _Entry(info.filename, content)
+
+
+def _refuse_overlaps(archive: zipfile.ZipFile) -> None:
+    """Entries that share compressed bytes unpack to far more than the archive could hold."""
+    end = 0
+    for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
+        if info.header_offset < end:
+            raise zipfile.BadZipFile(f"entries overlap, {info.filename!r} among them")
+        end = info.header_offset + info.compress_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deployments.replica.artifacts import archive
+from deployments.replica.artifacts import tar as tar_reader
 from deployments.settings.remote_source import SourceError
 
 TARS = ("a.tar", "a.tar.gz", "a.tgz")
@@ -172,3 +174,102 @@ def test_a_name_that_no_disk_takes_is_refused(tmp_path):
     path = packed(tmp_path / "a.tar", ("n" * 300, b"x"))
     with pytest.raises(SourceError, match="File name too long"):
         archive.unpack(path, tmp_path / "out")
+
+
+def header(kind: bytes, size: int, name: bytes = b"x") -> bytes:
+    """A ustar header of 512 bytes."""
+    fields = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size
+    fields += b"%011o\0" % 0 + b" " * 8 + kind + b"\0" * 100 + b"ustar\x0000"
+    fields = fields.ljust(512, b"\0")
+    return fields[:148] + b"%06o\0 " % sum(fields) + fields[156:]
+
+
+def padded(content: bytes) -> bytes:
+    return content + b"\0" * (-len(content) % 512)
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+def test_long_headers_are_refused_before_they_are_read(tmp_path, kind):
+    """A gigabyte of them is a few hundred kilobytes, packed."""
+    file = tmp_path / "a.tar.gz"
+    with gzip.open(file, "wb") as made:
+        made.write(header(kind, 1 << 30) + bytes(1 << 20))
+    with pytest.raises(SourceError, match="more than 65536 bytes of headers"):
+        archive.unpack(file, tmp_path / "out")
+
+
+def test_many_short_headers_before_one_entry_are_refused(tmp_path):
+    one = header(b"x", 11) + padded(b"11 path=ab\n")
+    (tmp_path / "a.tar").write_bytes(one * 1000)
+    with pytest.raises(SourceError, match="more than 65536 bytes of headers"):
+        archive.unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+def test_all_headers_together_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(tar_reader, "MOST_HEADS_BYTES", 5000)
+    file = tar(tmp_path / "a.tar", *((f"f{n}", b"") for n in range(20)))
+    with pytest.raises(SourceError, match="more than 5000 bytes of headers"):
+        archive.unpack(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("long", [90, 150, 200])
+def test_long_and_foreign_names_come_out_in_every_format(tmp_path, form, long):
+    folder = "d" * (long - 60)
+    name = f"{folder[:100]}/{folder[100:] or 'e'}/{'n' * 50}\u00e9"
+    with tarfile.open(tmp_path / "a.tar", "w", format=form) as made:
+        info = tarfile.TarInfo(name)
+        info.size = 3
+        made.addfile(info, io.BytesIO(b"abc"))
+        made.addfile(special(tarfile.DIRTYPE, "empty"))
+    archive.unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert (tmp_path / "out" / name).read_bytes() == b"abc"
+    assert (tmp_path / "out" / "empty").is_dir()
+
+
+@pytest.mark.parametrize("key", ["GNU.sparse.major", "GNU.sparse.map"])
+def test_sparse_files_are_refused(tmp_path, key):
+    info = tarfile.TarInfo("s")
+    info.pax_headers = {key: "1"}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as made:
+        made.addfile(info)
+    with pytest.raises(SourceError, match="s is a sparse file"):
+        archive.unpack(tmp_path / "a.tar", tmp_path / "out")
+    (tmp_path / "b.tar").write_bytes(header(b"S", 0) + bytes(1024))
+    with pytest.raises(SourceError, match="a sparse file"):
+        archive.unpack(tmp_path / "b.tar", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "records", [b"9 a", b"99 path=a\n", b"x path=a\n", b"8 path=a", b"0 a=b\n"]
+)
+def test_damaged_pax_records_are_refused(tmp_path, records):
+    (tmp_path / "a.tar").write_bytes(header(b"x", len(records)) + padded(records) + header(b"0", 0))
+    with pytest.raises(SourceError, match="damaged"):
+        archive.unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+def test_a_header_whose_sum_is_wrong_is_refused(tmp_path):
+    bad = bytearray(header(b"0", 0))
+    bad[0] ^= 1
+    (tmp_path / "a.tar").write_bytes(bytes(bad) + bytes(1024))
+    with pytest.raises(SourceError, match="a header of the archive is damaged"):
+        archive.unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+def test_zip_entries_that_share_their_bytes_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("a", b"0" * 100_000)
+        again = copy.copy(made.filelist[0])
+        again.filename = "b"
+        made.filelist.append(again)
+    with pytest.raises(SourceError, match="entries overlap"):
+        archive.unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_a_zips_list_of_entries_is_bounded(tmp_path, monkeypatch):
+    file = packed(tmp_path / "a.zip", *((f"f{n}", b"") for n in range(100)))
+    archive.unpack(file, tmp_path / "out")
+    monkeypatch.setattr(archive, "MOST_LIST_BYTES", 1000)
+    with pytest.raises(SourceError, match="list of entries is larger than 1000 bytes"):
+        archive.unpack(file, tmp_path / "other")
