@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import filecmp
 from pathlib import Path
-from typing import Any
 
-from deployments.settings import sources
-from deployments.settings.load import paths_of
+from deployments.settings import model_paths, sources
 from deployments.settings.tree import Settings
 
 
@@ -23,16 +21,15 @@ def relative_to(settings: Settings, folder: Path, served: Path) -> Settings:
         return settings
     data = settings.model_dump(mode="json", exclude_unset=True)
     for model in data["models"].values():
-        for section, name in paths_of(model):
-            section[name] = _path(section[name], folder, served)
+        model_paths.change(model, lambda path: _path(path, folder, served))
     return Settings.model_validate(data)
 
 
-def _path(written: Any, folder: Path, served: Path) -> str:
+def _path(written: str, folder: Path, served: Path) -> str:
     new, old = sources.absolute(written, folder), sources.absolute(written, served)
     # A folder for output need not exist yet, in either place.
     if new == old or not Path(new).exists() or same_content(Path(new), Path(old)):
-        return str(written)
+        return written
     return new
 
 

@@ -31,13 +31,15 @@ from deployments.replica.image_model import (
     with_image_lengths,
 )
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import preprocessing_support, remote_source
+from deployments.settings import model_paths, preprocessing_support, remote_source
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.load import digest as version_digest
 from deployments.settings.model import ModelSettings
+from deployments.settings.sources import PREFIXES
 from deployments.settings.sources import resolve as source_path
 from runtimes import calibration
 from runtimes import source as artifacts
+from runtimes.digest import digest_of
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
 from runtimes.types import Limits, Runtime, RuntimeSettings, StreamRuntime, TensorSpec
@@ -200,20 +202,25 @@ def _version(model: ModelSettings, cache_dir: Path | None) -> str:
     stored = beside_the_artifact(path) if model.task == "classify" else b""
     # Labels and temperature shape answers just as weights do.
     artifact = _artifact(model, path, cache_dir) + _hex(stored) * bool(stored)
-    return version_digest(_calibrated_by_content(model), artifact)
+    return version_digest(_options_by_content(model, cache_dir), artifact)
 
 
-def _calibrated_by_content(model: ModelSettings) -> ModelSettings:
-    """The settings with the calibration rows' digest in place of their path, which differs from
-    node to node."""
-    named = model.options.get("calibration")
-    if not isinstance(named, str):
-        return model
-    if remote_source.is_remote(named):
-        content = remote_source.parse(named).sha256
-    else:
-        content = sha256_of(calibration.file_of(remote_source.path_of(named)))
-    return model.model_copy(update={"options": {**model.options, "calibration": content}})
+def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSettings:
+    """The settings with digests in place of the paths in options, because those differ from node
+    to node."""
+    rows = model.options.get("calibration")
+
+    def content(named: str) -> str:
+        if remote_source.is_remote(named):
+            return remote_source.parse(named).sha256
+        if named == rows and not named.startswith(PREFIXES):
+            return sha256_of(calibration.file_of(remote_source.path_of(named)))
+        path = source_path(named)
+        files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
+        return digest_of(files, path if path.is_dir() else path.parent, cache_dir)
+
+    options = model_paths.changed_options(model.options, content)
+    return model.model_copy(update={"options": options})
 
 
 def _artifact(model: ModelSettings, path: Path | None, cache_dir: Path | None) -> str:

@@ -20,8 +20,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deployments.settings import sources
-from deployments.settings.accept import PATHS
+from deployments.settings import model_paths, sources
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
@@ -37,6 +36,7 @@ _SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"ma
 # Optional sections that shape answers. They enter the digest only where they differ from their
 # defaults, so that the version of a model without them does not depend on them.
 _SHAPE_SOME = ("image", "classify")
+TLS_FILES = ("certificate", "key", "authority", "client_ca")
 
 
 class SettingsErrors(DocumentErrors):
@@ -53,9 +53,11 @@ def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Setti
     document = _read(path)
     folder = Path(path).absolute().parent
     wrong_policies = inline_policy_files(document.data.get("models"), document, folder)
+    if here:
+        _make_tls_absolute(document.data, folder)
     written = copy.deepcopy(document.data)
     make_paths_absolute(document.data.get("models"), folder)
-    mistakes = document.mistakes + wrong_policies
+    mistakes = document.mistakes + wrong_policies + ([] if here else _relative_tls(document))
     settings: Settings | None = None
     try:
         settings = Settings.model_validate(document.data)
@@ -202,27 +204,34 @@ def make_paths_absolute(models: Any, folder: Path) -> None:
     """Make the relative paths in plain data of models (by name) absolute against `folder`, in
     place."""
     for model in models.values() if isinstance(models, dict) else ():
-        for section, name in paths_of(model):
-            section[name] = sources.absolute(section[name], folder)
+        model_paths.change(model, lambda path: sources.absolute(path, folder))
 
 
-def paths_of(model: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """(mapping, key) of each place in a model's plain data that names a file."""
-    if not isinstance(model, dict):
-        return
-    inner = {"accept": PATHS, "record": ("folder",), "options": ("calibration",)}
-    places = [(model, ("source",)), *((model.get(at), names) for at, names in inner.items())]
-    places += [(group.get("options"), ("calibration",)) for group in _groups_of(model)]
-    for section, names in places:
-        if isinstance(section, dict):
-            given = (name for name in names if isinstance(section.get(name), str) and section[name])
-            yield from ((section, name) for name in given)
+def _tls_sections(data: Any) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """(path in the document, section) of each that names TLS files."""
+    gateway = data.get("gateway") if isinstance(data, dict) else None
+    channel = gateway.get("channel") if isinstance(gateway, dict) else None
+    for at, holder in ((("gateway",), gateway), (("gateway", "channel"), channel)):
+        if isinstance(holder, dict) and isinstance(holder.get("tls"), dict):
+            yield (*at, "tls"), holder["tls"]
 
 
-def _groups_of(model: dict[str, Any]) -> list[dict[str, Any]]:
-    replicas = model.get("replicas")
-    groups = replicas.get("groups") if isinstance(replicas, dict) else None
-    return [group for group in _listed(groups) if isinstance(group, dict)]
+def _relative_tls(document: Document) -> list[Mistake]:
+    """Of settings for other machines, which have these files at places of their own."""
+    return [
+        document.mistake((*at, name), f"is {section[name]!r}; must be an absolute path, which each "
+                         "node has for itself")
+        for at, section in _tls_sections(document.data)
+        for name in TLS_FILES
+        if isinstance(section.get(name), str) and not os.path.isabs(section[name])
+    ]  # fmt: skip
+
+
+def _make_tls_absolute(data: Any, folder: Path) -> None:
+    for _, section in _tls_sections(data):
+        for name in TLS_FILES:
+            if isinstance(section.get(name), str) and section[name]:
+                section[name] = sources.absolute(section[name], folder)
 
 
 def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mistake]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from deployments.settings import remote_source, sources
+from deployments.settings import model_paths, remote_source, sources
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
 from yaml_document.document import Document
@@ -126,7 +126,7 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, st
         return [(("options",), wrong)]
     missing = catalog.available(model.runtime, model.task) if here else None
     absent: list[tuple[Path, str]] = [(("runtime",), missing)] if missing else []
-    return [*absent, *_calibration_complaints(model, here)]
+    return [*absent, *_option_complaints(model, here)]
 
 
 def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
@@ -147,10 +147,29 @@ def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
     return complaints
 
 
-def _calibration_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
-    """Checks URLs only. The backend checks a path when it loads: the file may not exist yet."""
-    named = model.options.get("calibration")
-    if not isinstance(named, str) or not remote_source.is_url(named):
-        return []
-    wrong = sources.check(named, here=here)
-    return [(("options", "calibration"), wrong)] if wrong else []
+def _option_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
+    """Of paths in options. Rows of a calibration need not be recorded yet: of those, URLs alone are
+    looked at."""
+    complaints: list[tuple[Path, str]] = []
+    for name, named in model_paths.in_options(model.options):
+        plain = name == "calibration" and not remote_source.is_url(named)
+        wrong = None if plain else sources.check(named, here=here)
+        if wrong is None and here and name != "calibration":
+            wrong = _unlike(name, named)
+        if wrong:
+            complaints.append((("options", name), wrong))
+    return complaints
+
+
+def _unlike(name: str, named: str) -> str | None:
+    """What is wrong with what is at a path, which is there unless it is remote."""
+    if remote_source.is_remote(named):
+        return None
+    path = sources.resolve(named)
+    if name == "chat_template":
+        return None if path.is_file() else f"{path} is no file; must be one with a Jinja template"
+    if not path.is_dir():
+        return f"{path} is no folder; must be one"
+    if name == model_paths.NAMED and not (path / "adapter_config.json").is_file():
+        return f"{path} is no LoRA adapter: it has no adapter_config.json"
+    return None

@@ -20,6 +20,7 @@ from deployments.settings.remote_source import SourceError as SourceError
 PREFIX = "package:"
 FOLDER = "HEADRACE_SOURCES"
 MADE = "made:"
+PREFIXES = (PREFIX, MADE)
 
 
 def absolute(source: str, folder: Path) -> str:
@@ -27,7 +28,7 @@ def absolute(source: str, folder: Path) -> str:
     keeps its own name, because that says what kind of file it is: a link into Hugging Face's cache
     leads to a file that is named by its digest. A text that cannot be a path is returned unchanged;
     `resolve` refuses it."""
-    if source.startswith((PREFIX, MADE)) or remote_source.is_url(source):
+    if source.startswith(PREFIXES) or remote_source.is_url(source):
         return source
     try:
         path = folder / Path(source).expanduser()

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints
 
 from yaml_document.section import Section
 
+# Made absolute where the file is read; it stands in HAProxy's configuration, unquoted.
 _File = Annotated[str, StringConstraints(pattern=r"^/[0-9A-Za-z._/+@-]+$", max_length=4096)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from deployments.replica.artifacts import archive
 from deployments.replica.artifacts.checksum import mismatch
 from deployments.replica.artifacts.fetch import Fetch
-from deployments.settings import remote_source, sources
+from deployments.settings import model_paths, remote_source, sources
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import RemoteSource, SourceError
@@ -45,11 +45,14 @@ def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> Mo
 def local_options(
     options: Mapping[str, Any], cache_dir: Path, progress: Progress
 ) -> Mapping[str, Any]:
-    """The options that the backend gets: as `local_model`, for the calibration rows."""
-    named = options.get("calibration")
-    if not isinstance(named, str) or not remote_source.is_url(named):
-        return options
-    return {**options, "calibration": str(local_file(named, cache_dir, progress))}
+    """The options that the backend gets: with files on this node in place of URLs, of folders in a
+    package and of made ones. Raises SourceError."""
+
+    def here(named: str) -> str:
+        plain = not (remote_source.is_url(named) or named.startswith(sources.PREFIXES))
+        return named if plain else str(local_file(named, cache_dir, progress))
+
+    return model_paths.changed_options(options, here)
 
 
 def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:

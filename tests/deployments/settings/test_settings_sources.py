@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from deployments.settings.load import SettingsErrors, load
 from deployments.settings.sources import SourceError, absolute, resolve
 
 
@@ -88,3 +90,90 @@ def test_a_link_keeps_its_own_name(tmp_path: Path) -> None:
     assert absolute("./a/../m.onnx", tmp_path) == str(tmp_path / "m.onnx")
     assert absolute("a/..", tmp_path) == str(tmp_path)
     assert absolute(".", tmp_path) == str(tmp_path)
+
+
+GENERATING = """models:
+  llm:
+    runtime: vllm
+    task: generate
+    source: model
+    options: {chat_template: %s, lora_modules: [%s]}
+"""
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    (tmp_path / "chat.jinja").write_text("x")
+    return tmp_path
+
+
+def written(folder: Path, template: str, modules: str) -> Path:
+    file = folder / "some.yaml"
+    file.write_text(GENERATING % (template, modules), encoding="utf-8")
+    return file
+
+
+def complaints(file: Path) -> list[str]:
+    """Without those of packages that are not installed here."""
+    try:
+        load(file)
+    except SettingsErrors as refused:
+        said = [str(each) for each in refused.mistakes]
+        return [each for each in said if "needs its package" not in each]
+    return []
+
+
+def test_paths_in_options_follow_the_rule_of_source(language_model: Path) -> None:
+    file = written(language_model, "chat.jinja", '"a=lora", "b=/abs/lora"')
+    options = load(file, here=False).models["llm"].options
+    assert options["chat_template"] == str(language_model / "chat.jinja")
+    assert list(options["lora_modules"]) == [f"a={language_model / 'lora'}", "b=/abs/lora"]
+    kept = load(file, here=False, absolute=False).models["llm"].options
+    assert kept["chat_template"] == "chat.jinja"
+    assert complaints(written(language_model, "chat.jinja", '"a=lora"')) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "modules", "said"),
+    [
+        ("absent.jinja", '"a=lora"', "options.chat_template: no file or folder"),
+        ("lora", '"a=lora"', "options.chat_template: .*is no file"),
+        ("chat.jinja", '"a=absent"', "options.lora_modules: no file or folder"),
+        ("chat.jinja", '"a=model"', "options.lora_modules: .*no LoRA adapter"),
+        ("https://h/t.jinja", '"a=lora"', "options.chat_template: .*has no digest"),
+    ],
+)
+def test_a_path_in_options_that_is_wrong_is_told_in_its_place(
+    language_model: Path, template: str, modules: str, said: str
+) -> None:
+    (only,) = complaints(written(language_model, template, modules))
+    assert re.search(said, only)
+
+
+TLS = """models: {a: {runtime: synthetic}}
+gateway:
+  tls: {certificate: certs/tls.crt, key: certs/tls.key}
+  channel: {tls: {certificate: own.crt, key: own.key, authority: ca.crt}}
+"""
+
+
+def test_tls_files_are_relative_to_the_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "some.yaml").write_text(TLS, encoding="utf-8")
+    for absolute_too in (True, False):
+        gateway = load(tmp_path / "some.yaml", absolute=absolute_too).gateway
+        assert gateway.tls is not None
+        assert gateway.channel.tls is not None
+        assert gateway.tls.key == str(tmp_path / "certs" / "tls.key")
+        assert gateway.channel.tls.authority == str(tmp_path / "ca.crt")
+
+
+def test_tls_files_of_other_machines_must_be_absolute(tmp_path: Path) -> None:
+    (tmp_path / "some.yaml").write_text(TLS, encoding="utf-8")
+    with pytest.raises(SettingsErrors) as refused:
+        load(tmp_path / "some.yaml", here=False)
+    said = [str(each) for each in refused.value.mistakes if "must be an absolute path" in str(each)]
+    assert len(said) == 5
