@@ -42,7 +42,7 @@ def audit() -> None:
         except locking.CannotLock as why:
             sys.exit(str(why))
         vulnerable, unheard = auditing.vulnerabilities(Path(folder))
-    for each in [*found, *vulnerable]:
+    for each in [*found, *vulnerable, *auditing.interpreter(sys.version_info[:3])]:
         click.echo(each)
     click.echo(auditing.summary(found, vulnerable, unheard))
     sys.exit(1 if found or vulnerable else 2 if unheard else 0)

@@ -18,6 +18,12 @@ from deployments.tools.supply_chain.locking import uv
 
 _PIP_AUDIT = "pip-audit==2.10.1"
 _AUDIT_S = 600
+# Weaknesses of Python itself that input to Headrace could reach: the first release of each minor
+# version without them, and what stands in their way. A distribution may have mended an older one.
+_INTERPRETER = {
+    "CVE-2024-6232 (tarfile)": ({11: 10, 12: 6, 13: 0}, "archives are read by code of our own"),
+    "CVE-2024-0450 (zipfile)": ({11: 8, 12: 2, 13: 0}, "archives are checked for overlaps first"),
+}
 Package = tuple[str, str]
 
 
@@ -85,6 +91,16 @@ def _named(report: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for known in each.get("vulns", ()):
             mended = ", ".join(known["fix_versions"]) or "no release"
             yield f"{each['name']}=={each['version']}: {known['id']}, mended in {mended}"
+
+
+def interpreter(version: tuple[int, int, int]) -> list[str]:
+    """What is known of a Python 3 of this version, by the table above; for people to judge."""
+    shown = ".".join(map(str, version))
+    return [
+        f"Python {shown}: {name}, mended in 3.{version[1]}.{mended[version[1]]}; here {instead}"
+        for name, (mended, instead) in _INTERPRETER.items()
+        if version[2] < mended.get(version[1], 0)
+    ]
 
 
 def summary(found: Sequence[str], known: Sequence[str], unheard: set[Package]) -> str:

@@ -122,3 +122,19 @@ def test_the_command_says_why_there_is_no_bill(monkeypatch: pytest.MonkeyPatch, 
     ended = CliRunner().invoke(main, ["bill", str(tmp_path)])
     assert ended.exit_code == 1
     assert "cyclonedx-py did not end within 300 s" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        ((3, 11, 7), ["CVE-2024-6232", "CVE-2024-0450"]),
+        ((3, 11, 8), ["CVE-2024-6232"]),
+        ((3, 11, 10), []),
+        ((3, 12, 1), ["CVE-2024-6232", "CVE-2024-0450"]),
+        ((3, 13, 0), []),
+        ((3, 14, 0), []),
+    ],
+)
+def test_weaknesses_of_the_interpreter_are_named(version, named):
+    said = auditing.interpreter(version)
+    assert [line.partition(": ")[2].split(" ")[0] for line in said] == named
