@@ -129,6 +129,8 @@ class RequestContext:
     def fell_back(self) -> None:
         """It goes on to a cheaper model; its wait so far belongs to no stage."""
         self._last = perf_counter()
+        if self.work is not None:
+            self.work.go_on()
 
     def answered(self, answers: tuple[RowAnswer, ...], fallback: str) -> None:
         """All rows are back. The last one to be dispatched says how long the request queued."""

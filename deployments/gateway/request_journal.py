@@ -20,6 +20,7 @@ import mmap
 import os
 import select
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class RequestJournal:
     """This gateway's own notes. Raises OSError where the folder cannot be used."""
 
     def __init__(self, folder: Path, name: str, slots: int) -> None:
+        if sys.platform != "linux":
+            raise OSError("needs Linux")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = folder / f"{name}{_SUFFIX}"
         size = _HEAD.size + slots * _SLOT

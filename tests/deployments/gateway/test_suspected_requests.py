@@ -19,6 +19,7 @@ from generating import CHAT, add, streamed
 from held_calls import INFER, SYNTHETIC, body_of
 from in_process import Answer, Stand, ask, standing
 
+from deployments.contract import errors
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import CRASHES, Registry
@@ -26,6 +27,7 @@ from deployments.gateway import suspected_requests
 from deployments.gateway.http.codecs import InferCodec
 from deployments.gateway.queues.crash_exchange import CrashExchange
 from deployments.gateway.request_journal import Note, key_of
+from routers.api.requests import Reason
 
 MODELS = {"device": SYNTHETIC}
 SOON = replace(suspected_requests.TERMS, hold_s=0.01)
@@ -216,6 +218,31 @@ async def test_a_request_is_noted_while_it_is_parsed_and_encoded_and_not_while_i
     channel.let_go()
     assert (await asking).status == 200
     assert seen == [True, True]
+
+
+async def test_what_goes_on_to_a_cheaper_model_is_noted_again(tmp_path, monkeypatch):
+    seen: list[bool] = []
+    split = InferCodec.split
+
+    def splits(self: InferCodec, *args: Any) -> Any:
+        seen.append(noted(tmp_path))
+        return split(self, *args)
+
+    monkeypatch.setattr(InferCodec, "split", splits)
+    models = {"device": {**SYNTHETIC, "fallback": "small"}, "small": SYNTHETIC}
+    async with standing(models, tmp_path) as stand:
+        stand.app.suspected.watch(tmp_path / "notes", "own", 100)
+        channel = stand.channels["device"]
+        channel.hold()
+        asking = asyncio.create_task(infer(stand))
+        await channel.sent(1)
+        late = errors.Overloaded("late", reason=Reason.LATE.value)
+        stand.models.queued["device"].queue.end_all(late, begun_only=False)
+        answer = await asking
+        assert answer.header(b"x-served-by") == b"small"
+        assert seen == [True, True]
+        channel.let_go()
+        stand.app.suspected.close()
 
 
 async def test_requests_that_outlast_an_orderly_end_are_answered(tmp_path):
