@@ -22,11 +22,12 @@ def change(model: Any, how: Change) -> None:
     """Changes each path in a model's plain data, in place. What is no valid data stays."""
     if not isinstance(model, dict):
         return
-    sections = [(model.get(name), fields) for name, fields in _SECTIONS.items()]
-    for section, fields in [(model, ("source",)), *sections]:
-        for name in fields if isinstance(section, dict) else ():
-            if isinstance(section.get(name), str) and section[name]:
-                section[name] = how(section[name])
+    for at, fields in {"": ("source",), **_SECTIONS}.items():
+        section = model.get(at) if at else model
+        if isinstance(section, dict):
+            for name in fields:
+                if isinstance(section.get(name), str) and section[name]:
+                    section[name] = how(section[name])
     for holder in (model, *_groups_of(model)):
         if isinstance(holder.get("options"), dict):
             holder["options"] = changed_options(holder["options"], how)

@@ -108,7 +108,7 @@ def _of_tar(file: Path, opened: ExitStack) -> Iterator[_Entry]:
     raw = opened.enter_context(file.open("rb"))
     packed = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
-    reader = TarReader(opened.enter_context(gzip.GzipFile(fileobj=raw)) if packed else raw)
+    reader = TarReader(cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw)
     for member in reader:
         if member.kind == "folder":
             yield _Entry(member.name, None)
