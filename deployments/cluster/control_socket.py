@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,6 +21,8 @@ from deployments.contract.store_error import StoreError
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 ASKER = "asker"  # in a request: who asks, whatever it says itself
 _CHANGES = ("apply", "rollback")
+IDLE_S = 10.0  # without a byte, after which a connection is closed: each has a thread
+_MOST_BYTES = 64 << 20  # of a question, which may have a whole settings file
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
@@ -41,10 +44,14 @@ class ControlSocket:
         changing = lock or threading.Lock()
 
         class Answer(socketserver.StreamRequestHandler):
+            timeout = IDLE_S  # of each read and write
+
             def handle(self) -> None:
                 asker = _asker(self.request)
-                answer = _answer(self.rfile.readline(), handlers, changing, asker)
-                self.wfile.write(json.dumps(answer).encode() + b"\n")
+                with contextlib.suppress(OSError):  # whoever asks is silent, does not read or left
+                    line = self.rfile.readline(_MOST_BYTES)
+                    answer = _answer(line, handlers, changing, asker)
+                    self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         self._server = _Server(str(self._path), Answer)
         os.chmod(self._path, 0o600)

@@ -20,6 +20,7 @@ from deployments.tools.observability.prometheus_api import QueryFailed
 from loadtests.report import page
 
 _MINUTES, _REFRESH_S = 15.0, 10
+_IDLE_S = 10.0  # without a byte, after which a connection, which has a thread, is closed
 _BY_PATH = {f"/{dashboard.name}": dashboard for dashboard in DASHBOARDS}
 
 
@@ -28,6 +29,8 @@ def serving(port: int, prometheus: str) -> Iterator[str]:
     """Yields the pages' address. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = _IDLE_S
+
         def do_GET(self) -> None:
             status, text = answer(self.path.partition("?")[0], prometheus)
             body = text.encode()

@@ -50,6 +50,18 @@ def test_a_question_is_answered() -> None:
     assert (asked["do"], asked["n"]) == ("status", 1)
 
 
+def test_who_asks_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control_socket, "IDLE_S", 0.02)
+    monkeypatch.setattr(control_socket, "control_socket", lambda port: tmp_path / "c.sock")
+    with ControlSocket(PORT, HANDLERS), socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(tmp_path / "c.sock"))
+        silent.settimeout(5.0)
+        assert silent.recv(1) == b""
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("path")
 def test_who_asks_is_the_systems_word_and_not_the_askers() -> None:
     asked = ask(PORT, {"do": "status", "asker": "somebody else"})["asked"]
