@@ -209,6 +209,11 @@ _LOCAL = {
 }
 
 
+OPERATOR_KEY = "HEADRACE_OPERATOR_KEY"
+"""An operator's key, for commands that ask a server. Replicas run models' own code, which would
+find it in its environment if the server was started where it is set."""
+
+
 def local_environment(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
     """Every variable of a local cluster, by name. `folder` holds HAProxy's files.
 
@@ -233,7 +238,8 @@ def apply_environment(
     own: Mapping[str, str],
     environ: MutableMapping[str, str] | None = None,
 ) -> None:
-    """Set the variables of a local cluster. `own`: those of this start (ports, paths).
+    """Set the variables of a local cluster, and remove those that none of its processes needs.
+    `own`: those of this start (ports, paths).
 
     Raises RuntimeError if Ray Serve was imported already, since it would not see them, and
     FileNotFoundError if HAProxy is wanted and there is none.
@@ -245,3 +251,4 @@ def apply_environment(
     target.update(own)
     keep_loopback_direct(target)
     target["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    target.pop(OPERATOR_KEY, None)

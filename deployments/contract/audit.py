@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from deployments.contract import line_files
+from yaml_document.credentials import redacted
 
 AUDIT_FILE = "HEADRACE_AUDIT_FILE"
 DONE, REFUSED, FAILED = "done", "refused", "failed"
@@ -83,8 +84,8 @@ def digest(content: str) -> str:
 
 
 def nameable(name: str) -> str:
-    """A key's id as a caller gave it, safe to log: "?" if the caller gave the key itself."""
-    return "?" if name.startswith("hr_") else name[:_LONGEST_NAME]
+    """A key's id as a caller gave it, safe to log: "?" if the caller gave a key itself."""
+    return "?" if name.startswith("hr_") or redacted(name) != name else name[:_LONGEST_NAME]
 
 
 def user(uid: int | None = None) -> str:

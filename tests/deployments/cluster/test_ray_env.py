@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from deployments.cluster.haproxy_options import Options
 from deployments.cluster.ray_env import Layer, config_env, local_environment, resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import MAX_TIMEOUT_MS, SloSettings
+from deployments.tools import operator
 
 PROGRAM = Path("/opt/headrace-haproxy")
 HAPROXY = GatewaySettings(ingress="haproxy")
@@ -119,3 +121,11 @@ def test_the_wrapper_reads_what_the_settings_tell_it():
 def test_an_untold_wrapper_does_as_the_settings_do_by_default():
     told = Options.of(env(HAPROXY))
     assert Options(host="127.0.0.1") == told
+
+
+def test_an_operators_key_does_not_reach_replicas(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray.serve", raising=False)
+    found = {operator.KEY: "hr_secret", "PATH": "/bin"}
+    ray_env.apply_environment(GatewaySettings(ingress="proxy"), tmp_path, {"A": "1"}, found)
+    assert operator.KEY not in found
+    assert (found["PATH"], found["A"]) == ("/bin", "1")

@@ -90,7 +90,9 @@ def test_what_fails_leaves_a_line_too(tmp_path: Path) -> None:
 
 def test_a_key_that_was_taken_for_its_id_is_not_written_down() -> None:
     assert audit.nameable("hr_secret") == "?"
+    assert audit.nameable("5d9f47c36b997ef4d375eed037a63981a2d69842489063a9f7653b3a94d361a6") == "?"
     assert audit.nameable("laptop") == "laptop"
+    assert audit.nameable("3f0c91ab77de") == "3f0c91ab77de"
 
 
 def test_users_are_named_with_their_number() -> None:
