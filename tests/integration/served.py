@@ -37,6 +37,7 @@ CHECKOUT = Path(__file__).parents[2]
 HEADRACE = [sys.executable, "-P", "-m", "deployments.cli"]
 PATIENCE = float(os.environ.get("HEADRACE_TEST_PATIENCE", "4"))
 ANSWER_S = 15 * PATIENCE
+_PAGE_KEPT_S = 1.0  # how old a metrics port's page may be
 PORTS = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
 
 
@@ -248,7 +249,8 @@ class Server:
         return [found[rank] for rank in sorted(found)]
 
     def metrics(self, rank: int = 0) -> str:
-        """The page of one gateway."""
+        """The page of one gateway, with all that has happened until now."""
+        time.sleep(_PAGE_KEPT_S)
         answer = httpx.get(f"http://127.0.0.1:{self.gateway['metrics_port'] + rank}/metrics")
         assert answer.status_code == 200
         return answer.text

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class Served:
         """The gateway's page."""
         port = self.cluster.gateway["metrics_port"]
         url = f"http://{self.cluster.gateway['host']}:{port}/metrics"
+        time.sleep(1.0)  # as old as the page may be
         return httpx.get(url, timeout=ANSWER_S).text
 
     def reserves(self, model: str) -> float:
