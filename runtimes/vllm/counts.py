@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
@@ -124,6 +125,8 @@ class Counted:
         if counter is None:
             return outputs
         counter.names.append(request_id)
+        if sampling_params.structured_outputs is not None:
+            outputs = _compiled(outputs)
         noted = _noted(counter, outputs, sampling_params.output_kind)
         counter.generators.append(noted)
         return noted
@@ -144,6 +147,19 @@ async def _noted(
         except Exception as fault:
             counter.fault = fault
             raise
+
+
+async def _compiled(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Refuses a request whose grammar the engine could not compile: it ends in an error before it
+    has a token."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            if any(part.finish_reason == "error" and not part.token_ids for part in output.outputs):
+                raise VLLMValidationError(
+                    "no grammar can be made of what the request demands of its answer",
+                    parameter="structured_outputs",
+                )
+            yield output
 
 
 class Account:

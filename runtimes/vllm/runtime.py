@@ -95,6 +95,8 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
         "tensor-parallel-size": chosen.tensor_parallel_size,
         "max-lora-rank": chosen.max_lora_rank,
         "chat-template": chosen.chat_template,
+        # Left to vLLM, each request chooses, and the first one binds all that follow.
+        "structured-outputs-config.backend": "xgrammar",
         "tool-call-parser": chosen.tool_call_parser,
         "reasoning-parser": chosen.reasoning_parser,
         "quantization": chosen.quantization,
@@ -143,11 +145,19 @@ class VLLMRuntime:
         return [str(folder) for folder in (self._settings.source, *modules) if folder]
 
     async def warm(self) -> None:
-        """A short prompt of each endpoint, and the longest one."""
+        """A short prompt, whose answer has a grammar so that the engine sets up what makes them,
+        and the longest one."""
         longest = max(self.limits().context_tokens - _WARM_TOKENS, 1)
         name = self._settings.name
         asks = [
-            ("completions", {"prompt": [1, 2, 3], "max_tokens": _WARM_TOKENS}),
+            (
+                "completions",
+                {
+                    "prompt": [1, 2, 3],
+                    "max_tokens": _WARM_TOKENS,
+                    "structured_outputs": {"regex": "[ab]{8}"},
+                },
+            ),
             ("completions", {"prompt": [1] * longest, "max_tokens": 1}),
         ]
         for number, (endpoint, fields) in enumerate(asks):

@@ -31,7 +31,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
-from runtimes.vllm import events, invalid, media
+from runtimes.vllm import events, grammars, invalid, media, structured_outputs
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 
 
@@ -71,6 +71,9 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
     if current_platform.is_cpu() and parsed.tensor_parallel_size == 1:
         parsed.distributed_executor_backend = "uni"
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    config.scheduler_config.scheduler_cls = grammars.scheduler(
+        is_async=config.scheduler_config.async_scheduling
+    )
     return AsyncLLM.from_vllm_config(
         config, stat_loggers=[account.logger()], disable_log_stats=True
     )
@@ -162,6 +165,7 @@ class Serving:
                     await loop.run_in_executor(None, media.salt, found, request.salt)
             if not parsed.stream:
                 self._whole.add(counter)
+            await asyncio.get_running_loop().run_in_executor(None, self._check_form, parsed)
             if chat:
                 answer = await self._chat.create_chat_completion(parsed)
             else:
@@ -169,6 +173,8 @@ class Serving:
         except ValidationError as fault:
             message, param = invalid.sentence(fault)
             answer = create_error_response(message, param=param)
+        except structured_outputs.Unsupported as fault:
+            answer = create_error_response(str(fault), param=fault.field)
         except (EngineDeadError, EngineGenerateError) as fault:
             raise RunError(f"vLLM failed: {_said(fault)}") from fault
         except Exception as fault:
@@ -180,6 +186,13 @@ class Serving:
         if hasattr(answer, "model_dump_json"):
             return answer.model_dump_json().encode(), 200
         return answer
+
+    def _check_form(self, parsed: Any) -> None:
+        parsers = getattr(self._chat, "parser_cls", None)
+        parser = getattr(parsers, "tool_parser_cls", None)
+        structured_outputs.check_request(
+            parsed, tools_as_schema=parser is None or parser.supports_required_and_named
+        )
 
     def _stepped(self) -> None:
         for counter in self._whole:

@@ -153,6 +153,49 @@ async def test_one_prompt_of_many_that_is_wrong_refuses_all(runtime: StreamRunti
     await settled(runtime, within_s=10)
 
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "turn", "parameters": {"type": "object", "properties": {"by": {}}}},
+}
+
+
+def form(schema: object) -> dict[str, object]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_one_caller_demands_changes_nothing_for_others(
+    runtime: StreamRuntime, stream: bool
+) -> None:
+    demands = [
+        {"structured_outputs": {"regex": "foo**"}},
+        form({"type": "object", "properties": {"a": {"not": {}}}}),
+        form({"if": {}, "then": {}}),
+        form({"enum": ["x" * 100 + str(i) for i in range(10_000)]}),
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "turn"}}},
+        form({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}),
+        {"structured_outputs": {"grammar": 'root ::= "a"'}},
+    ]
+    expected = [400, 400, 400, 400, 200, 200, 200, 200]
+    for order in (1, -1):
+        heard = [
+            await hear(runtime, chat(ignore_eos=False, stream=stream, **demand), "chat")
+            for demand in demands[::order]
+        ]
+        assert [each.status for each in heard][::order] == expected
+
+
+async def test_a_schema_that_cannot_be_held_is_refused_by_its_part(runtime: StreamRuntime) -> None:
+    heard = await hear(runtime, chat(**form({"anyOf": [{"not": {}}]})), "chat")
+    error = heard.page()["error"]
+    assert heard.status == 400
+    assert error["param"] == "response_format"
+    assert error["message"].startswith("response_format.json_schema.schema/anyOf/0/not cannot")
+
+
 async def test_requests_that_their_callers_name_alike_are_counted_apart(
     runtime: StreamRuntime,
 ) -> None:

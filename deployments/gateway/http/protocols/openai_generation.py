@@ -25,6 +25,9 @@ from deployments.gateway.http.protocols.types import any_of, documented
 
 MAX_PROMPTS = 2048
 MAX_SEQUENCES = 128  # of one prompt, as at OpenAI
+# Of a field that demands a form of the answer. The engine parses it on the event loop that also
+# hands on everybody's tokens, and takes half as much, as compact JSON.
+MAX_FORM_BYTES = 64 << 10
 _COMPLETION_TOKENS = 16  # what OpenAI's completions give where nothing is said
 _MESSAGE_TOKENS = 4  # what a chat template puts around each message, and before the answer
 
@@ -43,6 +46,7 @@ _USER = documented("A session, where x-session-id names none.")
 _CUT = msgspec.Meta(
     ge=-1, le=2**31 - 1, description="The engine cuts prompts to so many; -1: to what fits."
 )
+_FORM = documented("A form that the answer must have.", type=["object", "null"])
 _TOOLS = documented("Left to the engine.", type=["array", "null"], items={"type": "object"})
 
 
@@ -63,6 +67,8 @@ class _Generation(msgspec.Struct, gc=False):
     max_tokens: _Size | None = None
     user: Annotated[str | None, _USER] = None
     truncate_prompt_tokens: Annotated[int, _CUT] | None = None
+    response_format: Annotated[msgspec.Raw, _FORM] = msgspec.field(default_factory=msgspec.Raw)
+    structured_outputs: Annotated[msgspec.Raw, _FORM] = msgspec.field(default_factory=msgspec.Raw)
 
 
 class CompletionRequest(_Generation, gc=False):
@@ -118,6 +124,7 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 def decode_completion(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
     request = malformed.read(_completions, body)
+    _check_forms(request)
     if not _given(request.prompt):
         raise BadRequest("prompt is missing.", param="prompt")
     try:
@@ -138,6 +145,7 @@ def decode_completion(body: bytes) -> GenerationCall:
 def decode_chat(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
     request = malformed.read(_chats, body)
+    _check_forms(request)
     if not request.messages:
         raise BadRequest("messages must hold at least one message.", param="messages")
     most = request.max_completion_tokens
@@ -148,6 +156,13 @@ def decode_chat(body: bytes) -> GenerationCall:
         request.max_tokens if most is None else most, request.user or "", extra,
         _truncated(request), adapter,
     )  # fmt: skip
+
+
+def _check_forms(request: _Generation) -> None:
+    for name in ("response_format", "structured_outputs"):
+        size = len(memoryview(getattr(request, name)))
+        if size > MAX_FORM_BYTES:
+            raise BadRequest(f"{name} has {size} bytes; it may have {MAX_FORM_BYTES}.", param=name)
 
 
 def _truncated(request: _Generation) -> int | None:

@@ -88,6 +88,16 @@ def test_whether_to_stream(stream: bool | None, streams: bool) -> None:
     assert chat("a", stream=stream).streams is streams
 
 
+@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
+def test_a_form_has_a_largest_size(name: str) -> None:
+    most = openai_generation.MAX_FORM_BYTES - len('{"a": ""}')
+    assert chat("a", **{name: {"a": "x" * most}}).body
+    for make in (chat, completion):
+        with pytest.raises(BadRequest, match=f"^{name} has .* bytes; it may have") as caught:
+            make("a", **{name: {"a": "x" * (most + 100)}})
+        assert caught.value.param == name
+
+
 def test_an_adapter_stands_behind_a_colon() -> None:
     call = chat("a", model="base:sql:v2")
     assert (call.model, call.adapter) == ("base", "sql:v2")
