@@ -54,6 +54,8 @@ class VLLMOptions:
     chat_template: str | None = None  # a file, in place of the model's own template
     tool_call_parser: str | None = None  # by vLLM's name
     reasoning_parser: str | None = None  # by vLLM's name
+    # Whether names of special tokens in messages and prompts stay text.
+    split_special_tokens: bool = True
     # Hosts from which a request's images and sounds may be fetched; none: only inline ones.
     media_domains: tuple[str, ...] = ()
     # Whether the model's folder may hold files that run code when they are read (`inspection`).
@@ -137,7 +139,7 @@ class VLLMRuntime:
         start = await loop.run_in_executor(None, _importer)
         self._settings.progress("staging", 1.0)
         self._settings.progress("compiling", 0.0)
-        self._serving = await start(given)
+        self._serving = await start(given, split_special_tokens=self._options.split_special_tokens)
         self._settings.progress("compiling", 1.0)
 
     def _folders(self) -> list[str]:

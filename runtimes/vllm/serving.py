@@ -31,11 +31,12 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
-from runtimes.vllm import events, grammars, invalid, media, structured_outputs
+from runtimes.vllm import events, grammars, invalid, media, structured_outputs, text_layer
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
+from runtimes.vllm.special_tokens import SpecialTokens
 
 
-async def start(arguments: list[str]) -> Serving:
+async def start(arguments: list[str], *, split_special_tokens: bool) -> Serving:
     """Raises `LoadError` with vLLM's own words. Takes seconds to minutes; the loop stays free."""
     loop = asyncio.get_running_loop()
     serving = Serving()
@@ -48,6 +49,8 @@ async def start(arguments: list[str]) -> Serving:
         raise LoadError(f"vLLM does not start: {_said(fault)}") from fault
     try:
         await serving.adopt(engine, parsed)
+        if split_special_tokens:
+            serving.special_tokens = text_layer.split_special_tokens(engine.renderer)
     except Exception as fault:
         await loop.run_in_executor(None, engine.shutdown)
         raise LoadError(f"vLLM does not start: {_said(fault)}") from fault
@@ -82,10 +85,12 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
 class Serving:
     def __init__(self) -> None:
         self.account = Account(self._stepped)
+        self.special_tokens: SpecialTokens | None = None  # whose names in texts are split
         self._whole: set[TokenCounter] = set()  # of answers that come whole
 
     async def adopt(self, engine: AsyncLLM, parsed: Any) -> None:
         self._engine = engine
+        text_layer.begin_answers_behind_prompts()
         state: Any = SimpleNamespace()
         tasks = await engine.get_supported_tasks()
         counted: Any = Counted(engine)
@@ -166,6 +171,8 @@ class Serving:
             if not parsed.stream:
                 self._whole.add(counter)
             await asyncio.get_running_loop().run_in_executor(None, self._check_form, parsed)
+            if not chat and self.special_tokens is not None:
+                parsed.prompt = self.special_tokens.broken(parsed.prompt)
             if chat:
                 answer = await self._chat.create_chat_completion(parsed)
             else:

@@ -54,8 +54,14 @@ class ContentPart(msgspec.Struct, gc=False):
     text: str | None = None
 
 
+# Templates put both between the characters of a special token's name. OpenAI's patterns.
+_ROLE = msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")
+_NAME = msgspec.Meta(pattern=r"^[^\s<|\\/>]{1,64}$")
+
+
 class Message(msgspec.Struct, gc=False):
-    role: str
+    role: Annotated[str, _ROLE]
+    name: Annotated[str, _NAME] | None = None
     content: str | list[ContentPart] | None = None
     tool_calls: Annotated[msgspec.Raw, _TOOLS] = msgspec.field(default_factory=msgspec.Raw)
 
