@@ -147,28 +147,24 @@ class VLLMRuntime:
         return [str(folder) for folder in (self._settings.source, *modules) if folder]
 
     async def warm(self) -> None:
-        """A short prompt, whose answer has a grammar so that the engine sets up what makes them,
-        and the longest one."""
+        """A short prompt, the longest one, and one whose answer has a grammar: the engine sets up
+        what makes them with the first."""
         longest = max(self.limits().context_tokens - _WARM_TOKENS, 1)
         name = self._settings.name
+        grammar = {"regex": "[ab]{8}"}
         asks = [
-            (
-                "completions",
-                {
-                    "prompt": [1, 2, 3],
-                    "max_tokens": _WARM_TOKENS,
-                    "structured_outputs": {"regex": "[ab]{8}"},
-                },
-            ),
-            ("completions", {"prompt": [1] * longest, "max_tokens": 1}),
+            {"prompt": [1, 2, 3], "max_tokens": _WARM_TOKENS},
+            {"prompt": [1] * longest, "max_tokens": 1},
+            {"prompt": [1, 2, 3], "max_tokens": _WARM_TOKENS, "structured_outputs": grammar},
         ]
-        for number, (endpoint, fields) in enumerate(asks):
+        for number, fields in enumerate(asks):
             self._settings.progress("warming", number / len(asks))
             body = json.dumps({"model": name, "ignore_eos": True, **fields}).encode()
-            request = StreamRequest(f"warm-{number}", endpoint, body)
+            request = StreamRequest(f"warm-{number}", "completions", body)
             async with aclosing(self.run(request)) as chunks:
                 async for chunk in chunks:
-                    if chunk.status != 200:
+                    # A tokeniser of which no grammar can be made has those requests refused.
+                    if chunk.status != 200 and "structured_outputs" not in fields:
                         raise LoadError(f"the engine refused to warm up: {chunk.data.decode()}")
         self._settings.progress("warming", 1.0)
 

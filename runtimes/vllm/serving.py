@@ -74,9 +74,9 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
     if current_platform.is_cpu() and parsed.tensor_parallel_size == 1:
         parsed.distributed_executor_backend = "uni"
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
-    config.scheduler_config.scheduler_cls = grammars.scheduler(
-        is_async=config.scheduler_config.async_scheduling
-    )
+    scheduling = config.scheduler_config
+    if scheduling.scheduler_cls is None:  # else the model needs one of its own
+        scheduling.scheduler_cls = grammars.scheduler(is_async=scheduling.async_scheduling)
     return AsyncLLM.from_vllm_config(
         config, stat_loggers=[account.logger()], disable_log_stats=True
     )
