@@ -23,11 +23,15 @@ from typing import Any, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
+from deployments.gateway import large_answers
 from deployments.gateway.generation import generate
+from deployments.gateway.http.answer_bounds import AnswerSize
 from deployments.gateway.http.body_bounds import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.http.protocols.pieces import LargeAnswer
 from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.large_answers import held_at_once
 from deployments.gateway.queues.catalogue import unknown_model
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.crash_records import fingerprints
@@ -49,6 +53,7 @@ from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 
 T = TypeVar("T")
+_ROW_BYTES = 512  # a row takes up to 9 us to read, as long as so many bytes of numbers
 _LEFT = errors.CallerLeft.status  # and above: nothing shows that the request is harmless
 
 
@@ -152,9 +157,15 @@ class Pipeline:
                 context, selection, lambda: generate(services, context, selection, call)
             )
             return
-        done, encoded = await self._answered(context, selection, codec, call, version)
+        done, encoded, large = await self._answered(context, selection, codec, call, version)
         context.response_bytes = len(encoded.body)
-        await exchange.reply(200, encoded, context.headers(None), services.limits.room)
+        if large is not None and encoded.more:
+            # 11c. The rest of a large answer, a piece whenever the client has taken the one before.
+            context.response_bytes = await large_answers.send(
+                exchange, encoded, context.headers(None), large, services.pool, caller.tenant.name
+            )
+        else:
+            await exchange.reply(200, encoded, context.headers(None), services.limits.room)
         context.mark("reply")
         # 12. A copy for the canary, if the model's rollout asks for copies. Last, so that no caller
         # waits for it.
@@ -189,9 +200,10 @@ class Pipeline:
         codec: Codec,
         call: Any,
         version: str | None,
-    ) -> tuple[_AnsweredRows, Encoded]:
-        """The answers, and their encoding for the client. Raises the refusal that the caller is to
-        be told, once no other version or model may answer."""
+    ) -> tuple[_AnsweredRows, Encoded, LargeAnswer | None]:
+        """The answers, and their encoding for the client; of a large one its beginning, and the
+        rest. Raises the refusal that the caller is to be told, once no other version or model may
+        answer."""
         while True:
             try:
                 done = await self._infer(context, selection, codec, call)
@@ -205,7 +217,7 @@ class Pipeline:
             context.answered(done.answers, selection.fallback)
             try:
                 description = _description_of_ran(done.description, version, done.answers)
-                encoded = codec.encode(call, done.rows, done.answers, description)
+                encoded, large = await self._encoded(context, codec, call, done, description)
             except errors.HeadraceError as refusal:
                 if not selection.on_canary:
                     raise
@@ -217,7 +229,26 @@ class Pipeline:
                 ran = context.reused is None or context.reused.ran_alone
                 selection.answered(context.caller.rank, done.rows.lengths, ran=ran)
                 selection.record(done.rows)
-            return done, encoded
+            return done, encoded, large
+
+    async def _encoded(
+        self,
+        context: RequestContext,
+        codec: Codec,
+        call: Any,
+        done: _AnsweredRows,
+        d: ModelDescription,
+    ) -> tuple[Encoded, LargeAnswer | None]:
+        services, caller, size = self._services, context.caller, done.size
+        assert caller is not None
+        if not size.known:
+            size = codec.answer_size(call, done.rows, d, done.answers)
+            context.exchange.hold_answer(held_at_once(size), services.limits.room)
+        if size.is_small:
+            return codec.encode(call, done.rows, done.answers, d), None
+        # 11b. A large answer is encoded off the event loop, a piece at a time.
+        large = codec.pieces(call, done.rows, done.answers, d)
+        return await large_answers.beginning(large, services.pool, caller.tenant.name), large
 
     async def _infer(
         self, context: RequestContext, selection: ModelSelection, codec: Codec, call: Any
@@ -237,9 +268,8 @@ class Pipeline:
         tokens = None if texts is None else await self._tokens(texts, model, caller)
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
-        rows = await services.off_loop(
-            caller, context.request_bytes, codec.split, call, tokens, description
-        )
+        work = _work_bytes(context, codec.row_count(call))
+        rows = await services.off_loop(caller, work, codec.split, call, tokens, description)
         # 9. The tenant's own limits, as soon as lengths are known: its bounds, and its rate of
         # tokens, which a request that comes to a fallback has paid already.
         check_tenant_bounds(caller, rows.lengths)
@@ -247,6 +277,11 @@ class Pipeline:
             tokens_sent = sum(rows.lengths)
             services.rates.take_tokens(caller.tenant, tokens_sent)
             context.counted = tokens_sent
+        # 9a. What the answer will be: refused if it is too large, its memory held if it is large.
+        # Now, because a small request may ask for an answer that no gateway could hold, and
+        # nothing of it has been computed yet.
+        size = codec.answer_size(call, rows, description)
+        context.exchange.hold_answer(held_at_once(size), services.limits.room)
         context.mark("tokenize")
         # 10. Recording, where settings ask for it. Before the cache, which would hide repeated
         # inputs from it.
@@ -267,7 +302,7 @@ class Pipeline:
             context.queued()
             cancel = partial(batches.cancel, pending)
             answers = await unless_left(context.exchange, pending.future, cancel)
-            return _AnsweredRows(description, rows, answers)
+            return _AnsweredRows(description, rows, answers, size)
         # 11a. Reuse, before the queue: cached answers, row by row, then the run of an identical
         # request. Only the remaining rows are queued, once for all callers that wait for them.
         query = await self._reuse_query(context, description, rows)
@@ -275,7 +310,7 @@ class Pipeline:
         context.queued()
         answering = reuse.answers(query, follower, submit)
         context.reused = await unless_left(context.exchange, answering, follower.leave)
-        return _AnsweredRows(description, rows, context.reused.answers)
+        return _AnsweredRows(description, rows, context.reused.answers, size)
 
     def _select(
         self,
@@ -318,8 +353,9 @@ class Pipeline:
     ) -> ReuseQuery:
         caller, outputs = context.caller, [spec.name for spec in description.outputs]
         assert caller is not None
+        work = _work_bytes(context, rows.count)
         keys = await self._services.off_loop(
-            caller, context.request_bytes, row_keys, rows, description.version, outputs
+            caller, work, row_keys, rows, description.version, outputs
         )
         share, keep = sharing(context.exchange.headers, context.options.repeatable)
         return ReuseQuery(caller.tenant.name, description, rows, keys, share, keep)
@@ -332,8 +368,8 @@ class Pipeline:
         model, caller = selection.model, context.caller
         assert caller is not None
         crashes, version = model.batches.crashes, model.description.version
-        size = context.request_bytes
-        keys = await self._services.off_loop(caller, size, fingerprints, rows, version)
+        work = _work_bytes(context, rows.count)
+        keys = await self._services.off_loop(caller, work, fingerprints, rows, version)
         if selection.lost_at_canary:
             crashes.lost_elsewhere(keys, caller.tenant.name, monotonic())
         return crashes.check(keys, caller.tenant.name, monotonic())
@@ -363,6 +399,7 @@ class _AnsweredRows:
     description: ModelDescription  # of the version that the rows were parsed for
     rows: Rows
     answers: tuple[RowAnswer, ...]
+    size: AnswerSize  # as it was known before they were there
 
 
 async def _with_fallback(
@@ -389,6 +426,11 @@ async def _resumed(context: RequestContext, work: Work) -> None:
         await work.take_turn(context.caller.tenant.name)
     else:
         work.go_on()
+
+
+def _work_bytes(context: RequestContext, rows: int) -> int:
+    """A request's size, as far as work on each of its rows goes: many rows may be few bytes."""
+    return max(context.request_bytes, rows * _ROW_BYTES)
 
 
 def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:

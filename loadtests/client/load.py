@@ -188,9 +188,7 @@ class Fleet:
         target = self.load.target
         while not self.stopping:
             try:
-                await self._loop.create_connection(
-                    lambda: connection, target.host, target.port, ssl=target.context
-                )
+                await self._loop.create_connection(lambda: connection, target.host, target.port)
             except OSError:
                 now = time.perf_counter()
                 self.tally.failed(now, now, "connect")

@@ -18,6 +18,14 @@ import numpy as np
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.images import Encoded as EncodedImage
+from deployments.gateway.http.answer_bounds import (
+    AnswerSize,
+    OutputSize,
+    check,
+    declared,
+    measured,
+    size_of,
+)
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import (
     classify,
@@ -27,6 +35,7 @@ from deployments.gateway.http.protocols import (
     predict,
 )
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
+from deployments.gateway.http.protocols.pieces import LargeAnswer
 from deployments.gateway.http.protocols.types import (
     ClassifyCall,
     EmbeddingsCall,
@@ -40,15 +49,21 @@ from deployments.gateway.rows.conversion import (
     from_rows,
     from_tokens,
     join,
+    sent_extent,
     split,
     wanted_outputs,
 )
 from deployments.gateway.rows.types import RowAnswer, Rows
 
+Answers = tuple[RowAnswer, ...] | None
+_EMBEDDING_BYTES = 60  # of JSON around one
+
 
 class Codec(Protocol):
     """`names_tensors`: its requests or answers name the model's tensors. `split` gets what the
-    call's texts or images became, by `Codec.texts` and `Codec.images`."""
+    call's texts or images became, by `Codec.texts` and `Codec.images`; `row_count`: how many rows
+    it will make, about. `answer_size` raises BadRequest for an answer over a bound; `answers`: once
+    they are there. `pieces`: as `encode`, of a large one."""
 
     label: str
     names_tensors: bool
@@ -56,10 +71,17 @@ class Codec(Protocol):
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
     def texts(self, call: Any) -> list[str] | None: ...
     def images(self, call: Any, d: ModelDescription) -> list[EncodedImage] | None: ...
+    def row_count(self, call: Any) -> int: ...
     def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows: ...
+    def answer_size(
+        self, call: Any, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize: ...
     def encode(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded: ...
+    def pieces(
+        self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> LargeAnswer: ...
     def error(self, error: errors.HeadraceError) -> Encoded: ...
 
 
@@ -82,6 +104,9 @@ class InferCodec:
     def images(self, call: InferCall, d: ModelDescription) -> list[EncodedImage] | None:
         return encoded_images(call, d)
 
+    def row_count(self, call: InferCall) -> int:
+        return len(call.tensors[0].data)
+
     def split(self, call: InferCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         if tokens is None or d.image is None:
             return split(call, d)
@@ -92,8 +117,28 @@ class InferCodec:
     def encode(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        tensors = join(call, rows, _by_output(rows, answers), d)
+        joined = join(call, rows, _by_output(rows, answers), d)
+        tensors = [output.dense() for output in joined]
         return open_inference.encode(call, InferAnswer(d.name, d.version, tensors))
+
+    def answer_size(
+        self, call: InferCall, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize:
+        outputs = sizes(rows, d, answers, sent_extent(call, d) or 0)
+        forms = {output.name: output.binary for output in call.outputs}
+        sent = 0
+        for name, output in outputs.items():
+            binary = forms.get(name, call.binary_outputs)
+            sent += output.dense_bytes if binary else output.json_bytes(output.dense)
+        size = size_of(outputs, sent)
+        check(size, rows, ", ask for fewer outputs, or for binary data", "inputs")
+        return size
+
+    def pieces(
+        self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> LargeAnswer:
+        outputs = join(call, rows, _by_output(rows, answers), d)
+        return open_inference.pieces(call, d.name, d.version, outputs)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
@@ -114,6 +159,9 @@ class PredictCodec:
     def images(self, call: Any, d: ModelDescription) -> None:
         return None
 
+    def row_count(self, call: Any) -> int:
+        return predict.row_count(call)
+
     def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         return predict.rows_of(call, d)
 
@@ -121,6 +169,20 @@ class PredictCodec:
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
         return predict.encode(call, _by_output(rows, answers), d)
+
+    def answer_size(
+        self, call: Any, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize:
+        outputs = sizes(rows, d, answers)
+        sent = sum([output.json_bytes(output.elements) for output in outputs.values()])
+        size = size_of(outputs, sent)
+        check(size, rows, "", "instances" if call.inputs is None else "inputs")
+        return size
+
+    def pieces(
+        self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> LargeAnswer:
+        return predict.pieces(call, _by_output(rows, answers), d)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
@@ -140,6 +202,9 @@ class EmbeddingsCodec:
 
     def images(self, call: EmbeddingsCall, d: ModelDescription) -> None:
         return None
+
+    def row_count(self, call: EmbeddingsCall) -> int:
+        return len(call.texts or call.tokens or ())
 
     def split(self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         if d.task != "embed":
@@ -162,6 +227,28 @@ class EmbeddingsCodec:
         # The model that ran is named: a fallback's vectors are not the asked one's.
         ran = replace(call, model=d.name)
         return openai_embeddings.encode(ran, vectors, sum(rows.lengths))
+
+    def answer_size(
+        self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize:
+        outputs = sizes(rows, d, answers)
+        sent = rows.count * _EMBEDDING_BYTES
+        for output in outputs.values():
+            base64_bytes = output.held_bytes * 4 // 3
+            sent += base64_bytes if call.base64 else output.json_bytes(output.elements)
+        size = size_of(outputs, sent)
+        check(size, rows, "" if call.base64 else ", or ask for base64", "input")
+        return size
+
+    def pieces(
+        self,
+        call: EmbeddingsCall,
+        rows: Rows,
+        answers: tuple[RowAnswer, ...],
+        d: ModelDescription,
+    ) -> LargeAnswer:
+        vectors = [a.outputs[d.embed_output][1] for a in answers]
+        return openai_embeddings.pieces(replace(call, model=d.name), vectors, sum(rows.lengths))
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         if error.param == "inputs":  # what rows come from has this name everywhere else
@@ -186,6 +273,9 @@ class ClassifyCodec:
         classify.check(call, d)
         return None if call.images is None else list(call.images)
 
+    def row_count(self, call: ClassifyCall) -> int:
+        return len(call.texts or call.images or ())
+
     def split(self, call: ClassifyCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         assert tokens is not None
         assert d.classes is not None
@@ -201,6 +291,21 @@ class ClassifyCodec:
     ) -> Encoded:
         assert d.classes is not None
         return classify.encode(call, [a.outputs[d.classes.output][1] for a in answers], d)
+
+    def answer_size(
+        self, call: ClassifyCall, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize:
+        assert d.classes is not None
+        sent = rows.count * classify.prediction_bytes(call, d.classes)
+        size = size_of(sizes(rows, d, answers), sent)
+        check(size, rows, ", or ask for fewer labels (top_k)", "instances")
+        return size
+
+    def pieces(
+        self, call: ClassifyCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> LargeAnswer:
+        assert d.classes is not None
+        return classify.pieces(call, [a.outputs[d.classes.output][1] for a in answers], d)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
@@ -220,6 +325,12 @@ class GenerationCodec:
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.openai_error(error)
+
+
+def sizes(
+    rows: Rows, d: ModelDescription, answers: Answers, extent: int = 0
+) -> dict[str, OutputSize]:
+    return declared(rows, d, extent) if answers is None else measured(rows, answers, d, extent)
 
 
 def _by_output(

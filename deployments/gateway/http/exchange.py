@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import re
 import time
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
 from ipaddress import ip_address
 from random import getrandbits
 from types import coroutine
@@ -54,9 +54,9 @@ class Exchange:
     every reply carries it."""
 
     __slots__ = (
-        "_at_once", "_held_bytes", "_named", "_receive", "_room", "_send", "_slow", "_whole",
-        "arrived", "client", "headers", "is_large", "method", "path", "payer", "query", "replied",
-        "request_id", "watch",
+        "_answer_bytes", "_at_once", "_held_bytes", "_named", "_receive", "_room", "_send", "_slow",
+        "_whole", "arrived", "client", "headers", "is_large", "method", "path", "payer", "query",
+        "replied", "request_id", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,7 @@ class Exchange:
         self._at_once = not self._named and EXTENSION in scope.get("extensions", ())
         self._slow = self._whole = False
         self._held_bytes = 0
+        self._answer_bytes = 0  # of those
         self._room: BodyRoom | None = None
 
     def header(self, name: bytes) -> str | None:
@@ -184,7 +185,15 @@ class Exchange:
         self._room = room
         self._held_bytes += size_bytes
 
+    def hold_answer(self, size_bytes: int, room: BodyRoom) -> None:
+        """Memory that the answer will take, before it is there; what was said last counts, if it is
+        more than before. Raises Overloaded."""
+        if size_bytes > max(self._answer_bytes, UNCOUNTED_BYTES):
+            self.hold(size_bytes - self._answer_bytes, room)
+            self._answer_bytes = size_bytes
+
     def release(self) -> None:
+        self._answer_bytes = 0
         if self._room is not None and self._held_bytes:
             self._room.give(self.payer, self._held_bytes)
             self._held_bytes = 0
@@ -244,19 +253,11 @@ class Exchange:
         """`room`: where a large answer is to count until it is taken. Raises Overloaded, having
         sent nothing, where it has no place there."""
         if len(answer.body) > UNCOUNTED_BYTES and self._at_once and room is not None:
-            room.check(self.payer, len(answer.body), self._held_bytes)
+            if len(answer.body) > self._answer_bytes:
+                room.check(self.payer, len(answer.body) - self._answer_bytes, self._held_bytes)
             self.is_large = True
         self.replied = True
-        head = [
-            (b"content-type", answer.content_type),
-            (b"content-length", b"%d" % len(answer.body)),
-            *([] if self._named else [(b"x-request-id", self.request_id)]),
-            *answer.headers,
-            *(headers or ()),
-        ]
-        accepts = self.headers.get(b"accept-encoding")
-        if accepts is not None and stays_as_it_is(accepts, answer.content_type, len(answer.body)):
-            head.append(AS_IT_IS)
+        head = self._head(answer, headers or (), (b"content-length", b"%d" % len(answer.body)))
         close = not self._whole and self._not_worth_reading()
         body = b"" if self.method == "HEAD" else answer.body
         if self._at_once:
@@ -268,6 +269,31 @@ class Exchange:
             head.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body})
+
+    async def begin(self, answer: Encoded, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head and the beginning of a large answer; `send_chunk` and `end_stream` follow."""
+        self.replied, self.is_large = True, self._at_once
+        head = self._head(answer, headers)
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        await self.send_chunk(answer.body)
+
+    def _head(
+        self,
+        answer: Encoded,
+        headers: Iterable[tuple[bytes, bytes]],
+        *size: tuple[bytes, bytes],
+    ) -> list[tuple[bytes, bytes]]:
+        head = [
+            (b"content-type", answer.content_type),
+            *size,
+            *([] if self._named else [(b"x-request-id", self.request_id)]),
+            *answer.headers,
+            *headers,
+        ]
+        accepts = self.headers.get(b"accept-encoding")
+        if accepts is not None and stays_as_it_is(accepts, answer.content_type, len(answer.body)):
+            head.append(AS_IT_IS)
+        return head
 
     async def until_taken(self, room: BodyRoom) -> None:
         """Of a large answer: returns once the client has all of it but what a connection keeps, or

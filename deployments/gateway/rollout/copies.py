@@ -30,7 +30,7 @@ from deployments.gateway.rollout.trial import count_answer, count_failure
 from deployments.gateway.rows.types import RowAnswer, Rows
 
 MOST = 16  # copies under way
-MOST_BYTES = 64 << 20  # of their requests' bodies, which no caller's bounds count any more
+MOST_BYTES = 64 << 20  # of their requests and answers, which no caller's bounds count any more
 TENANT = "@copies"  # not a valid name for a tenant of the settings
 OTHER_INPUTS = "other_inputs"  # why a copy failed: the canary takes other inputs
 _COMPARED_AT_ONCE_BYTES = 65_536  # larger answers are compared in the thread pool
@@ -44,7 +44,12 @@ class Answered:
     description: ModelDescription  # by which the rows were parsed
     rows: Rows
     answers: tuple[RowAnswer, ...]  # the live version's
-    size_bytes: int  # of the request's body
+    body_bytes: int  # of the request
+
+    @property
+    def size_bytes(self) -> int:
+        """What a copy keeps in memory, with its own answers."""
+        return self.body_bytes + 2 * _outputs_bytes(self.answers)
 
 
 class Copies:
@@ -126,12 +131,15 @@ class Copies:
     ) -> int:
         """How many rows agree. Large answers are compared in the thread pool. Raises Overloaded if
         the pool is full."""
-        size = sum(array.nbytes for each in answers for _, array in each.outputs.values())
-        if size <= _COMPARED_AT_ONCE_BYTES:
+        if _outputs_bytes(answers) <= _COMPARED_AT_ONCE_BYTES:
             return _agreeing(answered.answers, answers, terms, answered.rows.outputs)
         return await self._pool.run(
             TENANT, _agreeing, answered.answers, answers, terms, answered.rows.outputs
         )
+
+
+def _outputs_bytes(answers: tuple[RowAnswer, ...]) -> int:
+    return sum([array.nbytes for each in answers for _, array in each.outputs.values()])
 
 
 def _same_inputs(live: ModelDescription, canary: ModelDescription) -> bool:

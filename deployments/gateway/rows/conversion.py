@@ -24,7 +24,7 @@ from deployments.contract.preprocess.images import Encoded
 from deployments.gateway.http.body_bounds import bound_of
 from deployments.gateway.http.protocols.classify import from_base64
 from deployments.gateway.http.protocols.tensors import Array
-from deployments.gateway.http.protocols.types import InferCall, Tensor
+from deployments.gateway.http.protocols.types import InferCall, RowTensor, Tensor
 from deployments.gateway.rows.types import RowColumn, Rows
 from deployments.settings.image import patches
 from runtimes.datatypes import DTYPES
@@ -304,19 +304,21 @@ def _cut(
         ]
 
 
-def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) -> list[Tensor]:
-    """Dense tensors of the wanted outputs, in the order asked for, else the model's."""
-    extent = _cut_extent(call, rows, d)
+def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) -> list[RowTensor]:
+    """The wanted outputs, in the order asked for, else the model's."""
+    extent = sent_extent(call, d)
+    if extent is not None and min(rows.lengths) == extent:
+        extent = None
     names = [output.name for output in call.outputs] or [spec.name for spec in d.outputs]
     return [_joined(name, rows_out, d, rows.lengths, extent) for name in names]
 
 
-def _cut_extent(call: InferCall, rows: Rows, d: ModelDescription) -> int | None:
-    """The caller's own length, None when no row is shorter than that."""
+def sent_extent(call: InferCall, d: ModelDescription) -> int | None:
+    """How long the caller's own rows are, with their padding; None: rows have no length."""
     for tensor in call.tensors:
         if tensor.name == d.lengths_input:
             extent: int = tensor.data.shape[d.lengths_axis]
-            return extent if min(rows.lengths) < extent else None
+            return extent
     return None
 
 
@@ -326,13 +328,19 @@ def _joined(
     d: ModelDescription,
     lengths: tuple[int, ...],
     extent: int | None,
-) -> Tensor:
+) -> RowTensor:
     if name not in rows_out:
         raise RowFailed(f"The model '{d.name}' returned no output '{name}'.")
     datatype, rows = rows_out[name]
-    if extent is None or not _keeps_length(name, rows, d, lengths):
-        return Tensor(name, datatype, _dense(rows, None, datatype))
-    return Tensor(name, datatype, _dense(rows, (d.lengths_axis - 1, extent), datatype))
+    shape = rows[0].shape
+    if any(row.shape != shape for row in rows):
+        if any(row.ndim != len(shape) for row in rows):
+            raise RowFailed("The model's rows differ in rank, so they cannot be one tensor.")
+        shape = tuple([max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)])
+    if extent is not None and _keeps_length(name, rows, d, lengths):
+        axis = d.lengths_axis - 1
+        shape = (*shape[:axis], extent, *shape[axis + 1 :])
+    return RowTensor(name, datatype, rows, shape)
 
 
 def _keeps_length(
@@ -344,22 +352,3 @@ def _keeps_length(
     if len(shape) <= axis or shape[axis] != -1:
         return False
     return tuple([row.shape[axis - 1] for row in rows]) == lengths
-
-
-def _dense(rows: Sequence[Array], stretch: tuple[int, int] | None, datatype: str) -> Array:
-    """[rows, …]: stacked, or padded to the longest row and, by `stretch`, one axis to a size."""
-    if stretch is None and len(rows) == 1:
-        return rows[0][None]
-    first = rows[0].shape
-    if stretch is None and all(row.shape == first for row in rows[1:]):
-        return np.stack(rows)
-    if any(row.ndim != len(first) for row in rows):
-        raise RowFailed("The model's rows differ in rank, so they cannot be one tensor.")
-    shape = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
-    if stretch is not None:
-        shape[stretch[0]] = stretch[1]
-    fill: Any = b"" if datatype == "BYTES" else 0
-    dense = np.full((len(rows), *shape), fill, dtype=rows[0].dtype)
-    for index, row in enumerate(rows):
-        dense[index][tuple(slice(size) for size in row.shape)] = row
-    return dense

@@ -17,6 +17,7 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -27,9 +28,12 @@ import orjson
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
 from deployments.gateway.http.protocols import malformed, slices
+from deployments.gateway.http.protocols.pieces import STEP, LargeAnswer, Parts, listed
 from deployments.gateway.http.protocols.types import ClassifyCall, Encoded, documented
 
 MAX_INSTANCES = 2048
+_LABELS_STEP = 1000
+_SCORE_BYTES, _LABELS_BYTES = 44, 40  # of JSON around a label, and around a row's labels
 _JSON = ("", "application/json", "application/x-www-form-urlencoded")  # the last is curl's own
 IMAGE_MEDIA = ("image/jpeg", "image/png", "application/octet-stream")
 _TopK = Annotated[int, msgspec.Meta(ge=1)]
@@ -197,7 +201,7 @@ def scores(outputs: Sequence[np.ndarray[Any, Any]], classes: Classes) -> np.ndar
     RowFailed."""
     raw = np.stack([np.asarray(row, np.float64).reshape(-1) for row in outputs])
     if raw.shape[1] != len(classes.labels) or not np.isfinite(raw).all():
-        raise RowFailed("the model's output is not one finite number a class")
+        raise _not_scores()
     if classes.activation == "identity":
         return raw
     if classes.activation == "sigmoid":
@@ -222,6 +226,21 @@ def _sigmoid(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return likely
 
 
+def _not_scores() -> RowFailed:
+    return RowFailed("the model's output is not one finite number a class")
+
+
+def prediction_bytes(call: ClassifyCall, classes: Classes) -> int:
+    """Of one row's labels as JSON, about."""
+    labels = min(call.top_k or classes.top_k, len(classes.labels))
+    return _LABELS_BYTES + labels * (_SCORE_BYTES + _mean_bytes(classes.labels))
+
+
+@lru_cache(64)
+def _mean_bytes(labels: tuple[str, ...]) -> int:
+    return len(orjson.dumps(labels)) // len(labels)
+
+
 def encode(
     call: ClassifyCall, outputs: Sequence[np.ndarray[Any, Any]], d: ModelDescription
 ) -> Encoded:
@@ -231,15 +250,68 @@ def encode(
     body = {
         "model": d.name,
         "version": d.version,
-        "predictions": [_prediction(row, top_k, d.classes) for row in scores(outputs, d.classes)],
+        "predictions": [
+            _prediction(row, _best(row, top_k), d.classes) for row in scores(outputs, d.classes)
+        ],
     }
     return Encoded(orjson.dumps(body))
 
 
-def _prediction(row: np.ndarray[Any, Any], top_k: int, classes: Classes) -> dict[str, Any]:
+def pieces(
+    call: ClassifyCall, outputs: Sequence[np.ndarray[Any, Any]], d: ModelDescription
+) -> LargeAnswer:
+    """As `encode`, of a large answer."""
+    assert d.classes is not None
+    return LargeAnswer(_parts(call.top_k or d.classes.top_k, outputs, d, d.classes))
+
+
+def _parts(
+    top_k: int, outputs: Sequence[np.ndarray[Any, Any]], d: ModelDescription, classes: Classes
+) -> Parts:
+    for row in outputs:
+        if row.size != len(classes.labels) or not np.isfinite(row).all():
+            raise _not_scores()
+        yield b""
+    yield orjson.dumps({"model": d.name, "version": d.version})[:-1] + b',"predictions":'
+    rows = max(1, STEP // len(classes.labels))
+    named = [b'{"label":%b,"score":' % orjson.dumps(label) for label in classes.labels]
+    yield from listed(
+        _large_prediction(row, top_k, classes, named)
+        for start in range(0, len(outputs), rows)
+        for row in scores(outputs[start : start + rows], classes)
+    )
+    yield b"}"
+
+
+def _large_prediction(
+    row: np.ndarray[Any, Any], top_k: int, classes: Classes, named: list[bytes]
+) -> Parts:
+    """`named`: each label's JSON up to its score."""
+    best = _best(row, top_k)
+    if classes.threshold and row[best[0]] < classes.threshold:
+        yield orjson.dumps(_prediction(row, best[:1], classes))
+        return
+    yield b'{"labels":['
+    for start in range(0, len(best), _LABELS_STEP):
+        some = best[start : start + _LABELS_STEP]
+        scored = orjson.dumps(row[some], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        labels = [named[at] + score for at, score in zip(some, scored, strict=True)]
+        yield (b"," if start else b"") + b"},".join(labels) + b"}"
+    yield b'],"abstained":false}'
+
+
+def _best(row: np.ndarray[Any, Any], top_k: int) -> list[int]:
     # Stable, so that equal scores come in the order of the classes.
-    best = np.argsort(-row, kind="stable")[:top_k]
-    labels = [{"label": classes.labels[at], "score": float(row[at])} for at in best.tolist()]
+    if len(row) <= max(top_k, _LABELS_STEP):
+        best: list[int] = np.argsort(-row, kind="stable")[:top_k].tolist()
+        return best
+    among = np.flatnonzero(row >= np.partition(row, -top_k)[-top_k])
+    return list(among[np.argsort(-row[among], kind="stable")[:top_k]].tolist())
+
+
+def _prediction(row: np.ndarray[Any, Any], best: Sequence[int], classes: Classes) -> dict[str, Any]:
+    labels: list[dict[str, Any]]
+    labels = [{"label": classes.labels[at], "score": float(row[at])} for at in best]
     if classes.threshold and labels[0]["score"] < classes.threshold:
         return {"labels": [], "abstained": True, "best_guess": labels[0]}
     return {"labels": labels, "abstained": False}

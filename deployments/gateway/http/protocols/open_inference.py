@@ -25,12 +25,20 @@ import orjson
 
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, slices, tensors
+from deployments.gateway.http.protocols.pieces import (
+    PIECE_BYTES,
+    LargeAnswer,
+    Parts,
+    flat,
+    flat_texts,
+)
 from deployments.gateway.http.protocols.types import (
     Datatype,
     Encoded,
     InferAnswer,
     InferCall,
     RequestedOutput,
+    RowTensor,
     Tensor,
     documented,
 )
@@ -306,6 +314,69 @@ def encode(call: InferCall, answer: InferAnswer) -> Encoded:
             entry["data"] = json_values(tensor)
         outputs.append(entry)
     return _assemble(_envelope(call, answer, outputs), binary)
+
+
+def pieces(call: InferCall, model: str, version: str, outputs: Sequence[RowTensor]) -> LargeAnswer:
+    """As `encode`, of a large answer. The JSON before binary outputs is made twice: its length is
+    said before it comes."""
+    forms = {output.name: output.binary for output in call.outputs}
+    binary = [each for each in outputs if forms.get(each.name, call.binary_outputs)]
+    named = {each.name for each in binary}
+    envelope = _envelope(call, InferAnswer(model, version, []), [])
+    start = orjson.dumps(envelope)[:-2]  # up to the bracket of the outputs
+
+    def header() -> Parts:
+        for at, output in enumerate(outputs):
+            yield b"," if at else start
+            yield from _output(output, output.name in named)
+        yield b"]}"
+
+    answer = LargeAnswer(iter(()))
+    answer.parts = _large_parts(answer, header, binary, [o for o in outputs if o.name not in named])
+    if binary:
+        answer.content_type = OCTET_STREAM
+    return answer
+
+
+def _large_parts(
+    answer: LargeAnswer,
+    header: Callable[[], Parts],
+    binary: Sequence[RowTensor],
+    written: Sequence[RowTensor],
+) -> Parts:
+    for output in written:
+        if output.datatype == "BYTES":
+            for row in output.rows:
+                _texts(output.name, row.reshape(-1))
+                yield b""
+    if binary:
+        length = 0
+        for part in header():
+            length += len(part)
+            yield b""
+        answer.headers.append((HEADER_LENGTH, b"%d" % length))
+    yield from header()
+    for output in binary:
+        for row in output.padded():
+            packed = memoryview(tensors.pack(output.datatype, row))
+            for start in range(0, len(packed), PIECE_BYTES):
+                yield packed[start : start + PIECE_BYTES]
+
+
+def _output(output: RowTensor, binary: bool) -> Parts:
+    entry: dict[str, Any] = {
+        "name": output.name, "shape": output.dense_shape, "datatype": output.datatype
+    }  # fmt: skip
+    if binary:
+        entry["parameters"] = {"binary_data_size": output.packed_bytes}
+        yield orjson.dumps(entry)
+        return
+    yield orjson.dumps(entry)[:-1] + b',"data":['
+    if output.datatype == "BYTES":
+        yield from flat_texts(output.padded(), bytes.decode)
+    else:
+        yield from flat(output.padded(), output.datatype)
+    yield b"]}"
 
 
 def _envelope(

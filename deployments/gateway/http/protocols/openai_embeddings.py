@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +22,8 @@ import orjson
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, slices
+from deployments.gateway.http.protocols.pieces import LargeAnswer, Parts, nested
+from deployments.gateway.http.protocols.tensors import Array
 from deployments.gateway.http.protocols.types import (
     EmbeddingsCall,
     Encoded,
@@ -29,6 +32,7 @@ from deployments.gateway.http.protocols.types import (
 )
 
 MAX_INPUTS = 2048
+_BASE64_STEP = 196_608  # bytes; a multiple of 3
 MOST_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -136,6 +140,30 @@ def encode(call: EmbeddingsCall, vectors: np.ndarray[Any, Any], prompt_tokens: i
         "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
     }
     return Encoded(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def pieces(call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int) -> LargeAnswer:
+    """As `encode`, of a large answer; `vectors`: one an input."""
+    return LargeAnswer(_parts(call, vectors, prompt_tokens))
+
+
+def _parts(call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int) -> Parts:
+    for index, vector in enumerate(vectors):
+        yield b'%b{"object":"embedding","index":%d,"embedding":' % (
+            b"," if index else b'{"object":"list","data":[', index
+        )  # fmt: skip
+        row = np.ascontiguousarray(vector, dtype="<f4")
+        if call.base64:
+            yield b'"'
+            data = row.view(np.uint8).data
+            for start in range(0, len(data), _BASE64_STEP):
+                yield base64.b64encode(data[start : start + _BASE64_STEP])
+            yield b'"}'
+        else:
+            yield from nested(row, "FP32", bytes.decode)
+            yield b"}"
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    yield b"]," + orjson.dumps({"model": call.model, "usage": usage})[1:]
 
 
 def _base64(rows: np.ndarray[Any, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +24,7 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.body_bounds import bound_of
 from deployments.gateway.http.protocols import malformed, slices
+from deployments.gateway.http.protocols.pieces import LargeAnswer, Parts, listed, nested
 from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
 from deployments.gateway.http.protocols.types import Encoded, PredictCall, documented
 from deployments.gateway.rows.conversion import RowsOut, check_count, from_rows
@@ -81,6 +83,11 @@ def decode(body: bytes, most_rows: int = sys.maxsize) -> PredictCall:
     if request.instances is not None and not request.instances:
         raise BadRequest("'instances' is empty; it must have at least one.", param="instances")
     return PredictCall(request.instances, request.inputs if columnar else None)
+
+
+def row_count(call: PredictCall) -> int:
+    """About: of columns, all lists count."""
+    return slices.lists(call.inputs) if call.inputs is not None else len(call.instances or ())
 
 
 def rows_of(call: PredictCall, d: ModelDescription) -> Rows:
@@ -165,9 +172,7 @@ def _value(raw: msgspec.Raw, name: str, specs: dict[str, TensorSpec], d: ModelDe
 
 def encode(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> Encoded:
     """Every row as nested lists of its own shape; a single output stands without its name."""
-    missing = [spec.name for spec in d.outputs if spec.name not in rows_out]
-    if missing:
-        raise RowFailed(f"The model '{d.name}' returned no output '{missing[0]}'.")
+    _check_outputs(rows_out, d)
     columns = {
         spec.name: [_json(row, spec.datatype) for row in rows_out[spec.name][1]]
         for spec in d.outputs
@@ -181,6 +186,47 @@ def encode(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> Encoded
     else:
         body = {"predictions": _by_row(columns)}
     return Encoded(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def pieces(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> LargeAnswer:
+    """As `encode`, of a large answer."""
+    return LargeAnswer(_parts(call, rows_out, d))
+
+
+def _parts(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> Parts:
+    _check_outputs(rows_out, d)
+    names = [spec.name for spec in d.outputs]
+    columns = {
+        spec.name: [partial(nested, row, spec.datatype, _text) for row in rows_out[spec.name][1]]
+        for spec in d.outputs
+    }
+    if len(names) == 1:
+        yield b'{"predictions":' if call.instances is not None else b'{"outputs":'
+        yield from listed(row() for row in columns[names[0]])
+    elif call.instances is not None:
+        yield b'{"predictions":'
+        yield from listed(
+            _object(names, [row() for row in rows]) for rows in zip(*columns.values(), strict=True)
+        )
+    else:
+        yield b'{"outputs":'
+        yield from _object(names, [listed(row() for row in rows) for rows in columns.values()])
+    yield b"}"
+
+
+def _object(names: list[str], values: list[Parts]) -> Parts:
+    before = b"{"
+    for name, value in zip(names, values, strict=True):
+        yield before + orjson.dumps(name) + b":"
+        yield from value
+        before = b","
+    yield b"}"
+
+
+def _check_outputs(rows_out: RowsOut, d: ModelDescription) -> None:
+    missing = [spec.name for spec in d.outputs if spec.name not in rows_out]
+    if missing:
+        raise RowFailed(f"The model '{d.name}' returned no output '{missing[0]}'.")
 
 
 def _by_row(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
@@ -200,6 +246,10 @@ def _json(row: Array, datatype: str) -> Any:
 def _texts(value: Any) -> Any:
     if not isinstance(value, bytes):
         return [_texts(item) for item in value]
+    return _text(value)
+
+
+def _text(value: bytes) -> Any:
     try:
         return value.decode()
     except UnicodeDecodeError:

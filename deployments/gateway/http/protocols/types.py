@@ -6,7 +6,9 @@ Tensors are dense, C-contiguous arrays of the declared shape (dtype object of by
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
@@ -33,6 +35,44 @@ class Tensor:
     name: str
     datatype: str
     data: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensor:
+    """One output of a request: its rows, and the shape that each of them is padded to."""
+
+    name: str
+    datatype: str
+    rows: Sequence[np.ndarray[Any, Any]]
+    shape: tuple[int, ...]
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.shape)
+
+    @property
+    def packed_bytes(self) -> int:
+        """As binary data."""
+        count = prod(self.dense_shape)
+        if self.datatype != "BYTES":
+            return count * DTYPES[self.datatype].itemsize
+        return 4 * count + sum(len(item) for row in self.rows for item in row.reshape(-1).tolist())
+
+    def padded(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Row by row, zeros (empty BYTES) behind what is shorter."""
+        fill: Any = b"" if self.datatype == "BYTES" else 0
+        for row in self.rows:
+            if row.shape == self.shape:
+                yield row
+                continue
+            padded = np.full(self.shape, fill, dtype=row.dtype)
+            padded[tuple([slice(size) for size in row.shape])] = row
+            yield padded
+
+    def dense(self) -> Tensor:
+        if len(self.rows) == 1 and self.rows[0].shape == self.shape:
+            return Tensor(self.name, self.datatype, self.rows[0][None])
+        return Tensor(self.name, self.datatype, np.stack(list(self.padded())))
 
 
 @dataclass(slots=True)
@@ -92,8 +132,10 @@ class ClassifyCall:
 
 @dataclass(slots=True)
 class Encoded:
-    """An answer's body with the headers that belong to its format."""
+    """An answer's body with the headers that belong to its format. `more`: it is the body's
+    beginning, and the rest is still to be made."""
 
     body: bytes
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    more: bool = False

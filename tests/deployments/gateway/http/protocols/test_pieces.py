@@ -1,0 +1,169 @@
+"""A large answer in pieces is, byte for byte, what encoding it at once gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from deployments.contract.description import Classes, ModelDescription
+from deployments.contract.errors import BadRequest, RowFailed
+from deployments.gateway.http.protocols import (
+    classify,
+    open_inference,
+    openai_embeddings,
+    pieces,
+    predict,
+)
+from deployments.gateway.http.protocols.pieces import LargeAnswer
+from deployments.gateway.http.protocols.types import (
+    ClassifyCall,
+    EmbeddingsCall,
+    Encoded,
+    InferAnswer,
+    InferCall,
+    RequestedOutput,
+    RowTensor,
+)
+from runtimes.datatypes import DTYPES
+from runtimes.types import TensorSpec
+
+Describe = Callable[..., ModelDescription]
+RNG = np.random.default_rng(7)
+FLOATS = [0.0, -1.5, 3e-38, 1e300, np.nan, np.inf, 0.1, 12345.678]
+
+
+@pytest.fixture(params=[3, 16_384], autouse=True)
+def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a few elements, and those that there are."""
+    if request.param == 3:
+        for module, name, size in [
+            (pieces, "STEP", 3), (pieces, "TEXT_STEP", 4), (classify, "STEP", 3),
+            (pieces, "PIECE_BYTES", 8), (open_inference, "PIECE_BYTES", 8),
+            (classify, "_LABELS_STEP", 2), (openai_embeddings, "_BASE64_STEP", 6),
+        ]:  # fmt: skip
+            monkeypatch.setattr(module, name, size)
+
+
+def whole(answer: LargeAnswer) -> Encoded:
+    parts, more = [], True
+    while more:
+        part, more = answer.take()
+        parts.append(part)
+    return Encoded(b"".join(parts), answer.content_type, answer.headers)
+
+
+def array(datatype: str, *shape: int) -> np.ndarray[Any, Any]:
+    dtype = DTYPES[datatype]
+    size = int(np.prod(shape))
+    if datatype == "BYTES":
+        values = np.empty(size, object)
+        values[:] = [[b"", b"plain", "längere Wörter".encode(), b'"\\\n'][at % 4]
+                     for at in range(size)]  # fmt: skip
+    elif dtype.kind == "f" or datatype == "BF16":
+        with np.errstate(over="ignore"):
+            values = np.resize(FLOATS, size).astype(dtype)
+    else:
+        values = RNG.integers(0, 2 if datatype == "BOOL" else 100, size).astype(dtype)
+    return values.reshape(shape)
+
+
+def outputs(*given: tuple[str, str, list[tuple[int, ...]], tuple[int, ...]]) -> list[RowTensor]:
+    return [
+        RowTensor(name, datatype, [array(datatype, *shape) for shape in shapes], padded)
+        for name, datatype, shapes, padded in given
+    ]
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(
+    ("shapes", "padded"),
+    [([(5,)] * 3, (5,)), ([(2, 4), (1, 4)], (3, 4)), ([()] * 2, ()), ([(2, 2, 2)], (2, 2, 2))],
+)
+def test_tensors(
+    datatype: str, binary: bool, shapes: list[tuple[int, ...]], padded: tuple[int, ...]
+) -> None:
+    call = InferCall([], id="7", binary_outputs=binary)
+    given = outputs(("y", datatype, shapes, padded))
+    at_once = open_inference.encode(call, InferAnswer("m", "1", [o.dense() for o in given]))
+    assert whole(open_inference.pieces(call, "m", "1", given)) == at_once
+
+
+def test_binary_tensors_beside_others() -> None:
+    asked = [RequestedOutput("a", True), RequestedOutput("b"), RequestedOutput("c", True)]
+    call = InferCall([], outputs=asked)
+    given = outputs(
+        ("a", "BYTES", [(2,), (1,)], (2,)), ("b", "FP32", [(9,), (9,)], (9,)),
+        ("c", "INT64", [(1, 2)] * 2, (1, 2)),
+    )  # fmt: skip
+    at_once = open_inference.encode(call, InferAnswer("m", "1", [o.dense() for o in given]))
+    assert whole(open_inference.pieces(call, "m", "1", given)) == at_once
+
+
+def test_bytes_that_are_no_text_are_found_before_the_first_piece() -> None:
+    rows = [array("BYTES", 9), np.array([b"\xff"], dtype=object)]
+    answer = open_inference.pieces(InferCall([]), "m", "1", [RowTensor("y", "BYTES", rows, (9,))])
+    parts = answer.parts
+    assert next(parts) == b""  # the first row has been looked through
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        next(parts)
+
+
+@pytest.mark.parametrize("body", [{"instances": [[1]]}, {"inputs": [[1]]}], ids=["rows", "columns"])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("shape", [(), (2,), (7,), (2, 5)])
+def test_predictions(
+    body: Any, single: bool, shape: tuple[int, ...], description: Describe
+) -> None:
+    call = predict.decode(json.dumps(body).encode())
+    specs = [TensorSpec(f"{kind}_out", kind, (-1, *[-1] * len(shape))) for kind in DTYPES]
+    for spec in specs if single else [specs]:
+        chosen = [spec] if isinstance(spec, TensorSpec) else spec
+        d = description(outputs=tuple(chosen))
+        rows = {s.name: (s.datatype, [array(s.datatype, *shape) for _ in range(3)]) for s in chosen}
+        assert whole(predict.pieces(call, rows, d)) == predict.encode(call, rows, d)
+
+
+def test_predictions_that_are_no_text(description: Describe) -> None:
+    call = predict.decode(b'{"instances": [[1]]}')
+    d = description(outputs=(TensorSpec("y", "BYTES", (-1, -1)),))
+    rows = {"y": ("BYTES", [np.array([b"\xff\xfe", b"text"], dtype=object)])}
+    assert whole(predict.pieces(call, rows, d)) == predict.encode(call, rows, d)
+    with pytest.raises(RowFailed, match="no output 'y'"):
+        predict.pieces(call, {}, d).take()
+
+
+@pytest.mark.parametrize("base64", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 20_000])
+def test_embeddings(base64: bool, width: int) -> None:
+    call = EmbeddingsCall("m", ["a"] * 3, None, base64)
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        vectors = RNG.standard_normal((3, width)).astype(dtype)
+        at_once = openai_embeddings.encode(call, vectors.astype(np.float32), 7)
+        assert whole(openai_embeddings.pieces(call, list(vectors), 7)) == at_once
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5, 100])
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "identity"])
+def test_labels(top_k: int, threshold: float, activation: str, description: Describe) -> None:
+    labels = ("one", 'qu"ote', "ü", "four", "five")
+    d = description(classes=Classes("logits", labels, 3, 1.0, threshold, False, activation))
+    call = ClassifyCall(["a"] * 20, None, top_k)
+    rows = list(RNG.standard_normal((20, 5)).astype(np.float32))
+    rows[3] = np.zeros(5, np.float32)  # equal scores come in the labels' order
+    assert whole(classify.pieces(call, rows, d)) == classify.encode(call, rows, d)
+
+
+def test_scores_that_are_none_are_found_before_the_first_piece(description: Describe) -> None:
+    d = description(classes=Classes("logits", ("a", "b"), 1, 1.0, 0.0, False))
+    for wrong in ([0.0, np.nan], [0.0]):
+        rows = [np.zeros(2, np.float32)] * 9 + [np.array(wrong, np.float32)]
+        answer = classify.pieces(ClassifyCall(["a"] * 10, None), rows, d)
+        with pytest.raises(RowFailed):
+            answer.take()
