@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
 import pytest
 from served import Later, Server, get, listens, synthetic, total
 
@@ -26,6 +29,41 @@ def test_requests_are_answered_without_haproxy(server):
     with server.load("device") as load:
         server.until(lambda: load.answered > 100, 20)
     assert load.failures == []
+
+
+def said(server: Server, request: bytes) -> tuple[bytes, bytes]:
+    """The answer's head and body, up to the end of the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), 10) as conn:
+        conn.sendall(request)
+        found = b""
+        while more := conn.recv(65_536):
+            found += more
+    head, _, body = found.partition(b"\r\n\r\n")
+    return head, body
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_an_offer_of_http_2_is_ignored(server, version):
+    head, body = said(
+        server,
+        b"GET /v1/models HTTP/%b\r\nhost: localhost\r\n"
+        b"connection: upgrade, http2-settings, close\r\n"
+        b"upgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n\r\n" % version,
+    )
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head.lower()
+    assert {each["id"] for each in json.loads(body)["data"]} == {"device", "slow"}
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [(b"GET /v1/models?" + b"a" * 20_000, b"414"), (b"GET /v1/models", b"431")],
+)
+def test_a_head_that_is_too_large_is_refused_in_the_shape_of_its_api(server, line, status):
+    large = b" HTTP/1.1\r\nhost: localhost\r\nx-large: " + b"a" * 20_000 + b"\r\n\r\n"
+    head, body = said(server, line + large)
+    assert head.split()[1] == status
+    assert json.loads(body)["error"].keys() == {"message", "type", "param", "code"}
 
 
 def test_it_listens_on_loopback_alone_and_on_one_public_port(server):
