@@ -90,8 +90,9 @@ def unsafe_in(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith(f"/{GRAPH}")]
-            if archive.getinfo(name).file_size > MOST_GRAPH_BYTES:
-                return f"a description of more than {MOST_GRAPH_BYTES} bytes"
+            info = archive.getinfo(name)
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > MOST_GRAPH_BYTES:
+                return f"a description that is compressed, or of more than {MOST_GRAPH_BYTES} bytes"
             return first_unsafe(json.loads(archive.read(name)))
     except (zipfile.BadZipFile, ValueError, OSError, RecursionError) as error:
         return f"no {GRAPH} that can be read ({error})"

@@ -115,7 +115,8 @@ def _beside(model: Path, name: str) -> Path:
         raise RefusedArtifact(f"{model} names data outside its folder: {name!r}")
     file = model.parent / place
     if not file.is_file():
-        hint = f"; it is a link, name {model.resolve()} instead" if model.is_symlink() else ""
+        target = model.parent / model.readlink() if model.is_symlink() else None
+        hint = f"; it is a link, name {target} itself" if target else ""
         raise LoadError(f"{model} keeps weights in {name}, which is not beside it{hint}")
     homes = model.parent.resolve(), model.resolve().parent
     real = file.resolve()

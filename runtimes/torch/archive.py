@@ -73,6 +73,7 @@ def _open(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             _check_root(path, archive.namelist())
+            _check_stored(path, archive.infolist())
         return torch._C.PyTorchFileReader(str(path))
     except (zipfile.BadZipFile, RuntimeError) as error:
         raise RefusedArtifact(f"{path} is not a torch.export archive: {error}") from error
@@ -86,6 +87,13 @@ def _check_root(path: Path, names: Iterable[str]) -> None:
         raise RefusedArtifact(
             f"{path} is an archive of an old torch, which may contain pickles: {AGAIN}"
         )
+
+
+def _check_stored(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
+    """torch compresses nothing, so what is compressed may unpack to any size."""
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise RefusedArtifact(f"{path} contains '{entry.filename}' compressed: {AGAIN}")
 
 
 def _check_name(path: Path, name: str) -> None:

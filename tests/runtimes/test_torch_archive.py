@@ -122,6 +122,16 @@ def test_compiled_code_and_old_formats_are_refused(honest, tmp_path, name):
         check(rewritten(honest, tmp_path / "bad.pt2", lambda files: files.update({name: b"x"})))
 
 
+def test_a_compressed_part_is_refused_unread(honest, tmp_path):
+    with zipfile.ZipFile(honest) as archive, zipfile.ZipFile(tmp_path / "m.pt2", "w") as made:
+        for name in archive.namelist():
+            packed = zipfile.ZIP_DEFLATED if name.endswith(GRAPH) else zipfile.ZIP_STORED
+            made.writestr(name, archive.read(name), packed)
+    with pytest.raises(RefusedArtifact, match="compressed"):
+        check(tmp_path / "m.pt2")
+    assert "compressed" in (archive_text.unsafe_in(tmp_path / "m.pt2") or "")
+
+
 def test_files_beside_the_archives_folder_are_refused(honest, tmp_path):
     file = rewritten(honest, tmp_path / "bad.pt2", lambda files: None)
     with zipfile.ZipFile(file, "a") as archive:
