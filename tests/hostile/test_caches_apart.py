@@ -32,6 +32,7 @@ CACHES = {
     "deployments/contract/scaling/target_reader.py": NO_INPUT,
     "deployments/gateway/http/compression.py": "parsed accept-encoding headers, some microseconds",
     "deployments/gateway/http/pages.py": NO_INPUT,
+    "deployments/gateway/http/protocols/classify.py": NO_INPUT,  # the length of models' labels
     "deployments/gateway/http/protocols/metadata.py": NO_INPUT,
     "deployments/gateway/http/protocols/openapi_schemas.py": NO_INPUT,
     "deployments/gateway/http/protocols/slices.py": "decoders, by bounds that models set",
