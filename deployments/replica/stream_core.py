@@ -36,7 +36,7 @@ from runtimes.types import Chunk, EngineLoad, StreamRequest, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
 _SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
-MOST_CHUNK_BYTES = 64 << 20  # a message carries whole chunks, and a frame has a limit
+MOST_CHUNK_BYTES = 32 << 20  # gateways refuse what may have more than half; they hold it thrice
 logger = logging.getLogger("headrace.replica")
 
 

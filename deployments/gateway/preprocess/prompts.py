@@ -23,6 +23,10 @@ from routers.estimates.prefix_tree import blocks_of
 
 _BYTES_PER_TOKEN = 4
 _SEQUENCES, _ROUNDS = 128, 4  # of one request: OpenAI's `n`, or so many times what runs at once
+# The largest answer that comes in one piece: the gateway holds it two or three times as it passes
+# on. A log-probability has 50 to 100 bytes, and takes an engine's layer 7 us.
+MAX_ANSWER_BYTES, MAX_LOGPROBS = 16 << 20, 65_536
+_ANSWER_BYTES_PER_TOKEN = 8
 _PARTS = {"chat": "messages", "completions": "prompt"}
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
@@ -47,6 +51,7 @@ def prompt_of(
     tokens = min(sum(lengths) + call.extra_tokens, d.max_length)
     left = max(context - longest - call.extra_tokens, 1)
     each = min(_most_output(call, d) or left, left)
+    _check_answer(call, sum(lengths), each)
     salt = "" if d.generating.shared_prefixes else tenant
     blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d, salt)
     # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
@@ -97,6 +102,30 @@ def _check_together(call: GenerationCall, tokens: int, generating: Generating) -
             f"{generating.cache_tokens} at most. Send them in several requests.",
             param=call.param,
         )
+
+
+def _check_answer(call: GenerationCall, prompts: int, each: int) -> None:
+    """Raises BadRequest where one piece of the answer may be too large. A stream's are those of a
+    step, but for the log-probabilities of the prompt, which all come with its first."""
+    count = max(len(call.texts or call.tokens or ()), 1)
+    logprobs = prompts * call.prompt_logprobs * call.sequences // count
+    tokens = 0 if call.streams else each * call.sequences
+    logprobs += tokens * call.logprobs
+    if logprobs <= MAX_LOGPROBS and tokens * _ANSWER_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES:
+        return
+    asked = f"{call.sequences} sequences of up to {each} tokens"
+    if logprobs > MAX_LOGPROBS:
+        raise BadRequest(
+            f"the answer may have {logprobs} log-probabilities ({asked}); {MAX_LOGPROBS} may come "
+            "in one piece. Set max_tokens, ask for fewer, or stream the answer.",
+            param="prompt_logprobs" if call.prompt_logprobs else "logprobs",
+        )
+    raise BadRequest(
+        f"the answer may have {tokens} tokens ({asked}); "
+        f"{MAX_ANSWER_BYTES // _ANSWER_BYTES_PER_TOKEN} may come in one piece. Set max_tokens, ask "
+        "for fewer sequences, or stream the answer.",
+        param="n",
+    )
 
 
 def _length(call: GenerationCall, tokens: int, context: int) -> int:

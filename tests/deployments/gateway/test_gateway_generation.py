@@ -22,6 +22,7 @@ from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway import generation
+from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import hash_key
 
 Describe = Callable[..., ModelDescription]
@@ -193,6 +194,67 @@ async def test_what_cannot_fit_into_the_context_is_refused_in_openais_words(
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     assert "maximum context length is 100 tokens" in error["message"]
     assert "you requested 101 tokens (60 in the messages, 41 in the completion)" in error["message"]
+
+
+LARGE = replace(SHAPE, context_tokens=100_000, cache_tokens=400_000)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"logprobs": True, "top_logprobs": 20}, "logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 20, "max_tokens": 3121}, "logprobs"),
+        (CHAT, {"n": 64, "max_tokens": 32_769}, "n"),
+        (COMPLETIONS, {"logprobs": 20, "n": 100, "max_tokens": 40}, "logprobs"),
+        (COMPLETIONS, {"prompt": [1] * 3200, "prompt_logprobs": 20}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": [1] * 800, "n": 4, "logprobs": 20, "echo": True,
+                       "stream": True}, "prompt_logprobs"),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_may_be_too_large_is_refused_before_it_queues(
+    stand: Stand, description: Describe, path: str, fields: dict[str, Any], param: str
+) -> None:
+    engines = add(stand, description, shape=LARGE)
+    asked = chat() if path == CHAT else {"model": "chat", "prompt": "a"}
+    client = Client(stand, path, asked | fields)
+    error = await client.error()
+    assert (client.status, error["param"]) == (400, param)
+    assert "may come in one piece" in error["message"]
+    assert not engines.begun
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": True, "top_logprobs": 20, "max_tokens": 3120},
+        {"logprobs": True, "top_logprobs": 20, "stream": True},
+        {"n": 64, "max_tokens": 32_768},
+        {"n": 128, "max_tokens": 32_769, "stream": True},
+    ],
+)
+async def test_the_largest_answer_and_any_that_streams_reach_the_engine(
+    stand: Stand, description: Describe, fields: dict[str, Any]
+) -> None:
+    engines = add(stand, description, shape=LARGE)
+    client = Client(stand, CHAT, chat(**fields))
+    engines.say(await begun(engines), b"data: {}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+    assert client.status == 200
+
+
+async def test_documents_count_at_the_tenants_rate_and_bound(
+    stand: Stand, engines: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(Rates, "take_tokens", lambda self, tenant, tokens: counted.append(tokens))
+    bounds: list[tuple[int, ...]] = []
+    monkeypatch.setattr(generation, "check_tenant_bounds", lambda caller, n: bounds.append(n))
+    for number, documents in enumerate((None, [{"text": "a b c d " * 20}]), 1):
+        client = Client(stand, CHAT, chat(documents=documents))
+        lease = await begun(engines, number)
+        engines.say(lease, b"{}", tokens=(60, 0, 1), end=StreamEnd.DONE)
+        await client.end()
+    assert counted[1] - counted[0] == bounds[1][0] - bounds[0][0] == (160 + 14) // 4
 
 
 async def test_what_just_fits_is_left_to_the_engine(stand: Stand, engines: Played) -> None:

@@ -30,6 +30,8 @@ MAX_SEQUENCES = 128  # of one prompt, as at OpenAI
 MAX_FORM_BYTES = 64 << 10
 _COMPLETION_TOKENS = 16  # what OpenAI's completions give where nothing is said
 _MESSAGE_TOKENS = 4  # what a chat template puts around each message, and before the answer
+_BYTES_PER_TOKEN = 4
+_MEDIA_TOKENS = 1024  # of an image, a sound or a film: what models make of a megapixel
 
 Endpoint = Literal["chat", "completions"]
 _Many = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
@@ -91,9 +93,11 @@ class ChatRequest(_Generation, gc=False):
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
     """`model`: the served one that is asked for; `adapter`: of that, "" for none. `texts` or
-    `tokens` (exactly one is set): the prompts. `extra_tokens`: what a template adds to the first,
-    about. `sequences`: of all prompts together. `max_tokens`: of each sequence, None where the
-    request does not say. `truncate_tokens`: the engine is to cut each prompt to so many."""
+    `tokens` (exactly one is set): the prompts. `extra_tokens`: what a template may add to the
+    first, about: around messages, of media, and of fields that may come into a prompt. `sequences`:
+    of all prompts together. `max_tokens`: of each sequence, None where the request does not say.
+    `truncate_tokens`: the engine is to cut each prompt to so many. `logprobs`: how many the answer
+    has of each output token; `prompt_logprobs`: of each of the prompt's, for each sequence."""
 
     endpoint: Endpoint
     model: str
@@ -107,6 +111,8 @@ class GenerationCall:
     extra_tokens: int = 0
     truncate_tokens: int | None = None
     adapter: str = ""
+    logprobs: int = 0
+    prompt_logprobs: int = 0
 
     @property
     def param(self) -> str:
@@ -120,10 +126,35 @@ _texts = msgspec.json.Decoder(list[str])
 _token_list = msgspec.json.Decoder(_Tokens)
 _token_lists = msgspec.json.Decoder(list[_Tokens])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MOST_DIGITS = 9
 _NO_WORK = frozenset(
     {"stream", "stream_options", "user", "seed", "metadata", "store", "service_tier", "priority",
      "request_id", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_salt"}
 )  # fmt: skip
+# Never in a prompt: what is read above, and what bounds or steers the answer. What stands here
+# neither nor there may be (documents, a template's own arguments, what an engine will have some
+# day), so that it counts as if it were.
+_NOT_IN_PROMPT = _NO_WORK | frozenset(
+    {"model", "messages", "prompt", "tools", "n", "best_of", "max_tokens", "max_completion_tokens",
+     "truncate_prompt_tokens", "truncation_side", "logprobs", "top_logprobs", "prompt_logprobs",
+     "logprob_token_ids", "echo", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+     "presence_penalty", "repetition_penalty", "length_penalty", "logit_bias", "stop",
+     "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words", "ignore_eos",
+     "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens",
+     "use_beam_search", "watermarking", "response_format", "structured_outputs", "tool_choice",
+     "parallel_tool_calls", "reasoning_effort", "thinking_token_budget", "include_reasoning",
+     "add_generation_prompt", "continue_final_message", "return_token_ids", "session_id",
+     "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text", "stream_interval",
+     "repetition_detection", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
+     "mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs", "modalities",
+     "verbosity", "prediction", "routed_experts_prompt_start"}
+)  # fmt: skip
+_COUNTED_APART = frozenset({"role", "content", "tool_calls", "type", "text"})
+_MEDIA = frozenset(
+    {"image_url", "input_image", "image_pil", "image_embeds", "input_audio", "audio_url",
+     "audio_embeds", "video_url", "video_embeds", "prompt_embeds", "file"}
+)  # fmt: skip
+_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 
@@ -141,10 +172,13 @@ def decode_completion(body: bytes) -> GenerationCall:
     each = max(request.n or 1, request.best_of or 1)
     most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     model, _, adapter = request.model.partition(":")
+    given = malformed.read(_fields, body)
+    wanted = given.get("logprobs")
+    logprobs = 0 if wanted is None or not _given(wanted) else 1 + _listed(given, wanted)
     return GenerationCall(
         "completions", model, body, bool(request.stream), texts, tokens,
-        each * len(texts or tokens or ()), most, request.user or "", 0, _truncated(request),
-        adapter,
+        each * len(texts or tokens or ()), most, request.user or "", _unread_tokens(given),
+        _truncated(request), adapter, logprobs, _prompt_logprobs(given, logprobs),
     )  # fmt: skip
 
 
@@ -156,11 +190,16 @@ def decode_chat(body: bytes) -> GenerationCall:
         raise BadRequest("messages must hold at least one message.", param="messages")
     most = request.max_completion_tokens
     extra = _MESSAGE_TOKENS * (len(request.messages) + 1)
+    given = malformed.read(_fields, body)
+    extra += _unread_tokens(given) + _beside_texts(given["messages"])
+    logprobs = 0
+    if _is_true(given.get("logprobs")):
+        logprobs = 1 + _listed(given, given.get("top_logprobs"))
     model, _, adapter = request.model.partition(":")
     return GenerationCall(
         "chat", model, body, bool(request.stream), [_conversation(request)], None, request.n or 1,
         request.max_tokens if most is None else most, request.user or "", extra,
-        _truncated(request), adapter,
+        _truncated(request), adapter, logprobs, _prompt_logprobs(given, 0),
     )  # fmt: skip
 
 
@@ -169,6 +208,52 @@ def _check_forms(request: _Generation) -> None:
         size = len(memoryview(getattr(request, name)))
         if size > MAX_FORM_BYTES:
             raise BadRequest(f"{name} has {size} bytes; it may have {MAX_FORM_BYTES}.", param=name)
+
+
+def _unread_tokens(given: Mapping[str, msgspec.Raw]) -> int:
+    """Of fields that may come into the prompt, although nothing is known of them here."""
+    names = given.keys() - _NOT_IN_PROMPT
+    return sum(len(given[name]) for name in names if _given(given[name])) // _BYTES_PER_TOKEN
+
+
+def _beside_texts(messages: msgspec.Raw) -> int:
+    """Tokens of what messages hold besides the texts that `_conversation` reads, about: media, and
+    what a template may use (a name, earlier reasoning, a message's own tools)."""
+    size = media = 0
+    for message in malformed.read(_objects, bytes(messages)):
+        content = message.get("content")
+        parts = []
+        if content is not None and slices.is_array(content):
+            parts = malformed.read(_objects, bytes(content))
+        for part in (message, *parts):
+            named = part.keys() - _COUNTED_APART
+            media += not named.isdisjoint(_MEDIA)
+            size += sum(len(part[name]) for name in named - _MEDIA if _given(part[name]))
+    return size // _BYTES_PER_TOKEN + media * _MEDIA_TOKENS
+
+
+def _is_true(raw: msgspec.Raw | None) -> bool:
+    return raw is not None and bytes(raw) == b"true"
+
+
+def _count(raw: msgspec.Raw | None) -> int:
+    """A number that the engine judges: of one that it will refuse, 0."""
+    digits = b"" if raw is None else bytes(raw)[:_MOST_DIGITS]
+    return int(digits) if digits.isdigit() else 0
+
+
+def _listed(given: Mapping[str, msgspec.Raw], wanted: msgspec.Raw | None) -> int:
+    """Log-probabilities of a token besides its own: the likeliest so many, or of tokens by name."""
+    named = given.get("logprob_token_ids")
+    return max(_count(wanted), 0 if named is None else bytes(named).count(b",") + 1)
+
+
+def _prompt_logprobs(given: Mapping[str, msgspec.Raw], logprobs: int) -> int:
+    """With `echo` a prompt has as many as the output."""
+    wanted = given.get("prompt_logprobs")
+    if wanted is not None and _given(wanted):
+        return 1 + _count(wanted)
+    return logprobs if _is_true(given.get("echo")) else 0
 
 
 def _truncated(request: _Generation) -> int | None:

@@ -67,6 +67,81 @@ def test_calls_of_tools_count_as_what_was_said() -> None:
     assert call.texts == ['a\n[{"id": "1"}]']
 
 
+LONG = "a b c d " * 100
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"documents": [{"title": "a", "text": LONG}]},
+        {"chat_template_kwargs": {"context": LONG}},
+        {"chat_template": LONG},
+        {"functions": [{"name": LONG}]},
+        {"nobody_knows": LONG},
+        {"messages": [{"role": "assistant", "content": "a", "reasoning": LONG}]},
+        {"messages": [{"role": "developer", "content": "a", "tools": [{"a": LONG}]}]},
+        {"messages": [{"role": "tool", "content": "a", "tool_call_id": LONG}]},
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": LONG}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": LONG}]}]},
+    ],
+    ids=lambda fields: str(fields)[:60],
+)
+def test_whatever_may_come_into_a_prompt_counts(fields: dict[str, Any]) -> None:
+    more = chat("a", **fields).extra_tokens - chat("a").extra_tokens
+    assert 200 <= more <= 220
+
+
+@pytest.mark.parametrize(("images", "tokens"), [(0, 0), (1, 1024), (3, 3072)])
+def test_media_count_by_their_number_and_not_by_their_bytes(images: int, tokens: int) -> None:
+    text = {"type": "text", "text": "a"}
+    call = chat([text] + [IMAGE] * images)
+    assert call.extra_tokens - chat([text]).extra_tokens == tokens
+    assert call.texts == ["a"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"a": LONG}}, {"logit_bias": {str(k): 1 for k in range(200)}},
+        {"metadata": {"a": LONG}}, {"stop": [LONG]}, {"documents": None}, {"user": LONG},
+        {"structured_outputs": {"regex": LONG}},
+    ],
+)  # fmt: skip
+def test_what_is_never_in_a_prompt_does_not_count(fields: dict[str, Any]) -> None:
+    assert chat("a", **fields).extra_tokens == chat("a").extra_tokens
+
+
+def test_what_a_completion_adds_to_its_prompt_counts() -> None:
+    assert completion("a").extra_tokens == 0
+    assert 200 <= completion("a", suffix=LONG).extra_tokens <= 220
+
+
+@pytest.mark.parametrize(
+    ("fields", "each", "of_prompt"),
+    [
+        ({}, 0, 0), ({"logprobs": None}, 0, 0), ({"logprobs": 0}, 1, 0), ({"logprobs": 5}, 6, 0),
+        ({"logprobs": 5, "echo": True}, 6, 6), ({"echo": True}, 0, 0),
+        ({"prompt_logprobs": 3}, 0, 4), ({"logprobs": "x"}, 1, 0), ({"logprobs": -1}, 1, 0),
+        ({"logprobs": 1, "logprob_token_ids": [1, 2, 3]}, 4, 0),
+    ],
+)  # fmt: skip
+def test_log_probabilities_of_a_completion(fields: dict[str, Any], each: int, of_prompt: int):
+    call = completion("a", **fields)
+    assert (call.logprobs, call.prompt_logprobs) == (each, of_prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "each"),
+    [
+        ({"logprobs": True}, 1), ({"logprobs": False, "top_logprobs": 5}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 6), ({"top_logprobs": 5}, 0),
+    ],
+)  # fmt: skip
+def test_log_probabilities_of_a_chat(fields: dict[str, Any], each: int) -> None:
+    assert chat("a", **fields).logprobs == each
+
+
 @pytest.mark.parametrize(
     ("more", "sequences"), [({}, 1), ({"n": 3}, 3), ({"n": 2, "best_of": 4}, 4)]
 )
