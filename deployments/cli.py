@@ -7,6 +7,7 @@ elsewhere, imported only by the command that needs it, so that `--help` stays in
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deployments.contract.loopback import keep_loopback_direct
+from deployments.contract.user_folders import mended
 from deployments.tools import command_groups, model_commands
 from deployments.tools.command_line import (
     FILE,
@@ -88,6 +90,11 @@ def _explained(error: Exception) -> int | None:
 def main() -> None:
     """Serve many models behind one length-bucketing router."""
     keep_loopback_direct()
+    try:
+        for sentence in mended(os.environ):
+            click.echo(sentence, err=True)
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
 
 
 @main.command()

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -125,8 +126,18 @@ class Host:
                     self._say("log", message=sentence)
         except TimeoutError as error:
             return str(error)
-        gateway = self._settings.gateway
+        gateway = self._choose_ports()
         return _files_refusal(gateway) or ports.refusal(gateway) or _tls_refusal(gateway.tls)
+
+    def _choose_ports(self) -> GatewaySettings:
+        """Take free ports for those that callers do not know. Returns the gateway's settings."""
+        chosen = ports.free_instead(self._settings.gateway)
+        for name, port in chosen.items():
+            default = getattr(self._settings.gateway, name)
+            self._say("log", message=f"port {default} (gateway.{name}) is taken: {port} instead")
+        self._origin = replace(self._origin, chosen=chosen)
+        self._settings = self._origin.completed(self._settings)
+        return self._settings.gateway
 
     def _start(self) -> None:
         try:

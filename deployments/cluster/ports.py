@@ -4,6 +4,9 @@ A listener counts if binding `host:port` would conflict with it: the same addres
 bound to every interface, IPv4 or IPv6. The system tells whose listener it is where it may. Where it
 may not, binding and connecting still show that there is one. Nothing is ended here. Metrics ports
 are not in the list: a busy metrics port is retried, never fatal.
+
+Ports that callers do not know (`UNCALLED`) give way: where the settings name none and the default
+is taken, as by a second server, a free one takes its place.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from dataclasses import dataclass
 
 import psutil
 
+from deployments.cluster.addresses import LOOPBACK
 from deployments.cluster.ray_env import resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5
+UNCALLED = ("haproxy_stats_port", "haproxy_metrics_port", "metrics_port")
 SOMEBODY = "another user's process"
 
 
@@ -45,11 +50,44 @@ def refusal(gateway: GatewaySettings) -> str | None:
     for setting in ("host", "haproxy_admin_host") if ha_proxy else ("host",):
         if unusable := _unusable(setting, getattr(gateway, setting)):
             return unusable
-    for what, port in of(gateway).items():
-        if who := listener(host_of(what, gateway), port):
-            setting = "gateway.port" if what == "http" else f"gateway.{what}_port"
-            return f"port {port} ({setting}) is taken by {who}; end it or choose another port"
-    return None
+    taken = [
+        f"port {port} ({_setting(what)}) is taken by {who}"
+        for what, port in of(gateway).items()
+        if (who := listener(host_of(what, gateway), port))
+    ]
+    if not taken:
+        return None
+    ending = "end it or choose another port" if len(taken) == 1 else "end them or choose others"
+    return "\n".join(taken) + f"; {ending}"
+
+
+def _setting(what: str) -> str:
+    return "gateway.port" if what == "http" else f"gateway.{what}_port"
+
+
+def free_instead(gateway: GatewaySettings) -> dict[str, int]:
+    """Free ports for the settings in `UNCALLED` that the file does not name and whose defaults are
+    taken."""
+    found: dict[str, int] = {}
+    names = UNCALLED if resolved_ingress(gateway.ingress) == "haproxy" else UNCALLED[-1:]
+    for name in names:
+        if name in gateway.model_fields_set:
+            continue
+        host, count = gateway.haproxy_admin_host, 1
+        if name == "metrics_port":
+            host, count = gateway.metrics_host or LOOPBACK, gateway.replicas  # one for each gateway
+        first = getattr(gateway, name)
+        if any(listener(host, port) for port in range(first, first + count)):
+            found[name] = _free_run(count)
+    return found
+
+
+def _free_run(count: int) -> int:
+    """The first of so many consecutive ports that nobody listens on."""
+    while True:
+        first = any_free()
+        if all(not _bind_refused(LOOPBACK, first + at) for at in range(count)):
+            return first
 
 
 def _unusable(setting: str, host: str) -> str | None:

@@ -67,6 +67,13 @@ class Origin:
     folder: Path  # of the file: paths are as written there
     address: Mapping[str, Any] = field(default_factory=dict)  # host and port, if the command line
     # gave them: they hold whatever a file says
+    chosen: Mapping[str, int] = field(default_factory=dict)  # ports, where a file names none
+
+    def completed(self, settings: Settings) -> Settings:
+        """A file's settings, as this server runs them. Raises SettingsErrors."""
+        named = settings.gateway.model_fields_set
+        chosen = {name: port for name, port in self.chosen.items() if name not in named}
+        return with_address(settings, chosen | dict(self.address))
 
 
 class Reconfiguration:
@@ -252,7 +259,7 @@ class Reconfiguration:
         """The new settings, or why they cannot be had."""
         path = Path(request["path"])
         try:
-            new = with_address(load(path, absolute=False), self._origin.address)
+            new = self._origin.completed(load(path, absolute=False))
         except SettingsErrors as wrong:
             return str(wrong)
         gateway = self.settings.gateway

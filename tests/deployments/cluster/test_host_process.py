@@ -51,6 +51,20 @@ def write_state(host: Host, mark: ProcessMark, server_id: str = "") -> None:
     server_files.write(state, host._states)
 
 
+def test_a_second_server_takes_free_ports_and_says_so(host, monkeypatch):
+    monkeypatch.setattr(ports, "free_instead", lambda gateway: {"haproxy_stats_port": 45678})
+    gateway = host._settings.gateway.model_dump(exclude={"haproxy_stats_port"})
+    models = {"m": {"runtime": "synthetic"}}
+    host._settings = Settings.model_validate({"models": models, "gateway": {"port": host._port}})
+    assert host._choose_ports().haproxy_stats_port == 45678
+    assert "port 8404 (gateway.haproxy_stats_port) is taken: 45678 instead" in said(host)
+    file = Settings.model_validate({"models": models, "gateway": {"port": host._port}})
+    assert host._origin.completed(file).gateway.haproxy_stats_port == 45678
+    named = {"models": models, "gateway": {"haproxy_stats_port": gateway["port"]}}
+    kept = host._origin.completed(Settings.model_validate(named)).gateway.haproxy_stats_port
+    assert kept == gateway["port"]
+
+
 def test_a_server_that_runs_on_the_port_is_said_so(host):
     write_state(host, ProcessMark.of(os.getpid()))
     refusal = host._clear_the_way()

@@ -35,6 +35,34 @@ def test_a_foreign_listener_is_named_with_the_setting_it_blocks():
     assert f"pid {os.getpid()}" in sentence
 
 
+def test_all_clashes_are_in_one_message():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        taken = {"port": one.getsockname()[1], "haproxy_stats_port": other.getsockname()[1]}
+        lines = ports.refusal(gateway(**taken)).splitlines()
+    assert [line.split(" is taken")[0] for line in lines] == [
+        f"port {taken['port']} (gateway.port)",
+        f"port {taken['haproxy_stats_port']} (gateway.haproxy_stats_port)",
+    ]
+    assert lines[-1].endswith("; end them or choose others")
+
+
+def test_defaults_that_callers_do_not_know_give_way_to_free_ports(monkeypatch):
+    busy = {8404, 9401}
+    monkeypatch.setattr(ports, "listener", lambda host, port: port in busy or None)
+    chosen = ports.free_instead(GatewaySettings(replicas=2))
+    assert chosen.keys() == {"haproxy_stats_port", "metrics_port"}  # 9401 is the second gateway's
+    for first in chosen.values():
+        for port in (first, first + 1):
+            socket.create_server(("127.0.0.1", port)).close()
+    assert ports.free_instead(GatewaySettings(replicas=1)).keys() == {"haproxy_stats_port"}
+    assert ports.free_instead(GatewaySettings(ingress="proxy", metrics_port=9401)) == {}
+    named = GatewaySettings(haproxy_stats_port=8404, metrics_port=9401)
+    assert ports.free_instead(named) == {}  # the user's own choice: refused, not replaced
+
+
 @pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1", "x" * 300])
 def test_a_host_that_is_not_here_is_said_before_anything_starts(host):
     sentence = ports.refusal(gateway(host=host))
