@@ -45,7 +45,7 @@ from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
-_LOOKS_S = 1.0  # between two looks at rollouts
+_LOOKS_S = 1.0  # between two looks at rollouts, or at what models wait for
 _CUT_S = 2.0  # for gateways to tell the callers of what the drain has not finished
 _LOST_S = 2.0  # for requests in flight, and for each process, after the cluster was lost
 logger = logging.getLogger("headrace.host")
@@ -82,6 +82,8 @@ class Host:
         self._began, self._began_s = time.time(), time.monotonic()
         self._stop = threading.Event()
         self._is_ready = False
+        self._waits: dict[str, str] = {}  # why models have no process yet, by name
+        self._looks_at_s = 0.0
         self._term_s = orphaned_processes.TERM_S
         self._logs: LogSocket | None = None
         self._cluster: Any = None
@@ -220,7 +222,7 @@ class Host:
         limit_s = max(m.replicas.start_timeout_s for m in needed.values())
         while not self._stop.is_set():
             self._check_cluster()
-            self._say("progress", models=self._cluster.progress())
+            self._say_progress()
             for name, reason in self._cluster.cannot_start(list(needed)).items():
                 raise StartFailed(f"model {name} cannot start: {reason}")
             if self._cluster.ready(self._settings.gateway.replicas):
@@ -234,11 +236,28 @@ class Host:
                 self._say("ready", message=message, seconds=time.monotonic() - began)
                 return
             if time.monotonic() - began > limit_s:
+                waits = (f"{name} {why}" for name, why in self._waits.items() if name in needed)
                 raise StartFailed(
                     f"not ready after {limit_s:g} s (replicas.start_timeout_s); "
-                    f"Ray's own logs are in {self._cluster.logs}"
+                    + "".join(f"{each}; " for each in waits)
+                    + f"Ray's own logs are in {self._cluster.logs}"
                 )
             self._stop.wait(_POLL_S)
+
+    def _say_progress(self) -> None:
+        """Tell how far replicas are, and why models have none yet."""
+        rows = self._cluster.progress()
+        now, told = time.monotonic(), {row["model"] for row in rows}
+        silent = {n: m for n, m in self._settings.models.items() if n not in told}
+        if now >= self._looks_at_s:
+            self._looks_at_s = now + _LOOKS_S
+            self._waits = self._cluster.waits(silent) if silent else {}
+        rows += [
+            {"model": name, "phase": "starting", "fraction": 0.0, "detail": why}
+            for name, why in self._waits.items()
+            if name in silent
+        ]
+        self._say("progress", models=rows)
 
     def _url(self) -> str:
         host = self._settings.gateway.host
@@ -305,6 +324,10 @@ class Host:
 
     def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = self._cluster.status()
+        models = self._live.settings.models if self._is_ready else self._settings.models
+        for found in status["models"]:
+            if found["state"] == "declared" and (model := models.get(found["name"])):
+                found["reason"] = self._cluster.waits({found["name"]: model})[found["name"]]
         uptime_s = time.monotonic() - self._began_s  # the wall clock may be set
         return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}
 

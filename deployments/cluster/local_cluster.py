@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import httpx
@@ -23,12 +23,14 @@ from deployments.cluster.dashboard import ClusterError, Dashboard, token_of
 from deployments.cluster.manual_target import ManualTarget, set_target
 from deployments.cluster.serve_rest import ServeRest
 from deployments.cluster.served_models import ServedModels, runs
+from deployments.cluster.waiting import why_waiting
 from deployments.contract import tenants_store
 from deployments.contract.app_names import is_model_app, model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
 from deployments.contract.scaling import store
+from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -92,6 +94,12 @@ class LocalCluster(ServedModels):
         progress = self.try_registry("progress") or []
         return [row for each in progress for row in _progress_rows(each)]
 
+    def waits(self, models: Mapping[str, ModelSettings]) -> dict[str, str]:
+        """Why each of these models has no process yet, by name."""
+        total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free = ray.available_resources()  # type: ignore[no-untyped-call]
+        return {name: why_waiting(model, total, free) for name, model in models.items()}
+
     def ready(self, gateways: int) -> bool:
         """Whether every model that is not optional is hot at every gateway."""
         if not (self._listens() if self._tls else self._answers()):
@@ -153,7 +161,8 @@ class LocalCluster(ServedModels):
             if not waits:
                 return failed
             if time.monotonic() > end:
-                return failed | dict.fromkeys(waits, f"not ready after {limit_s:g} s")
+                late = f"not ready after {limit_s:g} s (replicas.start_timeout_s)"
+                return failed | dict.fromkeys(waits, late)
             stop.wait(_POLL_S)
         raise InterruptedError("the server is stopping")
 

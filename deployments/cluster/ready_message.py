@@ -35,7 +35,7 @@ def _post(url: str, body: dict[str, Any]) -> str:
 def _curl() -> str:
     """The shell that it is pasted into may name a proxy, and lack what `serve` added to
     `no_proxy`."""
-    proxied = urllib.request.getproxies().keys() - {"no"}
+    proxied = urllib.request.getproxies().keys() & {"http", "https", "all"}
     return "curl -s --noproxy '*'" if proxied else "curl -s"
 
 

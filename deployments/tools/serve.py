@@ -157,6 +157,8 @@ def _until_ready(events: Any, progress: StartupDisplay) -> dict[str, Any]:
                 progress.update(model["model"], model["phase"], model["fraction"], model["detail"])
         elif event["event"] == "log":
             _say(event)
+        elif event["event"] == "phase" and event.get("name") in ("ray", "deploy"):
+            progress.server(event["message"])
         elif event.get("name") not in ("ray", "deploy"):
             last: dict[str, Any] = event
             return last

@@ -26,7 +26,7 @@ _HEADINGS = (
     "REPL", "WAIT", "LATE", "OLDEST", "RUN", "BACKLOG", "DRIFT",
 )  # fmt: skip
 _FIRST_NUMBER = _HEADINGS.index("REPL")
-_OF_REASON = {"failed": "cannot start", "starting": "is starting"}
+_OF_REASON = {"failed": "cannot start", "starting": "is starting", "declared": "has no process"}
 
 
 def as_json(snapshot: StatusSnapshot) -> str:

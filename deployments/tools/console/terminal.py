@@ -1,13 +1,14 @@
 """Shows the models' progress while `headrace serve` starts.
 
 On a terminal, one line for each model, redrawn; elsewhere (logs, pipes), one line for each change
-of phase. Phases are the replicas': staging, compiling, verifying, warming, ready or failed. Elapsed
-seconds are measured here.
+of phase, and one every few seconds of a phase that lasts. Phases are the replicas': staging,
+compiling, verifying, warming, ready or failed. Elapsed seconds are measured here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -21,6 +22,14 @@ from rich.text import Text
 PHASES = (
     "starting", "staging", "compiling", "verifying", "warming", "profiling", "ready", "failed",
 )  # fmt: skip
+_EVERY_S = 5.0
+_MEANS = {  # what a phase that lasts is about
+    "staging": "fetching and unpacking its files",
+    "compiling": "the backend loads and compiles it",
+    "verifying": "its answers are compared with the reference",
+    "warming": "it runs each shape once",
+    "profiling": "costs of batches are measured",
+}
 
 
 class ModelProgress:
@@ -31,7 +40,7 @@ class ModelProgress:
         self.phase = PHASES[0]
         self.fraction = 0.0
         self.note = ""
-        self.since = self.started = now
+        self.since = self.started = self.told = now
         self.took: list[tuple[str, float]] = []
 
     @property
@@ -46,8 +55,14 @@ class ModelProgress:
         if phase not in PHASES or self.over or PHASES.index(phase) <= PHASES.index(self.phase):
             return False
         self.took.append((self.phase, now - self.since))
-        self.phase, self.since, self.fraction = phase, now, 0.0
+        self.phase, self.since, self.fraction, self.note = phase, now, 0.0, ""
         return True
+
+    def said(self) -> str:
+        """The present phase in words."""
+        share = f" {self.fraction:.0%}" if self.fraction else ""
+        note = self.note or _MEANS.get(self.phase, "")
+        return f"{self.phase}{share}" + (f": {note}" if note else "")
 
 
 class StartupDisplay:
@@ -64,6 +79,7 @@ class StartupDisplay:
         self._clock = clock
         self._models = {name: ModelProgress(name, clock()) for name in models}
         self._live: Live | None = None
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -71,6 +87,8 @@ class StartupDisplay:
                 get_renderable=self._table, console=self._console, refresh_per_second=8
             )
             self._live.__enter__()
+        else:
+            threading.Thread(target=self._tick_often, name="startup", daemon=True).start()
         return self
 
     def __exit__(
@@ -79,27 +97,49 @@ class StartupDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._over.set()
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
+
+    def _tick_often(self) -> None:
+        while not self._over.wait(_EVERY_S / 5):
+            self.tick()
+
+    def tick(self) -> None:
+        """Without a terminal: repeat the phases that have lasted since their last line."""
+        now = self._clock()
+        for found in list(self._models.values()):
+            if not found.over and now - found.told >= _EVERY_S:
+                found.told = now
+                self._print(f"{found.name}: {found.said()} ({now - found.started:.1f} s)")
+
+    def server(self, message: str) -> None:
+        """What the whole server does before models start."""
+        for found in self._models.values():
+            if found.phase == PHASES[0]:
+                found.note = message
 
     def update(self, model: str, phase: str, fraction: float = 0.0, note: str = "") -> None:
         """Reports a model's phase and the share of it that is done (0 to 1).
 
-        `note`: with the phase `failed`, what failed. A model that is not known yet is added.
+        `note`: what failed, or why the phase lasts. A model that is not known yet is added.
         """
         now = self._clock()
         found = self._models.setdefault(model, ModelProgress(model, now))
         moved = found.move(phase, now)
         if phase == found.phase and not found.over:
             found.fraction = min(max(fraction, 0.0), 1.0)
-        if note:
+        if note and phase == found.phase:
             found.note = note
         if moved and self._live is None:
             self._say(found, now)
 
     def _say(self, found: ModelProgress, now: float) -> None:
         note = f": {found.note}" if found.note else ""
-        line = f"{found.name}: {found.phase}{note} ({now - found.started:.1f} s)"
+        found.told = now
+        self._print(f"{found.name}: {found.phase}{note} ({now - found.started:.1f} s)")
+
+    def _print(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a full disk must not stop the start
             self._console.print(Text(line), soft_wrap=True)
 
@@ -122,5 +162,6 @@ def _phases(found: ModelProgress, now: float) -> Text:
         text.append(f"failed: {found.note}", style="red")
     else:
         share = f" {found.fraction:.0%}" if found.fraction else ""
-        text.append(f"{found.phase}{share} {now - found.since:.1f} s", style="cyan")
+        note = f"   {found.note}" if found.note else ""
+        text.append(f"{found.phase}{share} {now - found.since:.1f} s{note}", style="cyan")
     return text

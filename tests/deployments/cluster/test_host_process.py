@@ -203,6 +203,9 @@ class Starting:
     def progress(self):
         return []
 
+    def waits(self, models):
+        return dict.fromkeys(models, "waits for 1 GPU")
+
     def cannot_start(self, names):
         return {name: why for name, why in self.failed.items() if name in names}
 
@@ -214,6 +217,27 @@ class Starting:
 
     def descriptions(self):
         return []
+
+
+def test_a_model_without_a_process_is_told_with_what_it_waits_for(host):
+    told = []
+    host._say = lambda event, **fields: told.append((event, fields))
+    two_models(host, optional=True)._until_ready()
+    event, fields = told[0]
+    assert event == "progress"
+    row = {"model": "extra", "phase": "starting", "fraction": 0.0, "detail": "waits for 1 GPU"}
+    assert row in fields["models"]
+
+
+def test_a_start_that_takes_too_long_says_what_is_waited_for(host, monkeypatch):
+    two_models(host)
+    monkeypatch.setattr(host._cluster, "cannot_start", lambda names: {}, raising=False)
+    monkeypatch.setattr(host._cluster, "ready", lambda gateways: False, raising=False)
+    monkeypatch.setattr(host_process, "_POLL_S", 0.0)
+    for model in host._settings.models.values():
+        model.replicas.__dict__["start_timeout_s"] = 0.0
+    with pytest.raises(StartFailed, match="extra waits for 1 GPU; "):
+        host._until_ready()
 
 
 def two_models(host: Host, **second) -> Host:

@@ -96,6 +96,35 @@ def test_phases_never_go_back() -> None:
     assert out.getvalue().splitlines() == ["m: warming (0.0 s)", "m: ready (0.0 s)"]
 
 
+def test_a_phase_that_lasts_is_said_again_with_its_reason() -> None:
+    console, out = plain()
+    clock = Clock()
+    with StartupDisplay(["m", "n"], console=console, clock=clock) as progress:
+        progress.server("starting Ray")
+        clock.now += 4.9
+        progress.tick()
+        assert out.getvalue() == ""
+        clock.now += 0.1
+        progress.tick()
+        progress.update("m", "starting", note="waits for 1 GPU")
+        progress.update("n", "compiling", 0.4)
+        clock.now += 5
+        progress.tick()
+        progress.update("m", "ready")
+        progress.update("n", "failed", note="no file")
+        clock.now += 60
+        progress.tick()
+    assert out.getvalue().splitlines() == [
+        "m: starting: starting Ray (5.0 s)",
+        "n: starting: starting Ray (5.0 s)",
+        "n: compiling (5.0 s)",
+        "m: starting: waits for 1 GPU (10.0 s)",
+        "n: compiling 40%: the backend loads and compiles it (10.0 s)",
+        "m: ready (10.0 s)",
+        "n: failed: no file (10.0 s)",
+    ]
+
+
 def test_long_lines_are_not_folded_in_logs() -> None:
     console, out = plain(width=20)
     with StartupDisplay(["m"], console=console, clock=Clock()) as progress:
@@ -179,6 +208,7 @@ def test_a_model_that_classifies_or_chats_is_tried_by_its_own_call() -> None:
 def test_what_is_to_be_pasted_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")  # no proxy of the user's
     monkeypatch.setenv("no_proxy", "localhost")
     assert "--noproxy" not in try_line(described(), URL)
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
