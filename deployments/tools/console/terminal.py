@@ -106,12 +106,17 @@ class StartupDisplay:
             self.tick()
 
     def tick(self) -> None:
-        """Without a terminal: repeat the phases that have lasted since their last line."""
+        """Without a terminal: repeat the phases that have lasted since their last line, one line
+        for all models of which the same is to be said."""
         now = self._clock()
+        alike: dict[str, list[ModelProgress]] = {}
         for found in list(self._models.values()):
             if not found.over and now - found.told >= _EVERY_S:
                 found.told = now
-                self._print(f"{found.name}: {found.said()} ({now - found.started:.1f} s)")
+                alike.setdefault(found.said(), []).append(found)
+        for said, models in alike.items():
+            names = ", ".join(each.name for each in models)
+            self._print(f"{names}: {said} ({now - models[0].started:.1f} s)")
 
     def server(self, message: str) -> None:
         """What the whole server does before models start."""

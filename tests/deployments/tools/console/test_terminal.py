@@ -115,8 +115,7 @@ def test_a_phase_that_lasts_is_said_again_with_its_reason() -> None:
         clock.now += 60
         progress.tick()
     assert out.getvalue().splitlines() == [
-        "m: starting: starting Ray (5.0 s)",
-        "n: starting: starting Ray (5.0 s)",
+        "m, n: starting: starting Ray (5.0 s)",
         "n: compiling (5.0 s)",
         "m: starting: waits for 1 GPU (10.0 s)",
         "n: compiling 40%: the backend loads and compiles it (10.0 s)",
