@@ -66,7 +66,7 @@ types: dev
 unit: dev
 	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube and not chaos'
 
-# The inner loop, in less than a minute on two processors. Left to `make test`: mypy, what simulates
+# The inner loop, in a minute or two on two processors. Left to `make test`: mypy, what simulates
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
 QUICK := tests/test_architecture.py tests/autoscaling tests/deployments tests/loadtests tests/routers tests/yaml_document
 NOT_QUICK := tests/deployments/replica/verify tests/deployments/tools/profile \
