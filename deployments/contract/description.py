@@ -71,6 +71,7 @@ class Generating:
     # (running sequences, tokens of the step, seconds) of engine steps measured in the warm-up
     profile: tuple[tuple[int, int, float], ...] = ()
     shared_prefixes: bool = False  # all tenants share them
+    adapters: tuple[str, ...] = ()  # asked for as `model:adapter`
 
 
 @dataclass(frozen=True, slots=True)

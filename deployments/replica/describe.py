@@ -167,9 +167,17 @@ def describe_stream(
             block_tokens=limits.block_tokens,
             profile=profile,
             shared_prefixes=model.generation.share_prefixes,
+            adapters=_adapters(name, model),
         ),
     )
     return description, tokenizer
+
+
+def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
+    """Of `lora_modules`, those that callers can ask for: `name:adapter=folder`."""
+    modules = model.options.get(model_paths.NAMED) or ()
+    named = [str(module).partition("=")[0].partition(":") for module in modules]
+    return tuple(adapter for base, _, adapter in named if base == model_of(name) and adapter)
 
 
 def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:

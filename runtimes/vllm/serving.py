@@ -158,6 +158,7 @@ class Serving:
         """A body and its status, or the generator of what streams."""
         chat = request.endpoint == "chat"
         kind = ChatCompletionRequest if chat else CompletionRequest
+        parsed: Any = None
         try:
             parsed = kind.model_validate_json(request.body)
             parsed.priority = request.priority
@@ -186,6 +187,10 @@ class Serving:
             raise RunError(f"vLLM failed: {_said(fault)}") from fault
         except Exception as fault:
             answer = create_error_response(fault)
+            if parsed is None and events.is_failure(answer.error.code):
+                # Its checks of a body look into what may not be there.
+                said = f"{type(fault).__name__}: {_said(fault)}"
+                answer = create_error_response(f"the request cannot be read: {said}")
         if isinstance(answer, ErrorResponse):
             if events.is_failure(answer.error.code):
                 raise RunError(f"vLLM failed: {answer.error.message}")

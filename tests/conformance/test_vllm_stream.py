@@ -144,6 +144,16 @@ async def test_a_mistake_is_the_same_refusal_streamed_and_whole(
     assert not streamed.last.output_tokens
 
 
+@pytest.mark.parametrize("tools", [[{}], [{"type": "x"}]])
+async def test_a_tool_that_is_none_is_a_mistake_of_the_request(
+    runtime: StreamRuntime, tools: list[Any]
+) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    for stream in (False, True):
+        heard = await hear(runtime, chat(tools=tools, tool_choice=named, stream=stream), "chat")
+        assert (heard.status, heard.page()["error"]["code"]) == (400, 400)
+
+
 async def test_one_prompt_of_many_that_is_wrong_refuses_all(runtime: StreamRuntime) -> None:
     """Although the others are answered meanwhile."""
     prompts = [[5 + k % 200] * 400 for k in range(100)] + [[NO_TOKEN]]

@@ -70,7 +70,7 @@ class Pages:
             "model_config": self._model_config,
             "model_statistics": self._model_statistics,
             "all_statistics": self._all_statistics,
-            "openai_models": lambda _, __, who: (200, metadata.openai_models(self._seen_by(who))),
+            "openai_models": self._openai_models,
             "openai_model": self._openai_model,
             "live": lambda *_: (200, metadata.live()),
             "ready": self._ready,
@@ -150,6 +150,9 @@ class Pages:
     def _statistics(self, of: Sequence[ModelDescription]) -> Page:
         counted = self._telemetry.statistics
         return 200, triton.statistics((d.name, counted.of(d.name, d.version)) for d in of)
+
+    def _openai_models(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+        return 200, metadata.openai_models(self._seen_by(who), who.may_use)
 
     def _openai_model(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         assert route.model is not None

@@ -71,11 +71,7 @@ class Tenant:
 
     def may_use(self, model: str, adapter: str = "") -> bool:
         """Whether the tenant may use the model, or this adapter of it."""
-        if self.models is None:
-            return True
-        if adapter:
-            return f"{model}:{adapter}" in self.models or f"{model}:*" in self.models
-        return model in self.models
+        return _uses(self.models, model, adapter)
 
     def may_see(self, model: str) -> bool:
         """Whether the tenant may use the model, or an adapter of it."""
@@ -112,6 +108,10 @@ class Reader:
     def may_see(self, model: str) -> bool:
         """Whether it may use the model, or an adapter of it."""
         return _sees(self.models, model)
+
+    def may_use(self, model: str, adapter: str = "") -> bool:
+        """Whether it may use the model, or this adapter of it."""
+        return _uses(self.models, model, adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +262,14 @@ def _tenant(name: str, given: TenantSettings, middle: str) -> Tenant:
         rate=given.rate,
         record=given.record,
     )
+
+
+def _uses(models: frozenset[str] | None, model: str, adapter: str) -> bool:
+    if models is None:
+        return True
+    if adapter:
+        return f"{model}:{adapter}" in models or f"{model}:*" in models
+    return model in models
 
 
 def _sees(allowed: frozenset[str] | None, model: str) -> bool:

@@ -12,7 +12,7 @@ index only: models come and go by declaration, not by load and unload); OpenAI A
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -77,13 +77,15 @@ class ModelMetadata(msgspec.Struct):
 
 
 class OpenAIModel(msgspec.Struct):
-    """`created` is 0; `max_model_len`: tokens of one that generates, prompt and answer."""
+    """`created` is 0; `max_model_len`: tokens of one that generates, prompt and answer; `parent`:
+    the model that an adapter belongs to."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    parent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAIModels(msgspec.Struct):
@@ -203,9 +205,21 @@ def openai_model(d: ModelDescription) -> Encoded:
     return _json(_openai(d))
 
 
-def openai_models(descriptions: Iterable[ModelDescription]) -> Encoded:
-    """`GET /v1/models`."""
-    return _json(OpenAIModels("list", [_openai(d) for d in descriptions]))
+def openai_models(
+    descriptions: Iterable[ModelDescription], may_use: Callable[[str, str], bool]
+) -> Encoded:
+    """`GET /v1/models`: each model, and the adapters of it that the reader may use."""
+    listed: list[OpenAIModel] = []
+    for d in descriptions:
+        base = _openai(d)
+        adapters = () if d.generating is None else d.generating.adapters
+        listed.append(base)
+        listed += [
+            msgspec.structs.replace(base, id=f"{d.name}:{adapter}", parent=d.name)
+            for adapter in adapters
+            if may_use(d.name, adapter)
+        ]
+    return _json(OpenAIModels("list", listed))
 
 
 def _openai(d: ModelDescription) -> OpenAIModel:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import metadata
 from deployments.gateway.http.protocols.metadata import ModelState
+from deployments.gateway.tenancy.tenants import Reader
 
 Describe = Callable[..., ModelDescription]
 STATES = [ModelState("a", "1", True), ModelState("b", "", False, "warming")]
@@ -57,10 +58,23 @@ def test_index_request_of_another_kind_is_refused(body: bytes) -> None:
 def test_openai_lists_models_and_shows_one(description: Describe) -> None:
     one = json.loads(metadata.openai_model(description()).body)
     assert one == {"id": "device", "object": "model", "created": 0, "owned_by": "headrace"}
-    assert json.loads(metadata.openai_models([description()]).body) == {
+    assert json.loads(metadata.openai_models([description()], lambda *_: True).body) == {
         "object": "list",
         "data": [one],
     }
+
+
+def test_openais_list_has_the_adapters_that_its_reader_may_use(description: Describe) -> None:
+    engine = Generating(100, 400, 8, adapters=("sql", "law"))
+    page = metadata.openai_models(
+        [description(name="chat", generating=engine)],
+        Reader(models=frozenset({"chat:law"})).may_use,
+    )
+    base, law = json.loads(page.body)["data"]
+    assert (base["id"], law["id"], law["parent"]) == ("chat", "chat:law", "chat")
+    assert "parent" not in base
+    every = metadata.openai_models([description(name="chat", generating=engine)], Reader().may_use)
+    assert [m["id"] for m in json.loads(every.body)["data"]] == ["chat", "chat:sql", "chat:law"]
 
 
 def test_readiness_names_what_it_waits_for() -> None:
