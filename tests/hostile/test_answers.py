@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generating import CHAT, COMPLETIONS, add
+from in_process import standing
 from wide_models import MOST_LENGTH, MOST_ROWS, Wide, asked, wide_stand
+
+from tests.deployments.conftest import described
 
 ROWS = 2048  # of texts; tensors may have as many as wait
 MOST_GROWN_BYTES = 100_000_000
@@ -121,6 +125,29 @@ async def test_a_width_that_only_the_answer_tells_is_bounded_when_it_is_there(
         assert got.status == 400
         assert b"at most 1024 such rows" in got.beginning
         assert (await asked(stand.app, *_encoded(infer(64)))).status == 200
+
+
+CHAT_OF_MANY = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "n": 128}
+MOST_LOGPROBS = {"logprobs": True, "top_logprobs": 20}
+COMPLETION = {"model": "chat", "prompt": [[1] * 30] * 12}
+GENERATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "sequences × tokens × log-probabilities": (
+        CHAT, {**CHAT_OF_MANY, **MOST_LOGPROBS, "max_tokens": 90}
+    ),
+    "of the prompts' echo": (COMPLETIONS, {**COMPLETION, "n": 10, "echo": True, "logprobs": 100}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GENERATED)
+async def test_a_generated_answer_too_large_for_one_piece_is_refused_before_it_is_queued(
+    tmp_path: Path, name: str
+) -> None:
+    path, body = GENERATED[name]
+    async with standing({}, tmp_path) as stand:
+        engines = add(stand, described)
+        got = await asked(stand.app, path, json.dumps(body).encode())
+        assert (got.status, engines.begun) == (400, [])
+        assert b"log-probabilities" in got.beginning
 
 
 def _encoded(request: tuple[str, Any]) -> tuple[str, bytes]:
