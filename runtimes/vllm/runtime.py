@@ -147,14 +147,16 @@ class VLLMRuntime:
         return [str(folder) for folder in (self._settings.source, *modules) if folder]
 
     async def warm(self) -> None:
-        """A short prompt, the longest one, and one whose answer has a grammar: the engine sets up
-        what makes them with the first."""
+        """A short prompt, the longest one, one whose answer has log-probabilities and one whose
+        answer has a grammar: the engine sets up or compiles what makes them with the first, for up
+        to 20 s in which nobody is served."""
         longest = max(self.limits().context_tokens - _WARM_TOKENS, 1)
         name = self._settings.name
         grammar = {"regex": "[ab]{8}"}
         asks = [
             {"prompt": [1, 2, 3], "max_tokens": _WARM_TOKENS},
             {"prompt": [1] * longest, "max_tokens": 1},
+            {"prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 1},
             {"prompt": [1, 2, 3], "max_tokens": _WARM_TOKENS, "structured_outputs": grammar},
         ]
         for number, fields in enumerate(asks):
