@@ -1,7 +1,8 @@
 """Runs a scenario against a server, from the command line's options to the record.
 
 The model, its SLO and its length buckets come from the settings file that the scenario names, if it
-names one; options of the command line take precedence.
+names one; options of the command line take precedence. An SLO that neither has is the one that the
+server names in the model's metadata: without any, nothing could be in time or late.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.client.protocols import PROTOCOLS
-from loadtests.client.protocols.types import Endpoint, Wire
+from loadtests.client.protocols.types import Endpoint, Wire, WireError
 from loadtests.results.record import Client, Record
 from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.results.report_table import this_machine
@@ -40,6 +41,7 @@ class RunOptions:
 
     scenario: Path
     url: str
+    ca: str = ""
     protocol: str = "oip"
     model: str = ""
     changes: tuple[str, ...] = ()
@@ -83,6 +85,16 @@ class PreparedRun:
         return Order(
             scenario, folder, self.wire, terms, processes, options.connections, options.timeout_s
         )
+
+    def check_slo(self) -> None:
+        """Raises InvalidRunOptions if some caller has no limit: its answers would be neither in
+        time nor late."""
+        limits = [self._slo_s(name) for name, _ in self.scenario.callers()]
+        if not (all(limits) or self.tokens):
+            raise InvalidRunOptions(
+                "--slo-ms is missing (or --ttft-ms, for a model that generates): neither the "
+                f"scenario's settings nor the server name the SLO of {self.wire.place.model}"
+            )
 
     @property
     def left_out(self) -> list[str]:
@@ -148,12 +160,14 @@ def prepare(options: RunOptions) -> PreparedRun:
     name = options.model or scenario.model or _only_model(settings)
     model = settings.get("models", {}).get(name) or {}
     slo = model.get("slo") or {}
+    wire = _wire(options, scenario, name)
     slo_ms = options.slo_ms or slo.get("latency_ms")
     first_ms, each_ms = options.ttft_ms or slo.get("ttft_ms"), options.tpot_ms or slo.get("tpot_ms")
+    if not (slo_ms or first_ms or each_ms):
+        slo_ms, first_ms = _told_slo(wire.place)
     tokens = TokenLimits(_s(first_ms), _s(each_ms))
     buckets = (model.get("lengths") or {}).get("buckets")
     edges = tuple(buckets) if isinstance(buckets, list) and buckets else EDGES
-    wire = _wire(options, scenario, name)
     return PreparedRun(options, scenario, wire, _s(slo_ms), edges, tokens)
 
 
@@ -198,6 +212,16 @@ def _only_model(settings: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
+def _told_slo(place: Endpoint) -> tuple[float | None, float | None]:
+    """The model's limits as the server names them, milliseconds, of the whole answer and of the
+    first token; None for what it does not name."""
+    try:
+        said = place.metadata().get("parameters") or {}
+    except WireError:
+        return None, None
+    return said.get("slo_latency_ms"), said.get("slo_ttft_ms")
+
+
 def _wire(options: RunOptions, scenario: Scenario, model: str) -> Wire:
     callers = list(scenario.callers())
     place = Endpoint(
@@ -210,13 +234,16 @@ def _wire(options: RunOptions, scenario: Scenario, model: str) -> Wire:
         extra=options.extra,
         stream=options.stream,
         adapter=options.adapter,
+        ca=options.ca,
     )
     if (options.protocol == "custom") != bool(options.adapter):
         raise InvalidRunOptions("--protocol custom and --adapter FILE belong together")
     try:
-        _ = place.target
+        _ = place.target.context
     except ValueError as error:
         raise InvalidRunOptions(f"--url: {error}") from None
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidRunOptions(f"--ca {options.ca}: {error}") from None
     wire = PROTOCOLS[options.protocol](place)
     wire.prepare()
     return wire

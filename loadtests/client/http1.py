@@ -11,8 +11,10 @@ Source: RFC 9112 (message framing, §6 and §7).
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httptools
@@ -27,17 +29,34 @@ class InvalidResponse(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """`tls`: over TLS; `ca`: the PEM file of authorities to trust then, "" for the system's."""
+
     host: str
     port: int
     path: str
+    tls: bool = False
+    ca: str = ""
 
     @classmethod
-    def parse(cls, url: str) -> Target:
+    def parse(cls, url: str, ca: str = "") -> Target:
+        """Raises ValueError."""
         parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None:
-            raise ValueError(f"{url!r} is not of the form http://host:port/path")
-        path = parts.path or "/"
-        return cls(parts.hostname, parts.port or 80, path + (f"?{parts.query}" * bool(parts.query)))
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise ValueError(f"{url!r} is not of the form http(s)://host:port/path")
+        tls = parts.scheme == "https"
+        path = (parts.path or "/") + (f"?{parts.query}" * bool(parts.query))
+        return cls(parts.hostname, parts.port or (443 if tls else 80), path, tls, ca)
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """What TLS connections are made with; None for plain ones. Raises OSError if `ca` cannot be
+        read."""
+        return _context(self.ca) if self.tls else None
+
+
+@lru_cache(maxsize=8)
+def _context(ca: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca or None)
 
 
 @dataclass(frozen=True, slots=True)

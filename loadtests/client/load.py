@@ -188,7 +188,9 @@ class Fleet:
         target = self.load.target
         while not self.stopping:
             try:
-                await self._loop.create_connection(lambda: connection, target.host, target.port)
+                await self._loop.create_connection(
+                    lambda: connection, target.host, target.port, ssl=target.context
+                )
             except OSError:
                 now = time.perf_counter()
                 self.tally.failed(now, now, "connect")

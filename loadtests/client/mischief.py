@@ -11,7 +11,7 @@ Source for the kinds of malformed requests: what the HTTP surface promises to an
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from loadtests.client.http1 import Target, render
@@ -64,7 +64,7 @@ def hurried(request: bytes, budget_ms: int) -> bytes:
 
 def malformed_requests(target: Target, good_body: bytes) -> tuple[bytes, ...]:
     """Requests of which each deserves a 4xx, or (the last two) no answer at all."""
-    absent = Target(target.host, target.port, "/v2/models/no-such-model/infer")
+    absent = replace(target, path="/v2/models/no-such-model/infer")
     bodies = (
         b"",
         b"{",

@@ -292,7 +292,9 @@ class Player:
     async def _connected(self, connection: ClientConnection) -> None:
         target = self._stand.target
         try:
-            await self._loop.create_connection(lambda: connection, target.host, target.port)
+            await self._loop.create_connection(
+                lambda: connection, target.host, target.port, ssl=target.context
+            )
         except OSError:
             self._connections.discard(connection)
             if self._waiting:  # so that a server that is down ends requests instead of keeping them

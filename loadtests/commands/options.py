@@ -18,14 +18,15 @@ from loadtests.traffic.scenario_file import located
 FILE = click.Path(path_type=Path)
 _OPTIONS = (
     click.argument("scenario", type=FILE),
-    click.option("--url", required=True, help="The server, http://host:port."),
+    click.option("--url", required=True, help="The server, http(s)://host:port."),
+    click.option("--ca", type=FILE, help="PEM file of authorities to trust over https."),
     click.option(
         "--protocol", type=click.Choice(list(PROTOCOLS)), default="oip", show_default=True,
         help="Open Inference Protocol in JSON or binary, OpenAI's, or one described by --adapter.",
     ),
     click.option("--adapter", default="", help="YAML of a `custom` protocol."),
     click.option("--model", default="", help="The model; unset, the scenario's."),
-    click.option("--slo-ms", type=float, help="Latency limit, instead of the settings file's."),
+    click.option("--slo-ms", type=float, help="Latency limit, not the settings' or server's."),
     click.option("--ttft-ms", type=float, help="Limit of the first token, as --slo-ms."),
     click.option("--tpot-ms", type=float, help="Limit of the mean time a further token takes."),
     click.option("--seed", type=int, help="Decides every random choice, not the scenario's."),
@@ -59,7 +60,7 @@ def playing(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NAMES = {
-    "scenario", "url", "protocol", "adapter", "model", "slo_ms", "ttft_ms", "tpot_ms", "seed",
+    "scenario", "url", "ca", "protocol", "adapter", "model", "slo_ms", "ttft_ms", "tpot_ms", "seed",
     "changes", "trace", "headers", "keys", "extra", "stream", "processes", "connections",
     "timeout_s",
 }  # fmt: skip
@@ -77,6 +78,7 @@ def options_of(**given: Any) -> RunOptions:
         raise InvalidRunOptions("--extra must be a JSON object")
     given["headers"] = _pairs(given["headers"], ":")
     given["keys"] = _pairs(given["keys"], "=")
+    given["ca"] = str(given["ca"] or "")
     given["scenario"] = located(given["scenario"])
     return RunOptions(
         **given,

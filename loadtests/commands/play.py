@@ -26,6 +26,7 @@ def play(
 ) -> None:
     """Play SCENARIO to the server at --url, and keep a record of it."""
     ready = prepare(options)
+    ready.check_slo()
     record = watched(ready, quiet=quiet)
     path = record_path or folder / f"{record.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
     save(record, path)

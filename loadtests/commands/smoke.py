@@ -30,6 +30,7 @@ def smoke(file: Path, url: str, record_path: Path | None, page: Path | None, qui
     """Play the scenario of FILE and say of each promise in it whether it was kept."""
     promised = promise_file.load(file)
     ready = _ready(file, promised, url)
+    ready.check_slo()
     record = play.watched(ready, quiet=quiet)
     record.checks = judge(record, promised.promises)
     if record_path is not None:

@@ -49,7 +49,8 @@ def server():
 
 def played(scenario: Path, url: str, *more: str):
     path = scenario.with_suffix(".json")
-    command = [*PLAY, str(scenario), "--url", url, *EMBED, "--json", str(path), *more]
+    limit = ("--slo-ms", "5000")
+    command = [*PLAY, str(scenario), "--url", url, *EMBED, *limit, "--json", str(path), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done, load(path)
 
@@ -74,7 +75,7 @@ def test_scenario_is_played_and_kept_whole(scenario, processes):
 @pytest.mark.integration
 def test_interrupted_run_keeps_what_was_seen(scenario):
     path = scenario.with_suffix(".json")
-    more = ("--set", "duration_s=600", "--json", str(path), "--processes", "2")
+    more = ("--slo-ms", "5000", "--set", "duration_s=600", "--json", str(path), "--processes", "2")
     with server() as url:
         wait_for(url)
         running = subprocess.Popen([*PLAY, str(scenario), "--url", url, *EMBED, *more])
@@ -131,6 +132,8 @@ def wait_for(url: str) -> None:
         (["--url", "http://x", "--model", "m", "--key", "a"], "'a' must be name=value"),
         (["--url", "http://x", "--model", "m", "--protocol", "custom"], "--adapter FILE belong"),
         (["--url", "http://x", *EMBED, "--adapter", "a.yaml"], "--adapter FILE belong"),
+        (["--url", "http://127.0.0.1:1", *EMBED], "--slo-ms is missing"),
+        (["--url", "https://x", *EMBED, "--ca", "none.pem"], "--ca none.pem: "),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(scenario, arguments, said):
@@ -199,7 +202,7 @@ def test_what_no_load_generator_can_do_is_said(scenario, monkeypatch):
     more = ("--set", "faults.noise=0.1", "--set", "replicas=3", "--quiet")
     for given, said in ((more, "simulator's: replicas, faults\n"), (("--quiet",), "")):
         path = scenario.with_suffix(".json")
-        url = ("--url", "http://127.0.0.1:1", *EMBED, "--json", str(path))
+        url = ("--url", "http://127.0.0.1:1", *EMBED, "--slo-ms", "9", "--json", str(path))
         result = CliRunner().invoke(main, [str(scenario), *url, *given])
         assert result.exit_code == 1
         assert ("not played" in result.stderr) == bool(said)

@@ -6,7 +6,8 @@ and `x-session-id` say what the scenario does.
 
 from __future__ import annotations
 
-from loadtests.client.http1 import Target
+from dataclasses import replace
+
 from loadtests.client.protocols.types import Endpoint
 from loadtests.traffic.plan import Planned
 
@@ -16,7 +17,7 @@ class Heads:
 
     def __init__(self, place: Endpoint, path: str, method: str = "POST") -> None:
         target = place.target
-        self.target = Target(target.host, target.port, target.path.rstrip("/") + path)
+        self.target = replace(target, path=target.path.rstrip("/") + path)
         self._place = place
         self._method = method
         self._heads: dict[str, bytes] = {}

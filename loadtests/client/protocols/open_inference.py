@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from loadtests.client.binary_tensors import HEADER_LENGTH
 from loadtests.client.protocols.heads import Heads
 from loadtests.client.protocols.types import Endpoint, WireError
@@ -24,7 +22,6 @@ from loadtests.traffic.plan import Planned
 from loadtests.traffic.texts import Texts
 from loadtests.traffic.workload import token_ids
 
-METADATA_S = 10.0
 _FORMATS = {"INT64": "q", "INT32": "i"}
 _FIVE_DIGITS = (10_000, 29_999)  # so that the two that vary are found in no other place's digits
 
@@ -67,22 +64,11 @@ class OpenInference:
         self.reseed("")
 
     def prepare(self) -> None:
-        url = f"{self.place.url.rstrip('/')}/v2/models/{self.place.model}"
+        metadata = self.place.metadata()
         try:
-            # No proxy, as for the requests that are measured.
-            answer = httpx.get(
-                url, headers=dict(self.place.headers), timeout=METADATA_S, trust_env=False
-            )
-        except httpx.HTTPError as error:
-            raise WireError(f"{url}: {error}") from None
-        if answer.status_code != 200:
-            raise WireError(f"{url}: answered {answer.status_code}; is the model's name right?")
-        try:
-            self._inputs = Inputs.of(answer.json())
+            self._inputs = Inputs.of(metadata)
         except WireError as error:
-            raise WireError(f"{url}: {error}") from None
-        except ValueError:
-            raise WireError(f"{url}: answered no JSON") from None
+            raise WireError(f"{self.place.url}: model {self.place.model}: {error}") from None
 
     def reseed(self, seed: str) -> None:
         self._rng = random.Random(f"{seed} ids")

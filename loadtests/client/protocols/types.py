@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import httpx
+
 from loadtests.client.http1 import Response, Target
 from loadtests.traffic.plan import Planned
+
+METADATA_S = 10.0
 
 
 class WireError(ValueError):
@@ -34,11 +38,35 @@ class Endpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)  # merged into each JSON body
     stream: bool = True
     adapter: str = ""  # the file of a `custom` protocol
+    ca: str = ""  # PEM file of authorities to trust over https; "": the system's
 
     @property
     def target(self) -> Target:
         """Raises ValueError."""
-        return Target.parse(self.url)
+        return Target.parse(self.url, self.ca)
+
+    def metadata(self) -> dict[str, Any]:
+        """What the server says of the model (Open Inference Protocol). Raises WireError."""
+        url = f"{self.url.rstrip('/')}/v2/models/{self.model}"
+        key = next(iter(self.keys.values()), None)
+        bearer = {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            # No proxy, as for the requests that are measured.
+            answer = httpx.get(
+                url, headers={**bearer, **self.headers}, timeout=METADATA_S, trust_env=False,
+                verify=self.target.context or True,
+            )  # fmt: skip
+        except (httpx.HTTPError, OSError) as error:
+            raise WireError(f"{url}: {error}") from None
+        if answer.status_code != 200:
+            raise WireError(f"{url}: answered {answer.status_code}; is the model's name right?")
+        try:
+            found = answer.json()
+        except ValueError:
+            raise WireError(f"{url}: answered no JSON") from None
+        if not isinstance(found, dict):
+            raise WireError(f"{url}: answered no JSON object")
+        return found
 
 
 @dataclass(slots=True)

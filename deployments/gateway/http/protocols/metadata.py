@@ -25,6 +25,7 @@ from deployments.gateway.http.protocols.types import Datatype, Encoded
 from runtimes.types import TensorSpec
 
 MOST_LABELS = 1000
+_SLO = {False: "slo_latency_ms", True: "slo_ttft_ms"}  # by whether the model generates
 EXTENSIONS = (
     "binary_tensor_data", "model_configuration", "model_repository(index)", "statistics",
 )  # fmt: skip
@@ -146,6 +147,7 @@ def _parameters(d: ModelDescription) -> dict[str, Any]:
         "max_length": d.max_length,
         "truncate": d.truncate,
         "optional_inputs": ",".join(optional),
+        _SLO[d.generating is not None]: round(d.scheduling.slo_s * 1000, 3),
         **_of_images(d),
         **_of_classes(d),
     }
