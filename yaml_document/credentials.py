@@ -12,12 +12,17 @@ from __future__ import annotations
 import re
 
 _SHOWN = 3  # characters that tell what kind of key it was
+# Callers choose what is searched, so time must grow with its length alone: what has begun as a key
+# is taken to its end, whatever follows.
 _KEYS = re.compile(
     r"(?<![A-Za-z0-9])(?:hr_[\w-]{20,}|(?:sk|rk|pk)-[\w-]{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}"
     r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[A-Z0-9]{12,}"
-    r"|eyJ[\w-]{10,}\.[\w.-]{10,})"
+    r"|eyJ[\w-]{16,}[\w.-]*)"
 )
-_AFTER_ITS_NAME = re.compile(r"(?i)(\bbearer\s+)[^\s'\",;]{8,}|(://)[^\s/@:]*:[^\s/@]+(?=@)")
+# A model may be called `hr_employee_attrition` or `sk-learn-iris-v2`. A random key has capitals, or
+# digits within its words.
+_WORDS = re.compile(r"(?:hr|[srp]k)(?:[_-](?:[a-z]{1,20}[0-9]{0,3}|[0-9]{1,4})){2,}")
+_AFTER_ITS_NAME = re.compile(r"(?i)(\bbearer\s+)[^\s'\",;]{8,}|(://)[^\s/@:]*:[^\s/]+(?=@)")
 _LONG = re.compile(r"(?<!sha256:)(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{24,}")
 _HEX = re.compile(r"[0-9a-fA-F]{32,}")
 # From a small letter to a capital or a digit, and the like: in random text two of three
@@ -28,7 +33,7 @@ _CHARACTERS_A_CHANGE = 4
 
 def without_keys(text: str) -> str:
     """The text, with `…` in place of the greatest part of each key."""
-    text = _KEYS.sub(lambda key: f"{key[0][:_SHOWN]}…", text)
+    text = _KEYS.sub(lambda key: key[0] if _WORDS.fullmatch(key[0]) else _begun(key[0]), text)
     return _AFTER_ITS_NAME.sub(lambda key: f"{key[1] or key[2]}…", text)
 
 
@@ -40,4 +45,8 @@ def redacted(text: str) -> str:
 def _unless_words(found: re.Match[str]) -> str:
     text = found[0]
     is_mixed = len(_CHANGE.findall(text)) * _CHARACTERS_A_CHANGE >= len(text)
-    return f"{text[:_SHOWN]}…" if is_mixed or _HEX.fullmatch(text) else text
+    return _begun(text) if is_mixed or _HEX.fullmatch(text) else text
+
+
+def _begun(key: str) -> str:
+    return f"{key[:_SHOWN]}…"
