@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -32,8 +32,8 @@ class SpecialTokens:
         page = json.loads(tokenizer.to_str())
         added = page["added_tokens"]
         special = [each for each in added if each["special"] and len(each["content"]) > 1]
-        names = sorted((each["content"] for each in special), key=len, reverse=True)
-        self._name = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        names = [each["content"] for each in special]
+        self._name = re.compile(_any_of(names) or "(?!)")
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
         self._longest = max((len(name) for name in names), default=1)
         page["added_tokens"] = [each for each in added if each not in special]
@@ -84,6 +84,19 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_each_text(each, change) for each in value]
     return value
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """An expression for the longest of these names at a place. Each character is looked at once:
+    vocabularies have thousands of names with the same beginning, and callers write that often."""
+    by_first: dict[str, set[str]] = {}
+    for name in names:
+        by_first.setdefault(name[:1], set()).add(name[1:])
+    may_end = by_first.pop("", None) is not None
+    branches = [re.escape(first) + _any_of(rest) for first, rest in sorted(by_first.items())]
+    if not branches or (len(branches) == 1 and not may_end):
+        return "".join(branches)
+    return f"(?:{'|'.join(branches)})" + "?" * may_end
 
 
 def _marked(name: str) -> str:

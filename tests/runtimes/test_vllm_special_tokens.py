@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from examples import make_llm
 from runtimes.vllm.special_tokens import SpecialTokens, whole
@@ -53,6 +54,18 @@ def test_texts_stay_text_and_the_templates_tokens_are_its_own(
 def test_a_text_without_names_is_left_to_the_tokeniser(special: SpecialTokens, text: str) -> None:
     assert special.broken(text) == text
     assert special.ids(f"<|user|>{text}<|end|>", around=True) is None
+
+
+def test_names_by_thousands_take_a_text_no_more_time_than_one() -> None:
+    """Each tried at each place, they would take minutes; here they are over at once."""
+    names = [f"<unused{n}>" for n in range(2000)]
+    made = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    made.add_special_tokens([*names, "<unused1>>"])
+    special = SpecialTokens(made)
+    assert special.broken("<" * 1_000_000 + " ") == "<" * 1_000_000 + " "
+    for name in (*names, "<unused1>>"):
+        assert special.broken(f"a{name}b") == f"a<\U0010fffd{name[1:]}b"
+    assert special.ids("<unused1>>\U0010fffd<unused1999>", around=False) == [2001, 2000]
 
 
 def test_everything_within_a_message_is_broken_and_can_be_made_whole(
