@@ -7,7 +7,9 @@ sizes, names of word characters. Unknown text is refused, at the price of some h
 
 An operator has the form of aten's and prims' names here; that torch's dispatcher really has it,
 which rules out the builtins of TorchScript, is for whoever has torch (`operators`). Refused by name
-are those that open files. It does not judge what an operator computes, nor how long.
+are those that open files, and those whose kernels take sizes or indices on trust, with which a
+graph could read and write memory beside its tensors: aliases of any size, sparse tensors without
+checks, segments, gradients. It does not judge what an operator computes, nor how long.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ SYMBOLIC = re.compile(
 )
 # The body of these is a part of the graph, whose text is judged like the rest.
 SCOPES = re.compile(r"torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)")
-OPENS_FILES = re.compile(r"torch\.ops\.aten\._?(from_file|save)\b.*")
+REFUSED = re.compile(
+    r"torch\.ops\.aten\.(_?(from_file|save)|_reshape_alias(_copy)?|set_?|resize(_as)?(_sparse)?_?"
+    r"|_sparse_[a-z]+_tensor_unsafe|_nested_view_from_\w+|_convert_indices_\w+|_?ctc_loss|_?segment_reduce"
+    r"|\w+_backward(_\w+)?)\..*"
+)
 SIZE_FUNCTIONS = re.compile(
     r"Symbol|Integer|Float|Rational|"
     r"Add|Mul|Pow|Min|Max|Mod|PythonMod|"
@@ -78,8 +84,9 @@ def _dispatched(library: str, name: str, overload: str) -> str:
 def _said(key: str, text: str) -> str:
     if key in _OPERATORS:
         return (
-            f"the operator {text!r}, which is not one of aten and prims that leave files alone: "
-            "write that part of the model in plain torch, or export it with torch.onnx.export"
+            f"the operator {text!r}, which is not one of aten and prims that leave files and other "
+            "memory alone: write that part of the model in plain torch, or export it with "
+            "torch.onnx.export"
         )
     return f"{key} {text!r}"
 
@@ -115,7 +122,7 @@ def _texts(key: str, part: Any) -> Iterator[tuple[str, str]]:
 def _plain(key: str, text: str) -> bool:
     if key in _OPERATORS:
         known = any(form.fullmatch(text) for form in (ATEN, SYMBOLIC, SCOPES))
-        return known and not OPENS_FILES.fullmatch(text)
+        return known and not REFUSED.fullmatch(text)
     if key == "expr_str":
         return _all_nodes(text, _is_size)
     if key == "guards_code":
