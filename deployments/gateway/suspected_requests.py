@@ -2,7 +2,10 @@
 
 A gateway notes what it works on (`request_journal`). What a gateway had when it ended is suspect:
 here it is parsed, tokenised and encoded while no other suspect is. One that a second gateway ends
-with while it runs so is refused, by every gateway, as long as an input that ends replicas would be.
+with while it runs so, and nothing else beside it, is refused, by every gateway, as long as an input
+that ends replicas would be. Where something new ran beside it, that may have been the cause, so
+that a third gateway has to end with it: who sends what ends gateways, each time with other bytes,
+has nobody else's request refused.
 One that a gateway has answered or refused is suspect no more. So a gateway that is killed with a
 hundred requests delays them when they come again, and has none refused.
 
@@ -29,6 +32,7 @@ from deployments.gateway.request_journal import (
 
 TERMS = CrashTerms(refuse_s=600, tenant_budget=0, hold_s=1.0)
 """As of replicas. A suspect waits for its turn for `hold_s` at most: a turn takes milliseconds."""
+_SURE_GATEWAYS = 3  # of which each ended with the same request
 logger = logging.getLogger("headrace.gateway")
 
 
@@ -81,13 +85,14 @@ class SuspectedRequests:
         """Another gateway has ended while it worked on these."""
         now = monotonic()
         for key, alone in notes:
-            self.records.note(key, "", name, now)
+            lost = self.records.note(key, "", name, now)
             # It ran alone because another gateway had ended with it before.
-            if alone and not self.records.is_convicted(key):
+            sure = alone and (len(notes) == 1 or len(lost) >= _SURE_GATEWAYS)
+            if sure and not self.records.is_convicted(key):
                 self.records.convict(key, "", now)
                 logger.error(
-                    "gateway %s is the second that has ended with request %s; such requests are "
-                    "refused for %g s", name, key.hex(), TERMS.refuse_s,
+                    "gateway %s is not the first that has ended with request %s; such requests "
+                    "are refused for %g s", name, key.hex(), TERMS.refuse_s,
                 )  # fmt: skip
         logger.warning("gateway %s has ended while it worked on %d requests", name, len(notes))
 

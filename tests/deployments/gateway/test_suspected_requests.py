@@ -154,6 +154,26 @@ async def test_nothing_is_refused_for_what_it_was_beside(stand):
     assert (await infer(stand)).status == 200
 
 
+async def test_what_is_new_beside_a_suspect_may_have_ended_the_gateway(stand):
+    """So whoever ends gateways with ever other bytes has no request of others refused for it."""
+    suspect = key_of(INFER, POISON)
+    ended(stand, "a", alone=False)
+    for name in "bc":
+        beside = Note(key_of(INFER, name.encode()), alone=False)
+        assert (await infer(stand)).status == 200  # it is suspect no more
+        ended(stand, name, alone=False)
+        stand.app.suspected.gateway_ended(f"{name}2", [Note(suspect, alone=True), beside])
+    assert (await infer(stand)).status == 200
+
+
+async def test_a_third_gateway_that_a_request_is_in_when_it_ends_is_enough(stand):
+    for name in "abc":
+        beside = Note(key_of(INFER, name.encode()), alone=False)
+        note = Note(key_of(INFER, POISON), alone=name != "a")
+        stand.app.suspected.gateway_ended(name, [note, beside])
+    assert (await infer(stand)).status == 422
+
+
 async def test_which_of_two_ends_is_heard_of_first_is_no_matter(stand):
     ended(stand, "b", alone=True)
     ended(stand, "a", alone=False)
