@@ -14,8 +14,8 @@ Source: JSON Schema 2020-12; what xgrammar 0.2.8 enforces, keyword by keyword, t
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +91,8 @@ class _Counts:
     def add_expression(self, where: str, pattern: str) -> None:
         """Raises `Unsupported`."""
         self.expressions += 1
-        self.lengths += sum(int(most) for most in _REPETITION.findall(pattern))
+        for bounds in _REPETITION.findall(pattern):
+            self.lengths += max(int(f"0{bound[:_MOST_DIGITS]}") for bound in bounds)
         self._check(where)
 
     def _check(self, where: str) -> None:
@@ -287,8 +288,8 @@ def _wrong_value(key: str, value: Any) -> str:
         good = type(value) is int and 0 <= value <= MAX_LENGTHS
         return "" if good else f"a whole number from 0 to {MAX_LENGTHS}"
     if key in _NUMBERS:
-        good = type(value) in (int, float) and math.isfinite(value)
-        return "" if good else "a number"
+        good = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        return "" if good else "a number that a float can hold"
     if key in _SCHEMA_LISTS or key == "enum":
         return "" if isinstance(value, list) and value else "a list of at least one"
     if key in _SCHEMA_MAPS:
@@ -409,16 +410,18 @@ def _check_reference(root: _Root, reference: str, where: str) -> None:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """None: there is none."""
+    """None: there is none, or none at a place where schemas are, so that nobody has checked it."""
     if reference == "#":
         return schema
     if not reference.startswith("#/"):
         return None
+    among = False  # schemas by their names, and in none of them
     for part in reference[2:].split("/"):
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or not (among or part in _SCHEMA | _SCHEMA_MAPS):
             return None
+        among = not among and part in _SCHEMA_MAPS
         schema = schema.get(part)
-    return schema
+    return None if among else schema
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
@@ -452,13 +455,14 @@ _ODD = (
     (re.compile(r"\(\?<?[=!]"), "a lookaround"),
     (re.compile(r"\(\?>"), "an atomic group"),
     (re.compile(r"\(\?[-a-zA-Z]"), "an inline flag"),
-    (re.compile(r"(?:[*+?]|\{\d*,?\d*\})\+"), "a possessive quantifier"),
+    (re.compile(r"(?:[*+?]|\{\d*(?:,\d*)?\})\+"), "a possessive quantifier"),
     (re.compile(r"\\[1-9]"), "a back reference"),
     (re.compile(r"\\k"), "a back reference"),
     (re.compile(r"\\[bBAZzG]"), "a boundary"),
     (re.compile(r"\\[pP]"), "a class of Unicode"),
 )
-_REPETITION = re.compile(r"\{\d*,?(\d{1,9})\}")
+_MOST_DIGITS = 100  # of a bound: more are cut off, and are too many all the same
+_REPETITION = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 

@@ -39,6 +39,7 @@ def refusal(check: Any, *given: Any, **named: Any) -> str:
         {"enum": [1, "a", None]}, {"type": "string", "enum": ["a"]}, {"const": {"a": 1}},
         {"anyOf": [INTEGER, {"type": "string", "maxLength": 3}]}, {"allOf": [INTEGER]},
         {"$defs": {"x": INTEGER}, "$ref": "#/$defs/x", "description": "why"},
+        {"properties": {"a": {"items": TEXT}, "b": {"$ref": "#/properties/a/items"}}},
         {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
         {"properties": {"a": {}}, "required": ["a"], "additionalProperties": False},
         {"type": "array", "prefixItems": [INTEGER], "items": False, "minItems": 1},
@@ -56,6 +57,10 @@ def test_what_a_grammar_holds_is_taken(schema: Any) -> None:
     ("schema", "part"),
     [
         ({"not": {}}, "f/not cannot"),
+        ({"$ref": "#/x/a", "x": {"a": {"not": {}}}}, "f/$ref is '#/x/a', which is no schema"),
+        ({"$ref": "#/default", "default": {"not": {}}}, "f/$ref is '#/default', which is no sc"),
+        ({"$ref": "#/$defs", "$defs": {"not": {}}}, "f/$ref is '#/$defs', which is no schema"),
+        ({"type": "integer", "minimum": 10**400}, "f/minimum must be a number that"),
         ({"type": "object", "properties": {"a": {"items": {"not": {}}}}}, "f/properties/a/items/n"),
         ({**AB, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "f/if cannot"),
         ({"oneOf": [INTEGER, {"type": "number"}]}, "f/oneOf cannot be enforced; use anyOf"),
@@ -155,6 +160,18 @@ def test_an_expression_that_a_grammar_holds_is_taken(pattern: str) -> None:
 )  # fmt: skip
 def test_an_expression_that_a_grammar_reads_otherwise_is_refused(pattern: str, part: str) -> None:
     assert part in refusal(check_regex, "f", pattern)
+
+
+@pytest.mark.parametrize("bounds", ["{4097}", "{4097,}", "{1,4097}", "{0,04097}", "{99999999999}"])
+def test_a_repetition_counts_whichever_way_it_is_written(bounds: str) -> None:
+    assert "add up to more" in refusal(check_regex, "f", f"a{bounds}")
+    check_regex("f", "a" + bounds.replace("4097", "4096").replace("99999999999", "4096"))
+
+
+def test_braces_and_digits_take_no_more_time_than_other_characters() -> None:
+    """With quadratic time, these would take minutes."""
+    for _ in range(100):
+        check_regex("f", "{" + "1" * (MAX_BYTES - 1))
 
 
 def test_schemas_and_expressions_within_structural_tags_are_looked_at() -> None:
