@@ -126,7 +126,7 @@ _texts = msgspec.json.Decoder(list[str])
 _token_list = msgspec.json.Decoder(_Tokens)
 _token_lists = msgspec.json.Decoder(list[_Tokens])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MOST_DIGITS = 9
+_MOST_DIGITS = 4300  # as many as pydantic reads of a number
 _NO_WORK = frozenset(
     {"stream", "stream_options", "user", "seed", "metadata", "store", "service_tier", "priority",
      "request_id", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_salt"}
@@ -233,13 +233,19 @@ def _beside_texts(messages: msgspec.Raw) -> int:
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bytes(raw) == b"true"
+    """Whether the engine may take it for true: it also takes 1, 1.0, "on" and "yes"."""
+    return raw is not None and _given(raw) and bytes(raw) not in (b"false", b"0")
 
 
 def _count(raw: msgspec.Raw | None) -> int:
-    """A number that the engine judges: of one that it will refuse, 0."""
-    digits = b"" if raw is None else bytes(raw)[:_MOST_DIGITS]
-    return int(digits) if digits.isdigit() else 0
+    """A number that the engine judges: of one that it will refuse, 0. It also takes 20.0 and
+    "20"."""
+    written = b"" if raw is None else bytes(raw).strip(b'"')
+    try:
+        value = float(written) if len(written) <= _MOST_DIGITS else 0.0
+    except ValueError:
+        return 0
+    return int(min(value, 1e9)) if value > 0.0 else 0
 
 
 def _listed(given: Mapping[str, msgspec.Raw], wanted: msgspec.Raw | None) -> int:

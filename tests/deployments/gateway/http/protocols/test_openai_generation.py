@@ -124,6 +124,8 @@ def test_what_a_completion_adds_to_its_prompt_counts() -> None:
         ({"logprobs": 5, "echo": True}, 6, 6), ({"echo": True}, 0, 0),
         ({"prompt_logprobs": 3}, 0, 4), ({"logprobs": "x"}, 1, 0), ({"logprobs": -1}, 1, 0),
         ({"logprobs": 1, "logprob_token_ids": [1, 2, 3]}, 4, 0),
+        ({"logprobs": "5", "echo": 1}, 6, 6), ({"logprobs": 5.0, "echo": "yes"}, 6, 6),
+        ({"prompt_logprobs": " 20 "}, 0, 21), ({"logprobs": "9" * 5000}, 1, 0),
     ],
 )  # fmt: skip
 def test_log_probabilities_of_a_completion(fields: dict[str, Any], each: int, of_prompt: int):
@@ -136,6 +138,9 @@ def test_log_probabilities_of_a_completion(fields: dict[str, Any], each: int, of
     [
         ({"logprobs": True}, 1), ({"logprobs": False, "top_logprobs": 5}, 0),
         ({"logprobs": True, "top_logprobs": 5}, 6), ({"top_logprobs": 5}, 0),
+        ({"logprobs": 1, "top_logprobs": "20"}, 21), ({"logprobs": "on", "top_logprobs": 2e1}, 21),
+        ({"logprobs": 0, "top_logprobs": 5}, 0), ({"logprobs": True, "top_logprobs": "nan"}, 1),
+        ({"logprobs": True, "top_logprobs": 1e300}, 1 + 10**9),
     ],
 )  # fmt: skip
 def test_log_probabilities_of_a_chat(fields: dict[str, Any], each: int) -> None:
