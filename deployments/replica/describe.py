@@ -174,10 +174,10 @@ def describe_stream(
 
 
 def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
-    """Of `lora_modules`, those that callers can ask for: `name:adapter=folder`."""
+    """The names in `lora_modules`, without the model's, which may stand before them."""
     modules = model.options.get(model_paths.NAMED) or ()
-    named = [str(module).partition("=")[0].partition(":") for module in modules]
-    return tuple(adapter for base, _, adapter in named if base == model_of(name) and adapter)
+    names = (str(module).partition("=")[0] for module in modules)
+    return tuple(each.removeprefix(f"{model_of(name)}:") for each in names)
 
 
 def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class VLLMOptions:
     enable_prefix_caching: bool = True  # whether prompts share blocks
 
     tensor_parallel_size: int = 1  # GPUs of a replica
-    lora_modules: tuple[str, ...] = ()  # "name=folder"; served under their names
+    lora_modules: tuple[str, ...] = ()  # "name=folder"; served as "model:name"
     max_lora_rank: int | None = None
     chat_template: str | None = None  # a file, in place of the model's own template
     tool_call_parser: str | None = None  # by vLLM's name
@@ -118,7 +118,20 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
     made += [f"--{name}" for name, wanted in flags.items() if wanted]
     # An empty list would allow every host.
     made += ["--allowed-media-domains", *(chosen.media_domains or (_NO_HOST,))]
-    return [*made, *(("--lora-modules", *chosen.lora_modules) if chosen.lora_modules else ())]
+    adapters = [_served_adapter(settings.name, module) for module in chosen.lora_modules]
+    return [*made, *(("--lora-modules", *adapters) if adapters else ())]
+
+
+def _served_adapter(model: str, module: str) -> str:
+    """`module`, named `model:adapter` as callers ask for it. Raises LoadError."""
+    name, _, folder = module.partition("=")
+    base, named, adapter = name.partition(":")
+    if named and (base != model or not adapter):
+        raise LoadError(
+            f"option 'lora_modules' has {name!r}, which nobody can ask for; must be {model}:NAME, "
+            "or NAME alone for the same"
+        )
+    return module if named else f"{model}:{name}={folder}"
 
 
 class VLLMRuntime:

@@ -213,6 +213,6 @@ def test_a_language_model_and_its_adapter_answer_differently(serve, folder):
     make_adapter(folder / "adapters/support", sizes.hidden, sizes.layers)
     server = started(serve, folder, sorted(WITH_VLLM))
     asked = [ask(server, folder, command) for command, _ in SECTIONS["LLM and LoRA"].calls]
-    assert [answer["model"] for answer in asked] == ["llm", "support"]
+    assert [answer["model"] for answer in asked] == ["llm", "llm:support"]
     texts = [answer["choices"][0]["message"]["content"] for answer in asked]
     assert texts[0] != texts[1]

@@ -91,3 +91,14 @@ def test_media_are_fetched_from_listed_hosts_alone(hosts, expected):
     at = made.index("--allowed-media-domains") + 1
     assert made[at : at + len(expected)] == expected
     assert not [each for each in made if "trust" in each or "local-media" in each]
+
+
+def test_adapters_are_served_under_their_models_name():
+    made = given(lora_modules=("sql=/a", "m:law=/b"))
+    assert made[made.index("--lora-modules") + 1 :] == ["m:sql=/a", "m:law=/b"]
+
+
+@pytest.mark.parametrize("name", ["other:x", "m:", ":x"])
+def test_an_adapter_that_nobody_can_ask_for_is_refused(name):
+    with pytest.raises(LoadError, match="must be m:NAME"):
+        given(lora_modules=(f"{name}=/a",))

@@ -198,8 +198,8 @@ def test_the_description_of_a_model_that_generates_says_what_its_engine_holds(
 def test_the_adapters_of_a_model_are_those_that_its_callers_can_ask_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
-    modules = [f"{name}={tmp_path}" for name in ("m:sql", "m:law:v2", "plain", "other:x")]
+    modules = [f"{name}={tmp_path}" for name in ("m:sql", "m:law:v2", "plain")]
     settings = model(task="generate", source=str(tmp_path), options={"lora_modules": modules})
     description, _ = describe.describe_stream("m", settings, "d", Engine())
     assert description.generating is not None
-    assert description.generating.adapters == ("sql", "law:v2")
+    assert description.generating.adapters == ("sql", "law:v2", "plain")
