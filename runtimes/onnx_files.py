@@ -71,6 +71,8 @@ def _parts(view: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]
     while at < end:
         tag, at = _varint(view, at, end)
         kind, number = tag & 7, tag >> 3
+        if tag >> 32:  # some readers leave out what is above 32 bits, and see another field
+            raise _Malformed("the number of a field is larger than any may be")
         if kind == 2:
             size, at = _varint(view, at, end)
             if at + size > end:

@@ -206,8 +206,12 @@ def test_a_link_to_a_model_whose_weights_lie_elsewhere_says_what_to_name(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x0a\xff\x01", b"\x3a\x05ab", b"\x3b", b"\xff" * 12, b"hello"]
-)
+    "content",
+    [
+        b"\x0a\xff\x01", b"\x3a\x05ab", b"\x3b", b"\xff" * 12, b"hello",
+        b"\xba\x80\x80\x80\x10\x00",  # field 7, a graph, to readers of 32 bits: ONNX Runtime
+    ],
+)  # fmt: skip
 def test_what_is_no_protobuf_is_no_onnx_model(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(RefusedArtifact, match="no ONNX model"):
