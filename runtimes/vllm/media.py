@@ -34,8 +34,13 @@ def _parts(messages: Sequence[Any]) -> Iterator[Part]:
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") not in _TEXTS:
+            if isinstance(part, dict) and not _is_text(part):
                 yield part
+
+
+def _is_text(part: Part) -> bool:
+    """vLLM asks no type of a part that has a `uuid`: the field `image_url` makes it an image."""
+    return part.get("type") in _TEXTS and part.get("uuid") is None
 
 
 def _digest(part: Part) -> str:

@@ -10,6 +10,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 OTHER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 NAMED = {"type": "image_url", "image_url": None, "uuid": "logo"}
+DISGUISED = {"type": "text", "text": "a", "image_url": None, "uuid": "acme/named logo"}
 
 
 def name(part: Part, tenant: str) -> str:
@@ -21,7 +22,9 @@ def name(part: Part, tenant: str) -> str:
     return str(content[1]["uuid"])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("part", [IMAGE, SOUND, NAMED, {"image_url": "data:,"}, {"type": "new"}])
+@pytest.mark.parametrize(
+    "part", [IMAGE, SOUND, NAMED, DISGUISED, {"image_url": "data:,"}, {"type": "new"}]
+)
 def test_a_part_is_the_tenants_own(part: Part) -> None:
     assert name(part, "acme") == name(part, "acme")
     assert name(part, "acme") != name(part, "other")
@@ -37,6 +40,8 @@ def test_no_name_is_that_of_anothers_part() -> None:
     for given in (theirs, theirs.removeprefix("acme/"), "../acme/logo", ""):
         assert not name({**NAMED, "uuid": given}, "other").startswith("acme/")
         assert name({**NAMED, "uuid": given}, "acme") != theirs
+    assert name(NAMED, "acme") == DISGUISED["uuid"]
+    assert name(DISGUISED, "other").startswith("other/")
 
 
 def test_messages_without_parts_have_none() -> None:
