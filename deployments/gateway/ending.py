@@ -50,6 +50,7 @@ class Ending:
         self._gateways = gateways
         self._leave = leave
         self._cuts_at: asyncio.TimerHandle | None = None
+        self._begun_only = True  # of what there is when the time is over
         self._leaving: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
@@ -74,11 +75,11 @@ class Ending:
             self._leaving = asyncio.get_running_loop().create_task(self._finish_and_leave())
 
     def _cut_later(self, *, begun_only: bool) -> None:
+        self._begun_only = self._begun_only and begun_only
         if self._cuts_at is None:
-            loop = asyncio.get_running_loop()
-            self._cuts_at = loop.call_later(self._drain_s, self._cut, begun_only)
+            self._cuts_at = asyncio.get_running_loop().call_later(self._drain_s, self._cut)
 
-    def _cut(self, begun_only: bool) -> None:
+    def _cut(self) -> None:
         error = errors.Overloaded(
             f"the server ended before the answer was complete, {self._drain_s:g} s after it was "
             "told to (gateway.drain_s); send the request again",
@@ -86,7 +87,7 @@ class Ending:
             reason="draining",
         )
         for model in self._models.queued.values():
-            model.queue.end_all(error, begun_only=begun_only and self._gateways() > 1)
+            model.queue.end_all(error, begun_only=self._begun_only and self._gateways() > 1)
 
     async def _finish_and_leave(self) -> None:
         strict_protocol.stop_accepting()

@@ -112,10 +112,14 @@ async def test_the_only_gateway_refuses_what_it_has_not_finished(stand, engines)
         assert b"retry-after" in each.headers
 
 
-async def test_a_server_that_ends_refuses_what_it_has_not_finished(stand, engines):
+@pytest.mark.parametrize("stopped_first", [False, True])
+async def test_a_server_that_ends_refuses_what_it_has_not_finished(stand, engines, stopped_first):
     client, streaming = Client(stand, CHAT, chat()), Client(stand, CHAT, streamed())
     await engines.until_begun(2)
-    ending(stand).server_ends()
+    end = ending(stand)
+    if stopped_first:  # Serve had just taken this gateway out of several
+        end.gateway_ends()
+    end.server_ends()
     for each in (client, streaming):
         assert "gateway.drain_s" in (await each.error())["message"]
         assert each.status == 503
