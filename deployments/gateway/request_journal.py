@@ -134,9 +134,10 @@ class Siblings:
 
     def check(self) -> None:
         """Notice at once who has ended: HAProxy may be quicker than the loop. Takes 1 us."""
-        if self._living and self._poll.poll(0):
+        if self._living and (found := self._poll.poll(0)):
+            ended = {handle for handle, _ in found}
             for name, each in list(self._living.items()):
-                if select.select([each.handle], [], [], 0)[0]:
+                if each.handle in ended:
                     self._has_ended(name)
 
     def close(self) -> None:

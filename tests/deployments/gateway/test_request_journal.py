@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -128,6 +129,26 @@ async def test_one_that_has_ended_is_noticed_before_the_loop_says_so(gateway, he
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+async def test_that_is_noticed_also_where_many_connections_are_open(gateway, heard):
+    """`select` takes no file whose number is 1,024 or more."""
+    fewest, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(fewest, 2048), most))
+    files = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        files += [os.dup(files[0]) for _ in range(1024)]
+        process = gateway("a", KEYS[0])
+        heard.siblings.look()
+        process.kill()
+        process.wait()
+        heard.siblings.check()
+        assert heard.ended == {"a": [Note(KEYS[0], False)]}
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fewest, most))
+
+
 async def test_a_gateway_that_ends_in_order_leaves_nothing(gateway, heard, tmp_path):
     process = gateway("a", KEYS[0], KEYS[1])
     heard.siblings.start()
