@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from runtimes import lengths
@@ -70,12 +71,17 @@ def prepared(model: TorchModel, device: torch.device, channels_last: bool) -> To
 
 
 def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.GraphModule:
-    """Moves a graph to a device, also the tensors that an exported graph creates on a device that
-    it names."""
-    for node in module.graph.nodes:
-        if node.kwargs.get("device") is not None:
-            node.update_kwarg("device", device)
-    module.recompile()
+    """Moves a graph and those below it to a device, also where an exported graph names a device:
+    for the tensors that it creates, and for those that it casts."""
+
+    def move(argument: Any) -> Any:
+        return device if isinstance(argument, torch.device) else argument
+
+    for graph in (each for each in module.modules() if isinstance(each, torch.fx.GraphModule)):
+        for node in graph.graph.nodes:
+            node.args = map_aggregate(node.args, move)
+            node.kwargs = map_aggregate(node.kwargs, move)
+        graph.recompile()
     return module.to(device)
 
 

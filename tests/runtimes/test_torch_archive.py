@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import archive_text, catalog, file_check
+from runtimes import archive_text, catalog, file_check, source
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
 torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
+torch_model = pytest.importorskip("runtimes.torch.model")
 GRAPH, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
 Files = dict[str, bytes]
 
@@ -309,6 +310,18 @@ def test_honest_exports_of_transformers_run(tmp_path, kind, sizes):
             start = end
     finally:
         runtime.close()
+
+
+@pytest.mark.parametrize("kind", ["RobertaForSequenceClassification", "DistilBertModel"])
+def test_an_export_goes_whole_to_another_device(tmp_path, kind):
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    cls, sizes = getattr(transformers, kind), DISTILLED if "Distil" in kind else SIZES
+    file = exported(cls(cls.config_class(**sizes)), tmp_path / "model.pt2")
+    settings = RuntimeSettings("m", "torch", file, tmp_path / "cache", max_length=32)
+    from_archive = torch_model.from_archive(source.inspect(file), settings)
+    moved = torch_model.prepared(from_archive, torch.device("meta"), channels_last=False)
+    ids = torch.ones(3, 7, dtype=torch.int64, device="meta")
+    assert moved.bind(moved.module)(ids, ids)["out"].device.type == "meta"
 
 
 def test_file_that_is_no_archive_is_refused(tmp_path):
