@@ -4,7 +4,7 @@ Keys get into the wrong place by mistake: as a name, as another setting's value,
 says what is wrong there must not repeat them, for what is said is kept in logs and sent on.
 `without_keys` knows keys by how they begin, and what stands before the host of a URL. `redacted`
 takes other long random texts for keys, too: it is for places where nothing random belongs, not for
-logs, which are full of ids. Digests after `sha256:` stay.
+logs, which are full of ids. Digests after `sha256:` stay, and folders of Hugging Face's cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEYS = re.compile(
 # digits within its words.
 _WORDS = re.compile(r"(?:hr|[srp]k)(?:[_-](?:[a-z]{1,20}[0-9]{0,3}|[0-9]{1,4})){2,}")
 _AFTER_ITS_NAME = re.compile(r"(?i)(\bbearer\s+)[^\s'\",;]{8,}|(://)[^\s/@:]*:[^\s/]+(?=@)")
-_LONG = re.compile(r"(?<!sha256:)(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{24,}")
+_LONG = re.compile(r"(?<!sha256:)(?<!#sha256=)(?<!/snapshots/)(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{24,}")
 _HEX = re.compile(r"[0-9a-fA-F]{32,}")
 # From a small letter to a capital or a digit, and the like: in random text two of three
 # characters, in names of models and classes fewer than one of four.

@@ -55,6 +55,8 @@ PLAIN = [
     "queue.max_rows, queue.max_late_rows, slo.latency_ms", "2027-01-31T00:00:00Z", "sk-learn",
     "http://127.0.0.1:8000/v2/models", "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", "the bearer of it",
     "a_very_long_name_of_a_model_with_many_words_in_it", "1234567890123456789012345678",
+    "/root/.cache/hub/models--a--b/snapshots/5c38ec7c405ec4b44b94cc5a9bb96e735b38267a/m.onnx",
+    "s3://models/a.onnx#sha256=" + "0123456789abcdef" * 4,
     "hr_employee_attrition_model", "sk-learn-iris-classifier-v2", "pk-segmentation-large-2024",
 ]  # fmt: skip
 
