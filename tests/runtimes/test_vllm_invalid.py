@@ -122,3 +122,13 @@ def test_vllms_own_faults_are_one_line_too():
         message, _ = said(body, kind)
         assert message.startswith(f"{path}: "), message
         assert len(message) < 200
+
+
+def test_of_very_many_faults_none_is_looked_at() -> None:
+    class Body(BaseModel):
+        ids: list[int]
+
+    with pytest.raises(ValidationError) as caught:
+        Body.model_validate({"ids": ["x"] * 20_000})
+    said, field = sentence(caught.value)
+    assert (field, "does not fit the API" in said) == (None, True)

@@ -133,6 +133,15 @@ def test_log_probabilities_of_a_completion(fields: dict[str, Any], each: int, of
     assert (call.logprobs, call.prompt_logprobs) == (each, of_prompt)
 
 
+def test_messages_and_their_parts_have_a_largest_number() -> None:
+    most, parts = openai_generation.MAX_MESSAGES, [{"type": "text", "text": "a"}]
+    for contents in (["a"] * most, [parts * (most - 1)]):
+        assert chat(*contents).sequences == 1
+        with pytest.raises(BadRequest, match="of both together") as refused:
+            chat(*contents, "a")
+        assert refused.value.param == "messages"
+
+
 @pytest.mark.parametrize(
     ("fields", "each"),
     [
