@@ -7,9 +7,11 @@ sizes, names of word characters. Unknown text is refused, at the price of some h
 
 An operator has the form of aten's and prims' names here; that torch's dispatcher really has it,
 which rules out the builtins of TorchScript, is for whoever has torch (`operators`). Refused by name
-are those that open files, and those whose kernels take sizes or indices on trust, with which a
-graph could read and write memory beside its tensors: aliases of any size, sparse tensors without
-checks, segments, gradients. It does not judge what an operator computes, nor how long.
+are those that open files, and those with which a graph could most easily read and write memory
+beside its tensors, since their kernels take sizes and indices on trust: aliases of any size, sparse
+and nested tensors, segments, gradients, optimisers. Others trust the shapes of their arguments too
+(`native_batch_norm`), so that an archive of a stranger still belongs into a replica of its own.
+It does not judge what an operator computes, nor how long.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ SYMBOLIC = re.compile(
 SCOPES = re.compile(r"torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)")
 REFUSED = re.compile(
     r"torch\.ops\.aten\.(_?(from_file|save)|_reshape_alias(_copy)?|set_?|resize(_as)?(_sparse)?_?"
-    r"|_sparse_[a-z]+_tensor_unsafe|_nested_view_from_\w+|_convert_indices_\w+|_?ctc_loss|_?segment_reduce"
+    r"|_?sparse_(coo|compressed|[bc]s[cr])_tensor\w*|_(nested|sobol|fused_(ada|sgd))\w*"
+    r"|_jagged_\w+|_padded_dense_\w+|_convert_indices_\w+|_?ctc_loss|_?segment_reduce"
     r"|\w+_backward(_\w+)?)\..*"
 )
 SIZE_FUNCTIONS = re.compile(
