@@ -20,7 +20,10 @@ from pydantic import ValidationError
 _MOST = 3  # fields, and alternatives at one place
 _MOST_FAULTS = 10_000  # take 0.1 s to look at, in which the engine hands on nobody's tokens
 # An alternative of a union, by the name of its type or of the function that makes it.
-_ALTERNATIVE = re.compile(r"[A-Z]\w*|.*[\[(].*|str|int|float|bool|bytes|none|tuple|set|dict|list")
+# Callers' keys are looked at, too, so each character is only once.
+_ALTERNATIVE = re.compile(
+    r"[A-Z]\w*|[^\[(]*[\[(].*|str|int|float|bool|bytes|none|tuple|set|dict|list", re.DOTALL
+)
 _PREFIXES = ("Input ", "Value error, ", "Assertion failed, ")
 Fault = dict[str, Any]
 

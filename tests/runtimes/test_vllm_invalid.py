@@ -132,3 +132,15 @@ def test_of_very_many_faults_none_is_looked_at() -> None:
         Body.model_validate({"ids": ["x"] * 20_000})
     said, field = sentence(caught.value)
     assert (field, "does not fit the API" in said) == (None, True)
+
+
+def test_a_callers_key_is_looked_at_once() -> None:
+    """With quadratic time, this took hours."""
+
+    class Body(BaseModel):
+        logit_bias: dict[str, float]
+
+    for key in ("(" * 1_000_000 + "\n", "[\n" * 500_000):
+        with pytest.raises(ValidationError) as caught:
+            Body.model_validate({"logit_bias": {key: "x"}})
+        assert sentence(caught.value)[1] == "logit_bias"
