@@ -156,7 +156,11 @@ class Pages:
 
     def _openai_model(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         assert route.model is not None
-        return 200, metadata.openai_model(self._models.find(route.model).description)
+        d, adapter = self._models.find(route.model).description, route.adapter
+        known = d.generating is not None and adapter in d.generating.adapters
+        if adapter and not (known and who.may_use(d.name, adapter)):
+            raise unknown_model(f"{d.name}:{adapter}")
+        return 200, metadata.openai_model(d, adapter)
 
     def _metrics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         body, content_type = self._telemetry.page(exchange.header(b"accept") or "")

@@ -17,12 +17,13 @@ from urllib.parse import unquote
 
 
 class Route(NamedTuple):
-    """`endpoint`: what to call; `methods`: what it takes; `model`/`version`: parts of the path."""
+    """`endpoint`: what to call; `methods`: what it takes; the others: parts of the path."""
 
     endpoint: str
     methods: tuple[str, ...]
     model: str | None = None
     version: str | None = None
+    adapter: str = ""
 
 
 _FIXED = {
@@ -99,6 +100,8 @@ def _v1(rest: str) -> Route | None:
     name, colon, action = unquote(rest).partition(":")
     if not name or "/" in name:
         return None
-    if colon:
-        return Route(action, ("POST",), name) if action in _V1_ACTIONS else None
-    return Route("openai_model", ("GET", "HEAD"), name)
+    if action in _V1_ACTIONS:
+        return Route(action, ("POST",), name)
+    if "/" in action or ":" in action or (colon and not action):
+        return None
+    return Route("openai_model", ("GET", "HEAD"), name, adapter=action)

@@ -294,6 +294,22 @@ async def test_a_model_that_generates_is_listed(stand: Stand, engines: Played) -
     assert "max_model_len" not in listed["device"]
 
 
+async def test_each_model_that_is_listed_can_be_asked_for_by_its_id(
+    stand: Stand, description: Callable[..., ModelDescription]
+) -> None:
+    add(stand, description, "tuned", shape=replace(SHAPE, adapters=("sql", "law")))
+    answer = await ask(stand.app, "GET", "/v1/models")
+    listed = {model["id"]: model for model in json.loads(answer.body)["data"]}
+    assert {"tuned", "tuned:sql", "tuned:law", "device"} <= set(listed)
+    for name, model in listed.items():
+        found = await ask(stand.app, "GET", f"/v1/models/{name}")
+        assert (found.status, json.loads(found.body)) == (200, model)
+    for name in ("tuned:other", "device:sql", "nobody:sql"):
+        refused = await ask(stand.app, "GET", f"/v1/models/{name}")
+        assert refused.status == 404
+        assert json.loads(refused.body)["error"]["code"] == "model_not_found"
+
+
 async def test_a_stream_whose_replica_dies_ends_with_an_error_event(
     stand: Stand, engines: Played
 ) -> None:

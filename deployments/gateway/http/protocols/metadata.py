@@ -12,7 +12,7 @@ index only: models come and go by declaration, not by load and unload); OpenAI A
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -202,26 +202,26 @@ def _index_entry(state: ModelState) -> IndexEntry:
     return IndexEntry(state.name, state.version, "UNAVAILABLE", state.reason)
 
 
-def openai_model(d: ModelDescription) -> Encoded:
-    """`GET /v1/models/{id}`."""
-    return _json(_openai(d))
+def openai_model(d: ModelDescription, adapter: str = "") -> Encoded:
+    """`GET /v1/models/{id}`; `adapter`: of one of the model's."""
+    return _json(_adapter(d, adapter) if adapter else _openai(d))
 
 
 def openai_models(
     descriptions: Iterable[ModelDescription], may_use: Callable[[str, str], bool]
 ) -> Encoded:
     """`GET /v1/models`: each model, and the adapters of it that the reader may use."""
-    listed: list[OpenAIModel] = []
-    for d in descriptions:
-        base = _openai(d)
-        adapters = () if d.generating is None else d.generating.adapters
-        listed.append(base)
-        listed += [
-            msgspec.structs.replace(base, id=f"{d.name}:{adapter}", parent=d.name)
-            for adapter in adapters
-            if may_use(d.name, adapter)
-        ]
+    listed = [each for d in descriptions for each in (_openai(d), *_adapters(d, may_use))]
     return _json(OpenAIModels("list", listed))
+
+
+def _adapters(d: ModelDescription, may_use: Callable[[str, str], bool]) -> Iterator[OpenAIModel]:
+    adapters = () if d.generating is None else d.generating.adapters
+    return (_adapter(d, each) for each in adapters if may_use(d.name, each))
+
+
+def _adapter(d: ModelDescription, adapter: str) -> OpenAIModel:
+    return msgspec.structs.replace(_openai(d), id=f"{d.name}:{adapter}", parent=d.name)
 
 
 def _openai(d: ModelDescription) -> OpenAIModel:
