@@ -25,7 +25,9 @@ class PromiseFile(Section):
     protocol: str = Field(default="oip", description="As `--protocol` of `headrace load`.")
     adapter: str = Field(default="", description="The file of a `custom` protocol.")
     model: str = Field(default="", description="Unset, the scenario's.")
-    slo_ms: Positive | None = Field(default=None, description="Unset, the settings file's.")
+    slo_ms: Positive | None = Field(
+        default=None, description="Unset, the settings file's, else the server's."
+    )
     changes: Annotated[tuple[str, ...], BeforeValidator(listed)] = Field(
         default=(), description="Changes to the scenario, such as `arrivals.rate=300`."
     )

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -52,6 +53,7 @@ from runtimes.types import Runtime
 
 # Says nothing of costs: replicas are trusted with batches from the first one on.
 PROFILE = ((1, 1, 0.0),)
+_WAIT_S = 10.0
 _BEGINNINGS = frozenset({Kind.BATCH, Kind.BEGIN})
 
 
@@ -323,13 +325,12 @@ class Stand:
         self.removed[-1].close()
 
     async def waiting(self, name: str, rows: int) -> None:
-        """Returns once so many rows wait."""
+        """Returns once so many rows wait. What the thread pool does before takes real time."""
         queue = self.models.queued[name].queue
-        for _ in range(1000):
-            if queue.waiting_rows == rows:
-                return
+        end = monotonic() + _WAIT_S
+        while queue.waiting_rows != rows:
+            assert monotonic() < end, f"{queue.waiting_rows} rows wait, not {rows}"
             await asyncio.sleep(0)
-        raise AssertionError(f"{queue.waiting_rows} rows wait, not {rows}")
 
     async def settled(self) -> None:
         """Lets what is under way end, then sees that nothing is left."""

@@ -24,7 +24,9 @@ arrivals: {rate: 200}
 lengths: {fixed: 8}
 tenants: {chat: {}, crawl: {}}
 """
-PLAYED = {"protocol": "openai-embeddings", "model": "m", "scenario": "some.yaml"}
+PLAYED = {
+    "protocol": "openai-embeddings", "model": "m", "scenario": "some.yaml", "slo_ms": 100
+}  # fmt: skip
 
 
 def record(latencies_ms: list[float], *, offered: int, **changes: Any) -> Record:
@@ -149,6 +151,12 @@ def test_kept_promises_are_fine(make_record, tmp_path, monkeypatch) -> None:
     assert "kept    in time at least 90 %: 91.94 %" in done.output
     assert load(tmp_path / "r.json").checks[0][2]
     assert "Every promise was kept (1)." in (tmp_path / "r.html").read_text()
+
+
+def test_in_time_means_nothing_without_an_slo(make_record, tmp_path, monkeypatch) -> None:
+    done = smoke(tmp_path, monkeypatch, make_record(), slo_ms=None)
+    assert done.exit_code == 2
+    assert "--slo-ms is missing" in done.output
 
 
 def test_a_broken_promise_is_1(make_record, tmp_path, monkeypatch) -> None:
