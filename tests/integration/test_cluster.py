@@ -85,11 +85,11 @@ def test_a_gateways_own_port_is_as_strict_as_haproxy(cluster):
     haproxy = (cluster.gateway["host"], cluster.gateway["port"])
     own = (HERE, own_port(cluster))
     assert said(own, request + b"\r\n").startswith(b"HTTP/1.1 200 ")
-    assert said(haproxy, request + many + b"\r\n").startswith(b"HTTP/1.1 400 ")
-    assert said(own, request + many + b"\r\n").startswith(b"HTTP/1.1 400 ")
+    assert said(haproxy, request + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
+    assert said(own, request + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
     large = b"x-large: " + b"a" * 20_000 + b"\r\n\r\n"
-    assert said(haproxy, request + large).startswith(b"HTTP/1.1 400 ")
-    assert said(own, request + large).startswith(b"HTTP/1.1 400 ")
+    assert said(haproxy, request + large).startswith(b"HTTP/1.1 431 ")
+    assert said(own, request + large).startswith(b"HTTP/1.1 431 ")
 
 
 def test_a_node_that_lacks_what_ray_start_wants_is_named(cluster):
