@@ -107,7 +107,7 @@ def test_an_operator_asks_a_gateway_and_freezes_the_controllers(cluster):
     def status() -> str:
         return str(cluster.headrace("status", "--url", cluster.url).stdout)
 
-    until(lambda: "synthetic ready" in " ".join(status().split()), 30)
+    until(lambda: "a ready" in " ".join(status().split()), 30)
     frozen = cluster.headrace("freeze", "on", "--url", cluster.url)
     assert (frozen.returncode, frozen.stdout) == (0, "controllers: frozen\n"), frozen.stderr
     until(lambda: "controllers are frozen" in status(), 30)
