@@ -156,7 +156,7 @@ class ModelDescription:
 
     name: str
     version: str
-    generation: int  # of the anchor that announced it; the registry counts them
+    generation: int  # of the anchor that announced it: Unix time in ms at its start, or later
     platform: str
     task: str
     inputs: tuple[TensorSpec, ...]  # () for a model that generates

@@ -2,8 +2,8 @@
 
 Bodies only, from `ModelDescription`s and, for models that are declared and not ready, a
 `ModelState` with the reason. Which model exists and which is ready is the caller's knowledge.
-`created` in OpenAI's model objects is 0: a description holds no wall-clock time. One that generates
-has its context as `max_model_len`, by which vLLM's clients know it.
+`created` in OpenAI's model objects is when the model began to start, the same at every gateway. One
+that generates has its context as `max_model_len`, by which vLLM's clients know it.
 
 Source: Open Inference Protocol, metadata and health; Triton's model repository extension (its
 index only: models come and go by declaration, not by load and unload); OpenAI API, "Models".
@@ -78,8 +78,8 @@ class ModelMetadata(msgspec.Struct):
 
 
 class OpenAIModel(msgspec.Struct):
-    """`created` is 0; `max_model_len`: tokens of one that generates, prompt and answer; `parent`:
-    the model that an adapter belongs to."""
+    """`created`: when it began to start, Unix time in seconds; `max_model_len`: tokens of one that
+    generates, prompt and answer; `parent`: the model that an adapter belongs to."""
 
     id: str
     object: Literal["model"]
@@ -226,7 +226,7 @@ def _adapter(d: ModelDescription, adapter: str) -> OpenAIModel:
 
 def _openai(d: ModelDescription) -> OpenAIModel:
     longest = msgspec.UNSET if d.generating is None else d.generating.context_tokens
-    return OpenAIModel(d.name, "model", 0, "headrace", longest)
+    return OpenAIModel(d.name, "model", d.generation // 1000, "headrace", longest)
 
 
 def live(alive: bool = True) -> Encoded:

@@ -56,9 +56,12 @@ def test_index_request_of_another_kind_is_refused(body: bytes) -> None:
 
 
 def test_openai_lists_models_and_shows_one(description: Describe) -> None:
-    one = json.loads(metadata.openai_model(description()).body)
-    assert one == {"id": "device", "object": "model", "created": 0, "owned_by": "headrace"}
-    assert json.loads(metadata.openai_models([description()], lambda *_: True).body) == {
+    begun = description(generation=1_790_000_000_123)
+    one = json.loads(metadata.openai_model(begun).body)
+    assert one == {
+        "id": "device", "object": "model", "created": 1_790_000_000, "owned_by": "headrace"
+    }  # fmt: skip
+    assert json.loads(metadata.openai_models([begun], lambda *_: True).body) == {
         "object": "list",
         "data": [one],
     }
