@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,12 +177,18 @@ def test_one_thread_means_one_processor_busy(runtime, sources, cache):
     backend.load()
     batch = batch_of(backend.limits(), (1,) * 256)
     backend.run(batch)
+    # A second thread would be busy in every round; what earlier tests left running is so in some.
+    shares = [share_of_a_processor(lambda: backend.run(batch)) for _ in range(10)]
+    backend.close()
+    assert min(shares) < 1.2
+
+
+def share_of_a_processor(run: Callable[[], object]) -> float:
+    """Processor time of this process, all its threads, for each second of ten runs."""
     wall, busy = time.perf_counter(), time.process_time()
     for _ in range(10):
-        backend.run(batch)
-    wall, busy = time.perf_counter() - wall, time.process_time() - busy
-    backend.close()
-    assert busy < 1.2 * wall
+        run()
+    return (time.process_time() - busy) / (time.perf_counter() - wall)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
