@@ -4,6 +4,7 @@ way."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_an_operator_asks_a_gateway_and_freezes_the_controllers(cluster):
     def status() -> str:
         return str(cluster.headrace("status", "--url", cluster.url).stdout)
 
-    until(lambda: "a ready" in " ".join(status().split()), 30)
+    until(lambda: re.search(r"^a +\w+ +ready ", status(), re.MULTILINE), 30)
     frozen = cluster.headrace("freeze", "on", "--url", cluster.url)
     assert (frozen.returncode, frozen.stdout) == (0, "controllers: frozen\n"), frozen.stderr
     until(lambda: "controllers are frozen" in status(), 30)
