@@ -137,7 +137,7 @@ class Pipeline:
         work = context.work = services.suspected.begin(exchange.path, body)
         if work is not None and work.is_suspect:
             await work.take_turn(caller.tenant.name)
-        if exchange.is_compressed:
+        if exchange.encoding != b"identity":
             body = await services.inflated(exchange, caller, body, bound)
         # 6. Parse. Small bodies at once, large ones in the thread pool, where tenants take turns.
         # Where the body names the model, the model is looked up now, as in 3 and 4.

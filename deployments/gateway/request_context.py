@@ -282,7 +282,7 @@ class GatewayServices:
         """The whole body, as it was sent. `bound`: of what the model could take, asked of a body
         that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
         declared = exchange.number(b"content-length")
-        encoding = exchange.headers.get(b"content-encoding", b"identity").lower()
+        encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self._threshold:
             return await exchange.body(self.limits)
         if encoding not in (b"gzip", b"identity"):
@@ -296,7 +296,8 @@ class GatewayServices:
     ) -> bytes:
         """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
         memory is taken once its size is known."""
-        inflation = Inflation(body, self.limits.within(bound()), bound())
+        size = bound()
+        inflation = Inflation(body, self.limits.within(size), size)
         while not inflation.is_measured:
             await self.pool.run(caller.tenant.name, inflation.measure)
         exchange.hold(inflation.size_bytes, self.limits.room)

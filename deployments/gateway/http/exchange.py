@@ -107,8 +107,9 @@ class Exchange:
         return said.decode() if _PREFIX.fullmatch(said) else ""
 
     @property
-    def is_compressed(self) -> bool:
-        return self.headers.get(b"content-encoding", b"identity").lower() != b"identity"
+    def encoding(self) -> bytes:
+        """Of the body, as Content-Encoding names it."""
+        return self.headers.get(b"content-encoding", b"identity").lower()
 
     def number(self, name: bytes) -> int | None:
         """A header that is a whole number, None without it. Raises BadRequest for anything else."""
