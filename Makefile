@@ -70,7 +70,7 @@ unit: dev
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
 QUICK := tests/test_architecture.py tests/autoscaling tests/deployments tests/loadtests tests/routers tests/yaml_document
 NOT_QUICK := tests/deployments/replica/verify tests/deployments/tools/profile \
-  tests/deployments/tools/verify tests/deployments/contract/preprocess/test_resize.py
+  tests/deployments/tools/verify tests/deployments/preprocess/test_resize.py
 quick: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

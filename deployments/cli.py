@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deployments.contract.loopback import keep_loopback_direct
-from deployments.contract.user_folders import mended
+from deployments.process.loopback import keep_loopback_direct
 from deployments.tools import command_groups, model_commands
 from deployments.tools.command_line import (
     FILE,
@@ -28,6 +27,7 @@ from deployments.tools.command_line import (
     port_of_server,
     say_version,
 )
+from deployments.tools.user_folders import mended
 
 if TYPE_CHECKING:
     from deployments.settings.tree import Settings
@@ -62,11 +62,11 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.simulate.plots", "NoPlots", 1),
         ("deployments.tools.profile.errors", "WrongArguments", 2),
         ("deployments.tools.profile.errors", "CannotProfile", 1),
-        ("deployments.cluster.server_files", "NoServer", 1),
+        ("deployments.control.supervisor.server_files", "NoServer", 1),
         ("deployments.tools.control", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.tools.tenants_file", "CannotEdit", 1),
-        ("deployments.cluster.dashboard", "ClusterError", 1),
+        ("deployments.control.dashboard", "ClusterError", 1),
         ("deployments.tools.kube.api", "KubernetesError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
@@ -231,7 +231,7 @@ def scale(
 
     N lies within the model's bounds (replicas.min and max); 0 is none, where it may sleep.
     """
-    from deployments.cluster.manual_target import ManualTarget
+    from deployments.control.manual_target import ManualTarget
 
     target = ManualTarget(model, group, replicas)
     if address is not None:

@@ -71,7 +71,7 @@ def how() -> Any:
 def rows_of(images: Array, size: int) -> Array:
     """float32 [images, 1, size, size], prepared as the service prepares them."""
     from deployments.contract.description import ImageInput
-    from deployments.contract.preprocess.images import prepared
+    from deployments.preprocess.images import prepared
 
     chosen = how().model_copy(update={"size": (size,)})
     fields = chosen.model_dump(exclude={"size"})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deployments.contract.description import GroupDescription, ModelDescription
-from deployments.contract.replica_directory import RunningReplica
+from deployments.process.replica_directory import RunningReplica
 from deployments.settings.groups import POOL_GROUP
 from routers.api.settings import DispatcherSettings, GroupSettings
 

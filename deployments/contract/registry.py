@@ -24,8 +24,8 @@ from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.cost_gate import Fit, LiveCosts
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.rollout import RolloutRoute
-from deployments.contract.rollout.rollouts import Rollouts
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
+from deployments.control.registry.rollouts import Rollouts
 
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""

@@ -18,16 +18,10 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.contract import audit, tenants_store
-from deployments.contract.audit import AuditLine
-from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
-from deployments.contract.loop_watch import watch_process
-from deployments.contract.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.contract.registry import CRASHES, RATES
-from deployments.contract.registry_actor import registry
-from deployments.contract.scaling import actor_name
 from deployments.contract.scaling.messages import GatewayReport, ModelOutlook
+from deployments.control.registry.registry_actor import registry
 from deployments.gateway.app import assembled
 from deployments.gateway.ending import Ending
 from deployments.gateway.http import fast_path, strict_protocol
@@ -46,6 +40,11 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsSource,
 )
 from deployments.gateway.tenancy.shared_bound import MOST_USED
+from deployments.process import actor_name, audit, tenants_store
+from deployments.process.audit import AuditLine
+from deployments.process.loop_watch import watch_process
+from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
+from deployments.process.sockets import client_tls
 from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import GatewaySettings
 

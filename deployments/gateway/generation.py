@@ -18,7 +18,6 @@ from time import monotonic
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.http.body_bounds import bound_of
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.http.protocols import openai_generation
@@ -37,6 +36,7 @@ from deployments.gateway.request_context import (
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
+from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Tokens
 
 CHECKS_KEY_S = 5.0  # how often a stream's API key is checked; it ends with the next token

@@ -17,8 +17,6 @@ from typing import Any, Protocol, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
-from deployments.contract.preprocess.images import Encoded, row_bytes
-from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.http.body import ArrivingBodies, BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.body_bounds import BodyBound
 from deployments.gateway.http.exchange import Exchange, RequestOptions
@@ -34,6 +32,8 @@ from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
+from deployments.preprocess.images import Encoded, row_bytes
+from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 

@@ -27,14 +27,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from deployments.contract import description_store, logs
 from deployments.contract.app_names import directory_key
-from deployments.contract.loop_watch import watch_process
-from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ANSWER_S, LEASE_S, ModelOutline
-from deployments.contract.registry_actor import registry
-from deployments.contract.replica_directory import directory_for
-from deployments.contract.scaling import actor_name
+from deployments.control.registry.registry_actor import registry
+from deployments.process import actor_name, description_store, logs
+from deployments.process.loop_watch import watch_process
+from deployments.process.loopback import keep_replica_calls_local
+from deployments.process.replica_directory import directory_for
 from deployments.replica.described_groups import DescribedGroups
 from deployments.replica.group_replicas import GroupReplicas
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry_actor import registry
 from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts
+from deployments.control.registry.registry_actor import registry
 from deployments.replica import cost_admission, describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.hang_limits import hang_limits

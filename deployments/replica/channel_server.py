@@ -43,7 +43,7 @@ from deployments.contract.channel.handshake import (
     refusal,
 )
 from deployments.contract.channel.messages import MessageError
-from deployments.contract.channel.sockets import FOUND_DEAD_S, address_of, find_dead_peers, is_dead
+from deployments.process.sockets import FOUND_DEAD_S, address_of, find_dead_peers, is_dead
 
 MOST_STRANGERS = 64
 WINDOW_BYTES = 4 << 20  # of a stream's messages that may be sent and not taken in yet

@@ -19,7 +19,6 @@ from deployments.contract.description import (
     Scheduling,
 )
 from deployments.contract.rollout.terms import model_of
-from deployments.contract.scheduling import scheduling
 from deployments.replica import processors
 from deployments.replica.artifacts.checksum import sha256_of
 from deployments.replica.artifacts.local_model import local_file, local_options
@@ -31,6 +30,7 @@ from deployments.replica.image_model import (
     with_image_lengths,
 )
 from deployments.replica.known_costs import KnownCosts
+from deployments.replica.scheduling import scheduling
 from deployments.settings import model_paths, preprocessing_support, remote_source
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.load import digest as version_digest

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.description_store import StoredDescription
-from deployments.contract.groups import combined
+from deployments.process.description_store import StoredDescription
+from deployments.replica.groups import combined
 from deployments.settings.load import settings_digest
 
 _PAUSE_S = 2.0  # before another try

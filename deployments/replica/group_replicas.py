@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 
 
 class GroupReplicas:

@@ -16,11 +16,10 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.contract import logs
-from deployments.contract.loop_watch import HUNG_EXIT_CODE, watch_process
-from deployments.contract.loopback import keep_loopback_direct, keep_replica_calls_local
-from deployments.contract.registry_actor import registry
-from deployments.contract.scaling import actor_name
+from deployments.control.registry.registry_actor import registry
+from deployments.process import actor_name, logs
+from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
+from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.replica import backend_env
 from deployments.replica.device import DeviceTurn
 from deployments.replica.memory_limit import watch_memory

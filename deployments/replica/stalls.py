@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from deployments.contract.loop_watch import Heartbeat
+from deployments.process.loop_watch import Heartbeat
 from deployments.replica.hang_limits import HangLimits
 from deployments.replica.stream_core import StreamCore
 from runtimes.errors import Unhealthy

@@ -21,18 +21,17 @@ import ray
 from ray import serve
 
 from autoscaling.types import StartReading, State
-from deployments.contract import logs
-from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
-from deployments.contract.groups import version_of
-from deployments.contract.loop_watch import HUNG_EXIT_CODE, watch_process
-from deployments.contract.loopback import keep_loopback_direct, keep_replica_calls_local
-from deployments.contract.registry_actor import registry
-from deployments.contract.scaling import actor_name
+from deployments.control.registry.registry_actor import registry
+from deployments.process import actor_name, logs
+from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
+from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
+from deployments.process.sockets import server_tls
 from deployments.replica import backend_env
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.describe import version
+from deployments.replica.groups import version_of
 from deployments.replica.local_settings import settings_here
 from deployments.replica.siblings import LONGEST_WAIT_S, together
 from deployments.replica.startup_progress import StartupProgress, process_age_s, took

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from deployments.contract.channel.sockets import ChannelTls
+from deployments.process.sockets import ChannelTls
 from yaml_document.section import Section, wrong
 
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]

@@ -14,18 +14,13 @@ from pathlib import Path
 
 import click
 
-from deployments.cluster import (
-    addresses,
-    haproxy,
-    node_facts,
-    node_survey,
-    preflight,
-    ray_env,
-    server_files,
-)
-from deployments.cluster.dashboard import Dashboard, address_of, token_of
-from deployments.cluster.ray_env import Layer, Variable
-from deployments.cluster.ray_jobs import JobFailed, RayJobs
+from deployments.control import addresses, ray_env
+from deployments.control.dashboard import Dashboard, address_of, token_of
+from deployments.control.ingress import haproxy
+from deployments.control.preflight import node_facts, node_survey, preflight
+from deployments.control.ray_env import Layer, Variable
+from deployments.control.ray_jobs import JobFailed, RayJobs
+from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import click
 
-from deployments.cluster import orphaned_processes, server_files
-from deployments.cluster.server_files import NoServer, ServerState, find, state_folder
-from deployments.contract.server_status import StatusSnapshot
+from deployments.control.registry.server_status import StatusSnapshot
+from deployments.control.supervisor import orphaned_processes, server_files
+from deployments.control.supervisor.server_files import NoServer, ServerState, find, state_folder
 from deployments.settings.load import load
 
 WaitFor = Callable[[Mapping[str, int], int], int]

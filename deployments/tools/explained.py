@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoscaling.explain import explain
-from deployments.cluster.scaling_terms import scaling_document
+from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.settings.model import ModelSettings
 from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.tree import Settings

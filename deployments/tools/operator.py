@@ -12,7 +12,7 @@ import click
 import httpx
 
 from deployments.contract.key_list import KeyRow
-from deployments.contract.server_status import StatusSnapshot
+from deployments.control.registry.server_status import StatusSnapshot
 
 KEY = "HEADRACE_OPERATOR_KEY"
 _ANSWER_S = 15.0

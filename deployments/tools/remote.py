@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 import yaml
 
-from deployments.cluster.dashboard import Dashboard, address_of, token_of
-from deployments.cluster.remote_cluster import Deployment, RemoteCluster
-from deployments.cluster.serve_config import serve_config
-from deployments.cluster.serve_rest import ANSWER_S, ServeRest
-from deployments.cluster.server_files import commands_audit_file, state_folder
-from deployments.contract import audit
-from deployments.contract.audit import AuditLine
+from deployments.control.dashboard import Dashboard, address_of, token_of
+from deployments.control.remote_cluster import Deployment, RemoteCluster
+from deployments.control.serve_config import serve_config
+from deployments.control.serve_rest import ANSWER_S, ServeRest
+from deployments.control.supervisor.server_files import commands_audit_file, state_folder
+from deployments.process import audit
+from deployments.process.audit import AuditLine
 from deployments.settings.load import load, settings_digest
 from deployments.settings.tree import Settings
 from deployments.tools.rollout_wait import wait_for

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import click
 
-from deployments.cluster.rollout_reasons import BY_HAND
-from deployments.cluster.rollout_records import STILL_IN_FILE
-from deployments.cluster.server_files import find, state_folder
 from deployments.contract.rollout.account import RolloutRecord
+from deployments.control.rollout_reasons import BY_HAND
+from deployments.control.rollout_records import STILL_IN_FILE
+from deployments.control.supervisor.server_files import find, state_folder
 from deployments.tools import control, remote
 from deployments.tools.console.rollout_lines import rollout_line
 from deployments.tools.control import ask

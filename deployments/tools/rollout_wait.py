@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from deployments.cluster.rollout_records import STILL_IN_FILE
 from deployments.contract.rollout.account import RolloutRecord
+from deployments.control.rollout_records import STILL_IN_FILE
 from deployments.tools.console.rollout_lines import progress_key, rollout_line
 
 _LOOKS_S = 1.0

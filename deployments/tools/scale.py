@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
-from deployments.cluster import manual_target
-from deployments.cluster.manual_target import ManualTarget
-from deployments.cluster.ray_jobs import JobFailed
-from deployments.cluster.server_files import commands_audit_file, find, state_folder
-from deployments.contract import audit
-from deployments.contract.audit import AuditLine
+from deployments.control import manual_target
+from deployments.control.manual_target import ManualTarget
+from deployments.control.ray_jobs import JobFailed
+from deployments.control.supervisor.server_files import commands_audit_file, find, state_folder
+from deployments.process import audit
+from deployments.process.audit import AuditLine
 from deployments.tools.cluster import jobs_of
 from deployments.tools.control import ServerRefused, ask
 

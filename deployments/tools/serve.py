@@ -23,8 +23,8 @@ from typing import IO, Any
 import click
 import psutil
 
-from deployments.cluster import ray_processes
-from deployments.cluster.server_guard import ServerGuard
+from deployments.control.supervisor import ray_processes
+from deployments.control.supervisor.server_guard import ServerGuard
 from deployments.settings.load import load
 from deployments.tools.console.terminal import StartupDisplay
 
@@ -35,7 +35,13 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     """The exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
     settings = load(settings_path)
     # -P: modules in the user's folder must not be imported in place of this package's.
-    command = [sys.executable, "-P", "-m", "deployments.cluster.host_process", str(settings_path)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "deployments.control.supervisor.host_process",
+        str(settings_path),
+    ]
     command += ["--port", str(port)] if port is not None else []
     command += ["--host", host] if host is not None else []
     child = subprocess.Popen(

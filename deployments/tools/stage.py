@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from deployments.cluster.model_arguments import shaping
+from deployments.contract.model_arguments import shaping
 from deployments.replica import backend_env, describe
 from deployments.replica.artifacts.local_model import PHASE, local_model, local_options
 from deployments.replica.local_settings import settings_here

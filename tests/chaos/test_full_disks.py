@@ -18,7 +18,7 @@ from process_faults import all_run, processes
 from served import Server, running, synthetic
 from small_disks import SmallDisks
 
-from deployments.cluster.server_files import run_folder
+from deployments.control.supervisor.server_files import run_folder
 from deployments.gateway.tenancy.tenants import new_key
 
 pytestmark = [

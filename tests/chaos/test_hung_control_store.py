@@ -12,7 +12,7 @@ from fault_cost import LOADS, Blow, measured
 from process_faults import Fault, strike
 from served import Server, listens, patient, running, synthetic
 
-from deployments.cluster.server_guard import HANG_S
+from deployments.control.supervisor.server_guard import HANG_S
 from tests.cluster.steady_load import SteadyLoad
 
 pytestmark = pytest.mark.chaos

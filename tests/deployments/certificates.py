@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from deployments.contract.channel.sockets import ChannelTls
+from deployments.process.sockets import ChannelTls
 
 _FROM = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from deployments.contract.channel.frames import MOST_FRAME_BYTES, Buffer, FrameReader, Kind, framed
 from deployments.contract.channel.handshake import GatewayHandshake, reason_of
-from deployments.contract.channel.sockets import host_and_port
+from deployments.process.sockets import host_and_port
 from deployments.replica.channel_server import ChannelServer
 
 LIMIT_S = 5.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import scheduling
+from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 from runtimes.types import TensorSpec
 

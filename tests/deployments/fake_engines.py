@@ -25,9 +25,9 @@ from deployments.contract.channel.stream_messages import (
     decode_generate,
     encode_steps,
 )
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
+from deployments.process.replica_directory import RunningReplica
 from routers.api.requests import Shares
 from runtimes.types import EngineLoad
 

@@ -16,9 +16,9 @@ from deployments.contract.channel.messages import (
     encode_reply,
     from_ragged,
 )
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
+from deployments.process.replica_directory import RunningReplica
 from runtimes.types import Ragged
 
 _NO_STAGES = (0.0, 0.0, 0.0, 0.0, 0.0)

@@ -14,8 +14,8 @@ from deployments.contract.description import (
     ModelDescription,
 )
 from deployments.contract.registry import View
-from deployments.contract.replica_directory import RunningReplica, directory_for
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.process.replica_directory import RunningReplica, directory_for
 
 Describe = Callable[..., ModelDescription]
 

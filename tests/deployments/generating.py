@@ -12,12 +12,12 @@ from fake_engines import Engines, until
 from in_process import Stand
 
 from deployments.contract.description import Generating, ModelDescription
-from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.rollout.terms import is_canary
-from deployments.contract.scheduling import scheduling
 from deployments.gateway.queues.catalogue import _public_description
 from deployments.gateway.queues.served_model import ServedModel
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -21,9 +21,6 @@ from local_frames import soon, to_gateway, to_replica
 from deployments.contract.channel.frames import Buffer, Frame, Kind
 from deployments.contract.channel.messages import BatchCall, BatchReply, decode_call, encode_reply
 from deployments.contract.description import GatewayIdentity, ModelDescription
-from deployments.contract.groups import combined
-from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.rollout.rollout import RolloutRoute
 from deployments.contract.rollout.terms import (
     AgreementTerms,
@@ -39,8 +36,11 @@ from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
+from deployments.replica.groups import combined
 from deployments.replica.hang_limits import HangLimits
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from deployments.cluster import ports
+from deployments.control.supervisor import ports
 
 CONFIG = """\
 global

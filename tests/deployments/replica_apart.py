@@ -14,8 +14,8 @@ from typing import Any
 
 from in_process import Stand
 
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.process.replica_directory import RunningReplica
 from deployments.replica import describe
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.device import DeviceWorker

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from deployments.cluster.dashboard import ClusterError
-from deployments.cluster.reconfiguration import Origin, Reconfiguration
-from deployments.cluster.rollout_commands import RolloutCommands
-from deployments.cluster.rollout_driver import RolloutDriver
-from deployments.cluster.rollout_records import RolloutRecords
 from deployments.contract.app_names import is_model_app, model_name
 from deployments.contract.registry import Registry
+from deployments.control.dashboard import ClusterError
+from deployments.control.reconfiguration import Origin, Reconfiguration
+from deployments.control.rollout_commands import RolloutCommands
+from deployments.control.rollout_driver import RolloutDriver
+from deployments.control.rollout_records import RolloutRecords
 from deployments.settings.tree import Settings
 
 ROLLOUT = {"steps_percent": [50], "hold_s": 1, "least_requests": 1}

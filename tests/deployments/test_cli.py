@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 import routers.core
 from deployments import cli
-from deployments.cluster.manual_target import ManualTarget
-from deployments.cluster.server_files import NoServer
+from deployments.control.manual_target import ManualTarget
+from deployments.control.supervisor.server_files import NoServer
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings.load import load
 from deployments.tools import control, scale

@@ -19,7 +19,7 @@ import tokenizers
 from fake_runtimes import FakeRuntime
 from in_process import Stand, standing
 
-from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.preprocess.tokenizer import TextTokenizer
 from runtimes.types import Batch, Limits, Ragged, Result, StageTimes, TensorSpec
 
 MOST_ROWS, MOST_LENGTH = 4096, 512

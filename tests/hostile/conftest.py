@@ -30,7 +30,7 @@ from raw_http import Target
 from real_haproxy import in_front_of
 from uvicorn_server import serving
 
-from deployments.cluster import haproxy
+from deployments.control.ingress import haproxy
 from deployments.gateway.http import strict_protocol, whole_response
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}

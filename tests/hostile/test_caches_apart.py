@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import INLINE_CHARS, encode_texts
+from deployments.preprocess.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("deployments/gateway", "deployments/contract", "deployments/replica", "routers",
@@ -28,8 +28,8 @@ TENANT = "its key names the tenant"
 NO_INPUT = "holds nothing of a request"
 QUEUE = "is no cache: it holds what waits, in order"
 CACHES = {
-    "deployments/contract/preprocess/tokenizer.py": TENANT,
-    "deployments/contract/scaling/target_reader.py": NO_INPUT,
+    "deployments/preprocess/tokenizer.py": TENANT,
+    "deployments/control/scaling/target_reader.py": NO_INPUT,
     "deployments/gateway/http/compression.py": "parsed accept-encoding headers, some microseconds",
     "deployments/gateway/http/pages.py": NO_INPUT,
     "deployments/gateway/http/protocols/classify.py": NO_INPUT,  # the length of models' labels

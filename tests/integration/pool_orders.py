@@ -66,7 +66,7 @@ class StandIn:
 
 def main(file: Path) -> None:
     """`file`: the settings that are to be deployed."""
-    from deployments.cluster.scaling_terms import scaling_document
+    from deployments.control.scaling.scaling_terms import scaling_document
     from deployments.settings.load import load
 
     pooled = scaling_document(load(file, here=False, absolute=False)).pool_models

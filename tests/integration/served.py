@@ -223,7 +223,9 @@ class Server:
 
     def host(self) -> psutil.Process:
         return next(
-            p for p in self.processes() if "deployments.cluster.host_process" in describe(p)
+            p
+            for p in self.processes()
+            if "deployments.control.supervisor.host_process" in describe(p)
         )
 
     def called(self, name: str) -> list[psutil.Process]:

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from served import Server, patient, synthetic, total
 
-from deployments.cluster import server_files
-from deployments.cluster.dashboard import Dashboard, token_of
-from deployments.cluster.serve_rest import ServeRest
+from deployments.control.dashboard import Dashboard, token_of
+from deployments.control.serve_rest import ServeRest
+from deployments.control.supervisor import server_files
 from deployments.gateway.tenancy.tenants import new_key
 
 pytestmark = pytest.mark.integration

@@ -17,9 +17,9 @@ import pytest
 from served import environment, patient
 
 from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.sockets import FOUND_DEAD_S
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.process.replica_directory import RunningReplica
+from deployments.process.sockets import FOUND_DEAD_S
 
 pytestmark = pytest.mark.integration
 NAME = f"hr{os.getpid() % 100_000}"

@@ -32,10 +32,11 @@ from ray.serve.generated import serve_pb2
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from deployments.cluster import haproxy, haproxy_wrapper, ray_env
-from deployments.cluster.serve_config import serve_config
-from deployments.contract import loopback, serve_list
+from deployments.control import ray_env, serve_list
+from deployments.control.ingress import haproxy, haproxy_wrapper
+from deployments.control.serve_config import serve_config
 from deployments.gateway.http import fast_path
+from deployments.process import loopback
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import Settings
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from served import Server, model_with_rollout
 
-from deployments.cluster import server_files
+from deployments.control.supervisor import server_files
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.cluster.serve_config import serve_config
+from deployments.control.serve_config import serve_config
 from deployments.settings.load import load
 from tests.kube.chart import ROOT, Object, cluster_of, ray_service, serve_config_of
 from tests.kube.crds import Crds

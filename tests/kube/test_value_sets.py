@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.cluster.scaling_terms import scaling_document
-from deployments.cluster.serve_config import serve_config
+from deployments.control.scaling.scaling_terms import scaling_document
+from deployments.control.serve_config import serve_config
 from deployments.settings.load import load, parse
 from deployments.settings.model import ModelSettings
 from tests.kube.chart import (

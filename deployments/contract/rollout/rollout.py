@@ -22,9 +22,9 @@ from typing import Literal
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.cost_gate import too_costly
-from deployments.contract.rollout.judge import complaint
 from deployments.contract.rollout.observations import Observations, summed
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
+from deployments.control.registry.judge import complaint
 
 Phase = Literal["checking", "step", "promoting", "promoted", "aborted"]
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.contract.preprocess.images import Encoded as EncodedImage
 from deployments.gateway.http.answer_bounds import (
     AnswerSize,
     OutputSize,
@@ -54,6 +53,7 @@ from deployments.gateway.rows.conversion import (
     wanted_outputs,
 )
 from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.preprocess.images import Encoded as EncodedImage
 
 Answers = tuple[RowAnswer, ...] | None
 _EMBEDDING_BYTES = 60  # of JSON around one

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from deployments.contract import audit, errors
-from deployments.contract.audit import AuditLine
+from deployments.contract import errors
 from deployments.contract.registry import ANSWER_S
 from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
@@ -24,6 +23,8 @@ from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
 from deployments.gateway.tenancy.tenants import KnownTenants
+from deployments.process import audit
+from deployments.process.audit import AuditLine
 
 _LIMITS = small_body("an operator's request may be")
 T = TypeVar("T")

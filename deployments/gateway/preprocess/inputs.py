@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from deployments.contract.description import ImageInput
-from deployments.contract.preprocess.images import Array, Encoded, prepared
-from deployments.contract.preprocess.tokenizer import IdArray, TextTokenizer
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
+from deployments.preprocess.images import Array, Encoded, prepared
+from deployments.preprocess.tokenizer import IdArray, TextTokenizer
 
 INLINE_CHARS = 100
 TURN_CHARS = 4096

@@ -31,13 +31,13 @@ from deployments.contract.channel.messages import (
     pack,
     rows_of,
 )
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.core_loop import MODEL_FAILED, VersionTerms
 from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
 from deployments.gateway.queues.peer_demand import PeerDemand
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
 from routers.api.requests import FlowWork, LeaseEnd, Report
 from runtimes.datatypes import DTYPES

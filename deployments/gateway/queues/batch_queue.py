@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch, deliver_rows
 from deployments.gateway.queues.core_loop import (
     INTERNAL_ERROR,
@@ -30,6 +29,7 @@ from deployments.gateway.queues.crash_records import CrashRecords, fingerprints,
 from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Cancel, Closed, Opened
 from routers.api.requests import LeaseEnd, Replica, Report

@@ -23,9 +23,7 @@ from typing import Any, Protocol
 from deployments.contract import errors
 from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
 from deployments.contract.description import GatewayIdentity, ModelDescription
-from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import ANSWER_S, View
-from deployments.contract.replica_directory import JoinedDirectories, directory_for
 from deployments.contract.rollout.rollout import RolloutRoute
 from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
@@ -35,6 +33,8 @@ from deployments.gateway.queues.pool_members import PoolMembers
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.serve_handles import ServeChannel, follow_pool
 from deployments.gateway.queues.served_model import ServedModel
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.process.replica_directory import JoinedDirectories, directory_for
 
 _WATCH_S = 5.0  # how long the registry may hold a question until there is something new
 _BLOB_S = 30.0  # most time that a tokeniser takes to arrive: some megabytes

@@ -26,9 +26,9 @@ from typing import Generic, TypeVar
 
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
 from deployments.contract.channel.messages import MessageError
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd
 from deployments.gateway.queues.replica_channel import ReplicaChannel
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd, Report
 

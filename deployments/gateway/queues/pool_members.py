@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from deployments.contract.pool import PoolMember
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 
 Held = Mapping[str, tuple[PoolMember, ...]]
 

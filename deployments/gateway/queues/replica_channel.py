@@ -26,9 +26,9 @@ from typing import Protocol
 
 from deployments.contract.channel.frames import Buffer, Frame, Kind
 from deployments.contract.channel.handshake import HANDSHAKE_LIMIT_S, GatewayHandshake
-from deployments.contract.channel.sockets import host_and_port
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_link import LinkCounts, ReplicaLink
+from deployments.process.replica_directory import RunningReplica
+from deployments.process.sockets import host_and_port
 
 _CHECK_EVERY_S = 1.0
 # Between attempts to connect. A connection that stood for longer than the longest pause is opened

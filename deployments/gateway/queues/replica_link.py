@@ -29,7 +29,7 @@ from deployments.contract.channel.frames import (
     framed,
 )
 from deployments.contract.channel.handshake import GatewayHandshake, Refused, reason_of
-from deployments.contract.channel.sockets import FOUND_DEAD_S, find_dead_peers, is_dead
+from deployments.process.sockets import FOUND_DEAD_S, find_dead_peers, is_dead
 
 SILENCE_S = 10.0  # after which a replica that should send something every second counts as dead
 CREDIT_EVERY_BYTES = 1 << 16

@@ -16,8 +16,8 @@ from ray import serve
 
 from deployments.contract.app_names import POOL_APP, POOL_DEPLOYMENT, model_deployment
 from deployments.contract.pool import pool_replica_of
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.process.replica_directory import RunningReplica
 
 
 class ServeChannel(TcpReplicaChannel):

@@ -20,12 +20,6 @@ from dataclasses import replace
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.contract.pool import PoolUse, may_serve, with_pool
-from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import (
-    JoinedDirectories,
-    ReplicaDirectory,
-    RunningReplica,
-)
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
@@ -33,6 +27,12 @@ from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.process.replica_directory import (
+    JoinedDirectories,
+    ReplicaDirectory,
+    RunningReplica,
+)
 from deployments.settings.groups import POOL_GROUP
 from routers.api.settings import DispatcherSettings
 

@@ -24,11 +24,11 @@ from deployments.contract.channel.stream_messages import (
     decode_steps,
     encode_generate,
 )
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
 from deployments.gateway.queues.peer_demand import PeerDemand
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, PendingStreamRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
 from routers.api.requests import FlowWork, LeaseEnd, Report, Shares, Tokens
 from runtimes.types import EngineLoad

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence, Set
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import GenerateCall, Piece, StreamEnd
 from deployments.contract.description import Generating
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.core_loop import (
     INTERNAL_ERROR,
     CoreLoop,
@@ -39,6 +38,7 @@ from deployments.gateway.queues.prompt_suspects import (
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
 from deployments.gateway.queues.suspect_permits import SuspectPermits
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.events import Cancel, Closed, Opened, PeersServed, Progress
 from routers.api.requests import (

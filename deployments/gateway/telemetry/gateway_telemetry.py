@@ -12,8 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from deployments.contract import audit, errors, logs
-from deployments.contract.audit import AuditLine
+from deployments.contract import errors
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -42,6 +41,8 @@ from deployments.gateway.telemetry.sample_tables import (
 )
 from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
 from deployments.gateway.tenancy.tenants import KnownTenants
+from deployments.process import audit, logs
+from deployments.process.audit import AuditLine
 from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 from yaml_document.credentials import without_keys

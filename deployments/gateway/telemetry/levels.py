@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.reuse.answer_reuse import ReuseLevels
 from deployments.gateway.telemetry.key_uses import KeyLabels, KeyUse
+from deployments.preprocess.tokenizer import CacheStatistics
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError
 from runtimes.types import EngineLoad

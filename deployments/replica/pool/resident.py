@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.contract.channel.sockets import server_tls
 from deployments.contract.pool import PoolMember
+from deployments.process.sockets import server_tls
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.device import DeviceTurn, DeviceWorker, Job
 from deployments.replica.hang_limits import hang_limits

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from deployments.contract.errors import BadRequest
-from deployments.contract.preprocess.images import prepared
-from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.preprocess.images import prepared
+from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.replica.image_model import image_input
 from deployments.replica.verify.samples import Sample
 from deployments.settings.image import ImageSettings

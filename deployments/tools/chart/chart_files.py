@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from deployments.cluster.ray_env import HARD_STOP_S, Layer, variables
-from deployments.cluster.serve_config import DEREGISTER_S, GRACE_S, REPLICA_HEALTH_S
+from deployments.control.ray_env import HARD_STOP_S, Layer, variables
+from deployments.control.serve_config import DEREGISTER_S, GRACE_S, REPLICA_HEALTH_S
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import TIMEOUT_MS

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.cluster.node_facts import UNLIMITED, NodeFacts
-from deployments.cluster.preflight import Finding
+from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts
+from deployments.control.preflight.preflight import Finding
 
 _TOPICS = {"ENV": "environment", "WRAPPER": "wrapper", "CACHES": "caches", "PORTS": "ports"}
 _STYLE = {"error": "red", "warning": "yellow"}

@@ -2,7 +2,7 @@
 for them, how soon another replica would serve, and the shared pool.
 
 A model whose number of replicas is fixed and reached has no lines. The data are the autoscaler's
-own account (`deployments/contract/scaling/decider.py`); times are seconds.
+own account (`deployments/control/scaling/decider.py`); times are seconds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.contract.server_status import ModelStatus, StatusSnapshot
+from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 from deployments.tools.console.rollout_lines import rollout_line
 from deployments.tools.console.scaling_lines import model_lines, pool_line
 

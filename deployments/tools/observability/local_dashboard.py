@@ -18,8 +18,8 @@ from pathlib import Path
 import click
 import yaml
 
-from deployments.cluster.addresses import EVERY_INTERFACE, LOOPBACK
-from deployments.contract.loopback import keep_loopback_direct
+from deployments.control.addresses import EVERY_INTERFACE, LOOPBACK
+from deployments.process.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
 from deployments.tools.observability import grafana_server, page_server, prometheus_server

@@ -17,7 +17,7 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.replica.backend_loop import plain_batch
 from deployments.replica.device import DeviceWorker, Job
 from deployments.replica.hang_limits import HangLimits

@@ -11,7 +11,7 @@ from __future__ import annotations
 from zlib import crc32
 
 from deployments.contract.description import Generating, ModelDescription
-from deployments.contract.scheduling import scheduling
+from deployments.replica.scheduling import scheduling
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.model import ModelSettings
 from loadtests.traffic.plan import Planned

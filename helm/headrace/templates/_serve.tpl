@@ -1,4 +1,4 @@
-{{/* The list of Serve applications that the values mean: deployments/cluster/serve_config.py in Go
+{{/* The list of Serve applications that the values mean: deployments/control/serve_config.py in Go
 templates. What shapes a replica passes through as it was written; a test holds this against
 `headrace build` of the same settings. JSON, because Go's YAML writes some numbers so that others
 read text. */}}
@@ -33,7 +33,7 @@ read text. */}}
 {{- dict
   "name" "gateway"
   "route_prefix" "/"
-  "import_path" "deployments.cluster.applications:gateway"
+  "import_path" "deployments.control.applications:gateway"
   "args" (dict "settings" $written "tenants_path" $gateway.tenants_path)
   "deployments" (list (dict
     "name" "gateway"
@@ -59,7 +59,7 @@ read text. */}}
 {{- dict
   "name" "headrace-tenants"
   "route_prefix" nil
-  "import_path" "deployments.cluster.applications:tenants"
+  "import_path" "deployments.control.applications:tenants"
   "args" $args
   | toJson -}}
 {{- end }}
@@ -103,9 +103,9 @@ read text. */}}
 {{- dict
   "name" (printf "model-%s" .name)
   "route_prefix" nil
-  "import_path" "deployments.cluster.applications:model"
+  "import_path" "deployments.control.applications:model"
   "args" $args
-  "autoscaling_policy" (dict "policy_function" "deployments.contract.scaling.copy_targets:CopyTargets")
+  "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
   "deployments" $deployments
   | toJson -}}
 {{- end }}
@@ -161,12 +161,12 @@ model's time to drain. */}}
 {{- dict
   "name" "headrace-pool"
   "route_prefix" nil
-  "import_path" "deployments.cluster.applications:pool"
+  "import_path" "deployments.control.applications:pool"
   "args" (dict
     "runtimes" ($runtimes | uniq | sortAlpha)
     "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))
     "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000))
-  "autoscaling_policy" (dict "policy_function" "deployments.contract.scaling.copy_targets:CopyTargets")
+  "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
   "deployments" (list (dict
     "name" "pool"
     "autoscaling_config" (include "headrace.bounds" (list $least $most) | fromJson)

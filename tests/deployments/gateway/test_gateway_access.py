@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract import audit
-from deployments.contract.audit import AuditLine
 from deployments.gateway.http import access, router
 from deployments.gateway.tenancy.tenants import hash_key
+from deployments.process import audit
+from deployments.process.audit import AuditLine
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
 MODELS = {"mine": SYNTHETIC, "theirs": SYNTHETIC}

@@ -16,11 +16,11 @@ from held_calls import INFER, body_of, data
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import ReuseSettings
-from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.core_loop import Demand, refusal
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
+from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Reason
 
 SMALL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}

@@ -20,10 +20,10 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway import generation
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import hash_key
+from deployments.preprocess.tokenizer import TextTokenizer
 
 Describe = Callable[..., ModelDescription]
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}

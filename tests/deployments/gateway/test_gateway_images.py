@@ -19,8 +19,8 @@ from image_models import LABELS, jpeg, picture, png, write_model
 from in_process import Answer, Stand, ask, standing
 from PIL import Image
 
-from deployments.contract.preprocess.images import prepared
-from deployments.contract.preprocess.resize import resized as resize_now
+from deployments.preprocess.images import prepared
+from deployments.preprocess.resize import resized as resize_now
 
 SIZES = (16, 32, "16x48")
 PATH = "/v1/models/tiny:classify"
@@ -261,7 +261,7 @@ async def test_images_are_decoded_and_resized_off_the_event_loop(
         assert let.wait(5.0)
         return resize_now(*args)
 
-    monkeypatch.setattr("deployments.contract.preprocess.images.resized", held)
+    monkeypatch.setattr("deployments.preprocess.images.resized", held)
     slow = asyncio.create_task(post(stand, png(picture(40, 40)), b"image/png"))
     while not begun.is_set():  # noqa: ASYNC110 - set by a thread
         await asyncio.sleep(0.001)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract import audit
 from deployments.contract.errors import Unauthorized
 from deployments.gateway.app import assembled
 from deployments.gateway.http import operator_pages
 from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
 from deployments.gateway.tenancy.tenants import hash_key, new_key
+from deployments.process import audit
 
 KEY, HASH = new_key()
 BEARER = {"authorization": f"Bearer {KEY}"}

@@ -13,7 +13,7 @@ import tokenizers
 from fake_runtimes import FakeRuntime
 from in_process import Stand, ask, standing
 
-from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.preprocess.tokenizer import TextTokenizer
 from runtimes.types import Batch, Limits, Ragged, Result, StageTimes, TensorSpec
 
 WORDS = {"[UNK]": 0, "good": 1, "bad": 2}

@@ -20,8 +20,8 @@ from fake_engines import until
 from in_process import LocalChannel, Stand, ask, standing
 from process_ends import Deaths
 
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.gateway.queues.served_model import ServedModel
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
 from deployments.replica.stream_core import StreamCore
 from deployments.settings.model import ModelSettings

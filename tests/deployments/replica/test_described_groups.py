@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deployments.contract import description_store
 from deployments.contract.description import ModelDescription
-from deployments.contract.description_store import StoredDescription
+from deployments.process import description_store
+from deployments.process.description_store import StoredDescription
 from deployments.replica import described_groups
 from deployments.replica.described_groups import DescribedGroups
 from deployments.settings.load import settings_digest

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica.group_replicas import GroupReplicas
 
 

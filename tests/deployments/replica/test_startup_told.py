@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autoscaling.types import StartReading, State
-from deployments.contract.loop_watch import HUNG_EXIT_CODE
-from deployments.contract.scaling import actor_name
+from deployments.process import actor_name
+from deployments.process.loop_watch import HUNG_EXIT_CODE
 from deployments.replica.startup import ModelReplica, tell_autoscaler
 from deployments.settings.model import ModelSettings
 

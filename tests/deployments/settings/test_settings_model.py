@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.contract.scheduling import scheduling
+from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 
 STREAM: dict[str, Any] = {"runtime": "synthetic", "task": "generate"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.cluster import node_survey
-from deployments.cluster.dashboard import Dashboard
-from deployments.cluster.node_facts import NodeFacts, versions
-from deployments.cluster.ray_jobs import RayJobs
+from deployments.control.dashboard import Dashboard
+from deployments.control.preflight import node_survey
+from deployments.control.preflight.node_facts import NodeFacts, versions
+from deployments.control.ray_jobs import RayJobs
 from deployments.tools import cluster
 
 FILE = """\

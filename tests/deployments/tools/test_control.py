@@ -9,9 +9,9 @@ import uuid
 
 import pytest
 
-from deployments.cluster import orphaned_processes, server_files
-from deployments.cluster.control_socket import ControlSocket
-from deployments.cluster.server_files import NoServer
+from deployments.control.supervisor import orphaned_processes, server_files
+from deployments.control.supervisor.control_socket import ControlSocket
+from deployments.control.supervisor.server_files import NoServer
 from deployments.tools import control
 
 ID = uuid.uuid4().hex  # other runs of these tests have processes of their own

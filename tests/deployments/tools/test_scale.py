@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from deployments.cluster import manual_target
-from deployments.cluster.manual_target import ManualTarget
-from deployments.cluster.ray_jobs import JobFailed
+from deployments.control import manual_target
+from deployments.control.manual_target import ManualTarget
+from deployments.control.ray_jobs import JobFailed
 from deployments.tools import scale
 from deployments.tools.control import ServerRefused
 
@@ -40,7 +40,7 @@ def test_a_cluster_is_told_by_a_job(monkeypatch: pytest.MonkeyPatch, capsys) -> 
     monkeypatch.setattr(scale, "jobs_of", lambda address: jobs)
     assert scale.scale_on_cluster(TARGET, "http://head") == 0
     (command,) = jobs.commands
-    assert command.startswith("python -m deployments.cluster.manual_target '{")
+    assert command.startswith("python -m deployments.control.manual_target '{")
     assert '"replicas": 3' in command
     said = "m, group gpu: 3 replicas, until `headrace scale m auto --group gpu`\n"
     assert capsys.readouterr().out == said

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from in_process import Stand, standing
 
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.served_model import ServedModel
+from deployments.process.replica_directory import RunningReplica
 from deployments.settings.groups import POOL_GROUP
 
 NAMES = [f"device-{index}" for index in range(4)]

@@ -16,7 +16,7 @@ from deployments.contract.description import (
     ModelDescription,
 )
 from deployments.contract.pool import PoolMember
-from deployments.contract.replica_directory import RunningReplica, directory_for
+from deployments.process.replica_directory import RunningReplica, directory_for
 
 Describe = Callable[..., ModelDescription]
 

@@ -15,13 +15,13 @@ from fake_engines import until
 from far_end import FarEnd, reply_of
 
 from deployments.contract.channel.frames import Frame, Kind
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues import lease_calls
 from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.lease_calls import UNREACHED_RETRY_S
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd, Report, Request
 

@@ -16,11 +16,11 @@ from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import RowError
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import CoreLoop, Demand, VersionTerms, clock
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Action
 from routers.api.settings import DispatcherSettings
 from routers.core.suspension import suspend

@@ -14,9 +14,9 @@ from in_process import Stand, ask, standing
 
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.logs import fields_of
 from deployments.gateway.telemetry.levels import TokenRates
 from deployments.gateway.tenancy.rates import Rates
+from deployments.process.logs import fields_of
 from runtimes.types import EngineLoad
 
 Describe = Callable[..., ModelDescription]

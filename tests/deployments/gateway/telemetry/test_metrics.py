@@ -14,7 +14,6 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, SquaresTable
 from deployments.gateway.telemetry.label_names import LabelNames
@@ -28,6 +27,7 @@ from deployments.gateway.telemetry.sample_tables import (
     RequestLabels,
     RequestTimes,
 )
+from deployments.preprocess.tokenizer import CacheStatistics
 from routers.api.snapshot import (
     ControllerSnapshot,
     FlowSnapshot,

@@ -15,7 +15,7 @@ from channel_stand import Stand, answer, batch, is_served
 from deployments.contract.channel import frames
 from deployments.contract.channel.frames import HEAD, Kind, framed
 from deployments.contract.channel.handshake import GatewayHandshake, Hello, Proof, new_key
-from deployments.contract.channel.sockets import is_dead
+from deployments.process.sockets import is_dead
 from deployments.replica import channel_server
 
 

@@ -15,7 +15,7 @@ from channel_stand import Stand, is_served
 
 from deployments.contract.channel.frames import Kind, framed
 from deployments.contract.channel.handshake import GatewayHandshake
-from deployments.contract.channel.sockets import (
+from deployments.process.sockets import (
     ChannelTls,
     client_tls,
     host_and_port,

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
-from deployments.contract.preprocess.images import prepared
+from deployments.preprocess.images import prepared
 from deployments.replica.image_model import image_input, row_shapes
 from deployments.settings.image import ImageSettings
 from deployments.settings.load import load

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from deployments.contract.server_status import ModelStatus, StatusSnapshot
+from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 from deployments.tools.console.status_table import _seconds, as_json, show
 
 MODEL: ModelStatus = {

@@ -9,9 +9,9 @@ import shlex
 import pytest
 from rich.console import Console
 
-from deployments.cluster.ready_message import ready_message, try_line
 from deployments.contract.description import Classes, Generating, ModelDescription
-from deployments.contract.scheduling import scheduling
+from deployments.control.supervisor.ready_message import ready_message, try_line
+from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 from deployments.tools.console.terminal import StartupDisplay
 from runtimes.types import TensorSpec

@@ -12,7 +12,6 @@ from openapi_spec_validator import validate
 
 from deployments.contract.description import Classes, Generating, ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest
-from deployments.contract.preprocess.images import opened
 from deployments.gateway.http.protocols import (
     classify,
     metadata,
@@ -30,6 +29,7 @@ from deployments.gateway.telemetry.inference_statistics import (
     BatchSizeStatistics,
     ModelStatistics,
 )
+from deployments.preprocess.images import opened
 from deployments.settings.gateway import PRIORITIES
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec

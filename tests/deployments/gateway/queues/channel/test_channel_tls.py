@@ -12,7 +12,7 @@ from channel_net import Net, net
 from fake_engines import until
 
 from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.sockets import ChannelTls, client_tls, server_tls
+from deployments.process.sockets import ChannelTls, client_tls, server_tls
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from fake_engines import until
 
 from deployments.contract.channel.frames import HEAD, FrameError, Kind
 from deployments.contract.channel.handshake import new_key
-from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_link import CREDIT_EVERY_BYTES
+from deployments.process.replica_directory import RunningReplica
 
 # ---- connections that stand ---------------------------------------------------------------------
 

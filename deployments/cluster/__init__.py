@@ -1,1 +1,0 @@
-"""The processes around gateways and replicas: started, found, addressed, changed, stopped."""

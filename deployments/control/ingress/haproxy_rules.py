@@ -1,0 +1,211 @@
+"""Which requests HAProxy takes, and from whom: the rules of the frontend that callers meet.
+
+Two kinds of refusal. What two readers may understand differently never reaches a gateway: no Host,
+two keys, a header's name that is not letters, digits and dashes, a path that climbs or that cannot
+be decoded; and no `Upgrade` does. And nobody takes the places of all. A body that fits HAProxy's
+buffer (`BUFFER_BYTES`) is read whole before a gateway hears of it, so a slow one holds a
+connection here and nothing else. One that does not fit holds one of a gateway's places while it
+comes in; how fast it must come is the gateway's to say. So such bodies are counted, by the address
+they come from: over half of all places, addresses that have a sixteenth are refused; over three
+quarters, all are. A quarter stays for requests that are whole. Connections are bounded in the same
+way: when four fifths are taken, those addresses are refused that have a tenth. An address alone may
+have all but the last of everything, since behind a load balancer all callers have one;
+`trusted_proxies` say whose word for the caller's is taken. Of IPv6 an address is the first 64 bits:
+who has one network has 2^64 of the rest (RFC 6177).
+
+What is counted ends with a request, not with its body: HAProxy has no rule for that.
+Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
+`req.body_size`; what it answers, docs/security.md.
+"""
+
+from __future__ import annotations
+
+from deployments.control.ingress.haproxy_options import Options
+
+_MOST_TAKEN = 0.8  # of the connections, before a source is held against its share
+_SOURCE_SHARE = 0.1
+# Twice HAProxy's own, so that heads that are too large get an answer that says so: of one that does
+# not fit HAProxy says only that it is bad, in HTML.
+BUFFER_BYTES = 32_768
+PARSED_HEADERS = 256  # for the same reason; HAProxy's own is 101, the first line included
+_CHUNKED_BYTES = 8192  # a chunked body that has so much in the buffer may have more
+_CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so long
+_RETRY_AFTER_S = 1
+_SOURCES = "headrace-bodies-of-source"
+_ALL = "headrace-bodies"
+_NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
+_SOURCE = f"src,{_NETWORK}"
+_CALLER = f"req.hdr_ip(x-forwarded-for,-1),{_NETWORK}"
+MOST_HEAD_BYTES, MOST_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
+# By name: status, message, and OpenAI's code (contract/errors.py).
+_REFUSALS = {
+    "no_host": (400, "a request must name its Host", "invalid_request"),
+    "two_keys": (400, "a request may have one Authorization header", "invalid_request"),
+    "path": (404, "no such path", "not_found"),
+    "long_url": (414, f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes",
+                 "uri_too_long"),
+    "large_head": (431, f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes",
+                   "headers_too_large"),
+    "many_headers": (431, f"the request has more than {MOST_HEADERS} headers",
+                     "headers_too_large"),
+    "certificate": (403, "the operator pages need a client certificate", "forbidden"),
+    "bodies": (503, "too many large bodies are on their way; send it again", "overloaded"),
+}  # fmt: skip
+# What stands around a message in OpenAI's error object, on paths of its API; elsewhere nothing
+# does. In variables, since HAProxy makes some answers when the path is gone.
+_OPENAI = "{ path /v1 } or { path_beg /v1/ } !{ path,url_dec -m end :predict :classify }"
+_SHAPE = {
+    "object": '{"message": ',
+    "type": ', "type": "',
+    "code": '", "param": null, "code": "',
+    "end": '"}',
+}
+_TYPES = {403: "permission_error"}
+# Of unfinished bodies that are counted: requests, by where they come from and of all.
+TABLES = f"""\
+backend {_SOURCES}
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+backend {_ALL}
+    stick-table type integer size 1 expire 60s store conn_cur
+"""
+
+
+def listening(options: Options, combined: str) -> str:
+    """What stands behind the frontend's address. HTTP/1.1 alone: gateways speak nothing else, and
+    HAProxy would take HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
+    words = f"proto h1 tcp-ut {_CALLER_SILENCE_S}s"
+    if not options.certificate:
+        return words
+    words += f" ssl crt {combined} ssl-min-ver TLSv1.2 alpn http/1.1"
+    if options.client_ca:
+        verify = "optional" if options.operators_only else "required"
+        words += f" ca-file {options.client_ca} verify {verify}"
+    return words
+
+
+def frontend(options: Options, connections: int, gateways: int) -> str:
+    """The lines below the frontend's `bind`. `connections`: as many as HAProxy takes; `gateways`:
+    that it knows."""
+    lines = [
+        *_of_connections(options, connections),
+        *_unambiguous(options),
+        "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }",
+        *_of_bodies(options, options.max_requests * max(gateways, 1)),
+        *_compression(options),
+    ]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _of_connections(options: Options, connections: int) -> list[str]:
+    taken, share = int(connections * _MOST_TAKEN), int(connections * _SOURCE_SHARE)
+    own, most = _unless_trusted(options), options.source_connections
+    bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
+    return [
+        "stick-table type ipv6 size 100k expire 60s store conn_cur",
+        f"tcp-request connection track-sc0 {_SOURCE}{own}",
+        *bound,
+        f"tcp-request connection reject if {{ fe_conn gt {taken} }} {{ sc0_conn_cur gt {share} }}",
+    ]
+
+
+def _unambiguous(options: Options) -> list[str]:
+    """In order: what is refused, then what is said of where it came from."""
+    own = _unless_trusted(options)
+    scheme = "https" if options.certificate else "http"
+    large = f"{{ var(txn.head_bytes) -m int gt {MOST_HEAD_BYTES} }}"
+    long = f"{{ var(txn.url_bytes) -m int gt {MOST_HEAD_BYTES // 2} }}"
+    climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
+    return [
+        *(
+            f"http-request set-var-fmt(txn.{name}) '{text}' if {_OPENAI}"
+            for name, text in _SHAPE.items()
+        ),
+        "http-request set-var(txn.url_bytes) url,length",
+        "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
+        _refused("long_url", f"{large} {long}"),
+        _refused("large_head", large),
+        _refused("many_headers", f"{{ req.fhdr_cnt gt {MOST_HEADERS} }}"),
+        # A load balancer's check may be of HTTP/1.0.
+        _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
+        _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
+        _refused("path", f"{{ path -m sub {climbs} }}"),
+        _refused("path", "{ path_end /.. /. }"),
+        # What cannot be decoded is no sample, and no rule about the decoded path would find it.
+        _refused("path", "!{ path,url_dec -m found }"),
+        # Serve's own list of routes and applications, which needs no key.
+        _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
+        *_of_operators(options),
+        # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
+        # the body for its next request, which no rule here has seen.
+        "http-request del-header upgrade",
+        f"http-request set-header x-forwarded-for %[src]{own}",
+        f"http-request set-header x-forwarded-proto {scheme}{own}",
+        f"http-request del-header x-forwarded-prefix{own}",
+        "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
+    ]
+
+
+def _compression(options: Options) -> list[str]:
+    """Of whole JSON, for who asks: no event of a stream, no tensor's bytes. It is decided before
+    these rules; what is to stay as it is, a gateway says by `no-transform`
+    (deployments/gateway/http/compression.py), which nobody else needs to read.
+
+    `identity` is not named: who asks for nothing would then get chunks, too.
+    """
+    said = (
+        "http-response del-header cache-control if { res.hdr(cache-control) -m str no-transform }"
+    )
+    if not options.compression:
+        return [said]
+    return [said, "compression algo gzip", "compression type application/json"]
+
+
+def _of_operators(options: Options) -> list[str]:
+    if not (options.client_ca and options.operators_only):
+        return []
+    # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
+    return [_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
+
+
+def _of_bodies(options: Options, places: int) -> list[str]:
+    """Waits for what fits the buffer, and bounds what does not. A length that the gateway refuses
+    by the head alone is not waited for: nobody shall be asked to send it."""
+    of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
+    return [
+        "acl chunked_body req.hdr(transfer-encoding) -m found",
+        f"http-request wait-for-body time {options.body_s}s "
+        f"if {{ req.body_size 1:{options.max_body_bytes} }} or chunked_body",
+        "http-request set-var(txn.body_here) req.body_len",
+        "http-request set-var(txn.body_missing) req.body_size,sub(txn.body_here)",
+        "acl unfinished var(txn.body_missing) -m int gt 0",
+        f"acl much_here req.body_len gt {_CHUNKED_BYTES}",
+        *(
+            f"http-request track-{which} table {table} if {what}"
+            for what in ("unfinished", "chunked_body much_here")
+            for which, table in ((f"sc1 {_CALLER}", _SOURCES), ("sc2 int(0)", _ALL))
+        ),
+        _refused(
+            "bodies",
+            f"{{ {of_all} gt {places // 2} }} {{ {of_source} gt {max(places // 16, 1)} }}",
+        ),
+        _refused("bodies", f"{{ {of_all} gt {max(places * 3 // 4, 1)} }}"),
+    ]
+
+
+def _refused(why: str, condition: str) -> str:
+    return f"http-request return {refusal(*_REFUSALS[why])} if {condition}"
+
+
+def refusal(status: int, message: str, code: str, later: bool | None = None) -> str:
+    """The words of a rule that answers so, in the shape of the API that the path belongs to.
+    `later`: with Retry-After; by default a 503 alone has it."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    rest = f"%[var(txn.type),concat({kind},txn.code,{code}),concat(,txn.end)]"
+    body = f'{{"error": %[var(txn.object)]"{message}"{rest}}}'
+    ask_again = f" hdr Retry-After {_RETRY_AFTER_S}" * (status == 503 if later is None else later)
+    return f"status {status} content-type application/json lf-string '{body}'{ask_again}"
+
+
+def _unless_trusted(options: Options) -> str:
+    networks = " ".join(options.trusted_proxies)
+    return f" unless {{ src {networks} }}" if networks else ""

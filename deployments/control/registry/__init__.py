@@ -1,0 +1,1 @@
+"""The registry of models, gateways and rollouts: one named actor."""

@@ -1,0 +1,226 @@
+"""Does Serve's controller hang, so that it has to be killed for Ray to restart it?
+
+While the controller hangs, callers are still answered, but nothing is started, replaced or changed.
+A controller that got SIGTERM while calls of its own were under way may hang for ever. Once its
+process has ended, Ray restarts it, and it restores its state.
+
+The registry asks the controller once a second and kills it when either holds:
+- It has been silent for `HANGS_S`, or for three times its longest recent answer if that is longer
+  (at most `STARTS_S`): the controller's loop stands still while it goes through its replicas. Only
+  those seconds count in which the registry itself was on time and Ray reports the controller as
+  running.
+- The wall clock was set back. Until the clock has caught up, the controller checks no replica.
+
+After each kill comes a pause, twice as long as the one before (up to `MOST_PAUSE_S`), so that a
+fault that a restart does not mend causes no endless restarts. A controller that answered after its
+kill did restart well; if it hangs again within the pause, it gets as long as one that starts
+(`STARTS_S`).
+
+The registry may kill actors on any node, so this works the same on one machine and on many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Any, Protocol
+
+import ray
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from deployments.process import audit
+from deployments.process.audit import AuditLine
+
+LOOKS_S = 1.0  # between two questions, and how long one look waits for an answer
+HANGS_S = 15.0
+# Silence allowed, in multiples of the longest recent answer; to which share of itself each further
+# answer lets that longest one decay.
+_TIMES_BUSY, _KEEPS = 3.0, 0.999
+STARTS_S = 60.0  # until its first answer once Ray reports it as running: it restores its state
+SET_BACK_S = 10.0  # in which Serve checks each replica at least three times
+PAUSE_S, MOST_PAUSE_S = 30.0, 960.0
+_TOLD_S = 5.0  # of silence, before an operator is told
+_ON_TIME_S = 3 * LOOKS_S  # between looks: one may wait for an answer and then as long again
+logger = logging.getLogger("headrace.registry")
+
+
+class Sight(Enum):
+    """What one look at the controller has shown. AWAY: Ray reports it as not running."""
+
+    ANSWERED = "answered"
+    SILENT = "silent"
+    AWAY = "away"
+
+
+class ControllerWatch:
+    """Decides from the looks when the controller must be killed.
+
+    `now` is in seconds on the caller's monotonic clock, `wall_s` on its machine's wall clock.
+    `silent_s`: for how long the controller has been silent while it ran.
+    """
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self._answered = False  # since its process last started
+        self._longest_s = 0.0  # its longest recent answer, decayed
+        self._looked_at: float | None = None
+        self._furthest_s: float | None = None  # wall clock less monotonic clock, the maximum seen
+        self._pause_s = PAUSE_S  # the next one
+        self._not_before = float("-inf")  # end of the pause after the last kill
+
+    def look(self, sight: Sight, now: float, wall_s: float) -> str | None:
+        """Take in one look. Returns why the controller must be killed, or None."""
+        before, self._looked_at = self._looked_at, now
+        if sight is Sight.SILENT:
+            if before is not None and now - before <= _ON_TIME_S:
+                self.silent_s += now - before
+        elif sight is Sight.ANSWERED:
+            self._longest_s = max(self.silent_s, _KEEPS * self._longest_s)
+            self.silent_s, self._answered = 0.0, True
+            if now >= self._not_before + MOST_PAUSE_S:
+                self._pause_s = PAUSE_S
+        else:
+            self.silent_s, self._answered, self._furthest_s = 0.0, False, None
+        behind_s = self._behind_s(wall_s - now)
+        if now < self._not_before and not self._hangs_again():
+            return None
+        if self.silent_s >= self._limit_s():
+            return f"it has not answered for {self.silent_s:.0f} s"
+        if behind_s >= SET_BACK_S:
+            return f"the clock was set back by {behind_s:.0f} s, for which its checks would wait"
+        return None
+
+    def ended(self, now: float) -> None:
+        """The controller was killed: start over, and begin the pause."""
+        self.silent_s, self._answered, self._furthest_s = 0.0, False, None
+        self._not_before = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+
+    def _hangs_again(self) -> bool:
+        """Whether it restarted well after its kill and hangs again."""
+        return self._answered and self.silent_s >= STARTS_S
+
+    def _limit_s(self) -> float:
+        """Seconds of silence after which it counts as hung."""
+        if not self._answered:
+            return STARTS_S
+        return min(max(HANGS_S, _TIMES_BUSY * self._longest_s), STARTS_S)
+
+    def _behind_s(self, ahead_s: float) -> float:
+        """By how many seconds the wall clock was set back since this controller's process started.
+        `ahead_s`: wall clock less monotonic clock."""
+        furthest_s = ahead_s if self._furthest_s is None else max(self._furthest_s, ahead_s)
+        self._furthest_s = furthest_s
+        return furthest_s - ahead_s
+
+
+class Controller(Protocol):
+    def ask(self) -> Awaitable[int]:
+        """The id of the controller's process, once it answers. Raises what Ray raises."""
+        ...
+
+    def runs(self) -> bool:
+        """Whether Ray reports it as running: neither starting nor gone."""
+        ...
+
+    def end(self) -> None:
+        """Kill it; Ray restarts it."""
+        ...
+
+
+class ServeController:
+    """Serve's controller of this cluster. Constructing one raises ValueError if Serve does not run.
+    The private API of Ray that this uses is tested by tests/integration/test_ray_contract.py."""
+
+    def __init__(self) -> None:
+        self._actor: Any = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+
+    def ask(self) -> Awaitable[int]:
+        asked: Awaitable[int] = self._actor.get_pid.remote()
+        return asked
+
+    def runs(self) -> bool:
+        return bool(self._actor._get_local_state() == ActorTableData.ALIVE)
+
+    def end(self) -> None:
+        """If the process ignores this, its node sends it SIGKILL after 5 s."""
+        ray.kill(self._actor, no_restart=False)
+
+
+class ControllerKeeper:
+    """Asks Serve's controller once a second and kills it when it hangs, and so each successor.
+
+    Use it on one event loop's thread only. `find` gets the controller; it blocks and may raise, so
+    it runs in a thread. `on_end` is called after each kill.
+    """
+
+    def __init__(
+        self, on_end: Callable[[], None], find: Callable[[], Controller] = ServeController
+    ) -> None:
+        self.watch = ControllerWatch()
+        self._on_end = on_end
+        self._find = find
+        self._controller: Controller | None = None
+        self._answer: asyncio.Future[int] | None = None
+        self._process = 0
+
+    async def run(self) -> None:
+        """Look for ever, whatever goes wrong."""
+        while True:
+            try:
+                await self.look(time.monotonic, time.time)
+            except Exception as fault:
+                logger.warning("Serve's controller cannot be looked at or ended: %r", fault)
+            if self._answer is None:
+                await asyncio.sleep(LOOKS_S)
+
+    def problem(self) -> str | None:
+        """What an operator is told while the controller is silent; None while it answers."""
+        if self.watch.silent_s < _TOLD_S:
+            return None
+        return (
+            f"Serve's controller has not answered for {self.watch.silent_s:.0f} s: requests are "
+            "served, and nothing is started, replaced or changed until it has been ended and is "
+            "there again"
+        )
+
+    async def look(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        """Look once, which takes up to `LOOKS_S`, and kill the controller if it must be."""
+        sight = await self._look()
+        if why := self.watch.look(sight, clock(), wall()):
+            self._end(why, clock())
+
+    async def _look(self) -> Sight:
+        """Ask once, or wait on for the answer to the last question: a late answer counts too."""
+        if self._controller is None:
+            try:
+                self._controller = await asyncio.to_thread(self._find)
+            except ValueError:
+                return Sight.AWAY
+        controller = self._controller
+        answer = self._answer or asyncio.ensure_future(controller.ask())
+        self._answer = answer
+        if not (await asyncio.wait({answer}, timeout=LOOKS_S))[0]:
+            return Sight.SILENT if controller.runs() else Sight.AWAY
+        self._answer = None
+        if answer.exception() is None:
+            self._process = answer.result()
+            return Sight.ANSWERED
+        if controller.runs():
+            return Sight.SILENT
+        self._controller = None  # a restarted Serve has another
+        return Sight.AWAY
+
+    def _end(self, why: str, now: float) -> None:
+        assert self._controller is not None  # otherwise the look would have shown AWAY
+        self._controller.end()
+        self.watch.ended(now)
+        logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
+        line = AuditLine("the registry", "end", "Serve's controller", f"process {self._process}")
+        audit.record(replace(line, detail=why))
+        self._on_end()

@@ -1,0 +1,234 @@
+"""The registry as a small named Ray actor that gateways long-poll.
+
+There is one a cluster. Whoever needs it first creates it, and Ray restarts it when it dies. Anchors
+announce again with their next renewal, so a restart loses at most one renewal period. The actor
+asks Serve which models ought to exist once a second, and when an anchor comes that it does not
+expect. Leases run on the monotonic clock. Generations and revisions start from the wall clock,
+because they must grow across restarts of the actor. An actor that hangs is killed from outside and
+restarted likewise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import ray
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.pool import PoolMember
+from deployments.contract.registry import (
+    LEASE_S,
+    ModelOutline,
+    Registry,
+    ReplicaProgress,
+    View,
+)
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.cost_gate import LiveCosts
+from deployments.contract.rollout.terms import RolloutTerms
+from deployments.control.registry.server_status import replica_targets, server_status
+from deployments.control.scaling.watch import keep_alive
+from deployments.process import actor_name, logs
+from deployments.process.loop_watch import watch_process
+
+NAME = "headrace-registry"
+NAMESPACE = "headrace"
+_ASKS_SERVE_S = 1.0
+_ACCOUNT_S = 2.0  # to wait for the autoscaler's status
+clock = time.monotonic
+logger = logging.getLogger("headrace.registry")
+
+
+class RegistryActor:
+    """The shell around `Registry`: reads clocks, asks Serve, and wakes gateways that long-poll."""
+
+    def __init__(self) -> None:
+        self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
+        self._changed = asyncio.Event()
+        logs.configure_from_environment()
+        # Serve's modules are slow to import: only the actor needs them, not who creates it.
+        from deployments.control.registry.controller_watch import ControllerKeeper
+        from deployments.control.serve_list import ServeList
+
+        self._serve = ServeList()
+        self._controller = ControllerKeeper(self._controller_ended)
+        loop = asyncio.get_running_loop()
+        from deployments.control.scaling.autoscaler_actor import autoscaler
+
+        work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler), self._controller.run())
+        self._tasks = [loop.create_task(each) for each in work]
+        self._loop_watch = watch_process()  # last: the imports above block the loop
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 10)
+            swept = self._registry.sweep(clock())
+            if self._registry.look_at_rollouts(clock()) or swept:
+                self._wake()
+
+    async def _follow_serve(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_ASKS_SERVE_S)
+
+    async def refresh(self) -> bool:
+        """Ask Serve now. Returns False if it does not answer; then nothing changes."""
+        try:
+            models = await self._serve.models()
+        except Exception as fault:
+            logger.debug("Serve does not list its applications: %s", fault)
+            return False
+        if self._registry.declare(models, clock()):
+            self._wake()
+        return True
+
+    def _wake(self) -> None:
+        """Answer every gateway that waits in `watch`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _controller_ended(self) -> None:
+        self._registry.controller_ended()
+        self._wake()
+
+    async def watch(self, revision: int, timeout_s: float) -> View:
+        """The view, as soon as its revision differs from `revision`, or after `timeout_s`."""
+        if self._registry.revision == revision:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+        return self._registry.view()
+
+    async def forget_failures(self, names: list[str]) -> None:
+        self._registry.forget_failures(names)
+        self._wake()
+
+    async def begin(self, name: str, outline: ModelOutline) -> int:
+        if name not in self._registry.declared:
+            await self.refresh()
+        generation = self._registry.begin(name, time.time(), outline)
+        self._wake()
+        return generation
+
+    async def serves(self, name: str) -> bool:
+        return self._registry.serves(name)
+
+    async def announce(self, description: ModelDescription, tokenizer: bytes) -> None:
+        self._registry.announce(description, tokenizer, clock())
+        self._wake()
+
+    async def renew(self, name: str, generation: int) -> bool:
+        return self._registry.renew(name, generation, clock())
+
+    async def withdraw(self, name: str, generation: int) -> bool:
+        gone = self._registry.withdraw(name, generation)
+        self._wake()
+        return gone
+
+    async def hold(self, replica: str, members: tuple[PoolMember, ...]) -> None:
+        """As `Registry.hold`: all that this replica of the shared pool serves now."""
+        if self._registry.hold(replica, members, clock()):
+            self._wake()
+
+    async def drain(self, draining: bool) -> None:
+        self._registry.drain(draining)
+        self._wake()
+
+    async def blob(self, digest: str) -> bytes:
+        return self._registry.blobs.get(digest, b"")
+
+    async def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
+        """As `Registry.profile`, for a replica that starts beside others."""
+        return self._registry.profile(name, digest)
+
+    async def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
+        """As `Registry.live_costs`, for a replica that has measured its costs."""
+        return self._registry.live_costs(name, group, digest)
+
+    async def loading_beside(self, name: str, digest: str) -> int:
+        """As `Registry.loading_beside`, for a replica that is ready before others of its
+        version."""
+        return self._registry.loading_beside(name, digest)
+
+    async def report(self, progress: ReplicaProgress) -> None:
+        if self._registry.report(progress):
+            self._wake()
+
+    async def progress(self) -> list[ReplicaProgress]:
+        return list(self._registry.progress.values())
+
+    async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
+        """As `Registry.push`."""
+        return self._registry.push(gateway, snapshot, clock())
+
+    async def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
+        return self._registry.begin_rollout(model, terms, time.time(), clock())
+
+    async def promote(self, model: str) -> bool:
+        return self._wake_if(self._registry.promote(model, clock()))
+
+    async def finish_rollout(self, model: str) -> bool:
+        return self._wake_if(self._registry.finish_rollout(model))
+
+    async def abort_rollout(self, model: str, why: str) -> bool:
+        return self._wake_if(self._registry.abort_rollout(model, why))
+
+    async def rollouts(self) -> list[RolloutAccount]:
+        return self._registry.rollout_accounts(clock())
+
+    def _wake_if(self, changed: bool) -> bool:
+        if changed:
+            self._wake()
+        return changed
+
+    async def status(self) -> dict[str, Any]:
+        """View, outlines, progress, and the gateways' latest snapshots."""
+        return {
+            "view": self._registry.view(),
+            "outlines": dict(self._registry.outlines),
+            "progress": list(self._registry.progress.values()),
+            "gateways": {g: s for g, (_, s) in self._registry.gateways.items()},
+        }
+
+    async def server_status(self) -> dict[str, Any]:
+        """The models and gateways of a `StatusSnapshot`, its rollouts and its scaling."""
+        try:
+            targets = replica_targets(await self._serve.applications())
+        except Exception as fault:
+            logger.warning("Serve does not say how many replicas are to run: %s", fault)
+            targets = {}
+        found = server_status(await self.status(), targets)
+        found["problem"] = found["problem"] or self._controller.problem()
+        return found | {"rollouts": await self.rollouts(), "scaling": await _scaling()}
+
+
+async def _scaling() -> dict[str, Any] | None:
+    """The autoscaler's status; None if it does not answer."""
+    try:
+        asked = actor_name.running().status.remote()
+        account: dict[str, Any] = await asyncio.wait_for(asked, _ACCOUNT_S)
+    except Exception as fault:
+        logger.warning("the autoscaler does not answer: %s", fault)
+        return None
+    return account
+
+
+def registry() -> Any:
+    """The cluster's registry actor, created if there is none."""
+    return (
+        ray.remote(RegistryActor)
+        .options(
+            name=NAME,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=1000,
+        )
+        .remote()
+    )

@@ -1,0 +1,1 @@
+"""The autoscaler: one named actor, and what Serve's controller reads of it."""

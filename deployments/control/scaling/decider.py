@@ -1,0 +1,242 @@
+"""The autoscaler without its cluster: takes in messages, returns targets and outlooks.
+
+Translates between what processes report (`messages`, Serve's details) and the readings of the core
+(`autoscaling`), and keeps what the core does not: who reported what, and when. Given the time, does
+no I/O; `autoscaler_actor` is the shell that asks and stores.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from autoscaling.autoscaler import Autoscaler
+from autoscaling.settings import ModelTerms, ScalingSettings
+from autoscaling.types import Decisions, DemandReading, GroupReading, StartReading
+from deployments.contract.app_names import GATEWAY_APP, POOL_DIRECTORY, directory_key
+from deployments.contract.scaling.document import ScalingDocument
+from deployments.contract.scaling.messages import (
+    GatewayReport,
+    ModelLoad,
+    ModelOutlook,
+    Observed,
+    PoolOrder,
+    PoolReport,
+)
+from deployments.control.scaling.deployments_seen import DeploymentsSeen, running_ids
+from deployments.control.scaling.gateway_reports import GatewayReports
+from deployments.control.scaling.group_readings import group_readings
+from deployments.control.scaling.outlooks import as_plain, changes, outlook
+from deployments.control.scaling.pool_orders import PoolOrders
+from deployments.control.scaling.start_orders import StartOrders
+
+logger = logging.getLogger("headrace.autoscaler")
+
+
+class Decider:
+    """Owns the autoscaling core. `first_revision`: of orders to pool replicas; must be above all
+    that an earlier `Decider` gave."""
+
+    def __init__(self, now: float, first_revision: int) -> None:
+        self.document = ScalingDocument()
+        self.decisions = Decisions()
+        self.seen = DeploymentsSeen()
+        self.gateways = GatewayReports()
+        self.available: Mapping[str, float] = {}
+        self.pool = PoolOrders(first_revision)
+        self._core = Autoscaler(ScalingSettings(), now)
+        self._orders = StartOrders()
+        self._groups: dict[str, tuple[GroupReading, ...]] = {}
+        self._outlooks: dict[str, ModelOutlook] = {}
+        self._spoilt: set[str] = set()  # models of which a gateway reported impossible demand
+
+    # ---- what it is told --------------------------------------------------------------------
+
+    def reconfigure(self, document: ScalingDocument, now: float) -> None:
+        self.document = document
+        self._core.reconfigure(document.settings, now)
+
+    def report(self, report: GatewayReport, now: float) -> bool:
+        """Take in a gateway's report. Returns whether to decide at once. Demand that is no amount
+        of work is left out, for that model only."""
+        self.gateways.hear(report, now)
+        terms = self.document.settings.models
+        loads = {name: load for name, load in report.models.items() if name in terms}
+        for name, load in loads.items():
+            self._hear(report.gateway, name, load.demand, now)
+        return any(_is_urgent(load, terms[name]) for name, load in loads.items())
+
+    def _hear(self, gateway: str, model: str, demand: DemandReading, now: float) -> None:
+        try:
+            self._core.record_demand(gateway, model, demand, now)
+        except ValueError as wrong:
+            if model not in self._spoilt:
+                logger.warning("%s", wrong, extra={"model": model})
+            self._spoilt.add(model)
+        else:
+            self._spoilt.discard(model)
+
+    def exchange(self, observed: Mapping[str, Observed], now: float) -> dict[str, int]:
+        """Take in what Serve runs, by "application/deployment". Returns the targets, likewise."""
+        self.seen.observe(observed, now)
+        self._orders.observe(observed, now)
+        return self.targets()
+
+    def detail(self, applications: Mapping[str, Any], now: float) -> None:
+        """Take in Serve's details by application."""
+        self.seen.detail(applications, now)
+        for gateway in self.gateways.keep(running_ids(applications, GATEWAY_APP), now):
+            self._core.gateway_gone(gateway)
+
+    def record_start(self, start: StartReading, now: float) -> None:
+        whole = self._orders.whole(start, now)
+        if whole is not None:
+            self._core.record_start(whole)
+
+    def set_described(self, model: str, known: bool) -> None:
+        self._core.set_described(model, known)
+
+    def resources(self, most: Mapping[str, float] | None, available: Mapping[str, float]) -> None:
+        """`most`: what the cluster has or may come to have; None: not known. `available`: what is
+        free."""
+        self._core.cluster(most)
+        self.available = available
+
+    def pin(self, model: str, group: str, replicas: int | None, now: float) -> str:
+        """Fix a group's number of replicas. Returns what is wrong with the number, or ""."""
+        complaint = pin_complaint(self.document.settings, model, group, replicas)
+        if not complaint:
+            self._core.pin(model, group, replicas, now)
+        return complaint
+
+    def pool_report(self, report: PoolReport, now: float) -> PoolOrder:
+        self._core.pool(self.pool.hear(report, now), now)
+        return self.pool.order(report.replica)
+
+    # ---- what it says -----------------------------------------------------------------------
+
+    def step(self, now: float) -> list[str]:
+        """Decide. Returns what has changed, one sentence each."""
+        for replica in self.pool.sweep(now):
+            self._core.pool_gone(replica)
+        self._core.frozen(self.gateways.frozen(now))
+        terms = self.document.settings.models
+        self._groups = {name: self._runs(each, now) for name, each in terms.items()}
+        for name, groups in self._groups.items():
+            if groups:
+                self._core.record_replicas(name, groups, self.seen.at)
+        before, self.decisions = self.decisions, self._core.decide(now)
+        self._outlooks = {
+            name: outlook(
+                terms[name], decision, self._groups.get(name, ()), self._begun_s(terms[name], now)
+            )
+            for name, decision in self.decisions.models.items()
+        }
+        return changes(before, self.decisions)
+
+    def _begun_s(self, terms: ModelTerms, now: float) -> float:
+        return self._orders.begun_s(terms.name, [group.name for group in terms.groups], now)
+
+    def _runs(self, terms: ModelTerms, now: float) -> tuple[GroupReading, ...]:
+        loads = self.gateways.loads(terms.name, now)
+        return group_readings(terms, loads, self.seen, self.available, now)
+
+    def order_pool(self) -> bool:
+        """Give pool replicas their orders. Returns whether any order has changed."""
+        models = {each.name: each for each in self.document.pool_models}
+        return self.pool.decide(self.decisions.pool.residents, models)
+
+    def targets(self) -> dict[str, int]:
+        """Targets by "application/deployment", without models whose decisions are only
+        observed."""
+        targets = self._least() | {
+            directory_key(name, group.name): group.target
+            for name, decision in self.decisions.models.items()
+            if not decision.observed
+            for group in decision.groups
+        }
+        if self.document.settings.pool is not None and self.decisions.models:
+            targets[POOL_DIRECTORY] = self.decisions.pool.replicas
+        return targets
+
+    def _least(self) -> dict[str, int]:
+        """The least numbers of replicas, for groups that Serve runs with fewer. Serve starts an
+        optional model with none."""
+        least = {
+            directory_key(name, group.name): group.min
+            for name, terms in self.document.settings.models.items()
+            for group in terms.groups
+        }
+        return {
+            key: number
+            for key, number in least.items()
+            if key in self.seen.observed and self.seen.observed[key].target < number
+        }
+
+    def outlooks(self) -> dict[str, ModelOutlook]:
+        return self._outlooks
+
+    def status(self) -> dict[str, Any]:
+        """The state as plain values, for `headrace status`."""
+        models = {
+            name: as_plain(decision, self._groups.get(name, ()))
+            | {
+                "priority": self.document.settings.models[name].priority,
+                "pinned": self._core.pins(name),
+                "states": {s.value: asdict(step) for s, step in self._core.ladder(name).items()},
+            }
+            for name, decision in self.decisions.models.items()
+            if name in self.document.settings.models
+        }
+        pool = asdict(self.decisions.pool) | {
+            "reports": [asdict(report) for report in self.pool.reports()],
+            "serve": asdict(self.seen.observed.get(POOL_DIRECTORY, Observed(0, 0))),
+        }
+        return {
+            "models": models,
+            "pool": None if self.document.settings.pool is None else pool,
+            "frozen": self._core.is_frozen,
+        }
+
+    # ---- kept over its death ----------------------------------------------------------------
+
+    def save(self, now: float) -> dict[str, Any]:
+        return self._core.save(now)
+
+    def load(self, state: dict[str, Any], now: float, age_s: float) -> None:
+        """Load what was saved `age_s` ago by the wall clock. If that clock was set back since, the
+        state counts as saved just now. Raises KeyError, TypeError or ValueError for anything that
+        is not a saved state, and then changes nothing."""
+        core = Autoscaler(self.document.settings, now)
+        core.load(state, now, max(0.0, age_s))
+        self._core = core
+
+
+def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: int | None) -> str:
+    """What is wrong with a number of replicas that an operator wants to fix; "" if nothing is."""
+    terms = settings.models.get(model)
+    if terms is None:
+        return f"there is no model {model}; must be one of {', '.join(settings.models) or 'none'}"
+    groups = {each.name: each for each in terms.groups}
+    if group not in groups:
+        names = ", ".join(name for name in groups if name)
+        return (
+            f"{model} has the groups {names}: say which, with --group"
+            if names
+            else (f"{model} has no groups; --group must be left out")
+        )
+    bounds = groups[group]
+    if replicas is not None and not bounds.min <= replicas <= bounds.max:
+        return (
+            f"{replicas} replicas are not within {bounds.min} to {bounds.max}, the model's "
+            "replicas.min and max"
+        )
+    return ""
+
+
+def _is_urgent(load: ModelLoad, terms: ModelTerms) -> bool:
+    """Whether the demand is too urgent to wait for the next regular decision."""
+    demand = load.demand
+    return demand.urgent or demand.backlog_s > terms.slo_s

@@ -1,0 +1,1 @@
+"""The processes of a server on one machine: started, watched, ended."""

@@ -1,0 +1,427 @@
+"""The process that owns the local Ray cluster: starts it, deploys, answers control, drains, ends.
+
+It runs in a session of its own, so that Ctrl-C in a terminal reaches the command line only, and
+Ray's processes can finish their work. It prints events as JSON lines on standard output. It ends on
+SIGTERM, or when its standard input closes because the command line is gone. Ray is always started
+here (`address="local"`), never joined, with usage reports off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from deployments.control.ingress import haproxy_wrapper
+from deployments.control.ingress.haproxy_certificate import CertificateFiles
+from deployments.control.key_revocation import KeyRevocation
+from deployments.control.manual_target import ManualTarget
+from deployments.control.ray_env import apply_environment, resolved_ingress
+from deployments.control.reconfiguration import Origin, Reconfiguration
+from deployments.control.rollout_commands import RolloutCommands
+from deployments.control.rollout_driver import RolloutDriver, drive
+from deployments.control.rollout_records import RolloutRecords, end_sentence
+from deployments.control.supervisor import orphaned_processes, ports, server_files
+from deployments.control.supervisor.change_audit import audited_handlers, digest_of
+from deployments.control.supervisor.control_socket import ControlSocket, Handler
+from deployments.control.supervisor.event_lines import EventLines
+from deployments.control.supervisor.ready_message import ready_message
+from deployments.process import audit, logs
+from deployments.process.audit import AUDIT_FILE, AuditLine
+from deployments.process.logs import LOG_SOCKET, LogSocket
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.load import SettingsErrors, load, with_address
+from deployments.settings.sources import FOLDER
+from deployments.settings.tls import TlsSettings
+from deployments.settings.tree import Settings
+
+_POLL_S = 0.2
+_LOOKS_S = 1.0  # between two looks at rollouts, or at what models wait for
+_CUT_S = 2.0  # for gateways to tell the callers of what the drain has not finished
+_LOST_S = 2.0  # for requests in flight, and for each process, after the cluster was lost
+logger = logging.getLogger("headrace.host")
+
+
+class StartFailed(Exception):
+    """The start cannot succeed. The message is for the user."""
+
+
+class ClusterLost(Exception):
+    """One of Ray's own processes has ended. The message is for the user."""
+
+
+class Host:
+    """Runs one server. `settings` are those of `path`, with paths as written there and the command
+    line's `address` applied. `say` tells the command line an event with its fields, and never
+    blocks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        path: Path,
+        say: Callable[..., None],
+        address: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._say = say
+        self._settings = settings
+        self._path = path.absolute()
+        self._origin = Origin(self._path.parent, address)
+        self._port = settings.gateway.port
+        self._id = uuid.uuid4().hex
+        self._states = server_files.state_folder()
+        self._folder = self._states / str(self._port)
+        self._began, self._began_s = time.time(), time.monotonic()
+        self._stop = threading.Event()
+        self._is_ready = False
+        self._waits: dict[str, str] = {}  # why models have no process yet, by name
+        self._looks_at_s = 0.0
+        self._term_s = orphaned_processes.TERM_S
+        self._logs: LogSocket | None = None
+        self._cluster: Any = None
+
+    # ---- start ------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=self._until_parent_leaves, daemon=True).start()
+        if refusal := self._clear_the_way():
+            self._say("failed", message=refusal)
+            return 1
+        try:
+            self._start()
+            self._serve_until_stopped()
+        except (StartFailed, ClusterLost) as failed:
+            self._say("failed", message=str(failed))
+            return 1
+        except Exception as fault:
+            logger.exception("the host failed")
+            self._say("failed", message=f"{type(fault).__name__}: {fault}")
+            return 1
+        finally:
+            self._end()
+        return 0
+
+    def _until_parent_leaves(self) -> None:
+        sys.stdin.read()
+        self._stop.set()
+
+    def _clear_the_way(self) -> str | None:
+        """End what killed servers left on this port. Returns why this server still cannot start, or
+        None."""
+        known = server_files.known(self._port, self._states)
+        for state in known:
+            if state.alive:
+                return _already_served(self._port, state.server.pid)
+        try:
+            for state in known:
+                if sentence := orphaned_processes.clear(state, self._states):
+                    self._say("log", message=sentence)
+        except TimeoutError as error:
+            return str(error)
+        gateway = self._choose_ports()
+        return _files_refusal(gateway) or ports.refusal(gateway) or _tls_refusal(gateway.tls)
+
+    def _choose_ports(self) -> GatewaySettings:
+        """Take free ports for those that callers do not know. Returns the gateway's settings."""
+        chosen = ports.free_instead(self._settings.gateway)
+        for name, port in chosen.items():
+            default = getattr(self._settings.gateway, name)
+            self._say("log", message=f"port {default} (gateway.{name}) is taken: {port} instead")
+        self._origin = replace(self._origin, chosen=chosen)
+        self._settings = self._origin.completed(self._settings)
+        return self._settings.gateway
+
+    def _start(self) -> None:
+        try:
+            self._make_folders()
+        except OSError as error:
+            at, why = error.filename or self._states, error.strerror or error
+            raise StartFailed(f"{at} cannot be written: {why}; XDG_STATE_HOME moves it") from None
+        folder = server_files.make_run_folder(self._port)
+        server_files.write(self._state("", ""), folder)
+        apply_environment(self._settings.gateway, folder, self._own_variables(folder))
+        self._say("phase", name="ray", message="starting Ray")
+        from deployments.control.supervisor.local_cluster import LocalCluster
+
+        self._cluster = LocalCluster(self._port, tls=self._settings.gateway.tls is not None)
+        # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
+        signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
+        server_files.write(
+            self._state(self._cluster.address, self._cluster.dashboard_url), self._states
+        )
+        self._say("cluster", processes=[each.event() for each in self._cluster.processes])
+        self._keys = KeyRevocation(
+            self._cluster, server_files.revoked_keys(self._states), self._settings.gateway
+        )
+        self._keys.recall()
+        self._record("serve", after=digest_of(self._settings))
+        records = RolloutRecords(self._rollout_ended)
+        self._live = Reconfiguration(
+            self._settings, self._cluster, self._origin, self._stop, records
+        )
+        self._rollouts = RolloutDriver(self._live, self._cluster)
+        self._asked = RolloutCommands(self._live, self._cluster, self._rollouts)
+        self._say("phase", name="deploy", message="deploying")
+        self._live.start()
+
+    def _record(self, verb: str, after: str = "") -> None:
+        """Audit what this process does itself."""
+        source = f"process {os.getpid()}"
+        audit.record(AuditLine(audit.user(), verb, str(self._path), source, after=after))
+
+    def _rollout_ended(self, model: str, how: str, why: str, was: Settings, now: Settings) -> None:
+        self._say("log", message=end_sentence(model, how, why))
+        source, before, after = f"process {os.getpid()}", digest_of(was), digest_of(now)
+        line = AuditLine("rollout", how, f"model {model}", source, before, after, detail=why)
+        audit.record(line)
+
+    def _make_folders(self) -> None:
+        server_files.write(self._state("", ""), self._states)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Ray puts its driver's working folder on every worker's import path: not the user's folder.
+        os.chdir(self._folder)
+
+    def _own_variables(self, folder: Path) -> dict[str, str]:
+        """The variables that this start adds to the cluster's environment."""
+        self._logs = LogSocket(folder / "log.sock", lambda line: self._say("log", message=line))
+        return {
+            orphaned_processes.VARIABLE: self._id,
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
+            LOG_SOCKET: str(self._logs.path),
+            AUDIT_FILE: str(server_files.audit_file(self._port, self._states)),
+            FOLDER: str(self._path.parent),
+        }
+
+    def _state(self, address: str, dashboard_url: str) -> server_files.ServerState:
+        return server_files.ServerState(
+            port=self._port,
+            server=server_files.ProcessMark.of(os.getpid()),
+            ray_address=address,
+            dashboard_url=dashboard_url,
+            settings_path=str(self._path),
+            started_at_s=self._began,
+            server_id=self._id,
+            ports=ports.of(self._settings.gateway),
+            host=self._settings.gateway.host,
+        )
+
+    def _until_ready(self) -> None:
+        began = time.monotonic()
+        needed = {n: m for n, m in self._settings.models.items() if not m.optional}
+        limit_s = max(m.replicas.start_timeout_s for m in needed.values())
+        while not self._stop.is_set():
+            self._check_cluster()
+            self._say_progress()
+            for name, reason in self._cluster.cannot_start(list(needed)).items():
+                raise StartFailed(f"model {name} cannot start: {reason}")
+            if self._cluster.ready(self._settings.gateway.replicas):
+                self._say("progress", models=self._cluster.progress())
+                found = self._cluster.descriptions()
+                late = self._settings.models.keys() - needed - {each.name for each in found}
+                why = self._cluster.cannot_start(late)
+                message = ready_message(
+                    self._url(), found, {name: why.get(name, "") for name in late}
+                )
+                self._say("ready", message=message, seconds=time.monotonic() - began)
+                return
+            if time.monotonic() - began > limit_s:
+                waits = (f"{name} {why}" for name, why in self._waits.items() if name in needed)
+                raise StartFailed(
+                    f"not ready after {limit_s:g} s (replicas.start_timeout_s); "
+                    + "".join(f"{each}; " for each in waits)
+                    + f"Ray's own logs are in {self._cluster.logs}"
+                )
+            self._stop.wait(_POLL_S)
+
+    def _say_progress(self) -> None:
+        """Tell how far replicas are, and why models have none yet."""
+        rows = self._cluster.progress()
+        now, told = time.monotonic(), {row["model"] for row in rows}
+        silent = {n: m for n, m in self._settings.models.items() if n not in told}
+        if now >= self._looks_at_s:
+            self._looks_at_s = now + _LOOKS_S
+            self._waits = self._cluster.waits(silent) if silent else {}
+        rows += [
+            {"model": name, "phase": "starting", "fraction": 0.0, "detail": why}
+            for name, why in self._waits.items()
+            if name in silent
+        ]
+        self._say("progress", models=rows)
+
+    def _url(self) -> str:
+        host = self._settings.gateway.host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        scheme = "http" if self._settings.gateway.tls is None else "https"
+        return f"{scheme}://{shown}:{self._port}"
+
+    # ---- run --------------------------------------------------------------------------------
+
+    def _serve_until_stopped(self) -> None:
+        handlers = audited_handlers(self._handlers(), lambda: self._live.settings)
+        with ControlSocket(self._port, handlers, self._live.lock):
+            self._until_ready()
+            self._is_ready = True
+            threading.Thread(target=self._keep_revoked, name="revoked-keys", daemon=True).start()
+            threading.Thread(target=self._drive_rollouts, name="rollouts", daemon=True).start()
+            while not self._stop.wait(_POLL_S):
+                self._check_cluster()
+
+    def _keep_revoked(self) -> None:
+        """Runs in a thread: a store that hangs may hold up neither the watch nor a stop."""
+        while not self._stop.wait(_POLL_S):
+            self._keys.keep()
+
+    def _drive_rollouts(self) -> None:
+        """Runs in a thread, like `_keep_revoked`."""
+        drive(self._rollouts, lambda: self._stop.wait(_LOOKS_S))
+
+    def _check_cluster(self) -> None:
+        if lost := self._cluster.lost():
+            raise ClusterLost(
+                f"Ray's {lost}, has ended, and what is left cannot serve on; "
+                f"Ray's own logs are in {self._cluster.logs}"
+            )
+
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "status": lambda _: self._status(),
+            "apply": self._once_ready(self._live.apply),
+            "diff": self._live.diff,
+            "freeze": self._once_ready(self._live.freeze),
+            "scale": self._scale,
+            "rollouts": self._asked.rollouts,
+            "promote": self._once_ready(self._asked.promote),
+            "abort": self._once_ready(self._asked.abort),
+            "rollback": self._once_ready(self._live.rollback),
+            "keys": lambda _: self._keys.listing(),
+            "revoke": self._keys.revoke,
+        }
+
+    def _once_ready(self, handler: Handler) -> Handler:
+        def answer(request: dict[str, Any]) -> dict[str, Any]:
+            if not self._is_ready:
+                return {"error": f"the server is still starting: wait for {self._url()}/readyz"}
+            return handler(request)
+
+        return answer
+
+    def _scale(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._cluster.scale(
+            ManualTarget(request["model"], request["group"], request["replicas"])
+        )
+        return answer
+
+    def _status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self._cluster.status()
+        models = self._live.settings.models if self._is_ready else self._settings.models
+        for found in status["models"]:
+            if found["state"] == "declared" and (model := models.get(found["name"])):
+                found["reason"] = self._cluster.waits({found["name"]: model})[found["name"]]
+        uptime_s = time.monotonic() - self._began_s  # the wall clock may be set
+        return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}
+
+    # ---- end --------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """End everything that this start began; a start that was refused began nothing."""
+        try:
+            self._end_cluster()
+        except Exception:
+            logger.exception("the cluster did not end in order")
+        self._end_processes()
+        if self._logs is not None:
+            self._logs.close()
+        self._say("stopped")
+
+    def _end_cluster(self) -> None:
+        if self._cluster is None:
+            return
+        self._record("stop")
+        self._say("phase", name="drain", message="draining")
+        drain_s = self._settings.gateway.drain_s
+        if self._cluster.lost():
+            self._term_s = _LOST_S
+            _at_most(_LOST_S, self._cluster.drain, min(drain_s, _LOST_S))
+            return
+        self._cluster.drain(drain_s + _CUT_S)
+        self._say("phase", name="stop", message="stopping Ray")
+        self._cluster.close()
+
+    def _end_processes(self) -> None:
+        """End what Ray does not end itself: HAProxy, and agents that have not heard of Ray's end.
+        If one does not end, the files are kept: a later `headrace stop` needs them."""
+        try:
+            orphaned_processes.end(self._id, self._term_s)
+        except TimeoutError as error:
+            self._say("log", message=str(error))
+            return
+        server_files.remove_run_folder(self._port, self._id)
+        server_files.remove(self._port, self._states, self._id)
+
+
+def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -> None:
+    """Make the call, but go on after the limit: it may wait for a process that is gone."""
+    caller = threading.Thread(target=call, args=(argument,), daemon=True)
+    caller.start()
+    caller.join(limit_s)
+
+
+def _files_refusal(gateway: GatewaySettings) -> str | None:
+    if resolved_ingress(gateway.ingress) != "haproxy":
+        return None
+    return haproxy_wrapper.too_few_files()
+
+
+def _tls_refusal(tls: TlsSettings | None) -> str | None:
+    if tls is None:
+        return None
+    why = CertificateFiles(tls.certificate, tls.key, tls.client_ca or "").problem()
+    return f"gateway.tls: {why}" if why else None
+
+
+def _already_served(port: int, pid: int) -> str:
+    return (
+        f"port {port} is served by Headrace already (process {pid}); "
+        f"`headrace stop --port {port}` ends it, `headrace apply` changes its models"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", type=Path)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--host")
+    args = parser.parse_args()
+    events = EventLines(sys.stdout.fileno())
+    try:
+        return _serve(args, events.say)
+    finally:
+        events.close()
+
+
+def _serve(args: argparse.Namespace, say: Callable[..., None]) -> int:
+    try:
+        given = {"host": args.host, "port": args.port}
+        address = {name: value for name, value in given.items() if value is not None}
+        settings = with_address(load(args.settings, absolute=False), address)
+    except SettingsErrors as wrong:
+        say("failed", message=str(wrong))
+        return 2
+    logs.configure(settings.gateway.log.level, settings.gateway.log.format)
+    return Host(settings, args.settings, say, address).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

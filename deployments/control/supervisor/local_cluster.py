@@ -1,0 +1,206 @@
+"""A local Ray cluster with Serve on it, as the host drives it: by lists, over Serve's REST.
+
+Importing this module imports Ray, so `ray_env.apply_environment` must have run before. Every call
+here blocks and belongs on the host's threads, never in a gateway.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import httpx
+import psutil
+import ray
+from ray import serve
+
+from deployments.contract.app_names import is_model_app, model_app
+from deployments.contract.description import ModelDescription
+from deployments.contract.registry import ANSWER_S, ReplicaProgress
+from deployments.control import serve_rest
+from deployments.control.dashboard import ClusterError, Dashboard, token_of
+from deployments.control.manual_target import ManualTarget, set_target
+from deployments.control.registry.registry_actor import NAMESPACE, registry
+from deployments.control.scaling import store
+from deployments.control.serve_rest import ServeRest
+from deployments.control.served_models import ServedModels, runs
+from deployments.control.supervisor import ports, ray_processes
+from deployments.control.supervisor.waiting import why_waiting
+from deployments.process import tenants_store
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
+
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+_POLL_S = 0.2
+logger = logging.getLogger("headrace.host")
+_READY_ANSWER_S = 0.5  # HAProxy holds requests while no gateway is up; progress must go on
+_LOGICAL_CPUS = 1000  # all replicas share this one machine: none may wait for a place
+
+
+class LocalCluster(ServedModels):
+    """Starts Ray; never joins one. `port`: where the gateways will be reached; `tls`: they take TLS
+    only, for which this process has no certificate."""
+
+    def __init__(self, port: int, *, tls: bool = False) -> None:
+        context: Any = ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=_LOGICAL_CPUS,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=ports.any_free(),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+        self.address = str(context.address_info["gcs_address"])
+        addresses = {"gcs_server": self.address, "raylet": _raylet_address()}
+        self.processes = ray_processes.among(psutil.Process().children(), addresses)
+        self.dashboard_url = f"http://{context.dashboard_url}"
+        self.logs = f"{context.address_info['session_dir']}/logs"
+        self._port, self._tls = port, tls
+        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
+        super().__init__(ServeRest(self._dashboard), registry())
+
+    def publish_tenants(self, text: str) -> None:
+        tenants_store.publish(text)
+
+    def freeze(self, frozen: bool) -> None:
+        tenants_store.freeze(frozen)
+
+    def frozen(self) -> bool | None:
+        """The controllers' switch as an operator has set it; None: it is as the published tenants
+        say."""
+        return tenants_store.frozen()
+
+    def published_tenants(self) -> str | None:
+        """The text of the tenants in force; None if none was published."""
+        return tenants_store.fetch()
+
+    def revoke(self, key_hash: str) -> None:
+        tenants_store.revoke(key_hash)
+
+    def revoked(self) -> frozenset[str]:
+        return tenants_store.revoked()
+
+    def publish_scaling(self, text: str) -> None:
+        store.put(store.DOCUMENT, text)
+
+    def progress(self) -> list[dict[str, Any]]:
+        """For each replica that has reported: the phases that it passed, then the present one."""
+        progress = self.try_registry("progress") or []
+        return [row for each in progress for row in _progress_rows(each)]
+
+    def waits(self, models: Mapping[str, ModelSettings]) -> dict[str, str]:
+        """Why each of these models has no process yet, by name."""
+        total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free = ray.available_resources()  # type: ignore[no-untyped-call]
+        return {name: why_waiting(model, total, free) for name, model in models.items()}
+
+    def ready(self, gateways: int) -> bool:
+        """Whether every model that is not optional is hot at every gateway."""
+        if not (self._listens() if self._tls else self._answers()):
+            return False
+        return (gateways == 1 and not self._tls) or self._all_see_all(gateways)
+
+    def _answers(self) -> bool:
+        try:
+            url = f"http://127.0.0.1:{self._port}/readyz"
+            return httpx.get(url, timeout=_READY_ANSWER_S).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _listens(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S):
+                return True
+        except OSError:
+            return False
+
+    def _all_see_all(self, gateways: int) -> bool:
+        raw = self.try_registry("status")
+        if raw is None:
+            return False
+        seen = [g["models"] for g in raw["gateways"].values()]
+        names = raw["view"].declared - raw["view"].optional
+        return len(seen) >= gateways and all(
+            name in models and models[name]["replicas"] > 0 for models in seen for name in names
+        )
+
+    def descriptions(self) -> list[ModelDescription]:
+        view = self.ask_registry("status")["view"]
+        return [view.models[name] for name in sorted(view.models)]
+
+    def status(self) -> dict[str, Any]:
+        """The models, gateways, rollouts and scaling of a `StatusSnapshot`."""
+        # The registry asks Serve and then the autoscaler, so it gets twice the time.
+        found: dict[str, Any] = self.ask_registry("server_status", limit_s=2 * ANSWER_S)
+        return found
+
+    def scale(self, target: ManualTarget) -> dict[str, Any]:
+        return set_target(target)
+
+    def settle(
+        self, settings: Settings, changed: Collection[str], stop: threading.Event
+    ) -> dict[str, str]:
+        """Wait until the models in `changed` run and models that `settings` lack are gone. Returns
+        why models cannot start, by model. Raises InterruptedError when the server stops."""
+        limits_s = (settings.models[name].replicas.start_timeout_s for name in changed)
+        limit_s = max(limits_s, default=60.0)
+        kept = {model_app(name) for name in settings.models}
+        end = time.monotonic() + limit_s
+        failed: dict[str, str] = {}
+        while not stop.is_set():
+            apps = self.applications()
+            failed |= self.failures(changed, apps)
+            waits = {n for n in changed if n not in failed and not runs(apps, n)}
+            waits |= {a for a in apps if is_model_app(a) and a not in kept}
+            if not waits:
+                return failed
+            if time.monotonic() > end:
+                late = f"not ready after {limit_s:g} s (replicas.start_timeout_s)"
+                return failed | dict.fromkeys(waits, late)
+            stop.wait(_POLL_S)
+        raise InterruptedError("the server is stopping")
+
+    def drain(self, limit_s: float) -> None:
+        """Make gateways answer new requests with 503. Returns when no request is in flight, or at
+        the limit."""
+        end = time.monotonic() + limit_s
+        try:
+            self.ask_registry("drain", True)
+            while time.monotonic() < end:
+                gateways = self.ask_registry("status")["gateways"].values()
+                if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
+                    return
+                time.sleep(_POLL_S / 2)
+        except (ray.exceptions.RayError, ClusterError) as silence:
+            logger.warning("the gateways were not told to drain, or say nothing of it: %s", silence)
+
+    def lost(self) -> str | None:
+        """Which of Ray's own processes has ended; None if none has."""
+        lost = ray_processes.ended(self.processes)
+        return None if lost is None else str(lost)
+
+    def close(self) -> None:
+        self._dashboard.close()
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def _raylet_address() -> str:
+    """Of this node, the cluster's only one."""
+    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+
+
+def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:
+    past = [(phase, 1.0, "") for phase in each.passed]
+    return [
+        {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
+        for phase, fraction, detail in [*past, (each.phase, each.fraction, each.detail)]
+    ]

@@ -1,0 +1,221 @@
+"""Which ports does a start need, are they free, and who listens on those that are not?
+
+A listener counts if binding `host:port` would conflict with it: the same address, or either side
+bound to every interface, IPv4 or IPv6. The system tells whose listener it is where it may. Where it
+may not, binding and connecting still show that there is one. Nothing is ended here. Metrics ports
+are not in the list: a busy metrics port is retried, never fatal.
+
+Ports that callers do not know (`UNCALLED`) give way: where the settings name none and the default
+is taken, as by a second server, a free one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from deployments.control.addresses import LOOPBACK
+from deployments.control.ray_env import resolved_ingress
+from deployments.settings.gateway import GatewaySettings
+
+CONNECT_TIMEOUT_S = 0.5
+UNCALLED = ("haproxy_stats_port", "haproxy_metrics_port", "metrics_port")
+SOMEBODY = "another user's process"
+
+
+def of(gateway: GatewaySettings) -> dict[str, int]:
+    """The ports that a start needs, by purpose."""
+    ports = {"http": gateway.port}
+    if resolved_ingress(gateway.ingress) == "haproxy":
+        ports["haproxy_stats"] = gateway.haproxy_stats_port
+        ports["haproxy_metrics"] = gateway.haproxy_metrics_port
+    return ports
+
+
+def host_of(what: str, gateway: GatewaySettings) -> str:
+    """The address that the port for `what` (a key of `of`) is bound to."""
+    return gateway.host if what == "http" else gateway.haproxy_admin_host
+
+
+def refusal(gateway: GatewaySettings) -> str | None:
+    """Why a server with these settings cannot listen here: a host is not this machine's, or another
+    process holds one of its ports. None if it can."""
+    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
+    for setting in ("host", "haproxy_admin_host") if ha_proxy else ("host",):
+        if unusable := _unusable(setting, getattr(gateway, setting)):
+            return unusable
+    taken = [
+        f"port {port} ({_setting(what)}) is taken by {who}"
+        for what, port in of(gateway).items()
+        if (who := listener(host_of(what, gateway), port))
+    ]
+    if not taken:
+        return None
+    ending = "end it or choose another port" if len(taken) == 1 else "end them or choose others"
+    return "\n".join(taken) + f"; {ending}"
+
+
+def _setting(what: str) -> str:
+    return "gateway.port" if what == "http" else f"gateway.{what}_port"
+
+
+def free_instead(gateway: GatewaySettings) -> dict[str, int]:
+    """Free ports for the settings in `UNCALLED` that the file does not name and whose defaults are
+    taken."""
+    found: dict[str, int] = {}
+    names = UNCALLED if resolved_ingress(gateway.ingress) == "haproxy" else UNCALLED[-1:]
+    for name in names:
+        if name in gateway.model_fields_set:
+            continue
+        host, count = gateway.haproxy_admin_host, 1
+        if name == "metrics_port":
+            host, count = gateway.metrics_host or LOOPBACK, gateway.replicas  # one for each gateway
+        first = getattr(gateway, name)
+        if any(listener(host, port) for port in range(first, first + count)):
+            found[name] = _free_run(count)
+    return found
+
+
+def _free_run(count: int) -> int:
+    """The first of so many consecutive ports that nobody listens on."""
+    while True:
+        first = any_free()
+        if all(not _bind_refused(LOOPBACK, first + at) for at in range(count)):
+            return first
+
+
+def _unusable(setting: str, host: str) -> str | None:
+    """Why nobody can listen on `host` here; None if one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return f"gateway.{setting} {host} is not an address of this machine ({why}); try 127.0.0.1"
+    return None
+
+
+def any_free() -> int:
+    """A port that was free on the loopback address a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A process that listens. `pid` is None if the system does not tell whose it is."""
+
+    port: int
+    address: str
+    pid: int | None = None
+    name: str = SOMEBODY
+    command: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return f"{self.name} ({self.address}:{self.port})"
+        return f"{self.name}, pid {self.pid} ({' '.join(self.command)[:120]})"
+
+
+def listener(host: str, port: int) -> Listener | None:
+    """The listener that binding `host:port` would conflict with; one with a known pid first."""
+    wanted = _addresses(host)
+    met = [
+        _described(pid, address, port)
+        for pid, address, at in _listening()
+        if at == port and _conflict(wanted, address)
+    ]
+    met.sort(key=lambda each: each.pid is None)
+    if met:
+        return met[0]
+    if any(_bind_refused(address, port) or _answers(address, port) for address in wanted):
+        return Listener(port, host)
+    return None
+
+
+def _addresses(host: str) -> set[str]:
+    """The numeric addresses of a host name; the name itself if it has none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return {host}
+    return {_plain(str(entry[4][0])) for entry in found}
+
+
+def _plain(address: str) -> str:
+    """The address without scope id; `::ffff:127.0.0.1` becomes 127.0.0.1."""
+    try:
+        parsed = ipaddress.ip_address(address.split("%")[0])
+    except ValueError:
+        return address
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped or parsed)
+
+
+def _conflict(wanted: set[str], address: str) -> bool:
+    wildcards = {"0.0.0.0", "::", "*"}
+    return address in wanted or address in wildcards or bool(wanted & wildcards)
+
+
+def _listening() -> Iterator[tuple[int | None, str, int]]:
+    """Pid, address and port of every listening TCP socket that the system shows this process."""
+    try:
+        for found in psutil.net_connections(kind="tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr:
+                yield found.pid, _plain(found.laddr.ip), found.laddr.port
+    except psutil.AccessDenied:
+        # macOS shows the whole table to root only, but each of the user's own processes.
+        yield from _listening_of_own_processes()
+
+
+def _listening_of_own_processes() -> Iterator[tuple[int | None, str, int]]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            for found in process.net_connections(kind="tcp"):
+                if found.status == psutil.CONN_LISTEN and found.laddr:
+                    yield process.pid, _plain(found.laddr.ip), found.laddr.port
+
+
+def _described(pid: int | None, address: str, port: int) -> Listener:
+    if pid is None:
+        return Listener(port, address)
+    try:
+        process = psutil.Process(pid)
+        return Listener(port, address, pid, process.name(), tuple(process.cmdline()))
+    except psutil.Error:
+        return Listener(port, address, pid)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _bind_refused(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(_family(address)) as probe:
+        # Otherwise a connection that has just ended would count as a listener.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _answers(address: str, port: int) -> bool:
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    try:
+        socket.create_connection((loopback, port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

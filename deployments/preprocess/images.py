@@ -1,0 +1,191 @@
+"""Turns an image into a row of the model's input: decodes, resizes, normalises and lays it out.
+
+Gateways and everything else that feeds a model images use this code, so that they cannot differ.
+Decoding takes about 10 ms a megapixel, so never call this on an event loop, however small the file.
+
+Taken are JPEG and PNG with 8 bits a channel, RGB or grey, turned upright as their EXIF says.
+Anything that would need a guess is refused with a sentence: transparency (upon which background?),
+CMYK (by which profile?), 16 bits (scaled how?), animation (which picture?). The header is checked
+before anything is decoded, so a few bytes that claim a billion pixels cost nothing.
+Source: Pillow's notes on image modes and decompression bombs; EXIF 2.32, tag 274.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from deployments.contract.description import ImageInput
+from deployments.contract.errors import BadRequest
+from deployments.preprocess.resize import Operation, resized
+from runtimes.datatypes import DTYPES
+
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # the first bytes of a file
+_MOST_SCANS = 100  # of a progressive JPEG
+_SCAN = b"\xff\xda"  # JPEG's marker before a scan
+_PNG_DEPTH_BYTE = 24  # offset of the bits a channel in a PNG file
+_TRANSPARENT = {"LA", "PA", "RGBA", "La", "RGBa"}  # modes of Pillow, as are those below
+_TAKEN = {"1", "L", "P", "RGB"} | _TRANSPARENT
+Array = np.ndarray[Any, Any]
+Encoded = bytes | Array  # a JPEG or PNG file, or uint8 [height, width, 1 or 3] levels, RGB
+_MOST_LEVEL = np.float32(255.0)
+
+
+def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
+    """The decoded image, in mode L (`grey`) or RGB. Takes milliseconds a megapixel: use a thread.
+
+    `label`: what error messages call the image. Raises BadRequest.
+    """
+    try:
+        picture = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+        _check_header(picture, data, label, max_pixels)
+        picture.load()
+        ImageOps.exif_transpose(picture, in_place=True)
+        return coloured(picture, label, grey)
+    except (BadRequest, MemoryError):
+        raise
+    except Image.DecompressionBombError:
+        raise BadRequest(f"{label} has more than {max_pixels} pixels (image.max_pixels)") from None
+    except UnidentifiedImageError:
+        raise BadRequest(f"{label} {_unidentified(data)}") from None
+    except Exception as fault:  # parsers raise anything on broken files
+        raise BadRequest(f"{label} cannot be decoded: {_first_line(fault)}") from None
+
+
+def from_levels(
+    levels: np.ndarray[Any, Any], label: str, max_pixels: int, grey: bool
+) -> Image.Image:
+    """The image from uint8 [height, width, 1 or 3] levels, RGB. Raises BadRequest."""
+    if levels.ndim != 3 or levels.shape[2] not in (1, 3):
+        raise BadRequest(
+            f"{label} has shape {list(levels.shape)}; decoded images are [height, width, 1 or 3]"
+        )
+    _check_pixels(levels.shape[1], levels.shape[0], label, max_pixels)
+    flat = levels[..., 0] if levels.shape[2] == 1 else levels
+    return coloured(Image.fromarray(np.ascontiguousarray(flat)), label, grey)
+
+
+def coloured(picture: Image.Image, label: str, grey: bool) -> Image.Image:
+    """The image as grey or RGB. RGB becomes grey by ITU-R 601-2 luma as Pillow computes it; grey
+    becomes RGB of equal channels. Raises BadRequest for transparent pixels."""
+    _check_opaque(picture, label)
+    if picture.mode == "P":
+        picture = picture.convert("RGB")
+    wanted = "L" if grey else "RGB"
+    if picture.mode in _TRANSPARENT:
+        picture = picture.convert("L" if picture.mode in ("LA", "La") else "RGB")
+    return picture if picture.mode == wanted else picture.convert(wanted)
+
+
+def _unidentified(data: bytes) -> str:
+    for signature, name in _SIGNATURES.items():
+        if data.startswith(signature):
+            return f"begins as a {name} file, but its header is cut off or damaged"
+    return "is not a JPEG or PNG image"
+
+
+def _check_header(picture: Image.Image, data: bytes, label: str, max_pixels: int) -> None:
+    _check_pixels(picture.width, picture.height, label, max_pixels)
+    if picture.format == "PNG":
+        if getattr(picture, "is_animated", False):
+            raise BadRequest(f"{label} is animated; send one picture of it")
+        if data[_PNG_DEPTH_BYTE] == 16:
+            raise BadRequest(f"{label} has 16 bits a channel; convert it to 8")
+    elif data.count(_SCAN) > _MOST_SCANS:
+        # A decoder goes over all pixels again for each scan of a progressive JPEG.
+        raise BadRequest(f"{label} has more than {_MOST_SCANS} scans; save it again")
+    if picture.mode not in _TAKEN:
+        raise BadRequest(
+            f"{label} has the colour mode {picture.mode}; convert it to RGB or grey of 8 bits"
+        )
+
+
+def _check_pixels(width: int, height: int, label: str, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise BadRequest(
+            f"{label} is {width} x {height} = {width * height} pixels; this model takes "
+            f"{max_pixels} at most (image.max_pixels)"
+        )
+
+
+def _check_opaque(picture: Image.Image, label: str) -> None:
+    if picture.mode not in _TRANSPARENT and "transparency" not in picture.info:
+        return
+    alpha = picture.convert("RGBA").getchannel("A")
+    if alpha.histogram()[-1] < picture.width * picture.height:
+        raise BadRequest(f"{label} has transparent pixels; flatten it onto a background first")
+
+
+def _first_line(fault: Exception) -> str:
+    text = str(fault).split("\n", 1)[0]
+    return text[:120] if text else type(fault).__name__
+
+
+def prepared(how: ImageInput, image: Encoded, label: str) -> Array:
+    """The row, [channels, height, width] or [height, width, channels] by the layout. `label`: what
+    error messages call the image. Raises `BadRequest`."""
+    grey = how.colour == "grey"
+    if isinstance(image, bytes):
+        picture = opened(image, label, how.max_pixels, grey)
+    else:
+        picture = from_levels(image, label, how.max_pixels, grey)
+    height, width = _size(how, picture.height, picture.width)
+    operation = Operation(how.resize, how.antialias, how.rounded)
+    if how.shorter_side is None:
+        levels = resized(picture, operation, height, width)
+    else:
+        whole = _kept_shape(how.shorter_side, picture.height, picture.width)
+        if whole[0] * whole[1] > how.max_pixels:
+            raise BadRequest(
+                f"{label} is {picture.width} x {picture.height}, which would be {whole[1]} x "
+                f"{whole[0]} when its shorter side is {how.shorter_side}; this model takes "
+                f"{how.max_pixels} pixels at most (max_pixels)"
+            )
+        levels = _centre_crop(resized(picture, operation, *whole), height, width)
+    return _as_row(how, levels)
+
+
+def row_bytes(how: ImageInput) -> int:
+    """Bytes of the largest row."""
+    height, width = how.sizes[-1]
+    return height * width * how.channels * DTYPES[how.datatype].itemsize
+
+
+def _size(how: ImageInput, height: int, width: int) -> tuple[int, int]:
+    """The smallest of the model's sizes that holds the image; else the largest."""
+    for size in how.sizes:
+        if height <= size[0] and width <= size[1]:
+            return size
+    return how.sizes[-1]
+
+
+def _kept_shape(shorter: int, height: int, width: int) -> tuple[int, int]:
+    """(height, width) with the given shorter side and the image's aspect ratio. The longer side is
+    rounded down, as torchvision's Resize does."""
+    if height <= width:
+        return shorter, int(shorter * width / height)
+    return int(shorter * height / width), shorter
+
+
+def _centre_crop(levels: Array, height: int, width: int) -> Array:
+    """The centre of the image, rounded as torchvision's CenterCrop does."""
+    top, left = round((levels.shape[0] - height) / 2), round((levels.shape[1] - width) / 2)
+    return levels[top : top + height, left : left + width]
+
+
+def _as_row(how: ImageInput, levels: Array) -> Array:
+    """The row in the model's layout and datatype. Normalised in float32 in torchvision's order: as
+    a share of 255, less the mean, divided by the standard deviation."""
+    if how.colour == "BGR":
+        levels = levels[..., ::-1]
+    if how.datatype == "UINT8":
+        row: Array = levels.astype(np.uint8)
+    else:
+        mean, std = np.array(how.mean, np.float32), np.array(how.std, np.float32)
+        row = (levels / _MOST_LEVEL - mean) / std
+    if how.layout == "NCHW":
+        row = row.transpose(2, 0, 1)
+    return np.ascontiguousarray(row, dtype=DTYPES[how.datatype])

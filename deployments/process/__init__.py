@@ -1,0 +1,1 @@
+"""What acts and every process needs: logs, audit, heartbeats, stores, directories."""

@@ -1,0 +1,132 @@
+"""When the dashboard of this process's own Ray is started again, and when it is left alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.control import serve_rest
+from deployments.control.dashboard import ClusterError, Dashboard
+from deployments.control.serve_rest import ServeRest
+from deployments.control.supervisor import dashboard_process
+from deployments.control.supervisor.dashboard_process import DashboardProcess, own
+from deployments.control.supervisor.ports import any_free
+
+SERVES = """
+import http.server, os, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{"applications": {}, "mark": "%s"}' % os.environ["MARK"].encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+port = int(sys.argv[1].removeprefix("--port="))
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
+"""
+SLEEPS = "import time; time.sleep(600)"
+
+
+class Started:
+    """A process of that program, and what is started after it."""
+
+    def __init__(self, folder: Path, program: str, port: int) -> None:
+        path = folder / "dashboard.py"
+        path.write_text(program)
+        self.port = port
+        self.address = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-S", str(path), f"--port={port}"]
+        self.first = subprocess.Popen(command, env={"MARK": "mine"})
+
+    def running(self) -> list[psutil.Process]:
+        return [
+            child
+            for child in psutil.Process().children()
+            if dashboard_process.runs(child) and f"--port={self.port}" in child.cmdline()
+        ]
+
+    def own(self) -> DashboardProcess:
+        found = own(self.address)
+        assert found is not None
+        return found
+
+    def end(self) -> None:
+        self.first.kill()
+        self.first.wait()
+        for process in self.running():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path, SLEEPS, any_free())
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path, SERVES, any_free())
+    yield started
+    started.end()
+
+
+def test_a_dashboard_of_another_address_is_not_ones_own(sleeping):
+    assert own("http://127.0.0.1:1") is None
+    assert own(sleeping.address, [psutil.Process()]) is None
+    assert own(sleeping.address) is not None
+
+
+def test_one_that_answers_is_left_alone(sleeping):
+    process = sleeping.own()
+    assert not process.start_again(0, lambda: True)
+    assert [each.pid for each in sleeping.running()] == [sleeping.first.pid]
+
+
+def test_who_asked_before_another_was_started_may_ask_again(sleeping):
+    process, answers = sleeping.own(), iter([False, True, True])
+    assert process.start_again(0, lambda: next(answers))
+    assert process.start_again(0, lambda: next(answers))
+    assert process.starts == 1
+    assert len(sleeping.running()) == 1
+
+
+def test_one_that_ends_at_its_start_is_no_success(sleeping):
+    process = sleeping.own()
+    (Path(sleeping.first.args[2])).write_text("")
+    assert not process.start_again(0, lambda: False)
+
+
+def test_one_that_has_ended_runs_again_where_it_was_and_as_it_was(serving):
+    rest = ServeRest(Dashboard(serving.address, None))
+    serving.first.kill()
+    serving.first.wait()
+    assert rest.details() == {"applications": {}, "mark": "mine"}
+    assert len(serving.running()) == 1
+
+
+def test_one_that_hangs_is_ended_and_another_answers(serving, monkeypatch):
+    monkeypatch.setattr(serve_rest, "_ALIVE_S", 0.2)
+    rest = ServeRest(Dashboard(serving.address, None, answer_s=0.2))
+    serving.first.send_signal(signal.SIGSTOP)
+    assert rest.details()["mark"] == "mine"
+    assert [each.pid for each in serving.running()] != [serving.first.pid]
+
+
+def test_one_that_cannot_start_is_an_error_that_says_what_goes_on(serving):
+    rest = ServeRest(Dashboard(serving.address, None))
+    Path(serving.first.args[2]).write_text("raise SystemExit(1)")
+    serving.first.kill()
+    with pytest.raises(
+        ClusterError, match=r"does not start again: .*requests are served meanwhile"
+    ):
+        rest.details()

@@ -1,0 +1,172 @@
+"""A registry that hangs, which is not dead: nobody waits for it without end, nothing stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+
+from deployments.contract.model_arguments import digests
+from deployments.contract.registry import ReplicaProgress, View
+from deployments.control.dashboard import ClusterError
+from deployments.control.serve_config import BUILDERS
+from deployments.control.supervisor.local_cluster import LocalCluster
+
+
+class Hanging:
+    """The registry's handle: takes every question and answers none."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return self
+
+    def remote(self, *_: Any) -> object:
+        return object()
+
+
+class Serve:
+    """Serve's REST."""
+
+    def __init__(self) -> None:
+        self.put_: list[Any] = []
+
+    def put(self, config: Any) -> None:
+        self.put_.append(config)
+
+    def details(self) -> Any:
+        state = {"status": "RUNNING", "message": ""}
+        return {"applications": {"model-a": state}}
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """How long each question was waited for."""
+    waited: list[float | None] = []
+
+    def get(_: object, timeout: float | None = None) -> Any:
+        waited.append(timeout)
+        raise ray.exceptions.GetTimeoutError
+
+    monkeypatch.setattr(ray, "get", get)
+    return waited
+
+
+@pytest.fixture
+def cluster() -> LocalCluster:
+    made = LocalCluster.__new__(LocalCluster)
+    made._registry, made._serve = Hanging(), Serve()  # type: ignore[assignment]
+    made._heard = True
+    made._applications, made._digests = {}, {}
+    return made
+
+
+def test_a_change_is_put_although_the_registry_hears_nothing(
+    cluster: LocalCluster, waits: list[float | None]
+) -> None:
+    cluster.put({"applications": []})
+    assert cluster._serve.put_ == [{"applications": []}]  # type: ignore[attr-defined]
+    assert cluster._registry.asked == ["forget_failures", "refresh"]
+    assert waits == [2.0, 2.0]
+
+
+def test_what_only_the_registry_knows_is_refused_in_time(
+    cluster: LocalCluster, waits: list[float | None]
+) -> None:
+    for ask in (cluster.status, cluster.descriptions):
+        with pytest.raises(ClusterError, match="the registry does not answer within"):
+            ask()
+    assert max(limit_s or 1e9 for limit_s in waits) <= 10
+
+
+def test_failures_are_serves_own_where_no_replica_is_heard_of(
+    cluster: LocalCluster, waits: list[float | None]
+) -> None:
+    assert cluster.progress() == []
+    assert cluster.cannot_start(["a"]) == {}
+
+
+def test_a_stop_does_not_wait_for_gateways_that_cannot_be_told(
+    cluster: LocalCluster, waits: list[float | None]
+) -> None:
+    cluster.drain(3600.0)
+    assert waits == [5.0]
+
+
+def test_a_registry_that_starts_is_waited_for_longer_until_it_was_heard(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster._heard = False
+    waited: list[float | None] = []
+
+    def get(_: object, timeout: float | None = None) -> Any:
+        waited.append(timeout)
+        return []
+
+    monkeypatch.setattr(ray, "get", get)
+    cluster.progress()
+    cluster.progress()
+    assert waited == [60.0, 2.0]
+
+
+def test_a_version_that_was_taken_back_may_fail_late(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = {"name": "a", "settings": {"runtime": "synthetic"}, "channel": {}}
+    put = {"applications": [{"name": "model-a", "import_path": f"{BUILDERS}:model", "args": args}]}
+    (digest,) = digests(args)
+    told = [ReplicaProgress("a", "r1", "failed", 0.0, "no memory", digest="another's")]
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: told)
+    cluster.put(put)
+    assert cluster.cannot_start(["a"]) == {}
+    told.append(ReplicaProgress("a", "r2", "failed", 0.0, "no such file", digest=digest))
+    assert cluster.cannot_start(["a"]) == {"a": "no such file"}
+
+
+def seen_by(*gateways: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """What the registry answers: rows that wait and leases, by model, gateway by gateway."""
+    keys = ("waiting_rows", "leases")
+    return {
+        "view": View(1, {}, frozenset({"a", "a@canary"}), False, optional=frozenset({"a@canary"})),
+        "gateways": {
+            f"g{at}": {
+                "models": {
+                    name: {"replicas": 1, **dict(zip(keys, held, strict=True))}
+                    for name, held in each.items()
+                }
+            }
+            for at, each in enumerate(gateways)
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("gateways", "held"),
+    [
+        ([], 0),
+        ([{"a": (9, 9)}], 0),
+        ([{"a": (9, 9), "a@canary": (0, 0)}], 0),
+        ([{"a": (9, 9), "a@canary": (3, 0)}, {"a": (9, 9), "a@canary": (0, 2)}], 5),
+    ],
+)
+def test_what_a_canary_holds_is_its_rows_and_leases_at_all_gateways(
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    gateways: list[dict[str, tuple[int, int]]],
+    held: int,
+) -> None:
+    said = seen_by(*gateways)
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
+    assert cluster.held("a@canary") == held
+
+
+@pytest.mark.parametrize("more", [{}, {"a@canary": (3, 0)}])
+def test_readiness_does_without_canaries(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, more: dict[str, tuple[int, int]]
+) -> None:
+    said = seen_by({"a": (0, 0)}, {"a": (0, 0), **more})
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
+    assert cluster._all_see_all(2)

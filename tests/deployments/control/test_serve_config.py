@@ -1,0 +1,371 @@
+"""What stands in a model's arguments, and what does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.contract.model_arguments import group_arguments
+from deployments.control.differences import by_name, differences
+from deployments.control.serve_config import serve_config
+from deployments.settings.load import load
+from deployments.settings.tree import Settings
+
+FILE = """
+models:
+  device:
+    runtime: synthetic
+    slo: {latency_ms: 50}
+    replicas: {count: 2, slots: 3, num_cpus: 0.25}
+tenants:
+  acme: {weight: 3}
+gateway: {replicas: 2, host: 0.0.0.0, drain_s: 10, log: {level: debug}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    def make(text: str = FILE, *replaced: tuple[str, str]) -> dict[str, Any]:
+        for old, new in replaced:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "settings.yaml"
+        path.write_text(text)
+        return serve_config(load(path, here=False, absolute=False))
+
+    return make
+
+
+def kinds(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    return {d.application: d.kind for d in differences(by_name(old), by_name(new))}
+
+
+def between(deployment: dict[str, Any]) -> tuple[int, int]:
+    bounds = deployment["autoscaling_config"]
+    return bounds["min_replicas"], bounds["max_replicas"]
+
+
+def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> None:
+    model = by_name(config())["model-device"]
+    assert model["args"] == {
+        "name": "device",
+        "settings": {
+            "runtime": "synthetic", "slo": {"latency_ms": 50.0}, "replicas": {"slots": 3},
+        },
+        "channel": {},
+    }  # fmt: skip
+    (replicas,) = model["deployments"]
+    assert (between(replicas), replicas["ray_actor_options"]["num_cpus"]) == ((2, 2), 0.25)
+    # A batch of each gateway's staged ones behind the one that runs, at the hang limit, and grace.
+    assert replicas["graceful_shutdown_timeout_s"] == 30 * (1 + 2 * 2) + 20
+
+
+@pytest.mark.parametrize(
+    ("change", "restarts"),
+    [
+        (("level: debug", "level: info"), {"gateway": "restarted"}),
+        (("count: 2", "count: 5"), {"headrace-tenants": "restarted", "model-device": "updated"}),
+        (("count: 2", "min: 2"), {"headrace-tenants": "restarted"}),
+        (
+            ("num_cpus: 0.25}", "num_cpus: 0.25}\n    batch: {max_size: 8}"),
+            {"model-device": "restarted"},
+        ),
+        (("count: 2", "max: 2"), {"headrace-tenants": "restarted", "model-device": "updated"}),
+        (("count: 2", "count: 2, spare: 1, survive: 1"), {"headrace-tenants": "restarted"}),
+        (
+            ("runtime: synthetic", "runtime: synthetic\n    scaling: {knee: 0.5, mode: observe}"),
+            {"headrace-tenants": "restarted"},
+        ),
+        (("tenants:", "scaling: {budget: {gpus: 4}}\ntenants:"), {"headrace-tenants": "restarted"}),
+        (
+            ("gateway: {replicas: 2", "gateway: {replicas: 3"),
+            {"gateway": "updated", "model-device": "updated"},
+        ),
+        (("weight: 3", "weight: 4"), {"headrace-tenants": "restarted"}),
+        (
+            ("latency_ms: 50", "latency_ms: 60"),
+            {"headrace-tenants": "restarted", "model-device": "restarted"},
+        ),
+        (
+            ("num_cpus: 0.25", "num_cpus: 0.5"),
+            {"headrace-tenants": "restarted", "model-device": "restarted"},
+        ),
+        (("drain_s: 10", "drain_s: 10"), {}),
+    ],
+)
+def test_a_change_touches_what_it_shapes_and_nothing_else(config, change, restarts) -> None:
+    assert kinds(config(), config(FILE, change)) == restarts
+
+
+def test_where_the_file_lies_is_in_no_argument(tmp_path: Path) -> None:
+    text = "models: {m: {runtime: onnxruntime, source: models/m.onnx}}\n"
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "settings.yaml").write_text(text)
+    configs = [
+        serve_config(load(tmp_path / folder / "settings.yaml", here=False, absolute=False))
+        for folder in ("one", "two")
+    ]
+    assert configs[0] == configs[1]
+    assert by_name(configs[0])["model-m"]["args"]["settings"]["source"] == "models/m.onnx"
+
+
+def test_tenants_are_not_published_where_a_path_names_them(config) -> None:
+    text = "models: {m: {runtime: synthetic}}\ngateway: {tenants_path: /etc/tenants}\n"
+    apps = by_name(config(text))
+    assert set(apps) == {"gateway", "headrace-tenants", "model-m"}
+    assert set(apps["headrace-tenants"]["args"]) == {"scaling"}
+    assert apps["gateway"]["args"]["tenants_path"] == "/etc/tenants"
+
+
+def test_a_changed_policy_is_named_by_what_changed(config) -> None:
+    old, new = config(), config(FILE, ("slots: 3", "slots: 3, spare: 2"))
+    (found,) = differences(by_name(old), by_name(new))
+    assert found.reasons == ("scaling.models.device.replicas.spare: unset -> 2",)
+
+
+def test_what_is_put_comes_back_from_serve_as_the_same(config) -> None:
+    """Through JSON: a tuple that became a list would be a difference for ever."""
+    assert json.loads(json.dumps(config(GROUPS))) == config(GROUPS)
+
+
+def test_a_reason_names_the_value_before_and_after(config) -> None:
+    old, new = (
+        config(),
+        config(FILE, ("latency_ms: 50", "latency_ms: 60"), ("count: 2", "count: 1")),
+    )
+    _, found = differences(by_name(old), by_name(new))
+    assert found.reasons == (
+        "settings.slo.latency_ms: 50.0 -> 60.0",
+        "model.autoscaling_config.min_replicas: 2 -> 1",
+        "model.autoscaling_config.max_replicas: 2 -> 1",
+    )
+
+
+def test_what_came_and_went_is_told_in_order(config) -> None:
+    old = config("models: {a: {runtime: synthetic}, b: {runtime: synthetic}}\n")
+    new = config("models: {c: {runtime: synthetic}, a: {runtime: synthetic}}\n")
+    assert list(kinds(old, new).items()) == [
+        ("headrace-tenants", "restarted"), ("model-c", "added"), ("model-b", "removed"),
+    ]  # fmt: skip
+
+
+def test_a_cluster_is_reached_from_everywhere_and_tells_serves_processes_the_settings(
+    config,
+) -> None:
+    made = config(FILE, ("host: 0.0.0.0, ", "ingress: haproxy, limits: {max_requests: 70}, "))
+    assert made["http_options"]["host"] == "0.0.0.0"
+    assert by_name(made)["gateway"]["args"]["settings"]["host"] == "0.0.0.0"
+    told = made["controller_options"]["runtime_env"]["env_vars"]
+    assert (told["HEADRACE_HAPROXY_HOST"], told["HEADRACE_LOG_LEVEL"]) == ("0.0.0.0", "debug")
+    assert told["HEADRACE_HAPROXY_MAX_REQUESTS"] == "70"
+
+
+def test_an_address_in_the_file_is_haproxys_and_the_gateways_stay_reachable(config) -> None:
+    made = config(FILE, ("host: 0.0.0.0", "ingress: haproxy, host: 10.0.0.7"))
+    assert made["http_options"]["host"] == "0.0.0.0"
+    told = made["controller_options"]["runtime_env"]["env_vars"]
+    assert told["HEADRACE_HAPROXY_HOST"] == "10.0.0.7"
+
+
+def test_the_hosts_own_cluster_keeps_gateways_behind_haproxy_and_needs_no_options(tmp_path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(FILE.replace("gateway: {", "gateway: {ingress: haproxy, "))
+    made = serve_config(load(path, here=False), one_machine=True)
+    assert made["http_options"]["host"] == "127.0.0.1"
+    assert "controller_options" not in made
+
+
+@pytest.mark.parametrize("said", [None, "10.0.0.7"])
+def test_only_haproxy_faces_the_network_on_one_machine_unless_the_file_says(tmp_path, said) -> None:
+    path = tmp_path / "settings.yaml"
+    host = f"metrics_host: {said}, " if said else ""
+    path.write_text(FILE.replace("gateway: {", f"gateway: {{ingress: haproxy, {host}"))
+    here = serve_config(load(path, here=False), one_machine=True)
+    cluster = serve_config(load(path, here=False))
+    assert by_name(here)["gateway"]["args"]["settings"]["host"] == "0.0.0.0"
+    assert by_name(here)["gateway"]["args"]["settings"]["metrics_host"] == (said or "127.0.0.1")
+    assert by_name(cluster)["gateway"]["args"]["settings"].get("metrics_host") == said
+
+
+GROUPS = """
+models:
+  device:
+    runtime: synthetic
+    options: {base_ms: 2}
+    replicas:
+      count: 2
+      memory_mib: 512
+      labels: {zone: a}
+      groups:
+        - {name: gpu, num_gpus: 1, resources: {mig_3g: 1}}
+        - {name: cpu, count: 4, num_cpus: 2, options: {base_ms: 20}, overflow: {after_ms: 250}}
+"""
+
+
+def test_each_group_is_a_deployment_of_the_models_application(config) -> None:
+    model = by_name(config(GROUPS))["model-device"]
+    gpu, cpu = model["deployments"]
+    assert [(d["name"], between(d)) for d in (gpu, cpu)] == [
+        ("model-gpu", (2, 2)), ("model-cpu", (4, 4)),
+    ]  # fmt: skip
+    shared = {"memory": 512 << 20, "label_selector": {"zone": "a"}}
+    assert gpu["ray_actor_options"] == shared | {
+        "num_cpus": 0.5, "num_gpus": 1.0, "resources": {"mig_3g": 1.0},
+    }  # fmt: skip
+    assert cpu["ray_actor_options"] == shared | {"num_cpus": 2.0, "num_gpus": 0.0}
+
+
+def test_a_groups_replicas_are_told_of_no_other_group(config) -> None:
+    args = by_name(config(GROUPS))["model-device"]["args"]
+    assert args["groups"] == [
+        {"name": "gpu", "settings": {"runtime": "synthetic", "options": {"base_ms": 2}},
+         "after_s": 0.0},
+        {"name": "cpu", "settings": {"runtime": "synthetic", "options": {"base_ms": 20}},
+         "after_s": 0.25},
+    ]  # fmt: skip
+    gpu, cpu = group_arguments(args)
+    assert gpu == {
+        "name": "device", "channel": {}, "group": "gpu",
+        "settings": {"runtime": "synthetic", "options": {"base_ms": 2}},
+    }  # fmt: skip
+    other = by_name(config(GROUPS, ("base_ms: 20", "base_ms: 30")))["model-device"]["args"]
+    assert group_arguments(other)[0] == gpu
+    assert group_arguments(other)[1] != cpu
+
+
+def test_a_model_without_groups_starts_its_replicas_with_its_own_arguments(config) -> None:
+    args = by_name(config())["model-device"]["args"]
+    assert group_arguments(args) == [args]
+
+
+def test_the_count_of_one_group_changes_while_it_runs(config) -> None:
+    for change in (("count: 4", "count: 5"), ("count: 4", "min: 0, max: 5")):
+        assert kinds(config(GROUPS), config(GROUPS, change)) == {
+            "headrace-tenants": "restarted", "model-device": "updated",
+        }  # fmt: skip
+
+
+def test_serve_takes_bounds_and_the_policy_that_copies(config) -> None:
+    from ray.serve.config import AutoscalingPolicy
+    from ray.serve.schema import DeploymentSchema
+
+    model = by_name(config(FILE, ("count: 2", "min: 0")))["model-device"]
+    AutoscalingPolicy(**model["autoscaling_policy"])
+    (replicas,) = model["deployments"]
+    taken = DeploymentSchema.model_validate(replicas)
+    assert taken.num_replicas != "auto"
+    assert between(replicas) == (0, 1)
+
+
+def test_serve_takes_what_is_asked_for_a_replica(config) -> None:
+    from ray.serve.schema import RayActorOptionsSchema
+
+    for deployment in by_name(config(GROUPS))["model-device"]["deployments"]:
+        RayActorOptionsSchema.model_validate(deployment["ray_actor_options"])
+
+
+def test_a_signature_in_a_url_is_not_shown() -> None:
+    def app(url: str) -> dict[str, Any]:
+        return {"name": "m", "args": {"source": url}}
+
+    old, new = app("https://h/a.onnx?sig=SECRET#sha256=1"), app("https://h/b.onnx?sig=OTHER")
+    (found,) = differences({"m": old}, {"m": new})
+    assert found.reasons == ("source: https://h/a.onnx?...#sha256=1 -> https://h/b.onnx?...",)
+
+
+def test_gateways_stand_on_the_nodes_that_have_their_labels(config) -> None:
+    labelled = config(FILE, ("drain_s: 10", "drain_s: 10, labels: {headrace.io/role: gateway}"))
+    assert kinds(config(), labelled) == {"gateway": "restarted"}
+    (gateway,) = by_name(labelled)["gateway"]["deployments"]
+    assert gateway["ray_actor_options"] == {
+        "num_cpus": 1, "label_selector": {"headrace.io/role": "gateway"},
+    }  # fmt: skip
+
+
+def test_tenants_are_as_the_user_wrote_them_with_the_controllers_switch(config) -> None:
+    args = by_name(config())["headrace-tenants"]["args"]
+    assert {name: value for name, value in args.items() if name != "scaling"} == {
+        "tenants": {"tenants": {"acme": {"weight": 3}}, "controllers": {"frozen": False}},
+        "priorities": ["interactive", "standard", "bulk"],
+    }
+
+
+def test_the_autoscaler_is_told_what_was_written_and_with_a_pool_all_of_it(config) -> None:
+    plain = by_name(config(FILE, ("num_cpus: 0.25}", "num_cpus: 0.25}\n    batch: {max_size: 8}")))
+    assert plain["headrace-tenants"]["args"]["scaling"] == {
+        "models": {
+            "device": {
+                "runtime": "synthetic",
+                "slo": {"latency_ms": 50.0},
+                "replicas": {"count": 2, "slots": 3, "num_cpus": 0.25},
+            }
+        }
+    }
+    pooled = FILE + "scaling: {pool: {max: 2}}\n"
+    scaling = by_name(config(pooled, ("drain_s: 10", "drain_s: 10, replay: false")))
+    told = scaling["headrace-tenants"]["args"]["scaling"]
+    assert (told["scaling"], told["gateway"]) == ({"pool": {"max": 2}}, {"replay": False})
+    assert Settings.model_validate(told).scaling.pool is not None
+
+
+POOLED = """\
+models:
+  device: {runtime: synthetic, replicas: {hang_limit_s: 3}}
+  text: {runtime: onnxruntime, source: m.onnx, replicas: {hang_limit_s: 5}}
+  other: {runtime: openvino, source: m.onnx}
+scaling:
+  pool: {min: 1, max: 2, models: [text, device], memory_mib: 64, resources: {mig_3g: 1}}
+"""
+
+
+def test_without_a_pool_there_is_no_application_of_it(config) -> None:
+    assert "headrace-pool" not in by_name(config())
+
+
+def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
+    pool = by_name(config(POOLED))["headrace-pool"]
+    assert pool["args"] == {
+        "runtimes": ["onnxruntime", "synthetic"], "memory_bytes": 64 << 20, "after_s": 0.02,
+    }  # fmt: skip
+    limited = by_name(config(POOLED, ("memory_mib: 64", "memory_mib: 64, memory_limit_mib: 900")))
+    assert limited["headrace-pool"]["args"] == {**pool["args"], "memory_limit_mib": 900}
+    (replicas,) = pool["deployments"]
+    assert between(replicas) == (1, 2)
+    assert replicas["ray_actor_options"]["resources"] == {"mig_3g": 1}
+    assert replicas["health_check_timeout_s"] == 20
+    assert replicas["graceful_shutdown_timeout_s"] == 5 * 2 + 20
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (("max: 2", "max: 3"), "updated"),
+        (("memory_mib: 64", "memory_mib: 65"), "restarted"),
+        (("[text, device]", "[device]"), "restarted"),
+        (("min: 1", "residency_s: 3"), "updated"),
+    ],
+)
+def test_the_number_of_the_pools_replicas_changes_while_they_run(config, change, kind) -> None:
+    changed = kinds(config(POOLED), config(POOLED, change))
+    assert changed == {"headrace-pool": kind, "headrace-tenants": "restarted"}
+
+
+def test_serve_itself_starts_no_replica_of_an_optional_model(config):
+    text = FILE + "\n"
+    optional = text.replace("runtime: synthetic\n", "runtime: synthetic\n    optional: true\n")
+    optional = optional.replace("models:\n", "models:\n  other: {runtime: synthetic}\n")
+    found = by_name(config(optional))
+    assert between(found["model-device"]["deployments"][0]) == (0, 2)
+    assert between(found["model-other"]["deployments"][0]) == (1, 1)
+
+
+def test_a_difference_shows_no_key() -> None:
+    key = "hr_Zk3vQ8s-1yXbT0aWm4LrN7cJ5dGf2hUe9iOoKpRtYxB"
+    new = {"name": "m", "args": {"token": key, "keys": [f"sha256:{'a' * 64}"]}}
+    (found,) = differences({"m": {"name": "m"}}, {"m": new})
+    assert "token: unset -> hr_…" in found.reasons
+    assert key[3:] not in str(found)

@@ -1,0 +1,104 @@
+"""What the publishing application puts into the cluster's store, and when it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.contract.scaling import document
+from deployments.control import tenants_publisher
+from deployments.control.scaling import store
+from deployments.control.tenants_publisher import TenantsPublisher
+from deployments.process import tenants_store
+from deployments.process.audit import AuditLine
+from deployments.settings.load import SettingsErrors, parse_tenants
+
+MODELS = {"m": {"runtime": "synthetic", "replicas": {"max": 4}}}
+SCALING = {"models": MODELS}
+TENANTS = {"tenants": {"tenants": {"acme": {"weight": 3}}}, "priorities": ["standard"]}
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(store, "put", found.__setitem__)
+
+    def publish(text: str, deployment: str) -> None:
+        found["tenants"], found["digest"] = text, deployment
+
+    monkeypatch.setattr(tenants_store, "publish_deployed", publish)
+    monkeypatch.setattr(tenants_store, "fetch", lambda: found.get("tenants"))
+    return found
+
+
+def test_both_are_published_with_their_defaults(published: dict[str, Any]) -> None:
+    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    (group,) = document.parse(published["scaling"]).settings.models["m"].groups
+    assert (group.min, group.max) == (1, 4)
+    assert "max_length: null" in published["tenants"]
+    tenants = parse_tenants(published["tenants"], "published", TENANTS["priorities"])
+    assert tenants.tenants["acme"].weight == 3
+
+
+def test_what_was_published_leaves_an_audit_line_and_a_restart_none(
+    published: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[AuditLine] = []
+    monkeypatch.setattr(tenants_publisher.audit, "record", lines.append)
+    for _ in range(2):
+        TenantsPublisher({**TENANTS, "scaling": SCALING})
+    (line,) = lines
+    assert (line.verb, line.object, line.outcome) == ("publish", "tenants", "done")
+    assert line.before != line.after
+
+
+def test_the_autoscaler_is_told_of_canaries_too_and_tenants_are_not_published_again(
+    published: dict[str, Any],
+) -> None:
+    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    before = published["digest"]
+    canary = {"m@canary": {"runtime": "synthetic", "replicas": {"count": 2}}}
+    TenantsPublisher({**TENANTS, "scaling": SCALING, "versions": canary})
+    (group,) = document.parse(published["scaling"]).settings.models["m@canary"].groups
+    assert (group.min, group.max) == (2, 2)
+    assert published["digest"] == before
+
+
+def test_models_of_the_pool_are_published_with_it(published: dict[str, Any]) -> None:
+    TenantsPublisher({"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
+    (pooled,) = document.parse(published["scaling"]).pool_models
+    assert pooled.name == "m"
+
+
+def test_a_change_of_scaling_publishes_no_tenants_anew(published: dict[str, Any]) -> None:
+    """They would take back what an operator has published since."""
+    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    digest = published["digest"]
+    TenantsPublisher({**TENANTS, "scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
+    assert published["digest"] == digest
+
+
+def test_keys_that_are_gone_open_no_server_unless_that_is_said(published: dict[str, Any]) -> None:
+    keyed = {"tenants": {"tenants": {"acme": {"keys": ["sha256:" + "a" * 64]}}}}
+    TenantsPublisher({**TENANTS, **keyed, "scaling": SCALING})
+    before = dict(published)
+    pooled = {"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}}
+    with pytest.raises(SettingsErrors, match="no tenant has a list of keys any more"):
+        TenantsPublisher({**TENANTS, **pooled})
+    assert published == before
+    TenantsPublisher({**TENANTS, "auth": "open", **pooled})
+    assert "sha256:" not in published["tenants"]
+
+
+def test_where_a_path_names_the_tenants_scaling_is_published_alone(published) -> None:
+    TenantsPublisher({"scaling": SCALING})
+    assert set(published) == {"scaling"}
+
+
+def test_what_is_wrong_is_not_published_at_all(published: dict[str, Any]) -> None:
+    with pytest.raises(SettingsErrors, match="tenants"):
+        TenantsPublisher({**TENANTS, "tenants": {"tenants": 3}, "scaling": SCALING})
+    with pytest.raises(SettingsErrors, match="models"):
+        TenantsPublisher({**TENANTS, "scaling": {"models": 3}})
+    assert published == {}

@@ -1,0 +1,217 @@
+"""What users write of scheduling reaches the core, in its units and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.replica.scheduling import scheduling
+from deployments.settings.model import ModelSettings
+from routers.api.settings import DispatcherSettings, Mode, validate
+
+# Every setting that the core acts on, none at its default.
+WRITTEN: dict[str, Any] = {
+    "runtime": "synthetic",
+    "policies": {
+        "order": "drr",
+        "placement": "prequal",
+        "admission": ["codel", "feasibility"],
+        "edges": "padding",
+        "preemption": "none",
+    },
+    "slo": {"latency_ms": 250, "late": "refuse"},
+    "lengths": {
+        "max": 64,
+        "buckets": 3,
+        "adapt": {"every_s": 5, "half_life_s": 50, "min_gain": 0.2},
+    },
+    "batch": {
+        "max_size": 16,
+        "max_tokens": 4096,
+        "max_slo_share": 0.3,
+        "fixed_size": 4,
+        "hold": "auto",
+    },
+    "queue": {
+        "max_rows": 100,
+        "max_late_rows": 50,
+        "max_work_s": 2.5,
+        "ageing_ms": 300,
+    },
+    "admission": {
+        "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
+        "codel": {"mode": "enforce", "target_ms": 10, "interval_ms": 100},
+        "limit": {"mode": "enforce", "fixed": 64, "least": 4, "most": 400},
+    },
+    "hedge": {
+        "mode": "tied",
+        "quantile": 0.9,
+        "multiple": 3,
+        "delay_ms": 5,
+        "budget": 0.1,
+        "max_utilisation": 0.7,
+        "min_samples": 10,
+    },
+    "silence": {
+        "mode": "off",
+        "quantile": 0.9,
+        "least_ms": 100,
+        "most_ms": 5000,
+        "after_ms": 700,
+    },
+    "outliers": {"eject_ratio": 3, "max_ejected": 0.25, "probe_s": 2, "max_probe_s": 20},
+}
+# What the loaded model or the machine's own measurements say, not the file.
+NOT_WRITTEN = {
+    "pads",
+    "initial_cost_s",
+    "profile",
+    "groups",  # what their replicas say, see test_groups.py
+    "generation",  # of task generate only, and this too
+    "preempt_streams",
+    "admission.modes",  # all controllers that come along have parameters of their own
+    "policies.hedging",  # another one than `quantile` knows no `hedge.delay_ms`
+    "policies.batching",  # another one than `ragged` knows no `batch.hold`
+    "queue_timeout_s",  # where queue.max_rows is not written, see below
+    "buckets.fixed_shapes",
+    "buckets.switch_s",  # written, and acted on where shapes are fixed
+}
+
+HOME = GatewayIdentity("g")
+Describe = Callable[..., ModelDescription]
+
+
+def told(description: Describe, **written: Any) -> DispatcherSettings:
+    model = ModelSettings.model_validate({"runtime": "synthetic"} | written)
+    return dispatcher_settings(description(scheduling=scheduling(model)), HOME)
+
+
+def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
+    """Dotted names of what equals the default."""
+    if not is_dataclass(value):
+        return {at} if value == default else set()
+    found: set[str] = set()
+    for each in fields(value):
+        name = f"{at}.{each.name}" if at else each.name
+        found |= unchanged(getattr(value, each.name), getattr(default, each.name), name)
+    return found
+
+
+def test_every_setting_of_the_core_is_reached_by_one_that_users_write(
+    description: Describe,
+) -> None:
+    model = ModelSettings.model_validate(WRITTEN)
+    identity = GatewayIdentity("g", priorities=5, frozen=True)
+    found = dispatcher_settings(description(scheduling=scheduling(model)), identity)
+    assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
+
+
+def test_batching_is_chosen_by_name_and_knows_no_hold(description: Describe) -> None:
+    assert told(description, policies={"batching": "bucket"}).policies.batching == "bucket"
+    with pytest.raises(ValueError, match="must be left out with policies"):
+        told(description, policies={"batching": "bucket"}, batch={"hold": "auto"})
+
+
+def test_hedging_is_chosen_by_name_and_only_quantiles_have_a_delay_instead(
+    description: Describe,
+) -> None:
+    found = told(description, policies={"hedging": "multiple"}, hedge={"multiple": 3})
+    assert (found.policies.hedging, found.hedge.multiple) == ("multiple", 3)
+    with pytest.raises(ValueError, match="must be left out with policies"):
+        told(description, policies={"hedging": "multiple"}, hedge={"delay_ms": 5})
+
+
+def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:
+    assert told(description, task="generate", queue={"preempt_streams": True}).preempt_streams
+
+
+def test_defaults_are_the_cores_own(description: Describe) -> None:
+    found = told(description)
+    own = DispatcherSettings(found.bucket_edges, max_tokens=8192)
+    differs = {f.name for f in fields(own) if getattr(found, f.name) != getattr(own, f.name)}
+    # A replica that is lost is replaced; in the core's own tests and simulations none is.
+    assert differs == {"buckets", "suspect_hold_s", "queue_timeout_s"}
+    assert found.buckets.adaptive
+
+
+def test_the_queue_is_bounded_by_the_timeout_or_by_a_number_of_rows(description: Describe) -> None:
+    unset = told(description, slo={"latency_ms": 100, "timeout_ms": 700})
+    assert (unset.queue_timeout_s, unset.max_queue_rows) == (0.7, 2048)
+    written = told(description, queue={"max_rows": 300})
+    assert (written.queue_timeout_s, written.max_queue_rows) == (None, 300)
+
+
+def test_streams_may_be_silent_for_longer_than_between_two_signs_of_life(
+    description: Describe,
+) -> None:
+    assert told(description, task="generate").silence.least_s == 2.5
+    assert told(description, task="generate", silence={"least_ms": 300}).silence.least_s == 0.3
+
+
+def test_the_core_starts_from_the_replicas_profile(description: Describe) -> None:
+    profile = ((1, 16, 0.005), (8, 16, 0.007))
+    described = description(
+        scheduling=scheduling(ModelSettings(runtime="synthetic")), profile=profile
+    )
+    assert dispatcher_settings(described, HOME).profile == profile
+
+
+def test_the_core_takes_what_users_may_write(description: Describe) -> None:
+    validate(told(description))
+    validate(told(description, **WRITTEN))
+
+
+@pytest.mark.parametrize(
+    ("buckets", "adaptive", "most"), [("auto", True, 8), (3, True, 3), ([4, 512], False, 8)]
+)
+def test_listed_edges_stay_and_others_follow_the_lengths(
+    description: Describe, buckets: Any, adaptive: bool, most: int
+) -> None:
+    found = told(description, lengths={"buckets": buckets}).buckets
+    assert (found.adaptive, found.max_edges) == (adaptive, most)
+
+
+def test_shapes_that_a_backend_was_compiled_for_stay_and_switching_costs() -> None:
+    model = ModelSettings.model_validate({"runtime": "synthetic", "lengths": {"switch_ms": 4}})
+    fixed, free = (scheduling(model, fixed_shapes=each).core.buckets for each in (True, False))
+    assert (fixed.adaptive, fixed.fixed_shapes, fixed.switch_s) == (False, True, 0.004)
+    assert (free.adaptive, free.fixed_shapes, free.switch_s) == (True, False, 0.0)
+
+
+def test_a_model_that_may_not_run_twice_is_not_hedged(description: Describe) -> None:
+    assert told(description, hedge={"mode": "hedge"}).hedge.mode == "hedge"
+    assert told(description, hedge={"mode": "hedge"}, retry=False).hedge.mode == "off"
+
+
+def test_no_outlier_is_ejected_when_that_is_off(description: Describe) -> None:
+    assert told(description, outliers={"mode": "off"}).outliers.eject_ratio == float("inf")
+
+
+def test_modes_are_the_cores(description: Describe) -> None:
+    found = told(
+        description, admission={"codel": {"mode": False}, "feasibility": {"mode": "observe"}}
+    )
+    assert found.admission.codel.mode is Mode.OFF
+    assert found.admission.feasibility is Mode.OBSERVE
+
+
+def test_the_models_own_bound_on_rows_wins(description: Describe) -> None:
+    assert dispatcher_settings(description(max_rows=8), HOME).max_size == 8
+    assert dispatcher_settings(description(max_rows=64), HOME).max_size == 32
+
+
+@pytest.mark.parametrize(("slo", "most_s"), [
+    ({}, 600.0),
+    ({"latency_ms": 120_000}, 1200.0),
+    ({"max_timeout_ms": 1000}, 1.0),
+    ({"timeout_ms": 5000, "max_timeout_ms": 7000}, 7.0),
+])  # fmt: skip
+def test_a_callers_own_time_is_bounded_by_the_models(slo: dict[str, float], most_s: float) -> None:
+    plan = scheduling(ModelSettings.model_validate({"runtime": "synthetic", "slo": slo}))
+    assert plan.budget_s(None) is None
+    assert plan.budget_s(most_s / 2) == most_s / 2
+    assert plan.budget_s(most_s) == plan.budget_s(950_400.0) == most_s
