@@ -9,7 +9,7 @@ weights never see, and writes what `headrace serve examples/digits.yaml` needs:
     preprocessing.json   what was done to the images it was trained on
     held_out/            the held-out images as PNG, named 0000-7.png: number and digit
 
-Training images are resized by the very code that serves (`contract/preprocess`), to two sizes.
+Training images are resized by the very code that serves (`deployments/preprocess`), to two sizes.
 Seeded: the same machine makes the same model.
 """
 

@@ -20,10 +20,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests", "yaml_document")
 FLOORS = {
-    "cli": 5, "tools": 4, "cluster": 3, "gateway": 2, "replica": 2, "contract": 1, "settings": 1,
+    "cli": 7, "tools": 6, "control": 5, "gateway": 4, "replica": 4, "process": 3, "preprocess": 2,
+    "contract": 1, "settings": 0,
 }  # fmt: skip
-"""Packages of deployments/: a package imports from lower floors, and `contract` and `settings` from
-each other."""
+"""Packages of deployments/: a package imports from lower floors alone."""
 Graph = dict[str, frozenset[str]]
 
 

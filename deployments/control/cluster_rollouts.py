@@ -41,9 +41,9 @@ class RolloutsApplication:
     """The class of the application's one replica."""
 
     def __init__(self) -> None:
-        from deployments.control.registry.registry_actor import registry
         from deployments.control.serve_controller import ServeController
         from deployments.control.served_models import ServedModels
+        from deployments.process.actors import registry
 
         logs.configure_from_environment()
         self._looks_now = threading.Event()

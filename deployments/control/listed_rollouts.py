@@ -72,7 +72,7 @@ def with_entries(
     kept[ROLLOUTS_APP] = {
         "name": ROLLOUTS_APP,
         "route_prefix": None,
-        "import_path": f"{BUILDERS}:rollouts",
+        "import_path": BUILDERS["rollouts"],
         "args": {},
         "deployments": [{"name": _DEPLOYMENT, "user_config": content}],
     }

@@ -31,10 +31,10 @@ def set_target(target: ManualTarget) -> dict[str, Any]:
     """Set the number. Returns the target, or {"error": what is wrong}. Needs an initialised Ray."""
     import ray
 
-    from deployments.process import actor_name
+    from deployments.process import actors
 
     try:
-        asked = actor_name.running().pin.remote(target.model, target.group, target.replicas)
+        asked = actors.running_autoscaler().pin.remote(target.model, target.group, target.replicas)
         complaint: str = ray.get(asked, timeout=_ANSWER_S)
     except (ValueError, ray.exceptions.RayError) as away:
         complaint = f"the autoscaler is away ({type(away).__name__}); try again in some seconds"

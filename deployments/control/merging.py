@@ -69,7 +69,7 @@ def _configs(details: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 def is_ours(app: Mapping[str, Any]) -> bool:
     """Whether the application, as Serve's list has it, is one of Headrace's."""
-    return str(app.get("import_path", "")).startswith(f"{BUILDERS}:")
+    return app.get("import_path") in BUILDERS.values()
 
 
 def _conflict(

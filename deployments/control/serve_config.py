@@ -39,7 +39,14 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings, TenantsSettings
 
-BUILDERS = "deployments.control.applications"
+BUILDERS = {
+    "gateway": "deployments.gateway.application:gateway",
+    "tenants": "deployments.control.applications:tenants",
+    "rollouts": "deployments.control.applications:rollouts",
+    "model": "deployments.replica.application:model",
+    "pool": "deployments.replica.application:pool",
+}
+"""What Serve calls for each kind of application of ours."""
 COPY_TARGETS = "deployments.control.scaling.copy_targets:CopyTargets"
 LOGGING = {"enable_access_log": False, "encoding": "JSON"}  # of applications without their own
 GRACE_S = 20.0
@@ -49,7 +56,7 @@ takes requests for so long, until every HAProxy has heard of it, and drains afte
 # Time limits of a health check, which never waits for a batch. Serve replaces a replica that missed
 # three checks in a row, at most 2 s apart: a stopped gateway after 11 s, another replica after
 # 17 s. A process finds its own hanging event loop or device sooner.
-GATEWAY_HEALTH_S, REPLICA_HEALTH_S = 3.0, 5.0
+REPLICA_HEALTH_S = 5.0
 _MIB = 1 << 20
 _OF_SCALING = {"runtime", "source", "task", "slo", "replicas", "scaling"}  # that scaling reads
 # Serve and whoever starts Ray use these settings; the gateway's process does not.
@@ -106,7 +113,7 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",
-        "import_path": f"{BUILDERS}:gateway",
+        "import_path": BUILDERS["gateway"],
         "args": {"settings": written, "tenants_path": gateway.tenants_path},
         "deployments": [
             {
@@ -131,7 +138,7 @@ def _publisher(settings: Settings) -> dict[str, Any]:
     return {
         "name": TENANTS_APP,
         "route_prefix": None,
-        "import_path": f"{BUILDERS}:tenants",
+        "import_path": BUILDERS["tenants"],
         "args": {
             **(tenants if settings.gateway.tenants_path is None else {}),
             "scaling": _scaled(settings),
@@ -170,7 +177,7 @@ def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings
     return {
         "name": model_app(name),
         "route_prefix": None,
-        "import_path": f"{BUILDERS}:model",
+        "import_path": BUILDERS["model"],
         "args": model_arguments(name, model, views, gateway.channel),
         "autoscaling_policy": {"policy_function": COPY_TARGETS},
         "deployments": [
@@ -203,7 +210,7 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
     return {
         "name": POOL_APP,
         "route_prefix": None,
-        "import_path": f"{BUILDERS}:pool",
+        "import_path": BUILDERS["pool"],
         "args": {
             "runtimes": sorted({model.runtime for model in models}),
             "memory_bytes": pool.memory_mib * _MIB,

@@ -21,7 +21,6 @@ from ray import serve
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.registry import CRASHES, RATES
 from deployments.contract.scaling.messages import GatewayReport, ModelOutlook
-from deployments.control.registry.registry_actor import registry
 from deployments.gateway.app import assembled
 from deployments.gateway.ending import Ending
 from deployments.gateway.http import fast_path, strict_protocol
@@ -40,7 +39,8 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsSource,
 )
 from deployments.gateway.tenancy.shared_bound import MOST_USED
-from deployments.process import actor_name, audit, tenants_store
+from deployments.process import actors, audit, tenants_store
+from deployments.process.actors import registry
 from deployments.process.audit import AuditLine
 from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
@@ -194,7 +194,7 @@ def _notes_folder() -> Path:
 async def _tell_autoscaler(report: GatewayReport) -> dict[str, ModelOutlook]:
     """Send the autoscaler a report; what it expects of each model. Raises what Ray raises, and
     ValueError where there is no autoscaler."""
-    actor = await asyncio.to_thread(actor_name.running)
+    actor = await asyncio.to_thread(actors.running_autoscaler)
     outlooks: dict[str, ModelOutlook] = await actor.report.remote(report)
     return outlooks
 

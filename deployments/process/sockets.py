@@ -15,10 +15,10 @@ import contextlib
 import socket
 import ssl
 import sys
-from dataclasses import dataclass
 from struct import Struct
 
 from deployments.contract.channel.frames import STALLED_S
+from deployments.settings.channel import ChannelTls
 
 FOUND_DEAD_S = 2.0
 _TRIES = 2  # unanswered ones that mean death; a single one may still be on its way
@@ -31,15 +31,6 @@ _OPTIONS = {
     "TCP_KEEPCNT": 1,
     "TCP_USER_TIMEOUT": int(STALLED_S * 1000),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelTls:
-    """PEM files, present on every node."""
-
-    certificate: str  # this side's
-    key: str  # of that certificate
-    authority: str  # must have signed both sides' certificates
 
 
 def find_dead_peers(transport: asyncio.BaseTransport) -> None:

@@ -29,8 +29,8 @@ from typing import Any
 
 from deployments.contract.app_names import directory_key
 from deployments.contract.registry import ANSWER_S, LEASE_S, ModelOutline
-from deployments.control.registry.registry_actor import registry
-from deployments.process import actor_name, description_store, logs
+from deployments.process import actors, description_store, logs
+from deployments.process.actors import registry
 from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_replica_calls_local
 from deployments.process.replica_directory import directory_for
@@ -120,7 +120,7 @@ class ModelAnchor:
             known = self._described.known
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    actor = await asyncio.to_thread(actor_name.running)
+                    actor = await asyncio.to_thread(actors.running_autoscaler)
                     await actor.described.remote(self._name, known)
             except Exception as fault:
                 logger.debug("the autoscaler does not answer: %r", fault)

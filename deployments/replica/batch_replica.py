@@ -15,7 +15,7 @@ from typing import Any
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts
-from deployments.control.registry.registry_actor import registry
+from deployments.process.actors import registry
 from deployments.replica import cost_admission, describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.hang_limits import hang_limits

@@ -16,8 +16,8 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.control.registry.registry_actor import registry
-from deployments.process import actor_name, logs
+from deployments.process import actors, logs
+from deployments.process.actors import registry
 from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
 from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.replica import backend_env
@@ -61,7 +61,7 @@ class PoolReplica:
             for work in (
                 self._residents.run(),
                 self._announcements.keep(),
-                PoolOrders(self._residents, actor_name.running).follow(),
+                PoolOrders(self._residents, actors.running_autoscaler).follow(),
             )
         ]
         if limit_mib is not None:

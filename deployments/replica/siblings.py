@@ -13,7 +13,7 @@ import logging
 import time
 from typing import Any
 
-from deployments.control.registry.registry_actor import registry
+from deployments.process.actors import registry
 
 LONGEST_WAIT_S = 60.0
 _LOOKS_S, _ANSWER_S = 0.2, 2.0  # between two questions; to wait for an answer

@@ -22,8 +22,8 @@ from ray import serve
 
 from autoscaling.types import StartReading, State
 from deployments.contract.description import ModelDescription
-from deployments.control.registry.registry_actor import registry
-from deployments.process import actor_name, logs
+from deployments.process import actors, logs
+from deployments.process.actors import registry
 from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
 from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.process.sockets import server_tls
@@ -156,7 +156,7 @@ def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]
     seconds = sum(seconds for _, seconds in spent)
     start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)
     try:
-        actor_name.running().started.remote(start)
+        actors.running_autoscaler().started.remote(start)
     except Exception as nobody:
         logger.debug("no autoscaler hears of the start: %r", nobody)
 

@@ -6,14 +6,23 @@ The data channel is the TCP connections on which gateways send work to replicas;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from deployments.process.sockets import ChannelTls
 from yaml_document.section import Section, wrong
 
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTls:
+    """PEM files, present on every node."""
+
+    certificate: str  # this side's
+    key: str  # of that certificate
+    authority: str  # must have signed both sides' certificates
 
 
 class ChannelTlsSettings(Section):

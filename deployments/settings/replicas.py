@@ -1,7 +1,7 @@
 """`models.<name>.replicas`: how many replicas a model has, and what each of them may use.
 
 The number is fixed (`count`), or the autoscaler decides it between bounds (`min`, `max`).
-`cluster/serve_config.py` decides which of these fields restart a replica when they change, and
+`control/serve_config.py` decides which of these fields restart a replica when they change, and
 which Serve changes while the replica runs.
 """
 

@@ -1,6 +1,6 @@
 """The settings of one model's scheduling: its batches, queue, admission, hedging and outliers.
 
-These are the settings of `routers/` in the form that users write; `contract/scheduling.py`
+These are the settings of `routers/` in the form that users write; `replica/scheduling.py`
 translates them. Every shedding policy has a `mode`, and every controller has a fixed value or can
 be turned off. Each gateway decides by itself, so counts are those of one gateway.
 """

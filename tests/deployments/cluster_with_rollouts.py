@@ -9,10 +9,10 @@ from typing import Any
 from rolled_out import RegistryCalls
 
 from deployments.contract.app_names import is_model_app, model_app, model_name
-from deployments.contract.registry import Registry
 from deployments.control.cluster_rollouts import ClusterRollouts
 from deployments.control.dashboard import ClusterError
 from deployments.control.differences import by_name
+from deployments.control.registry.registry import Registry
 from deployments.control.remote_cluster import Deployment, RemoteCluster
 from deployments.settings.tree import Settings
 

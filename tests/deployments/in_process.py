@@ -21,7 +21,7 @@ from local_frames import soon, to_gateway, to_replica
 from deployments.contract.channel.frames import Buffer, Frame, Kind
 from deployments.contract.channel.messages import BatchCall, BatchReply, decode_call, encode_reply
 from deployments.contract.description import GatewayIdentity, ModelDescription
-from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import (
     AgreementTerms,
     RolloutTerms,

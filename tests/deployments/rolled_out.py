@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from deployments.contract.app_names import is_model_app, model_name
-from deployments.contract.registry import Registry
 from deployments.control.dashboard import ClusterError
 from deployments.control.reconfiguration import Origin, Reconfiguration
+from deployments.control.registry.registry import Registry
 from deployments.control.rollout_commands import RolloutCommands
 from deployments.control.rollout_driver import RolloutDriver
 from deployments.control.rollout_records import RolloutRecords

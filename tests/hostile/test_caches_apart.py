@@ -19,7 +19,8 @@ from deployments.gateway.preprocess.inputs import INLINE_CHARS, encode_texts
 from deployments.preprocess.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("deployments/gateway", "deployments/contract", "deployments/replica", "routers",
+PACKAGES = ("deployments/gateway", "deployments/control/scaling", "deployments/preprocess",
+            "deployments/process", "deployments/contract", "deployments/replica", "routers",
             "runtimes")  # fmt: skip
 _CACHE = re.compile(r"(?m)^\s*@(?:functools\.)?(?:lru_)?cache\b|OrderedDict\(\)|=OrderedDict\b|"
                     r"^class \w*Cache\b|cache_salt = ")  # fmt: skip

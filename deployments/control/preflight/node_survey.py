@@ -3,8 +3,8 @@
 It starts one small actor on each node, which takes no CPU, and asks all nodes at once. A node that
 does not answer in time is reported as such, beside the others' facts. A node's clock is compared
 with the head's by the fastest of a few questions; half of its round trip is the error.
-Usage: `python -m deployments.control.preflight.node_survey QUESTION` (JSON of `node_facts.Question`). Prints
-one line with a mark and JSON of all nodes.
+Usage: `python -m deployments.control.preflight.node_survey QUESTION` (JSON of
+`node_facts.Question`). Prints one line with a mark and JSON of all nodes.
 """
 
 from __future__ import annotations

@@ -16,27 +16,23 @@ import logging
 import time
 from typing import Any
 
-import ray
-
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     ModelOutline,
-    Registry,
     ReplicaProgress,
     View,
 )
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.cost_gate import LiveCosts
 from deployments.contract.rollout.terms import RolloutTerms
+from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status
 from deployments.control.scaling.watch import keep_alive
-from deployments.process import actor_name, logs
+from deployments.process import actors, logs
 from deployments.process.loop_watch import watch_process
 
-NAME = "headrace-registry"
-NAMESPACE = "headrace"
 _ASKS_SERVE_S = 1.0
 _ACCOUNT_S = 2.0  # to wait for the autoscaler's status
 clock = time.monotonic
@@ -57,7 +53,7 @@ class RegistryActor:
         self._serve = ServeList()
         self._controller = ControllerKeeper(self._controller_ended)
         loop = asyncio.get_running_loop()
-        from deployments.control.scaling.autoscaler_actor import autoscaler
+        from deployments.process.actors import autoscaler
 
         work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
@@ -208,27 +204,9 @@ class RegistryActor:
 async def _scaling() -> dict[str, Any] | None:
     """The autoscaler's status; None if it does not answer."""
     try:
-        asked = actor_name.running().status.remote()
+        asked = actors.running_autoscaler().status.remote()
         account: dict[str, Any] = await asyncio.wait_for(asked, _ACCOUNT_S)
     except Exception as fault:
         logger.warning("the autoscaler does not answer: %s", fault)
         return None
     return account
-
-
-def registry() -> Any:
-    """The cluster's registry actor, created if there is none."""
-    return (
-        ray.remote(RegistryActor)
-        .options(
-            name=NAME,
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=1000,
-        )
-        .remote()
-    )

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.account import RolloutAccount, account
-from deployments.contract.rollout.observations import Observations
-from deployments.contract.rollout.rollout import Rollout, RolloutRoute
+from deployments.contract.rollout.account import RolloutAccount, VersionAccount
+from deployments.contract.rollout.latencies import median_s, whole
+from deployments.contract.rollout.observations import Observations, VersionObservations
+from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import RolloutTerms
+from deployments.control.registry.rollout import Rollout
 
 
 @dataclass(slots=True)
@@ -64,3 +66,36 @@ class Rollouts:
             account(rollout, now, models.get(name), models.get(rollout.canary))
             for name, rollout in sorted(self.by_model.items())
         ]
+
+
+def account(
+    rollout: Rollout, now: float, live: ModelDescription | None, canary: ModelDescription | None
+) -> RolloutAccount:
+    """`now`: on the registry's clock; `live`, `canary`: the two versions as announced, or None."""
+    seen, route, terms = rollout.seen, rollout.route, rollout.terms
+    return RolloutAccount(
+        model=rollout.model,
+        number=rollout.number,
+        phase=rollout.phase,
+        share=route.share if route else 0.0,
+        step=rollout.step + 1,
+        steps=len(terms.shares),
+        held_s=now - rollout.since_s,
+        hold_s=terms.hold_s,
+        why=rollout.why,
+        live=_version(live, seen.live),
+        canary=_version(canary, seen.canary),
+        copies=_version(canary, seen.copies),
+        compared=seen.compared,
+        agreed=seen.agreed,
+    )
+
+
+def _version(description: ModelDescription | None, seen: VersionObservations) -> VersionAccount:
+    half_s = median_s(whole(seen.latencies))
+    return VersionAccount(
+        version=description.version if description else "",
+        answered=seen.answered,
+        failed=seen.failed,
+        median_ms=None if half_s is None else half_s * 1000,
+    )

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
-from deployments.contract.registry import ModelOutline, ReplicaProgress, failures
+from deployments.contract.registry import ModelOutline, ReplicaProgress
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import is_canary
+from deployments.control.registry.registry import failures
 
 
 class ModelStatus(TypedDict):

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import ray
 
 from autoscaling.types import StartReading
 from deployments.contract.scaling import document
@@ -33,7 +32,7 @@ from deployments.contract.scaling.messages import (
 from deployments.control.scaling import store
 from deployments.control.scaling.cluster_resources import available_resources, most_resources
 from deployments.control.scaling.decider import Decider
-from deployments.process import actor_name, logs
+from deployments.process import logs
 from deployments.process.loop_watch import watch_process
 
 DECIDES_S = 1.0
@@ -201,21 +200,3 @@ def _serve_list() -> Any:
     from deployments.control.serve_list import ServeList
 
     return ServeList()
-
-
-def autoscaler() -> Any:
-    """The cluster's autoscaler actor, created if there is none."""
-    return (
-        ray.remote(AutoscalerActor)
-        .options(
-            name=actor_name.NAME,
-            namespace=actor_name.NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=0,
-            max_concurrency=1000,
-        )
-        .remote()
-    )

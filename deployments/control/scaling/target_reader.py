@@ -85,11 +85,11 @@ class _Autoscaler:
     def __call__(self, observed: Mapping[str, Observed]) -> Mapping[str, int]:
         import ray
 
-        from deployments.process import actor_name
+        from deployments.process import actors
 
         try:
             if self._actor is None:
-                self._actor = actor_name.running()
+                self._actor = actors.running_autoscaler()
             answer: Mapping[str, int] = ray.get(
                 self._actor.exchange.remote(dict(observed)), timeout=_ANSWER_S
             )

@@ -24,13 +24,13 @@ from deployments.contract.registry import ANSWER_S, ReplicaProgress
 from deployments.control import serve_rest
 from deployments.control.dashboard import ClusterError, Dashboard, token_of
 from deployments.control.manual_target import ManualTarget, set_target
-from deployments.control.registry.registry_actor import NAMESPACE, registry
 from deployments.control.scaling import store
 from deployments.control.serve_rest import ServeRest
 from deployments.control.served_models import ServedModels, runs
 from deployments.control.supervisor import ports, ray_processes
 from deployments.control.supervisor.waiting import why_waiting
 from deployments.process import tenants_store
+from deployments.process.actors import NAMESPACE, registry
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 

@@ -1,7 +1,7 @@
 """May HAProxy compress this answer?
 
 HAProxy does it, outside of any gateway's interpreter lock and where `gateway.compression` is set:
-whole JSON of status 200 to 203, for who asks (`deployments/control/ingress/haproxy_rules.py`). What it
+whole JSON of status 200 to 203, for who asks (`control/ingress/haproxy_rules.py`). What it
 cannot know or gets wrong is said here, in a header that it obeys and always takes out: an answer
 too short to gain by it, `gzip;q=0` beside `*`, or what is preferred uncompressed. Who does not ask
 costs one look-up.

@@ -24,7 +24,7 @@ from deployments.contract import errors
 from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.registry import ANSWER_S, View
-from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.absences import Absences

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from deployments.contract.pool import PoolMember
+from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 
 Held = Mapping[str, tuple[PoolMember, ...]]
@@ -59,6 +60,6 @@ class PoolMembers:
     def _update(self, model: str) -> None:
         directory = self._directories[model]
         members = self._held.get(model, ())
-        running = [each.as_replica() for each in members if each.replica in self._running]
+        running = [as_replica(each) for each in members if each.replica in self._running]
         if list(directory.replicas) != running:
             directory.update(running)

@@ -15,7 +15,7 @@ from typing import Any
 from ray import serve
 
 from deployments.contract.app_names import POOL_APP, POOL_DEPLOYMENT, model_deployment
-from deployments.contract.pool import pool_replica_of
+from deployments.gateway.queues.pool_replicas import pool_replica_of
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 

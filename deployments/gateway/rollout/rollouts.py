@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from deployments.contract.rollout.observations import Observations
-from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.route import RolloutRoute
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.served_model import ServedModel

@@ -11,8 +11,8 @@ from dataclasses import replace
 from random import Random
 
 from autoscaling.settings import Mode, ModelTerms, ScalingSettings
-from deployments.contract.pool import PoolUse, with_pool
 from deployments.control.scaling.scaling_terms import scaling_document
+from deployments.gateway.queues.pool_replicas import PoolUse, with_pool
 from deployments.settings.tree import Settings
 from deployments.tools.simulate.devices import maker, scaled_deaths
 from deployments.tools.simulate.fleet import Fleet, StartTime

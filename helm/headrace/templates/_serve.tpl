@@ -33,7 +33,7 @@ read text. */}}
 {{- dict
   "name" "gateway"
   "route_prefix" "/"
-  "import_path" "deployments.control.applications:gateway"
+  "import_path" "deployments.gateway.application:gateway"
   "args" (dict "settings" $written "tenants_path" $gateway.tenants_path)
   "deployments" (list (dict
     "name" "gateway"
@@ -103,7 +103,7 @@ read text. */}}
 {{- dict
   "name" (printf "model-%s" .name)
   "route_prefix" nil
-  "import_path" "deployments.control.applications:model"
+  "import_path" "deployments.replica.application:model"
   "args" $args
   "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
   "deployments" $deployments
@@ -161,7 +161,7 @@ model's time to drain. */}}
 {{- dict
   "name" "headrace-pool"
   "route_prefix" nil
-  "import_path" "deployments.control.applications:pool"
+  "import_path" "deployments.replica.application:pool"
   "args" (dict
     "runtimes" ($runtimes | uniq | sortAlpha)
     "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))

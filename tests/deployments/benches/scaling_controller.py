@@ -29,8 +29,8 @@ from autoscaling.settings import GroupTerms, ModelTerms, PolicySettings, Scaling
 from deployments.contract.app_names import directory_key, model_app, model_deployment
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.control.scaling import store
-from deployments.control.scaling.autoscaler_actor import autoscaler
 from deployments.control.serve_config import COPY_TARGETS, bounds
+from deployments.process.actors import autoscaler
 
 MOST_S = 0.1
 _SETTLES_S = 20.0  # deploying is not what is measured

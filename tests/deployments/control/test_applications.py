@@ -7,9 +7,9 @@ from typing import Any
 
 from ray.serve._private.build_app import build_app
 
-from deployments.control.applications import model
 from deployments.control.differences import by_name
 from deployments.control.serve_config import serve_config
+from deployments.replica.application import model
 from deployments.settings.load import load
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from deployments.control.manual_target import MARK, ManualTarget, read, set_target
-from deployments.process import actor_name
+from deployments.process import actors
 
 TARGET = ManualTarget("m", "gpu", 2)
 
@@ -32,7 +32,7 @@ def answers(monkeypatch: pytest.MonkeyPatch):
 
     def make(answer: str) -> Actor:
         actor = Actor(answer)
-        monkeypatch.setattr(actor_name, "running", lambda: actor)
+        monkeypatch.setattr(actors, "running_autoscaler", lambda: actor)
         return actor
 
     return make
@@ -53,7 +53,7 @@ def test_one_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None
     def nobody() -> Any:
         raise ValueError("Failed to look up actor")
 
-    monkeypatch.setattr(actor_name, "running", nobody)
+    monkeypatch.setattr(actors, "running_autoscaler", nobody)
     assert "the autoscaler is away" in set_target(TARGET)["error"]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from rolled_out import model
 
-from deployments.contract.rollout.account import RolloutAccount, account
-from deployments.contract.rollout.rollout import Rollout
+from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import RolloutTerms
 from deployments.control.deployed import Canary, Deployed
+from deployments.control.registry.rollout import Rollout
+from deployments.control.registry.rollouts import account
 from deployments.control.rollout_records import RolloutRecords, end_sentence
 from deployments.settings.tree import Settings
 

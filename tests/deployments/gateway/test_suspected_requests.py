@@ -22,7 +22,8 @@ from in_process import Answer, Stand, ask, standing
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import CRASHES, Registry
+from deployments.contract.registry import CRASHES
+from deployments.control.registry.registry import Registry
 from deployments.gateway import suspected_requests
 from deployments.gateway.http.codecs import InferCodec
 from deployments.gateway.queues.crash_exchange import CrashExchange

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaling.types import StartReading, State
-from deployments.process import actor_name
+from deployments.process import actors
 from deployments.process.loop_watch import HUNG_EXIT_CODE
 from deployments.replica.startup import ModelReplica, tell_autoscaler
 from deployments.settings.model import ModelSettings
@@ -27,7 +27,7 @@ class Actor:
 @pytest.mark.parametrize(("staging_s", "state"), [(0.2, State.STAGED), (4.0, State.COLD)])
 def test_a_start_says_its_phases_and_where_it_began(monkeypatch, staging_s, state) -> None:
     actor = Actor()
-    monkeypatch.setattr(actor_name, "running", lambda: actor)
+    monkeypatch.setattr(actors, "running_autoscaler", lambda: actor)
     spent = (("process", 2.0), ("staging", staging_s), ("warming", 1.0))
     tell_autoscaler("m", "gpu", spent)
     assert actor.told == [StartReading("m", "gpu", state, 3.0 + staging_s, spent)]
@@ -38,7 +38,7 @@ def test_nobody_that_hears_it_is_no_fault_of_the_replica(monkeypatch, fault) -> 
     def nobody() -> Any:
         raise fault
 
-    monkeypatch.setattr(actor_name, "running", nobody)
+    monkeypatch.setattr(actors, "running_autoscaler", nobody)
     tell_autoscaler("m", "", ())
 
 

@@ -149,7 +149,7 @@ def test_the_job_asks_each_node_about_the_files_settings(file, head):
 
 
 def test_a_head_without_headrace_is_told_as_that(file, head, capsys):
-    head("/usr/bin/python: No module named deployments.cluster\n", state="FAILED")
+    head("/usr/bin/python: No module named deployments.control\n", state="FAILED")
     assert cluster.check(file, None, as_json=False) == 1
     assert "headrace is not installed on the head node" in capsys.readouterr().err
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.contract.registry import Registry
 from deployments.contract.rollout.observations import Observations, VersionObservations
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
+from deployments.control.registry.registry import Registry
 
 TERMS = RolloutTerms(shares=(0.5,), hold_s=1.0, least_requests=2)
 

@@ -116,7 +116,7 @@ def test_a_version_that_was_taken_back_may_fail_late(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = {"name": "a", "settings": {"runtime": "synthetic"}, "channel": {}}
-    put = {"applications": [{"name": "model-a", "import_path": f"{BUILDERS}:model", "args": args}]}
+    put = {"applications": [{"name": "model-a", "import_path": BUILDERS["model"], "args": args}]}
     (digest,) = digests(args)
     told = [ReplicaProgress("a", "r1", "failed", 0.0, "no memory", digest="another's")]
     monkeypatch.setattr(ray, "get", lambda _, timeout=None: told)

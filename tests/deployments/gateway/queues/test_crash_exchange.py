@@ -13,7 +13,8 @@ from held_calls import INFER, SYNTHETIC, body_of
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.crash_reports import CrashedInput, CrashReport
-from deployments.contract.registry import CRASHES, Registry
+from deployments.contract.registry import CRASHES
+from deployments.control.registry.registry import Registry
 from deployments.gateway.queues import crash_exchange, unexplained_losses
 from deployments.gateway.queues.crash_exchange import CrashExchange
 from runtimes.errors import Unhealthy

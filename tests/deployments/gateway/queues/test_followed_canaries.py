@@ -12,7 +12,7 @@ from followed_registry import Following
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Recording
-from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import RolloutTerms
 
 Describe = Callable[..., ModelDescription]

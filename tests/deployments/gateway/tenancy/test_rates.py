@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from deployments.contract.errors import OverOwnLimit
-from deployments.contract.registry import RATES, Registry
+from deployments.contract.registry import RATES
+from deployments.control.registry.registry import Registry
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.tenant import RateSettings

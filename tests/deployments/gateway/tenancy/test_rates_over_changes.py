@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.contract.errors import OverOwnLimit
-from deployments.contract.registry import RATES, Registry
+from deployments.contract.registry import RATES
+from deployments.control.registry.registry import Registry
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.tenant import RateSettings

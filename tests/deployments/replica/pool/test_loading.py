@@ -26,6 +26,7 @@ from deployments.contract.channel.messages import (
 )
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
+from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool import loading
@@ -67,7 +68,7 @@ class Bench:
 
         channel = self.channels[name] = TcpReplicaChannel("g", key)
         self.listeners[name] = Listener(channel)
-        channel.follow([resident.member.as_replica()])
+        channel.follow([as_replica(resident.member)])
         await until(lambda: channel.reached == [resident.member.member])
         return channel
 

@@ -23,24 +23,11 @@ from typing import Literal
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.cost_gate import too_costly
 from deployments.contract.rollout.observations import Observations, summed
+from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
 from deployments.control.registry.judge import complaint
 
 Phase = Literal["checking", "step", "promoting", "promoted", "aborted"]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRoute:
-    """What gateways do: `share` of the model's requests go to `canary`, copies of `shadow` of the
-    others too, and rows of both compared by `terms`. `rollout`, `step`: what their counts are
-    about."""
-
-    rollout: int
-    step: int
-    canary: str
-    share: float
-    shadow: float
-    terms: RolloutTerms
 
 
 @dataclass(slots=True)

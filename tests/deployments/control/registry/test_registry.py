@@ -11,14 +11,13 @@ from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     EXCHANGED,
-    GATHERS_S,
     LEASE_S,
     SNAPSHOT_KEEPS_S,
     ModelOutline,
-    Registry,
     ReplicaProgress,
 )
 from deployments.contract.rollout.cost_gate import LiveCosts
+from deployments.control.registry.registry import GATHERS_S, Registry
 
 Describe = Callable[..., ModelDescription]
 

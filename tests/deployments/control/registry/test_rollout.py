@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from deployments.contract.rollout.observations import Observations, VersionObservations
-from deployments.contract.rollout.rollout import Rollout
 from deployments.contract.rollout.terms import RolloutTerms
+from deployments.control.registry.rollout import Rollout
 
 TERMS = RolloutTerms(shares=(0.1, 0.5), hold_s=10.0, least_requests=20, away_s=5.0)
 

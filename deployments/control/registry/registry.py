@@ -1,0 +1,363 @@
+"""Who serves what: which models are declared, which are ready, and what each gateway last reported.
+
+Entries are leases, by model and generation. An anchor renews its own entry and withdraws it by
+compare-and-delete, so an old anchor never removes its successor's. The highest live generation of
+a model counts. Which models are declared comes from Serve's list of applications alone. Replicas of
+the shared pool report each second which models they serve; such a report is a lease too.
+
+The revision grows with every change that gateways must hear of; renewals do not change it, and of
+progress only why a model cannot start. A registry that has just started does not know what was
+there before. Its views are `complete` once it has Serve's list and every anchor has announced or
+has had the time to; until then a model that is missing from a view may exist.
+
+Pure state, given the time; `registry_actor.py` is the actor around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.pool import PoolMember
+from deployments.contract.registry import (
+    EXCHANGED,
+    LEASE_S,
+    SNAPSHOT_KEEPS_S,
+    STARTED,
+    ModelOutline,
+    ReplicaProgress,
+    View,
+)
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.cost_gate import Fit, LiveCosts
+from deployments.contract.rollout.observations import Observations
+from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
+from deployments.control.registry.rollouts import Rollouts
+
+GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce again
+_MOST_PROGRESS = 1024
+_SHOWN_REASON = 1000  # characters of a failure that gateways get
+_MOST_SERVED = 32  # settings of a model's replicas that are remembered
+
+
+@dataclass(slots=True)
+class RegistryEntry:
+    """What an anchor announced, and until when its lease runs."""
+
+    description: ModelDescription
+    until: float
+
+
+@dataclass(slots=True)
+class PoolEntry:
+    """What a pool replica serves, and until when its lease runs."""
+
+    members: tuple[PoolMember, ...]
+    until: float
+
+
+@dataclass(slots=True)
+class Registry:
+    """The registry's state. Times are seconds on one monotonic clock, except where a parameter is
+    called `wall_s` (seconds since the epoch)."""
+
+    born_s: float  # when it started
+    revision: int = 1  # must start above every revision that a predecessor gave
+    complete: bool = False
+    listed: bool = False  # Serve has said which models are `declared`
+    draining: bool = False
+    declared: set[str] = field(default_factory=set)
+    outlines: dict[str, ModelOutline] = field(default_factory=dict)  # of declared models
+    entries: dict[tuple[str, int], RegistryEntry] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)  # tokenisers, by digest
+    progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
+    gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
+    pool: dict[str, PoolEntry] = field(default_factory=dict)  # by pool replica
+    last_generation: int = 0
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    controller_ends: int = 0
+    # By model, the digests of replicas' settings that have been announced, the newest last.
+    served: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def declare(self, names: Collection[str], now: float) -> bool:
+        """Set the whole list of models that ought to exist; all others become unknown (404).
+        Returns whether gateways must hear of it."""
+        changed = not self.listed or self.declared != set(names)
+        self.declared, self.listed = set(names), True
+        self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
+        self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
+        self.served = {n: d for n, d in self.served.items() if n in self.declared}
+        self.rollouts.declare(self.declared)
+        changed |= self._complete_gathering(now)
+        if changed:
+            self._grow_revision()
+        return changed
+
+    def forget_failures(self, names: Collection[str]) -> None:
+        """Drop failed starts of models that are about to be started again."""
+        kept = {
+            k: p for k, p in self.progress.items() if p.model not in names or p.phase != "failed"
+        }
+        if len(kept) < len(self.progress):
+            self.progress = kept
+            self._grow_revision()
+
+    def begin(self, name: str, wall_s: float, outline: ModelOutline) -> int:
+        """A new anchor of `name` has started. Returns its generation, which is above all before,
+        those of earlier registries included; for that the wall clock is used."""
+        self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
+        if self._may_exist(name):
+            self.outlines[name] = outline
+        self._grow_revision()
+        return self.last_generation
+
+    def announce(self, description: ModelDescription, tokenizer: bytes, now: float) -> None:
+        """Give an anchor a lease for its description. Announcing again replaces it."""
+        if tokenizer:
+            self.blobs[description.tokenizer_digest] = tokenizer
+        key = (description.name, description.generation)
+        self.entries[key] = RegistryEntry(description, now + LEASE_S)
+        self._remember(description)
+        # An earlier registry gave this generation, and the clock may have been set back since.
+        self.last_generation = max(self.last_generation, description.generation)
+        self._complete_gathering(now)
+        self._grow_revision()
+
+    def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
+        """The profile measured by replicas that run with these settings, of the live version or of
+        its canary; () if there is none."""
+        models = self.view().models
+        known = (models[each] for each in (name, canary_of(name)) if each in models)
+        return next((found for each in known if (found := _profile(each, digest))), ())
+
+    def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
+        """What the costs of a group's replica with these settings are to be compared with before
+        it serves. None if with nothing: no version is live, the live one has no such group, these
+        settings have served before (so that a rollback is never refused), or the replica is a
+        canary's, which its rollout judges."""
+        live = self.view().models.get(name)
+        if live is None or is_canary(name) or digest in self.served.get(name, ()):
+            return None
+        if not live.groups:
+            return None if group else LiveCosts(live.profile, self._fits(name))
+        profile = next((each.profile for each in live.groups if each.name == group), None)
+        if profile is None:
+            return None
+        first = group == live.groups[0].name  # which gateways say the fit of
+        return LiveCosts(profile, self._fits(name) if first else ())
+
+    def _fits(self, name: str) -> tuple[Fit, ...]:
+        found = (_fit_of(said, name) for _, said in self.gateways.values())
+        return tuple(fit for fit in found if fit is not None)
+
+    def _remember(self, description: ModelDescription) -> None:
+        """That these settings have served."""
+        name, new = model_of(description.name), tuple(description.group_digests().values())
+        known = (each for each in self.served.get(name, ()) if each not in new)
+        self.served[name] = (*known, *new)[-_MOST_SERVED:]
+
+    def serves(self, name: str) -> bool:
+        """Whether an anchor of any generation has announced it and its lease still runs."""
+        return any(each == name for each, _ in self.entries)
+
+    def loading_beside(self, name: str, digest: str) -> int:
+        """Number of replicas with these settings that load while another version is live; 0 if no
+        version is live, or the live one has these settings."""
+        live = self.view().models.get(name)
+        if live is None or digest in live.group_digests().values():
+            return 0
+        told = [p for p in self.progress.values() if (p.model, p.digest) == (name, digest)]
+        return sum(p.phase not in STARTED for p in told)
+
+    def _may_exist(self, name: str) -> bool:
+        """Whether the model is declared; until Serve's list is known, any may be."""
+        return name in self.declared or not self.listed
+
+    def _complete_gathering(self, now: float) -> bool:
+        """Set `complete` once Serve's list is known and all have announced or had the time to.
+        Returns whether that happened in this call."""
+        if self.complete or not self.listed:
+            return False
+        announced = {name for name, _ in self.entries}
+        self.complete = self.declared <= announced or now - self.born_s >= GATHERS_S
+        return self.complete
+
+    def renew(self, name: str, generation: int, now: float) -> bool:
+        """Renew a lease. False if it is unknown (it ran out, or the registry restarted): the anchor
+        must announce again."""
+        entry = self.entries.get((name, generation))
+        if entry is None:
+            return False
+        entry.until = now + LEASE_S
+        return True
+
+    def withdraw(self, name: str, generation: int) -> bool:
+        """Delete the lease of exactly this generation. Returns whether there was one."""
+        if self.entries.pop((name, generation), None) is None:
+            return False
+        self._drop_blobs()
+        self._grow_revision()
+        return True
+
+    def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> bool:
+        """Take in all that a pool replica serves; without members the replica is leaving. Returns
+        whether gateways must hear of it."""
+        known = self.pool.pop(replica, None)
+        if members:
+            self.pool[replica] = PoolEntry(members, now + LEASE_S)
+        changed = members != (known.members if known else ())
+        if changed:
+            self._grow_revision()
+        return changed
+
+    def sweep(self, now: float) -> bool:
+        """End leases that have run out, and the time of gathering. Returns whether anything
+        changed."""
+        late = [key for key, entry in self.entries.items() if entry.until < now]
+        for key in late:
+            del self.entries[key]
+        silent = [replica for replica, entry in self.pool.items() if entry.until < now]
+        for replica in silent:
+            del self.pool[replica]
+        self.gateways = {
+            g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
+        }
+        gathered = self._complete_gathering(now)
+        if late:
+            self._drop_blobs()
+        changed = bool(late or silent or gathered)
+        if changed:
+            self._grow_revision()
+        return changed
+
+    def controller_ended(self) -> None:
+        """Serve's controller hung and was killed. Gateways export the count as a metric."""
+        self.controller_ends += 1
+        self._grow_revision()
+
+    def drain(self, draining: bool) -> None:
+        self.draining = draining
+        self._grow_revision()
+
+    def report(self, progress: ReplicaProgress) -> bool:
+        """Take in a replica's progress. Beyond `_MOST_PROGRESS` the oldest report is dropped.
+        Returns whether gateways must hear of it."""
+        before = failures(self.progress.values()).get(progress.model)
+        self.progress.pop((progress.model, progress.replica), None)  # so that the newest is last
+        self.progress[(progress.model, progress.replica)] = progress
+        if len(self.progress) > _MOST_PROGRESS:
+            del self.progress[next(iter(self.progress))]
+        changed = before != failures(self.progress.values()).get(progress.model)
+        if changed:
+            self._grow_revision()
+        return changed
+
+    def push(
+        self, gateway: str, snapshot: dict[str, object], now: float
+    ) -> dict[str, dict[str, object]]:
+        """Take in a gateway's snapshot. Returns the other gateways' latest for each name in
+        `EXCHANGED`, by gateway."""
+        self.gateways[gateway] = (now, snapshot)
+        others = [(name, *each) for name, each in self.gateways.items() if name != gateway]
+        return {
+            what: {
+                name: said[what] for name, at, said in others if what in said and now - at < keeps_s
+            }
+            for what, keeps_s in EXCHANGED.items()
+        }
+
+    def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
+        """Begin a rollout of the model's declared canary. Returns the rollout's number."""
+        return self.rollouts.begin(model, terms, wall_s, now)
+
+    def look_at_rollouts(self, now: float) -> bool:
+        """Decide what is due in each rollout, once views are complete. Returns whether gateways
+        must hear of it."""
+        if not self.rollouts.by_model or not self.complete:
+            return False
+        return self._decided(self.rollouts.look(now, self.view().models, self._observations()))
+
+    def promote(self, model: str, now: float) -> bool:
+        return self._decided(self.rollouts.promote(model, now))
+
+    def finish_rollout(self, model: str) -> bool:
+        return self._decided(self.rollouts.finish(model))
+
+    def abort_rollout(self, model: str, why: str) -> bool:
+        return self._decided(self.rollouts.abort(model, why))
+
+    def rollout_accounts(self, now: float) -> list[RolloutAccount]:
+        return self.rollouts.accounts(now, self.view().models)
+
+    def _decided(self, changed: bool) -> bool:
+        if changed:
+            self._grow_revision()
+        return changed
+
+    def _observations(self) -> list[Observations]:
+        """The latest observations of each gateway."""
+        return [each for _, said in self.gateways.values() for each in _rollouts_of(said)]
+
+    def view(self) -> View:
+        """What gateways route by now."""
+        live: dict[str, ModelDescription] = {}
+        for (name, generation), entry in self.entries.items():
+            if self._may_exist(name) and (name not in live or live[name].generation < generation):
+                live[name] = entry.description
+        return View(
+            self.revision,
+            live,
+            frozenset(self.declared) | live.keys() | self.outlines.keys(),
+            self.draining,
+            self.complete,
+            {name: outline.fallback for name, outline in self.outlines.items()},
+            self._pool_members(),
+            frozenset(name for name, outline in self.outlines.items() if outline.optional)
+            | {name for name in self.declared if is_canary(name)},
+            self.rollouts.routes(),
+            self.controller_ends,
+            failures(self.progress.values()),
+        )
+
+    def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:
+        found: dict[str, tuple[PoolMember, ...]] = {}
+        for entry in self.pool.values():
+            for member in entry.members:
+                found[member.model] = (*found.get(member.model, ()), member)
+        return found
+
+    def _drop_blobs(self) -> None:
+        used = {entry.description.tokenizer_digest for entry in self.entries.values()}
+        self.blobs = {digest: blob for digest, blob in self.blobs.items() if digest in used}
+
+    def _grow_revision(self) -> None:
+        self.revision += 1
+
+
+def failures(progress: Iterable[ReplicaProgress]) -> dict[str, str]:
+    """Why each model cannot start whose latest start that is over failed. The newest report is the
+    last."""
+    ended = {each.model: each for each in progress if each.phase in STARTED}
+    return {
+        name: each.detail[:_SHOWN_REASON] for name, each in ended.items() if each.phase == "failed"
+    }
+
+
+def _rollouts_of(snapshot: dict[str, object]) -> list[Observations]:
+    said = snapshot.get("rollouts", ())
+    assert isinstance(said, list | tuple)
+    return [each for each in said if isinstance(each, Observations)]
+
+
+def _fit_of(snapshot: dict[str, object], name: str) -> Fit | None:
+    """What a gateway predicts of the model's batches; None if it does not know the model."""
+    models = snapshot.get("models", {})
+    assert isinstance(models, dict)
+    found: Fit | None = models[name]["cost_fit"] if name in models else None
+    return found
+
+
+def _profile(d: ModelDescription, digest: str) -> tuple[tuple[int, int, float], ...]:
+    profiles = {group.digest: group.profile for group in d.groups}
+    return {d.digest: d.profile, **profiles}.get(digest, ())
