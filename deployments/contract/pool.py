@@ -17,3 +17,4 @@ class PoolMember:
     channel: str  # address where it listens
     slots: int  # batches that each gateway may have there
     after_s: float  # predicted wait on the model's own replicas beyond which this one is used
+    channel_versions: str = "3"  # that it speaks, with commas between them

@@ -21,7 +21,8 @@ class RunningReplica:
 
     replica_id: str
     # What the replica recorded when it became ready: its version, the digest of the settings that
-    # it was started with, the address where it listens (`channel`), and its group if it has one.
+    # it was started with, the address where it listens (`channel`), the versions of the channel
+    # that it speaks, and its group if it has one.
     metadata: tuple[tuple[str, str], ...] = ()
 
     def digest(self) -> str:
@@ -31,6 +32,11 @@ class RunningReplica:
     def group(self) -> str:
         """Its group; "" for a model without groups."""
         return dict(self.metadata).get("group", "")
+
+    def speaks(self) -> frozenset[int]:
+        """The versions of the channel that it speaks. One that names none speaks 3."""
+        named = dict(self.metadata).get("channel_versions", "3")
+        return frozenset(int(version) for version in named.split(","))
 
 
 Listener = Callable[[tuple[RunningReplica, ...]], None]

@@ -61,6 +61,10 @@ class GatewayLink(Protocol):
     @property
     def gateway(self) -> str: ...
 
+    @property
+    def version(self) -> int:
+        """The version of the channel that the gateway is spoken to in."""
+
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
         """Send a frame. Does nothing once the connection is gone."""
 
@@ -306,6 +310,10 @@ class GatewayConnection(asyncio.Protocol):
     @property
     def gateway(self) -> str:
         return self._handshake.gateway
+
+    @property
+    def version(self) -> int:
+        return self._handshake.version
 
     # ---- `GatewayLink` --------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class ReplicaCore:
         if job.fault is not None:
             return Kind.FAULT, [str(job.fault).encode("utf-8", "replace")]
         try:
-            return Kind.REPLY, encode_reply(self._reply(link, job))
+            return Kind.REPLY, encode_reply(self._reply(link, job), link.version)
         except Exception as unsendable:
             logger.exception("a batch's answer cannot be sent")
             return Kind.UNSENT, [str(unsendable).encode("utf-8", "replace")]

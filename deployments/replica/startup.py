@@ -22,6 +22,7 @@ from ray import serve
 
 from autoscaling.types import StartReading, State
 from deployments.contract.description import ModelDescription
+from deployments.contract.version import SPOKEN_TEXT
 from deployments.process import actors, logs
 from deployments.process.actors import registry
 from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
@@ -134,7 +135,7 @@ class ModelReplica:
         group = {"group": self._group} if self._group else {}
         return {
             "version": description.version, "digest": description.digest, "channel": address,
-            **group,
+            "channel_versions": SPOKEN_TEXT, **group,
         }  # fmt: skip
 
     async def channel_key(self) -> bytes:

@@ -22,6 +22,7 @@ from deployments.contract.channel.frames import STALLED_S, Frame, Kind
 from deployments.contract.channel.messages import MessageError
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
+    SharesMessage,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -196,7 +197,7 @@ class StreamCore:
                 looks, steps = _LOOKS, message.load.steps
             else:
                 looks = max(looks - 1, 0) if message.load.steps == steps else 0
-            stream.link.send(Kind.STEPS, 0, encode_steps(message))
+            stream.link.send(Kind.STEPS, 0, encode_steps(message, stream.link.version))
             del message  # it may be large, and the next one may be long in coming
             if stream.open:
                 await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
@@ -247,7 +248,7 @@ class StreamCore:
         pieces, shares = stream.outbox.take(), None
         gateway, now = stream.link.gateway, time.perf_counter()
         if any(piece.end is not None for piece in pieces) or self._turns.has_news(gateway, now):
-            shares = self._turns.report(gateway, now)
+            shares = SharesMessage(*self._turns.report(gateway, now))
         held = len(stream.running) + stream.outbox.ends
         return StepMessage(
             pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written

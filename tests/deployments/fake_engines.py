@@ -20,15 +20,16 @@ from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
+    SharesMessage,
     StepMessage,
     StreamEnd,
     decode_generate,
     encode_steps,
 )
+from deployments.contract.version import WIRE
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.process.replica_directory import RunningReplica
-from routers.api.requests import Shares
 from runtimes.types import EngineLoad
 
 
@@ -114,6 +115,9 @@ class Engines:
             self._say(replica_id, Kind.STARTED, lease_id)
         return True
 
+    def version(self, replica_id: str) -> int:
+        return WIRE
+
     def release(self, replica_id: str) -> None:
         if replica_id not in self._listed:
             self._forget(replica_id)
@@ -139,7 +143,7 @@ class Engines:
         piece = Piece(lease_id, data, *tokens, tokens[0] + tokens[2], 0.01, status, end)
         self.tell(replica_id, piece)
 
-    def tell(self, replica_id: str, *pieces: Piece, shares: Shares | None = None) -> None:
+    def tell(self, replica_id: str, *pieces: Piece, shares: SharesMessage | None = None) -> None:
         """One message, of these pieces."""
         engine = self.engine(replica_id)
         for piece in pieces:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from deployments.contract.channel.frames import Buffer, Frame, Kind
 from deployments.contract.channel.messages import BatchReply, decode_reply
 from deployments.contract.channel.stream_messages import Piece, StepMessage, decode_steps
+from deployments.contract.version import WIRE
 
 
 def frame(kind: Kind, lease_id: int = 0, parts: Sequence[Buffer] = ()) -> Frame:
@@ -21,7 +22,7 @@ class FakeSession:
     """A `GatewayLink`. `sent`: kinds and leases in order; the rest is what they carried."""
 
     def __init__(self, gateway: str = "g") -> None:
-        self.gateway = gateway
+        self.gateway, self.version = gateway, WIRE
         self.sent: list[tuple[Kind, int]] = []
         self.replies: dict[int, BatchReply] = {}
         self.faults: dict[int, str] = {}

@@ -16,6 +16,7 @@ from deployments.contract.channel.messages import (
     encode_reply,
     from_ragged,
 )
+from deployments.contract.version import WIRE
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.process.replica_directory import RunningReplica
@@ -61,6 +62,9 @@ class FarEnd:
             if self.heeds:
                 soon(self.reply, lease_id, reply_of(busy=True))
         return True
+
+    def version(self, replica_id: str) -> int:
+        return WIRE
 
     def release(self, replica_id: str) -> None:
         if replica_id not in self.reached:

@@ -28,6 +28,7 @@ from deployments.contract.rollout.terms import (
     canary_of,
     is_canary,
 )
+from deployments.contract.version import WIRE
 from deployments.gateway.app import assembled
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue, _public_description
@@ -62,7 +63,7 @@ class LocalSession:
     in a later turn of the loop, in order, as the bytes it would be."""
 
     def __init__(self, replica_id: str, gateway: str, channel: LocalChannel) -> None:
-        self.gateway = gateway
+        self.gateway, self.version = gateway, WIRE
         self.open = True
         self._replica_id = replica_id
         self._channel = channel
@@ -157,6 +158,9 @@ class LocalChannel:
         else:
             soon(self._arrives, replica_id, session, frame)
         return True
+
+    def version(self, replica_id: str) -> int:
+        return WIRE
 
     def release(self, replica_id: str) -> None:
         if replica_id not in self._listed:

@@ -32,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "deployments"), str(Path(__file_
 
 from generating import Played, add  # noqa: E402 - its folder is put on the path above
 from in_process import Answer, Stand, ask  # noqa: E402
+from msgspec.structs import replace  # noqa: E402
 
 from deployments.contract.channel.frames import Buffer, Kind  # noqa: E402
 from deployments.contract.channel.stream_messages import Piece, StreamEnd  # noqa: E402
@@ -96,7 +97,7 @@ class Generated(Played):
         except RuntimeFault:
             pass
         if lease_id in self.engine(replica_id).calls:
-            self.tell(replica_id, last._replace(data=b"", end=end))
+            self.tell(replica_id, replace(last, data=b"", end=end))
 
 
 # ---- what is drawn ------------------------------------------------------------------------------

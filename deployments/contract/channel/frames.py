@@ -44,11 +44,13 @@ class Kind(IntEnum):
     UNSENT = 25  # replica: it is well, but its answer could not be sent, and why
 
 
+LATER_KINDS = range(32, 64)  # of versions to come: such a frame is skipped
 GATEWAY_KINDS = frozenset(
-    {Kind.BATCH, Kind.BEGIN, Kind.DROP, Kind.ABORT, Kind.WATCH, Kind.CREDIT, Kind.GOAWAY}
-)
+    {Kind.BATCH, Kind.BEGIN, Kind.DROP, Kind.ABORT, Kind.WATCH, Kind.CREDIT, Kind.GOAWAY,
+     *LATER_KINDS}
+)  # fmt: skip
 REPLICA_KINDS = frozenset(
-    {Kind.STARTED, Kind.REPLY, Kind.FAULT, Kind.UNSENT, Kind.STEPS, Kind.GOAWAY}
+    {Kind.STARTED, Kind.REPLY, Kind.FAULT, Kind.UNSENT, Kind.STEPS, Kind.GOAWAY, *LATER_KINDS}
 )
 
 
@@ -78,7 +80,7 @@ class FrameReader:
     """Parses bytes into frames. `kinds`: those that may come; `most_bytes`: limit of a body. Both
     may be changed between frames, as happens after the handshake."""
 
-    def __init__(self, kinds: frozenset[Kind], most_bytes: int = MOST_HANDSHAKE_BYTES) -> None:
+    def __init__(self, kinds: frozenset[int], most_bytes: int = MOST_HANDSHAKE_BYTES) -> None:
         self.kinds = kinds
         self.most_bytes = most_bytes
         self.frames = 0  # whole frames so far
@@ -104,7 +106,8 @@ class FrameReader:
         while (end := self._end(view, at)) <= len(whole):
             _, kind, lease_id = HEAD.unpack_from(view, at)
             self.frames += 1
-            yield Frame(Kind(kind), lease_id, view[at + HEAD.size : end])
+            if kind < LATER_KINDS.start:
+                yield Frame(Kind(kind), lease_id, view[at + HEAD.size : end])
             at = end
         self._rest = bytearray(view[at:])
         self._wanted = end - at

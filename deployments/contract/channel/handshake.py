@@ -20,7 +20,8 @@ from typing import TypeVar
 
 import msgspec
 
-VERSIONS = (3,)  # 2 had calls to generate without rank and charges
+from deployments.contract.version import SPOKEN
+
 KEY_BYTES = NONCE_BYTES = 32
 HANDSHAKE_LIMIT_S = 5.0
 M = TypeVar("M", bound=msgspec.Struct)
@@ -64,11 +65,13 @@ def new_key() -> bytes:
 
 
 class GatewayHandshake:
-    """The gateway's side of one connection."""
+    """The gateway's side of one connection. `version`: the one that both sides speak, known once
+    the replica has taken it."""
 
     def __init__(
-        self, key: bytes, gateway: str, replica: str, versions: Sequence[int] = VERSIONS
+        self, key: bytes, gateway: str, replica: str, versions: Sequence[int] = SPOKEN
     ) -> None:
+        self.version = 0
         self._key = key
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello = Hello(tuple(versions), gateway, replica, nonce)
@@ -85,14 +88,17 @@ class GatewayHandshake:
         expected = _proof(self._key, b"replica", self._hello, challenge.version, challenge.nonce)
         if not hmac.compare_digest(expected, challenge.proof):
             raise Refused("the replica does not know its key")
+        self.version = challenge.version
         proof = _proof(self._key, b"gateway", self._hello, challenge.version, challenge.nonce)
         return msgspec.msgpack.encode(Proof(proof))
 
 
 class ReplicaHandshake:
-    """The replica's side of one connection."""
+    """The replica's side of one connection. `version` is as in `GatewayHandshake`, known once the
+    gateway has said hello."""
 
-    def __init__(self, key: bytes, replica: str, versions: Sequence[int] = VERSIONS) -> None:
+    def __init__(self, key: bytes, replica: str, versions: Sequence[int] = SPOKEN) -> None:
+        self.version = 0
         self._key = key
         self._replica = replica
         self._versions = versions
@@ -118,6 +124,7 @@ class ReplicaHandshake:
             spoken = ", ".join(map(str, self._versions))
             raise Refused(f"this replica speaks version {spoken} of the channel")
         version, nonce = max(common), secrets.token_bytes(NONCE_BYTES)
+        self.version = version
         self._expected = _proof(self._key, b"gateway", hello, version, nonce)
         own = _proof(self._key, b"replica", hello, version, nonce)
         return msgspec.msgpack.encode(Challenge(version, nonce, own))

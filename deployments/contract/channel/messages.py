@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, prod
 from struct import Struct
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple, replace
 
 from deployments.contract.channel.frames import HEAD, Buffer
+from deployments.contract.version import WIRE
 from routers.api.requests import FlowWork
 from runtimes.datatypes import DTYPES
 from runtimes.types import Batch, Ragged
@@ -39,16 +41,30 @@ class MessageError(Exception):
     """A message that is inconsistent, in a frame that was whole."""
 
 
-class Column(NamedTuple):
+class WireMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A part of the channel's messages: an array of its fields, in order.
+
+    A reader ignores further elements and fills in the defaults of missing ones. So a new field
+    stands last and has a default (docs/data-channel.md). The garbage collector does not track
+    messages: they are in no cycle."""
+
+    fields_in_3: ClassVar[int]  # how many of them readers of version 3 take: they refuse more
+
+
+class Column(WireMessage, frozen=True):
     """One tensor of a batch, all rows' elements in order."""
+
+    fields_in_3: ClassVar[int] = 3
 
     datatype: str
     buffer: bytes | list[bytes]  # a list for BYTES; what was decoded holds views instead of bytes
     shapes: Shapes | None  # one a row; None: one axis, as long as the row
 
 
-class BatchCall(NamedTuple):
+class BatchCall(WireMessage, frozen=True):
     """A batch to run. Fields without a comment are as in `api.actions.Dispatch`."""
+
+    fields_in_3: ClassVar[int] = 9
 
     budget_s: float  # for how long a caller still waits for it
     lengths: bytes  # int32 [rows]
@@ -61,9 +77,11 @@ class BatchCall(NamedTuple):
     tells_start: bool = False  # the replica must say when the batch starts
 
 
-class RowError(NamedTuple):
+class RowError(WireMessage, frozen=True):
     """Why one row of a batch failed. With neither flag set, the runtime failed on this row alone
     (503)."""
+
+    fields_in_3: ClassVar[int] = 4
 
     row: int
     callers_fault: bool  # the input is bad (400)
@@ -71,9 +89,11 @@ class RowError(NamedTuple):
     not_finite: bool = False  # the answer is NaN or infinity (500)
 
 
-class BatchReply(NamedTuple):
+class BatchReply(WireMessage, frozen=True):
     """The answer to a batch. Fields without a comment are as in `api.requests.Report`; their
     seconds count from the answer."""
+
+    fields_in_3: ClassVar[int] = 16
 
     busy: bool  # nothing was started
     outputs: dict[str, Column]  # of the rows that did not fail, in order
@@ -107,12 +127,28 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent")
 
 
-encoded = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_encoded = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
-class _ColumnHead(NamedTuple):
+def encoded_as(version: int, message: WireMessage) -> bytes:
+    """The message in that version's layout."""
+    return _encoded(message if version > 3 else _as_in_3(message))
+
+
+def _as_in_3(part: Any) -> Any:
+    """The message without the fields that version 3 lacks."""
+    if isinstance(part, WireMessage):
+        return [_as_in_3(value) for value in astuple(part)[: part.fields_in_3]]
+    if isinstance(part, list | tuple) and part and isinstance(part[0], WireMessage):
+        return [_as_in_3(each) for each in part]
+    return part
+
+
+class _ColumnHead(WireMessage, frozen=True):
     """A column without its buffer. The buffer has `size` bytes; a column of BYTES has none, and
     `items` holds its elements."""
+
+    fields_in_3: ClassVar[int] = 5
 
     name: str
     datatype: str
@@ -121,13 +157,15 @@ class _ColumnHead(NamedTuple):
     shapes: Shapes | None
 
 
-class _CallHead(NamedTuple):
+class _CallHead(WireMessage, frozen=True):
+    fields_in_3: ClassVar[int] = 3
     call: BatchCall  # without lengths and inputs
     lengths_bytes: int
     inputs: list[_ColumnHead]
 
 
-class _ReplyHead(NamedTuple):
+class _ReplyHead(WireMessage, frozen=True):
+    fields_in_3: ClassVar[int] = 2
     reply: BatchReply  # without outputs
     outputs: list[_ColumnHead]
 
@@ -136,11 +174,11 @@ _read_call = msgspec.msgpack.Decoder(_CallHead).decode
 _read_reply = msgspec.msgpack.Decoder(_ReplyHead).decode
 
 
-def encode_call(call: BatchCall) -> list[Buffer]:
-    """The buffers of a BATCH frame's body."""
+def encode_call(call: BatchCall, version: int = WIRE) -> list[Buffer]:
+    """The buffers of a BATCH frame's body, as the replica's version lays it out."""
     heads, buffers = _to_heads(call.inputs)
-    bare = call._replace(lengths=b"", inputs={})
-    return [_header(_CallHead(bare, len(call.lengths), heads)), call.lengths, *buffers]
+    bare = replace(call, lengths=b"", inputs={})
+    return [_header(version, _CallHead(bare, len(call.lengths), heads)), call.lengths, *buffers]
 
 
 def decode_call(body: memoryview) -> BatchCall:
@@ -156,25 +194,25 @@ def decode_call(body: memoryview) -> BatchCall:
         raise MessageError("a row of less than no elements")
     inputs = _from_heads(head.inputs, buffers[size:], len(lengths), int(lengths.sum()))
     lengths_view: Any = buffers[:size]
-    return head.call._replace(lengths=lengths_view, inputs=inputs)
+    return replace(head.call, lengths=lengths_view, inputs=inputs)
 
 
-def encode_reply(reply: BatchReply) -> list[Buffer]:
-    """The buffers of a REPLY frame's body."""
+def encode_reply(reply: BatchReply, version: int = WIRE) -> list[Buffer]:
+    """The buffers of a REPLY frame's body, as the gateway's version lays it out."""
     heads, buffers = _to_heads(reply.outputs)
-    return [_header(_ReplyHead(reply._replace(outputs={}), heads)), *buffers]
+    return [_header(version, _ReplyHead(replace(reply, outputs={}), heads)), *buffers]
 
 
 def decode_reply(body: memoryview) -> BatchReply:
     """The inverse of `encode_reply`. Raises MessageError."""
     head, buffers = _split(body, _read_reply)
-    return head.reply._replace(outputs=_from_heads(head.outputs, buffers))
+    return replace(head.reply, outputs=_from_heads(head.outputs, buffers))
 
 
-def _header(head: Any) -> bytes:
+def _header(version: int, head: WireMessage) -> bytes:
     """The encoded header with its size before it, padded so that the buffers behind it are aligned
     for any datatype."""
-    header = encoded(head)
+    header = encoded_as(version, head)
     return b"".join((_SIZE.pack(len(header)), header, bytes(_padding(len(header)))))
 
 
@@ -225,11 +263,12 @@ def _to_heads(columns: Mapping[str, Column]) -> tuple[list[_ColumnHead], list[Bu
     """Columns into heads for the header and buffers to follow it."""
     heads: list[_ColumnHead] = []
     buffers: list[Buffer] = []
-    for name, (datatype, buffer, shapes) in columns.items():
+    for name, column in columns.items():
+        buffer = column.buffer
         if isinstance(buffer, list):
-            heads.append(_ColumnHead(name, datatype, 0, buffer, shapes))
+            heads.append(_ColumnHead(name, column.datatype, 0, buffer, column.shapes))
         else:
-            heads.append(_ColumnHead(name, datatype, len(buffer), None, shapes))
+            heads.append(_ColumnHead(name, column.datatype, len(buffer), None, column.shapes))
             buffers.append(buffer)
     return heads, buffers
 

@@ -8,13 +8,20 @@ in the header. Times are budgets and durations in seconds, never readings of a c
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar
 
 import msgspec
 
 from deployments.contract.channel.frames import Buffer
-from deployments.contract.channel.messages import check_times, check_turn, encoded, read_header
-from routers.api.requests import FlowWork, Shares
+from deployments.contract.channel.messages import (
+    WireMessage,
+    check_times,
+    check_turn,
+    encoded_as,
+    read_header,
+)
+from deployments.contract.version import WIRE
+from routers.api.requests import FlowWork
 from runtimes.types import EngineLoad
 
 
@@ -26,10 +33,17 @@ class StreamEnd(Enum):
     BUSY = "busy"  # not begun: there was no room, or the replica drains
     FAILED = "failed"  # the engine failed on it; it may run again elsewhere if nothing was sent
 
+    @classmethod
+    def _missing_(cls, value: object) -> StreamEnd:
+        """An end that only a later version knows counts as a failure."""
+        return cls.FAILED
 
-class GenerateCall(NamedTuple):
+
+class GenerateCall(WireMessage, frozen=True):
     """A request to generate. `endpoint`, `body` and `salt` are as in
     `runtimes.types.StreamRequest`; `rank`, `charges` and `waiting` are as in `BatchCall`."""
+
+    fields_in_3: ClassVar[int] = 10
 
     endpoint: str
     body: bytes
@@ -45,9 +59,11 @@ class GenerateCall(NamedTuple):
     output_s: float = 0.0
 
 
-class Piece(NamedTuple):
+class Piece(WireMessage, frozen=True):
     """What one request has produced since the last message. Fields without a comment are as in
     `runtimes.types.Chunk`."""
+
+    fields_in_3: ClassVar[int] = 9
 
     lease_id: int
     data: bytes
@@ -60,16 +76,29 @@ class Piece(NamedTuple):
     end: StreamEnd | None = None  # None: more is to come
 
 
-class StepMessage(NamedTuple):
+class SharesMessage(WireMessage, frozen=True):
+    """What the replica tells of other gateways' requests, as in `api.requests.Shares`."""
+
+    fields_in_3: ClassVar[int] = 3
+
+    virtual_time: tuple[float, ...] = ()
+    served: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] | None = None  # None: as the replica last said
+
+
+class StepMessage(WireMessage, frozen=True):
     """What a gateway's requests have produced. Without pieces it still says that the replica
     lives. `held` and `seen` are as in `api.requests.Report`."""
+
+    fields_in_3: ClassVar[int] = 8
 
     pieces: tuple[Piece, ...]
     held: int
     seen: int
     inflight: int  # requests of all gateways at this replica
     load: EngineLoad  # as the engine itself reports it
-    shares: Shares | None = None  # sent when a piece is a request's last, and now and then besides
+    # Sent when a piece is a request's last, and now and then besides.
+    shares: SharesMessage | None = None
     # Tokens that requests of all gateways were given here so far: read of prompts (without those
     # that were cached), and written.
     read: int = 0
@@ -80,9 +109,9 @@ _read_generate = msgspec.msgpack.Decoder(GenerateCall).decode
 _read_steps = msgspec.msgpack.Decoder(StepMessage).decode
 
 
-def encode_generate(call: GenerateCall) -> list[Buffer]:
-    """The body of a BEGIN frame."""
-    return [encoded(call)]
+def encode_generate(call: GenerateCall, version: int = WIRE) -> list[Buffer]:
+    """The body of a BEGIN frame, as the replica's version lays it out."""
+    return [encoded_as(version, call)]
 
 
 def decode_generate(body: memoryview) -> GenerateCall:
@@ -93,9 +122,9 @@ def decode_generate(body: memoryview) -> GenerateCall:
     return call
 
 
-def encode_steps(message: StepMessage) -> list[Buffer]:
-    """The body of a STEPS frame."""
-    return [encoded(message)]
+def encode_steps(message: StepMessage, version: int = WIRE) -> list[Buffer]:
+    """The body of a STEPS frame, as the gateway's version lays it out."""
+    return [encoded_as(version, message)]
 
 
 def decode_steps(body: memoryview) -> StepMessage:

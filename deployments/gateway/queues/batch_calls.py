@@ -219,7 +219,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
         if not lease.copy_of:
             waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, sent.at)
         call = build_call(lease, [m.rows for m in sent.members], budget_s, waiting)
-        return Kind.BATCH, encode_call(call)
+        return Kind.BATCH, encode_call(call, self._channel.version(lease.replica_id))
 
     def _refuse_outdated(self, sent: SentBatch) -> None:
         for pending in sent.members:

@@ -20,7 +20,8 @@ def as_replica(member: PoolMember) -> RunningReplica:
     """The member as a gateway's queue represents replicas."""
     said = {
         "group": POOL_GROUP, "replica": member.replica, "digest": member.digest,
-        "version": member.version, "channel": member.channel, "slots": str(member.slots),
+        "version": member.version, "channel": member.channel,
+        "channel_versions": member.channel_versions, "slots": str(member.slots),
         "after_s": repr(member.after_s),
     }  # fmt: skip
     return RunningReplica(member.member, tuple(sorted(said.items())))

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from deployments.contract.channel.frames import Buffer, Frame, Kind
 from deployments.contract.channel.handshake import HANDSHAKE_LIMIT_S, GatewayHandshake
+from deployments.contract.version import SPOKEN, WIRE
 from deployments.gateway.queues.replica_link import LinkCounts, ReplicaLink
 from deployments.process.replica_directory import RunningReplica
 from deployments.process.sockets import host_and_port
@@ -66,6 +67,9 @@ class ReplicaChannel(Protocol):
 
     def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
         """Send a frame; False: there is no connection, and nothing was sent."""
+
+    def version(self, replica_id: str) -> int:
+        """The version of the channel that the replica is spoken to in."""
 
     def release(self, replica_id: str) -> None:
         """Nothing is out at this replica any more: close its connection if it is not listed."""
@@ -132,6 +136,10 @@ class TcpReplicaChannel:
         peer.link.send(kind, lease_id, body)
         return True
 
+    def version(self, replica_id: str) -> int:
+        peer = self._peers.get(replica_id)
+        return WIRE if peer is None or peer.link is None else peer.link.version
+
     def release(self, replica_id: str) -> None:
         peer = self._peers.get(replica_id)
         if peer is not None and not peer.listed:
@@ -148,7 +156,15 @@ class TcpReplicaChannel:
         return self._loop.create_task(work, context=contextvars.Context())  # type: ignore[arg-type]
 
     async def _keep_connected(self, peer: _Peer) -> None:
-        """Connect, and again after each break, as long as Serve lists the replica."""
+        """Connect, and again after each break, as long as Serve lists the replica. A replica
+        without a common version is left alone: it would refuse each time."""
+        if not peer.replica.speaks() & set(SPOKEN):
+            logger.error(
+                "replica %s speaks version %s of the channel and this gateway %s: they cannot work "
+                "together, and it gets no requests from here", peer.replica.replica_id,
+                sorted(peer.replica.speaks()), sorted(SPOKEN),
+            )  # fmt: skip
+            return
         pause_s = 0.0
         while peer.listed:
             peer.up_at = inf

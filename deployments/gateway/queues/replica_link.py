@@ -93,6 +93,11 @@ class ReplicaLink(asyncio.Protocol):
 
     # ---- what the channel calls ---------------------------------------------------------------
 
+    @property
+    def version(self) -> int:
+        """The version of the channel that a connection that is up speaks."""
+        return self._handshake.version
+
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
         """Send a frame over a connection that is up. Raises FrameError for too large a body."""
         assert self._transport is not None

@@ -19,6 +19,7 @@ from deployments.contract.channel.messages import MessageError
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
+    SharesMessage,
     StepMessage,
     StreamEnd,
     decode_steps,
@@ -30,7 +31,7 @@ from deployments.gateway.queues.pending_requests import LEASE_COUNTS, PendingStr
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
-from routers.api.requests import FlowWork, LeaseEnd, Report, Shares, Tokens
+from routers.api.requests import FlowWork, LeaseEnd, Report, Tokens
 from runtimes.types import EngineLoad
 
 logger = logging.getLogger("headrace.queue")
@@ -98,7 +99,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._owner = owner
         self._peer_demand = PeerDemand()
         # By replica: what it said of other gateways, to be reported with the end of a run.
-        self._shares: dict[str, Shares] = {}
+        self._shares: dict[str, SharesMessage] = {}
 
         # By replica, as of its last message.
         self.loads: dict[str, EngineLoad] = {}  # as its engine counts
@@ -144,7 +145,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
         waiting = None  # a copy reports nothing of what waits here
         if not lease.copy_of:
             waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, run.at)
-        return Kind.BEGIN, encode_generate(self._owner.call_of(run, waiting))
+        version = self._channel.version(lease.replica_id)
+        return Kind.BEGIN, encode_generate(self._owner.call_of(run, waiting), version)
 
     def _refuse_outdated(self, run: StreamRun) -> None:
         self._owner.outdated(run.pending)
@@ -205,10 +207,10 @@ class StreamCalls(LeaseCalls[StreamRun]):
     def _learn_of_peers(self, replica_id: str, message: StepMessage) -> None:
         """Pass on what the message says of other gateways: in the report of a run's end where the
         message has one, else at once."""
-        news = message.shares or Shares()
-        known = self._shares.pop(replica_id, Shares())
+        news = message.shares or SharesMessage()
+        known = self._shares.pop(replica_id, SharesMessage())
         waiting = self._peer_demand.update(replica_id, news.waiting)
-        shares = Shares(news.virtual_time, known.served + news.served, waiting)
+        shares = SharesMessage(news.virtual_time, known.served + news.served, waiting)
         if any(piece.end is not None for piece in message.pieces):
             self._shares[replica_id] = shares
         else:
@@ -217,7 +219,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
 
     def _report(self, replica_id: str, piece: Piece, message: StepMessage) -> Report:
         tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)
-        shares = self._shares.pop(replica_id, Shares())
+        shares = self._shares.pop(replica_id, SharesMessage())
         return Report(
             service_s=piece.service_s,
             retry_in_s=_BUSY_RETRY_S if piece.end is StreamEnd.BUSY else 0.0,

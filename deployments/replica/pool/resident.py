@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.contract.pool import PoolMember
+from deployments.contract.version import SPOKEN_TEXT
 from deployments.process.sockets import server_tls
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.device import DeviceTurn, DeviceWorker, Job
@@ -108,6 +109,7 @@ class ServedResident:
         self.member = PoolMember(
             loaded.name, server.replica_id, place.replica, loaded.key, loaded.version,
             server.address, loaded.settings.replicas.slots, place.after_s,
+            SPOKEN_TEXT,
         )  # fmt: skip
 
     @property

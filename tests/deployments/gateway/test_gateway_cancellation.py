@@ -14,6 +14,7 @@ from fake_engines import until
 from fake_runtimes import Encoder, Gated
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Stand, ask, standing
+from msgspec.structs import replace
 
 from deployments.contract.channel.messages import RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
@@ -188,7 +189,7 @@ async def test_of_a_request_of_two_rows_only_the_one_that_failed_runs_again(tmp_
         channel.hold()
         call = send(stand, 1, 2)
         await channel.sent(2)
-        failed = busy()._replace(busy=False, errors=(RowError(0, False, "stumbled"),))
+        failed = replace(busy(), busy=False, errors=(RowError(0, False, "stumbled"),))
         channel.script = [failed]
         channel.let_go()
         assert data(await call) == [1, 2]

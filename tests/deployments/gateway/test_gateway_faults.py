@@ -16,6 +16,7 @@ import pytest
 from fake_runtimes import Moody, Quotient
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
+from msgspec.structs import replace
 
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import Column, RowError
@@ -85,7 +86,7 @@ async def test_a_row_on_which_the_runtime_raises_is_retried_once_then_503(
     assert len(alone) == 2
 
 
-FAILED = busy()._replace(busy=False, errors=(RowError(0, False, "stumbled"),))
+FAILED = replace(busy(), busy=False, errors=(RowError(0, False, "stumbled"),))
 
 
 @pytest.mark.parametrize("script", [["gone", FAILED, FAILED], ["gone", "broken", FAILED]])
@@ -347,7 +348,7 @@ async def test_a_reply_that_makes_no_sense_is_503_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
     column = {"sum": Column("FP32", bytes(12), ((), (), ()))}
-    nonsense = busy()._replace(busy=False, outputs=column)
+    nonsense = replace(busy(), busy=False, outputs=column)
     stand.channels["device"].script = [nonsense]
     assert (await send(stand, 1)).status == 503
     assert "what replica device-0 sent cannot be used: the reply to 1 rows" in caplog.text

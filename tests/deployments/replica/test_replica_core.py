@@ -13,6 +13,7 @@ import pytest
 from device_jobs import worker_of
 from fake_runtimes import Gated, Moody
 from fake_sessions import FakeSession, frame
+from msgspec.structs import replace
 
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import (
@@ -20,6 +21,7 @@ from deployments.contract.channel.messages import (
     BatchReply,
     Column,
     MessageError,
+    RowError,
     encode_call,
     pack,
 )
@@ -227,7 +229,7 @@ async def test_a_lease_of_a_connection_that_is_gone_is_not_taken_for_one_of_the_
 
 
 async def test_a_batch_that_cannot_be_read_takes_no_place(held: Held) -> None:
-    nope = call(1)._replace(inputs={"x": Column("NOPE", b"", None)})
+    nope = replace(call(1), inputs={"x": Column("NOPE", b"", None)})
     with pytest.raises(MessageError):
         held.core.received(held.session("a"), frame(Kind.BATCH, 1, encode_call(nope)))
     assert held.core.inflight == 0
@@ -261,7 +263,7 @@ async def test_a_device_that_is_ill_ends_its_batch_with_a_reason() -> None:
         await session.until(lambda n=lease_id: n in session.replies or n in session.faults)
     assert session.faults == {1: "gone"}
     assert [session.replies[n].errors for n in (2, 3, 4)] == [
-        ((0, False, "bad", False),), ((0, True, "worse", False),), ()
+        (RowError(0, False, "bad"),), (RowError(0, True, "worse"),), ()
     ]  # fmt: skip
     worker.close()
 

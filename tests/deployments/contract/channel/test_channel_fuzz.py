@@ -38,6 +38,7 @@ from deployments.contract.channel.messages import (
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
+    SharesMessage,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -45,7 +46,6 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
-from routers.api.requests import Shares
 from runtimes.datatypes import DTYPES
 from runtimes.types import EngineLoad
 
@@ -87,7 +87,7 @@ GENERATES = [
 STEPS = [
     StepMessage(PIECES, 1, 2, 3, EngineLoad(1, 2, 0.5)),
     StepMessage((), 0, 0, 0, EngineLoad()),
-    StepMessage(PIECES, 1, 2, 3, EngineLoad(), Shares((1.0,), WORK, None)),
+    StepMessage(PIECES, 1, 2, 3, EngineLoad(), SharesMessage((1.0,), WORK, None)),
 ]
 MESSAGES: list[tuple[Kind, bytes]] = [
     *((Kind.BATCH, b"".join(encode_call(each))) for each in CALLS),

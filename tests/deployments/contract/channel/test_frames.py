@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from deployments.contract.channel import frames
 from deployments.contract.channel.frames import (
+    GATEWAY_KINDS,
     HEAD,
+    LATER_KINDS,
     PROGRESS_BYTES,
+    REPLICA_KINDS,
     STALLED_S,
     FrameError,
     FrameReader,
@@ -89,6 +92,23 @@ def test_a_kind_that_may_not_come_is_refused_after_those_before_it(kind: int) ->
     with pytest.raises(FrameError, match=f"kind {kind} "):
         next(coming)
     assert [(f.kind, f.lease_id, bytes(f.body)) for f in (first, second)] == good
+
+
+def test_a_frame_of_a_kind_to_come_is_skipped_and_the_next_is_read() -> None:
+    later = b"".join([HEAD.pack(3, kind, 1) + b"new" for kind in LATER_KINDS])
+    reader = FrameReader(GATEWAY_KINDS, 100)
+    assert read(reader, later + flat([(Kind.DROP, 7, b"")])) == [(Kind.DROP, 7, b"")]
+    assert reader.rest_bytes == 0
+    assert not set(Kind) & set(LATER_KINDS)
+    with pytest.raises(FrameError, match="101 bytes"):
+        read(reader, HEAD.pack(101, LATER_KINDS.start, 1))
+
+
+@pytest.mark.parametrize("kind", [0, Kind.HELLO, 31, 64, 255])
+def test_a_kind_that_may_never_come_ends_a_connection_that_stands(kind: int) -> None:
+    for kinds in (GATEWAY_KINDS, REPLICA_KINDS):
+        with pytest.raises(FrameError, match=f"kind {kind} "):
+            read(FrameReader(kinds), HEAD.pack(0, kind, 0))
 
 
 def test_what_may_come_may_be_changed_between_two_frames_of_one_read() -> None:

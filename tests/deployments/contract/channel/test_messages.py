@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from msgspec.structs import astuple, replace
 
 from deployments.contract.channel.frames import HEAD, Buffer
 from deployments.contract.channel.messages import (
@@ -36,6 +37,7 @@ from deployments.contract.channel.messages import (
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
+    SharesMessage,
     StepMessage,
     StreamEnd,
     decode_generate,
@@ -43,7 +45,6 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
-from routers.api.requests import Shares
 from runtimes.datatypes import DTYPES
 from runtimes.types import EngineLoad, Ragged
 
@@ -107,8 +108,8 @@ def test_all_that_a_batch_says_arrives() -> None:
         2.5, lengths(1), {}, ("a", "b"), (1, 2, 3.5), 0.25, ((0, "x", 1.0),), None, True
     )
     found = crossed(call)
-    assert found._replace(lengths=bytes(found.lengths)) == call
-    assert crossed(call._replace(waiting=((1, "y", 2.0),))).waiting == ((1, "y", 2.0),)
+    assert replace(found, lengths=bytes(found.lengths)) == call
+    assert crossed(replace(call, waiting=((1, "y", 2.0),))).waiting == ((1, "y", 2.0),)
 
 
 @pytest.mark.parametrize("at", range(9))
@@ -129,7 +130,7 @@ def test_columns_arrive_wherever_in_a_read_their_message_begins(at: int) -> None
 
 def test_a_first_column_is_neither_copied_nor_moved_where_a_read_begins_with_its_frame() -> None:
     column = pack("FP64", [np.arange(3.0)], None)
-    read = HEAD.pack(0, 0, 0) + b"".join(encode_reply(reply_of(y=column._replace(shapes=((3,),)))))
+    read = HEAD.pack(0, 0, 0) + b"".join(encode_reply(reply_of(y=replace(column, shapes=((3,),)))))
     outputs = decode_reply(memoryview(read)[HEAD.size :]).outputs
     assert outputs["y"].buffer.obj is read  # type: ignore[union-attr]
     (row,) = rows_of(outputs["y"])
@@ -173,7 +174,7 @@ def test_all_that_a_reply_says_arrives() -> None:
         True, {}, (RowError(3, True, "bad"),), 0.1, 0.2, 7, (1.0, 2.0, 3.0, 4.0, 5.0), 1, 2, 3,
         0.5, 0.75, 0.25, (1.0, 2.0), ((0, "x", 1.0),), ((1, "y", 2.0),),
     )  # fmt: skip
-    for each in (reply, reply._replace(waiting=None, busy=False)):
+    for each in (reply, replace(reply, waiting=None, busy=False)):
         assert decode_reply(body(encode_reply(each))) == each
 
 
@@ -181,7 +182,8 @@ def test_numbers_and_texts_of_numpy_go_like_others() -> None:
     texts = np.empty(2, dtype=object)
     texts[:] = [np.bytes_(b"a"), b"b"]
     columns = from_ragged({"y": Ragged("BYTES", texts, ((np.int64(2),),))})
-    reply = reply_of(**columns)._replace(
+    reply = replace(
+        reply_of(**columns),
         padded_tokens=np.int64(9),
         service_s=np.float64(0.5),
         errors=(RowError(np.int64(1), np.bool_(True), "bad"),),  # type: ignore[arg-type]
@@ -198,8 +200,8 @@ def test_numbers_and_texts_of_numpy_go_like_others() -> None:
 def test_a_request_to_generate_arrives_as_it_left() -> None:
     call = GenerateCall("chat", b'{"a": "\xff"}', 12.5, 3)
     work = ((1, "t", 0.5),)
-    paid = call._replace(rank=(1, 2, 0.5), charges=work, waiting=None, input_s=0.1, output_s=0.2)
-    for at, each in enumerate((call, paid, paid._replace(waiting=work))):
+    paid = replace(call, rank=(1, 2, 0.5), charges=work, waiting=None, input_s=0.1, output_s=0.2)
+    for at, each in enumerate((call, paid, replace(paid, waiting=work))):
         assert decode_generate(body(encode_generate(each), at)) == each
 
 
@@ -209,14 +211,42 @@ def test_steps_arrive_as_they_left() -> None:
         *(Piece(n, b"", 0, 0, 0, 0, 0.0, 400, end) for n, end in enumerate(StreamEnd, start=2)),
     )
     message = StepMessage(pieces, 4, 5, 6, EngineLoad(1, 2, 0.5, 3, 4, 5, 6))
-    shares = Shares((0.5, 1.5), ((0, "t", 2.5),), ((1, "u", 3.5),))
+    shares = SharesMessage((0.5, 1.5), ((0, "t", 2.5),), ((1, "u", 3.5),))
     for each in (
         message,
-        message._replace(pieces=()),
-        message._replace(shares=shares),
-        message._replace(shares=shares._replace(waiting=None)),
+        replace(message, pieces=()),
+        replace(message, shares=shares),
+        replace(message, shares=replace(shares, waiting=None)),
     ):
         assert decode_steps(body(encode_steps(each), 1)) == each
+
+
+# ---- other versions' messages --------------------------------------------------------------------
+
+
+def test_further_elements_are_ignored_and_missing_ones_have_their_defaults() -> None:
+    generate = GenerateCall("chat", b"", 1.0)
+    for fields in ([*astuple(generate), {"new": [1]}], ["chat", b"", 1.0]):
+        assert decode_generate(memoryview(msgspec.msgpack.encode(fields))) == generate
+    head = [[*CALL, [1, 2, 3.5]], len(ROWS), [[*column(), "new"]], 7]
+    found = decode_call(raw(head, ROWS + bytes(24)))
+    assert (found.rank, found.charges, found.inputs["x"].shapes) == ((1, 2, 3.5), (), None)
+
+
+def test_an_end_that_only_a_later_version_knows_counts_as_a_failure() -> None:
+    piece = [1, b"", 0, 0, 0, 0, 0.0, 200, "paused"]
+    message = decode_steps(memoryview(msgspec.msgpack.encode([[piece], 0, 0, 0, {}])))
+    assert message.pieces[0].end is StreamEnd.FAILED
+
+
+def test_what_version_3_lacks_is_cut_for_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Piece, "fields_in_3", 7)
+    monkeypatch.setattr(StepMessage, "fields_in_3", 5)
+    message = StepMessage((Piece(1, b"x", 3, 1, 2, 16, 0.5, 400),), 4, 5, 6, EngineLoad(1))
+    pieces, *others = msgspec.msgpack.decode(encode_steps(message, 3)[0])
+    assert (len(pieces[0]), len(others)) == (7, 4)
+    pieces, *others = msgspec.msgpack.decode(encode_steps(message, 4)[0])
+    assert (len(pieces[0]), len(others)) == (9, 7)
 
 
 # ---- messages that do not add up ----------------------------------------------------------------
@@ -226,7 +256,7 @@ READERS: dict[str, Callable[[memoryview], Any]] = {
 }  # fmt: skip
 ROWS = lengths(2, 1)
 CALL = [1.0, b"", {}, None]
-REPLY = list(reply_of())
+REPLY = list(astuple(reply_of()))
 INT64S = ["x", "INT64", 24, None, None]
 
 
@@ -348,22 +378,22 @@ def test_a_time_that_is_none_is_refused(time_s: float) -> None:
     call, work = call_of(pack("INT64", [np.array([1])], None), 1), ((0, "t", time_s),)
     assert crossed(call).budget_s == 1.0
     for lie in (
-        call._replace(budget_s=time_s),
-        call._replace(rank=(0, 0, time_s)),
-        call._replace(predicted_s=time_s),
-        call._replace(charges=work),
-        call._replace(waiting=work),
+        replace(call, budget_s=time_s),
+        replace(call, rank=(0, 0, time_s)),
+        replace(call, predicted_s=time_s),
+        replace(call, charges=work),
+        replace(call, waiting=work),
     ):
         with pytest.raises(MessageError, match="a time"):
             crossed(lie)
     generate = GenerateCall("chat", b"", 1.0)
     for wrong in (
-        generate._replace(budget_s=time_s),
-        generate._replace(rank=(0, 0, time_s)),
-        generate._replace(charges=work),
-        generate._replace(waiting=work),
-        generate._replace(input_s=time_s),
-        generate._replace(output_s=time_s),
+        replace(generate, budget_s=time_s),
+        replace(generate, rank=(0, 0, time_s)),
+        replace(generate, charges=work),
+        replace(generate, waiting=work),
+        replace(generate, input_s=time_s),
+        replace(generate, output_s=time_s),
     ):
         with pytest.raises(MessageError, match="a time"):
             decode_generate(body(encode_generate(wrong)))

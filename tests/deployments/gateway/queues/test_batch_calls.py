@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply, RowError, from_ragged, to_batch
@@ -106,4 +107,4 @@ def test_a_reply_in_which_a_row_failed_that_was_not_sent_is_refused_whole(row: i
 
 def test_a_reply_without_outputs_is_no_answer_to_rows_that_did_not_fail() -> None:
     with pytest.raises(ValueError, match="2 rows"):
-        deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", reply([])._replace(outputs={}))
+        deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", replace(reply([]), outputs={}))

@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from fake_engines import Refusal, until
 from stream_bench import SHAPE, bench, read
 
 from deployments.contract import errors
-from deployments.contract.channel.stream_messages import Piece, StreamEnd
+from deployments.contract.channel.stream_messages import Piece, SharesMessage, StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import (
@@ -21,7 +22,7 @@ from deployments.gateway.queues.pending_requests import (
     PendingStreamRequest,
 )
 from routers import shared_engines
-from routers.api.requests import Shares, Tokens
+from routers.api.requests import Tokens
 
 Describe = Callable[..., ModelDescription]
 
@@ -307,7 +308,7 @@ async def test_a_piece_that_cannot_be_handed_on_costs_its_own_run(
 
         monkeypatch.setattr(b.queue, "_bring", fails)
         piece = Piece(of_good, b"x", 1, 0, 1, 2, 0.1)
-        b.engines.tell("r0", piece._replace(lease_id=of_bad, end=end), piece)
+        b.engines.tell("r0", msgspec.structs.replace(piece, lease_id=of_bad, end=end), piece)
         with pytest.raises(errors.RowFailed):
             await asyncio.wait_for(read(bad), 5.0)
         assert await good.next() == b"x"
@@ -347,7 +348,7 @@ async def test_what_other_gateways_were_served_is_charged_when_it_is_told(
         pending = [b.submit(tenant="acme"), b.submit(tenant="acme")]
         await b.begun(2)
         first, second = b.engines.begun
-        shares = Shares((0.0, 0.0), ((1, "acme", 500.0),), ((1, "acme", 3.0),))
+        shares = SharesMessage((0.0, 0.0), ((1, "acme", 500.0),), ((1, "acme", 3.0),))
         b.engines.tell(first.replica_id, shares=shares)
         b.engines.tell(first.replica_id, shares=shares)
         before = start()

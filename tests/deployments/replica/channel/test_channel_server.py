@@ -59,8 +59,8 @@ async def test_a_batch_that_comes_with_the_proof_is_taken(stand: Stand) -> None:
 # ---- who may not --------------------------------------------------------------------------------
 
 STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
-    "an old version": ({"versions": (0,)}, "speaks version 3"),
-    "no version": ({"versions": ()}, "speaks version 3"),
+    "an old version": ({"versions": (0,)}, "speaks version 4, 3"),
+    "no version": ({"versions": ()}, "speaks version 4, 3"),
     "another replica": ({"replica": "gone"}, "this is replica rep, not 'gone'"),
     "no name": ({"gateway": ""}, "names no gateway"),
 }

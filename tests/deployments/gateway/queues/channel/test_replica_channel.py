@@ -11,7 +11,8 @@ from channel_net import CALLER, Net, net, nothing, ours
 from fake_engines import until
 
 from deployments.contract.channel.frames import HEAD, FrameError, Kind
-from deployments.contract.channel.handshake import new_key
+from deployments.contract.channel.handshake import ReplicaHandshake, new_key
+from deployments.contract.version import WIRE
 from deployments.gateway.queues.replica_link import CREDIT_EVERY_BYTES
 from deployments.process.replica_directory import RunningReplica
 
@@ -215,6 +216,38 @@ async def test_a_replica_that_tells_no_address_harms_no_other(metadata: Any) -> 
         n.channel.follow([RunningReplica("r2", metadata), of_r1])
         await n.reaches("r1")
         assert n.channel.reached == ["r1"]
+
+
+@pytest.mark.parametrize("versions", ["2", "5,6"])
+async def test_a_replica_without_a_common_version_is_named_once_and_not_connected(
+    versions: str, said: pytest.LogCaptureFixture
+) -> None:
+    async with net() as n:
+        await n.start("r1")
+        await n.start("r2")
+        at = {name: ("channel", n.addresses[name]) for name in ("r1", "r2")}
+        other = RunningReplica("r1", (at["r1"], ("channel_versions", versions)))
+        for _ in range(3):
+            n.channel.follow([other, RunningReplica("r2", (at["r2"],))])
+            await n.reaches("r2")
+        assert n.cores["r1"].links == []
+        assert said.text.count("they cannot work together") == 1
+        n.channel.follow([RunningReplica("r2", (at["r2"],))])
+        n.channel.follow([RunningReplica("r2", (at["r2"],)), RunningReplica("r1", (at["r1"],))])
+        await n.reaches("r1", "r2")
+
+
+@pytest.mark.parametrize("spoken", [(4, 3), (3,)])
+async def test_both_sides_speak_the_best_version_that_they_have_in_common(
+    spoken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplicaHandshake.__init__, "__defaults__", (spoken,))
+    async with net() as n:
+        await n.start("r1")
+        n.list("r1")
+        await n.reaches("r1")
+        assert (n.channel.version("r1"), (await n.link("r1")).version) == (spoken[0], spoken[0])
+        assert n.channel.version("unknown") == WIRE
 
 
 # ---- replicas that go ---------------------------------------------------------------------------

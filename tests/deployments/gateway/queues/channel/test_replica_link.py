@@ -19,7 +19,8 @@ from deployments.contract.channel.frames import (
     Kind,
     framed,
 )
-from deployments.contract.channel.handshake import VERSIONS, Challenge, ReplicaHandshake, refusal
+from deployments.contract.channel.handshake import Challenge, ReplicaHandshake, refusal
+from deployments.contract.version import WIRE
 from deployments.gateway.queues.replica_link import SILENCE_S
 
 CHANNEL = "deployments.gateway.queues.replica_channel"
@@ -62,7 +63,7 @@ async def test_a_key_that_never_comes_is_given_up_and_asked_for_again(
 
 def challenge_of_a_liar(stranger: Stranger) -> None:
     stranger.send(
-        Kind.CHALLENGE, 0, [msgspec.msgpack.encode(Challenge(VERSIONS[0], bytes(32), bytes(32)))]
+        Kind.CHALLENGE, 0, [msgspec.msgpack.encode(Challenge(WIRE, bytes(32), bytes(32)))]
     )
 
 

@@ -1,0 +1,138 @@
+"""A sample of each message that crosses processes, with no field at its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from golden_bytes import Sample
+from msgspec.structs import replace
+
+from deployments.contract.channel.handshake import Challenge, Hello, Proof, Reason
+from deployments.contract.channel.messages import (
+    BatchCall,
+    BatchReply,
+    Column,
+    RowError,
+    decode_call,
+    decode_reply,
+    encode_call,
+    encode_reply,
+)
+from deployments.contract.channel.stream_messages import (
+    GenerateCall,
+    Piece,
+    SharesMessage,
+    StepMessage,
+    StreamEnd,
+    decode_generate,
+    decode_steps,
+    encode_generate,
+    encode_steps,
+)
+from runtimes.types import EngineLoad
+
+WORK = ((0, "acme", 1.5), (2, "übung", 0.25))
+TEXTS = Column("BYTES", [b"a", b"", b"\xff"], ((1,), (2,)))
+CALL = BatchCall(
+    budget_s=2.5,
+    lengths=np.array([2, 1], dtype=np.int32).tobytes(),
+    inputs={
+        "ids": Column("INT64", np.arange(3, dtype=np.int64).tobytes(), None),
+        "image": Column("FP32", np.arange(5, dtype=np.float32).tobytes(), ((1, 2), (3,))),
+        "text": TEXTS,
+    },
+    outputs=("y", "z"),
+    rank=(1, 2, 3.5),
+    predicted_s=0.125,
+    charges=WORK,
+    waiting=WORK[1:],
+    tells_start=True,
+)
+REPLY = BatchReply(
+    busy=True,
+    outputs={"y": Column("FP64", np.arange(2.0).tobytes(), ((2,),)), "text": TEXTS},
+    errors=(RowError(1, True, "too long", True),),
+    wait_s=0.1,
+    service_s=0.2,
+    padded_tokens=7,
+    stages=(1.0, 2.0, 3.0, 4.0, 5.0),
+    inflight=3,
+    held=2,
+    seen=70_000,
+    retry_in_s=0.5,
+    duty=0.75,
+    free_in_s=0.0625,
+    virtual_time=(1.0, 2.0),
+    served=WORK,
+    waiting=WORK[:1],
+)
+GENERATE = GenerateCall(
+    endpoint="chat",
+    body=b'{"messages": []}',
+    budget_s=30.0,
+    priority=1,
+    salt="acme",
+    rank=(1, 2, 3.5),
+    charges=WORK,
+    waiting=WORK[:1],
+    input_s=0.001,
+    output_s=0.01,
+)
+PIECES = tuple(
+    Piece(3 + at, b"data: x\n\n", 5, 1, 2, 16, 0.5, 400, end)
+    for at, end in enumerate((None, *StreamEnd))
+)
+STEPS = StepMessage(
+    pieces=PIECES,
+    held=4,
+    seen=5,
+    inflight=6,
+    load=EngineLoad(1, 2, 0.5, 3, 4, 5, 6),
+    shares=SharesMessage((0.5, 1.5), WORK, WORK[1:]),
+    read=1000,
+    written=200,
+)
+
+
+def _plain(kind: type[msgspec.Struct]) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
+    """Messages of the handshake are the same in every version: it comes before one is chosen."""
+    read = msgspec.msgpack.Decoder(kind).decode
+    return lambda value, version: msgspec.msgpack.encode(value), read
+
+
+def _in_parts(
+    write: Callable[..., Any], read: Callable[[memoryview], Any]
+) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
+    """Messages that are written as several buffers and read as views of one."""
+    return (
+        lambda value, version: b"".join(write(value, version)),
+        lambda data: _owned(read(memoryview(data))),
+    )
+
+
+def _owned(message: Any) -> Any:
+    """The message with bytes where it had views, so that it compares with its sample."""
+    if isinstance(message, BatchCall):
+        columns = {name: _owned(column) for name, column in message.inputs.items()}
+        return replace(message, lengths=bytes(message.lengths), inputs=columns)
+    if isinstance(message, BatchReply):
+        columns = {name: _owned(column) for name, column in message.outputs.items()}
+        return replace(message, outputs=columns)
+    if isinstance(message, Column) and not isinstance(message.buffer, list):
+        return replace(message, buffer=bytes(message.buffer))
+    return message
+
+
+SAMPLES = {
+    "hello": Sample(Hello((4, 3), "gateway-1", "replica-1", bytes(range(32))), *_plain(Hello)),
+    "challenge": Sample(Challenge(3, bytes(range(32)), bytes(32)), *_plain(Challenge)),
+    "proof": Sample(Proof(bytes(range(32))), *_plain(Proof)),
+    "reason": Sample(Reason("another key"), *_plain(Reason)),
+    "batch_call": Sample(CALL, *_in_parts(encode_call, decode_call)),
+    "batch_reply": Sample(REPLY, *_in_parts(encode_reply, decode_reply)),
+    "generate_call": Sample(GENERATE, *_in_parts(encode_generate, decode_generate)),
+    "step_message": Sample(STEPS, *_in_parts(encode_steps, decode_steps)),
+}
