@@ -2,7 +2,8 @@
 
 Each command translates its arguments, calls one function and prints the outcome; the work is done
 elsewhere, imported only by the command that needs it, so that `--help` stays instant. Exit codes:
-0 fine, 1 it did not work, 2 the settings or the arguments are wrong.
+0 fine, 1 it did not work, 2 the settings or the arguments are wrong. What went wrong is one line;
+for wrong arguments a second one names the help page.
 """
 
 from __future__ import annotations
@@ -20,23 +21,18 @@ from deployments.tools.command_line import (
     FILE,
     PORT,
     Replicas,
-    address_of_cluster,
     built_in_example,
     call,
     function,
-    port_of_server,
     say_version,
 )
 from deployments.tools.user_folders import mended
+from deployments.tools.where import Where, reaches
 
 if TYPE_CHECKING:
     from deployments.settings.tree import Settings
 
-_url = click.option(
-    "--url",
-    metavar="URL",
-    help="Of a server's gateways, with an operator's key in $HEADRACE_OPERATOR_KEY.",
-)
+_NO_FILES = "an operator's key applies no file; --address can, and --port on the server's machine"
 
 
 class _Answering(click.Group):
@@ -45,6 +41,12 @@ class _Answering(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as wrong:
+            at = (wrong.ctx or ctx).command_path
+            click.echo(f"{wrong.format_message()}\nsee `{at} --help`", err=True)
+            ctx.exit(wrong.exit_code)
         except Exception as error:
             code = _explained(error)
             if code is None:
@@ -63,7 +65,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.profile.errors", "WrongArguments", 2),
         ("deployments.tools.profile.errors", "CannotProfile", 1),
         ("deployments.control.supervisor.server_files", "NoServer", 1),
-        ("deployments.tools.control", "ServerRefused", 1),
+        ("deployments.tools.where", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.tools.tenants_file", "CannotEdit", 1),
         ("deployments.control.dashboard", "ClusterError", 1),
@@ -97,7 +99,7 @@ def main() -> None:
         raise click.ClickException(str(error)) from None
 
 
-@main.command()
+@main.command(epilog="Example: headrace serve own.yaml --port 8001")
 @click.argument("file", type=FILE, required=False)
 @click.option("--port", type=PORT, help="Listen on this port instead of the file's.")
 @click.option("--host", help="Listen on this address instead of the file's.")
@@ -109,13 +111,27 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
     call("deployments.tools.serve", "serve", file or built_in_example(), port=port, host=host)
 
 
-@main.command()
+@main.command(epilog="Example: headrace check own.yaml")
 @click.argument("file", type=FILE)
 @click.option(
     "--elsewhere", is_flag=True, help="The models' files and packages are on another machine."
 )
-def check(file: Path, elsewhere: bool) -> None:
+@click.option(
+    "--fingerprint",
+    metavar="MODEL",
+    help="Show how MODEL's inputs are prepared; a stored fingerprint is compared at every start.",
+)
+@click.option(
+    "--write", is_flag=True, help="Store the fingerprint beside the model, as preprocessing.json."
+)
+def check(file: Path, elsewhere: bool, fingerprint: str | None, write: bool) -> None:
     """Say what is wrong with FILE, and what would be right; what policies of scaling will do."""
+    if fingerprint is not None:
+        if elsewhere:
+            raise click.UsageError("--fingerprint reads the model's files: not with --elsewhere")
+        call("deployments.tools.verify.stamp", "show", file, fingerprint, write=write)
+    if write:
+        raise click.UsageError("--write stores a fingerprint: it needs --fingerprint MODEL")
     from deployments.settings.load import load
 
     settings = load(file, here=not elsewhere)
@@ -124,132 +140,86 @@ def check(file: Path, elsewhere: bool) -> None:
         click.echo(line)
 
 
-@main.command()
+@main.command(epilog="Example: headrace build own.yaml > serve.yaml")
 @click.argument("file", type=FILE)
 def build(file: Path) -> None:
     """Print the Ray Serve applications that FILE means, as YAML.
 
     For whoever deploys them by other means: a RayService's serveConfigV2, `serve deploy`.
     """
-    call("deployments.tools.remote", "build", file)
+    call("deployments.tools.cluster", "build", file)
 
 
-@main.command()
+@main.command(epilog="Example: headrace apply own.yaml --address http://HEAD:8265")
 @click.argument("file", type=FILE)
-@address_of_cluster
-@click.option("--no-wait", is_flag=True, help="Do not wait until everything runs.")
-def deploy(file: Path, address: str | None, no_wait: bool) -> None:
-    """Make a Ray cluster serve the models of FILE, beside whatever else it serves.
-
-    The cluster needs Headrace installed on every node, and Ray's environment set before its start
-    (docs/cluster.md).
-    """
-    call("deployments.tools.remote", "deploy", file, address, wait=not no_wait)
-
-
-@main.command()
-@click.argument("file", type=FILE)
-@port_of_server
-@address_of_cluster
-@click.option("--no-wait", is_flag=True, help="Do not wait for rollouts that it begins.")
-def apply(file: Path, port: int | None, address: str | None, no_wait: bool) -> None:
+@click.option("--no-wait", is_flag=True, help="Do not wait until models run and rollouts are over.")
+@reaches(url=_NO_FILES)
+def apply(file: Path, where: Where, no_wait: bool) -> None:
     """Make a running server's models those of FILE; models that stay the same are not touched.
 
     A changed model that has a `rollout` gets its requests step by step: waits until each is
     promoted (exit code 0) or aborted (1); Ctrl-C ends only the waiting (docs/rollouts.md).
+
+    With --address: makes a Ray cluster serve FILE's models beside whatever else it serves. It needs
+    Headrace on every node, and Ray's environment set before its start (docs/cluster.md).
     """
-    if address is not None:
-        call("deployments.tools.remote", "deploy", file, address, wait=not no_wait)
-    call("deployments.tools.rollout", "apply", file, port, wait=not no_wait)
+    call("deployments.tools.change", "apply", file, where, wait=not no_wait)
 
 
-@main.command()
+@main.command(epilog="Example: headrace diff own.yaml")
 @click.argument("file", type=FILE)
-@port_of_server
-@address_of_cluster
-def diff(file: Path, port: int | None, address: str | None) -> None:
+@reaches(url=_NO_FILES)
+def diff(file: Path, where: Where) -> None:
     """Say what applying FILE to a running server would restart, and why."""
-    if address is not None:
-        call("deployments.tools.remote", "diff", file, address)
-    call("deployments.tools.control", "diff", file, port)
+    call("deployments.tools.change", "diff", file, where)
 
 
-@main.command()
-@port_of_server
-@address_of_cluster
-@_url
+@main.command(epilog="Example: headrace status --json")
+@reaches()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def status(port: int | None, address: str | None, url: str | None, as_json: bool) -> None:
+def status(where: Where, as_json: bool) -> None:
     """Show a running server's models, replicas and queues.
 
     With --address: what Ray Serve knows, which are the applications' states and replicas.
     """
-    _one_of(address, url)
-    if address is not None:
-        call("deployments.tools.remote", "status", address, as_json=as_json)
-    if url is not None:
-        snapshot = function("deployments.tools.operator", "status")(url)
-    else:
-        snapshot = function("deployments.tools.control", "status")(port)
-    from deployments.tools.console import status_table
-
-    if as_json:
-        click.echo(status_table.as_json(snapshot))
-    else:
-        status_table.show(snapshot)
+    call("deployments.tools.watching", "status", where, as_json=as_json)
 
 
-@main.command()
+@main.command(epilog="Example: headrace freeze on")
 @click.argument("switch", type=click.Choice(["on", "off"]))
-@port_of_server
-@address_of_cluster
-@_url
-def freeze(switch: str, port: int | None, address: str | None, url: str | None) -> None:
+@reaches()
+def freeze(switch: str, where: Where) -> None:
     """Stop all that learns in a running server (on), or let it learn again (off).
 
     What has been learnt stays in force. Holds until the next `freeze`, or until an `apply`, which
     sets what its file says (controllers.frozen).
     """
-    _one_of(address, url)
-    if address is not None:
-        call("deployments.tools.remote", "freeze", switch == "on", address)
-    if url is not None:
-        call("deployments.tools.operator", "freeze", switch == "on", url)
-    call("deployments.tools.control", "freeze", switch == "on", port)
+    call("deployments.tools.change", "freeze", switch == "on", where)
 
 
-@main.command()
+@main.command(epilog="Example: headrace scale minilm 3")
 @click.argument("model")
 @click.argument("replicas", type=Replicas(), metavar="N|auto")
 @click.option("--group", default="", help="Of a model that has groups: which one.")
-@port_of_server
-@address_of_cluster
-def scale(
-    model: str, replicas: int | None, group: str, port: int | None, address: str | None
-) -> None:
+@reaches(url="gateways set no numbers of replicas; --address can")
+def scale(model: str, replicas: int | None, group: str, where: Where) -> None:
     """Give MODEL N replicas, whatever its policy says, until it is told `auto`.
 
     N lies within the model's bounds (replicas.min and max); 0 is none, where it may sleep.
     """
     from deployments.control.manual_target import ManualTarget
 
-    target = ManualTarget(model, group, replicas)
-    if address is not None:
-        call("deployments.tools.scale", "scale_on_cluster", target, address)
-    call("deployments.tools.scale", "scale_locally", target, port)
+    call("deployments.tools.change", "scale", ManualTarget(model, group, replicas), where)
 
 
-@main.command()
-@port_of_server
-@address_of_cluster
-def stop(port: int | None, address: str | None) -> None:
+@main.command(epilog="Example: headrace stop --port 8000")
+@reaches(url="gateways end no server; --address can")
+def stop(where: Where) -> None:
     """Let a running server finish what it has, and end it."""
-    if address is not None:
-        call("deployments.tools.remote", "stop", address)
-    call("deployments.tools.control", "stop", port)
+    call("deployments.tools.change", "stop", where)
 
 
-@main.command()
+@main.command(epilog="Example: headrace simulate overload-2x --seed 1")
 @click.argument("scenario", type=FILE)
 @click.option("--trace", type=FILE, help="Replay this recording instead of the scenario's load.")
 @click.option("--replicas", type=click.IntRange(0), help="Replicas, instead of the settings'.")
@@ -290,13 +260,8 @@ def load(arguments: tuple[str, ...]) -> None:
     function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
 
 
-for command in model_commands.COMMANDS:
+for command in (*model_commands.COMMANDS, *command_groups.GROUPS):
     main.add_command(command)
-main.add_command(command_groups.key)
-main.add_command(command_groups.rollout)
-main.add_command(command_groups.rollback)
-main.add_command(command_groups.cluster)
-main.add_command(command_groups.plan)
 
 
 def summary(settings: Settings) -> str:
@@ -311,11 +276,6 @@ def summary(settings: Settings) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _one_of(address: str | None, url: str | None) -> None:
-    if address is not None and url is not None:
-        raise click.UsageError("--address and --url are two ways to a server; must be one of them")
 
 
 if __name__ == "__main__":

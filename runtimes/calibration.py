@@ -76,8 +76,8 @@ def file_of(named: str) -> Path:
     file = path / ragged_file.FILE if path.is_dir() else path
     if not file.is_file():
         raise LoadError(
-            f"option 'calibration': {file} does not exist; `headrace record MODEL` writes it once "
-            "the model has recorded traffic"
+            f"option 'calibration': {file} does not exist; `headrace record FILE MODEL` writes "
+            "it once the model has recorded traffic"
         )
     return file
 

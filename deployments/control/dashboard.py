@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -19,6 +20,7 @@ _TOKEN = "RAY_AUTH_TOKEN"
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _DEFAULT_TOKEN_PATH = Path(".ray", "auth_token")
 _ANSWER_S = 30.0
+_NOT_RAYS = (404, 405, 501)  # from a server that has other pages
 _SHOWN = 2000  # characters of an error's body
 
 
@@ -33,12 +35,20 @@ class NoAnswer(ClusterError):
 def address_of(given: str | None, environ: Mapping[str, str] | None = None) -> str:
     """The dashboard's address: `given`, else $RAY_API_SERVER_ADDRESS, else this machine's."""
     found = given or (os.environ if environ is None else environ).get(ADDRESS) or _DEFAULT_ADDRESS
-    if not found.startswith(("http://", "https://")):
+    if not _is_address(found):
         raise ClusterError(
             f"{found!r} is no address of a Ray dashboard; must be http://HOST:8265, as `ray start` "
             "prints it"
         )
     return found.rstrip("/")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
 
 
 def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None) -> str | None:
@@ -84,6 +94,8 @@ class Dashboard:
             raise ClusterError(
                 f"{self.address} wants the cluster's token: set ${_TOKEN} or ${_TOKEN_PATH}"
             )
+        if answer.status_code in _NOT_RAYS or "html" in answer.headers.get("content-type", ""):
+            raise ClusterError(self._other(f"answers {path} with {answer.status_code}"))
         if answer.status_code >= 400:
             said = answer.text.strip()[:_SHOWN]
             raise ClusterError(f"Ray refused {path} ({answer.status_code}): {said}")
@@ -98,6 +110,16 @@ class Dashboard:
                 f"no Ray dashboard answers at {self.address} ({error}); --address names it, "
                 "http://HEAD:8265 unless it was started otherwise"
             ) from None
+
+    def json_of(self, answer: httpx.Response) -> Any:
+        """What the answer holds."""
+        try:
+            return answer.json()
+        except ValueError:
+            raise ClusterError(self._other(f"answers {answer.request.url.path} in text")) from None
+
+    def _other(self, what: str) -> str:
+        return f"{self.address} is not a Ray dashboard: it {what}; a dashboard is http://HEAD:8265"
 
     def close(self) -> None:
         self._client.close()

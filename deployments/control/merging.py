@@ -92,7 +92,7 @@ def _check_heard_once(config: Mapping[str, Any], running: Applications) -> None:
     if changed:
         raise ClusterError(
             f"{', '.join(sorted(changed))} would change, which Serve hears only when it starts: "
-            "`headrace stop --address`, `serve shutdown`, then deploy"
+            "`headrace stop --address`, `serve shutdown`, then apply"
         )
 
 

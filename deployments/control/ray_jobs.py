@@ -69,4 +69,4 @@ class RayJobs:
 
     def _json(self, method: str, path: str, **body: Any) -> Any:
         """The JSON of the answer."""
-        return self._dashboard.ask(method, path, **body).json()
+        return self._dashboard.json_of(self._dashboard.ask(method, path, **body))

@@ -1,7 +1,7 @@
 """Builds the list of Serve applications for a settings file, as plain data.
 
-One builder serves every way to run: the host puts the list on its own cluster, `headrace deploy` on
-another, and `headrace build` prints it for an operator (`serveConfigV2`).
+One builder serves every way to run: the host puts the list on its own cluster, `headrace apply
+--address` on another, and `headrace build` prints it for an operator (`serveConfigV2`).
 
 Serve restarts an application whose arguments change. So arguments hold only what shapes an
 application's processes, as the user wrote it; defaults are filled in inside the cluster. A model's

@@ -30,7 +30,7 @@ class ServeRest:
 
     def details(self) -> dict[str, Any]:
         """`ServeInstanceDetails`. Its `applications` are empty if Serve does not run."""
-        found: dict[str, Any] = self._ask("GET").json()
+        found: dict[str, Any] = self._dashboard.json_of(self._ask("GET"))
         return found
 
     def put(self, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The versions of each model that ran before the present one, for `headrace rollback`.
+"""The versions of each model that ran before the present one, for `headrace rollout back`.
 
 The host keeps them in memory: a server that starts begins with its file, and nothing ran before.
 The number of replicas and their scaling belong to no version: a rollback leaves them as they are.

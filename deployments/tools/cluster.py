@@ -1,7 +1,7 @@
-"""`headrace cluster env | check`: the environment that a node needs, and whether a cluster has it.
+"""`headrace cluster env | check` and `build`: what nodes need, and what Serve is to run there.
 
-Neither command imports Ray: `env` prints data; `check` sends a job to the cluster and judges its
-findings.
+No command imports Ray: `env` and `build` print data; `check` sends a job to the cluster and judges
+its findings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import yaml
 
 from deployments.control import addresses, ray_env
 from deployments.control.dashboard import Dashboard, address_of, token_of
@@ -20,9 +21,11 @@ from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_facts, node_survey, preflight
 from deployments.control.ray_env import Layer, Variable
 from deployments.control.ray_jobs import JobFailed, RayJobs
+from deployments.control.serve_config import serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
+from deployments.settings.tree import Settings
 
 _CHECK_S = 180.0
 # The interpreter of the process that starts the command: jobs do not always have it on their PATH.
@@ -32,6 +35,17 @@ _SAYS = {
     Layer.NODE: "of this node: must stand before `ray start`",
     Layer.CONFIG: "of the settings: the Serve config's controller_options may set them instead",
 }
+
+
+def portable(path: Path) -> Settings:
+    """The settings for other machines: the models' files are not looked for on this one."""
+    return load(path, here=False, absolute=False)
+
+
+def build(path: Path) -> int:
+    """Print the Serve applications of a settings file as YAML. Raises SettingsErrors."""
+    click.echo(yaml.safe_dump(serve_config(portable(path)), sort_keys=False), nl=False)
+    return 0
 
 
 def gateway_of(file: Path | None) -> GatewaySettings:

@@ -11,15 +11,6 @@ import click
 
 FILE = click.Path(path_type=Path)
 PORT = click.IntRange(1, 65_535)
-port_of_server = click.option(
-    "--port", type=PORT, help="The server's port; needed only when several run here."
-)
-address_of_cluster = click.option(
-    "--address",
-    metavar="URL",
-    help="Dashboard of a Ray cluster (http://HEAD:8265): acts on that cluster, not on a server "
-    "started here. The dashboard's token is read from $RAY_AUTH_TOKEN.",
-)
 
 
 class Replicas(click.ParamType[int | None]):

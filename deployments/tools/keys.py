@@ -17,13 +17,13 @@ from typing import Any
 import click
 
 from deployments.contract.key_list import KeyRow, key_rows
-from deployments.control.supervisor.server_files import commands_audit_file, find, state_folder
+from deployments.control.supervisor.server_files import commands_audit_file, state_folder
 from deployments.gateway.tenancy.tenants import new_key
 from deployments.process import audit
 from deployments.process.audit import AuditLine
 from deployments.tools import operator
-from deployments.tools.control import ask
 from deployments.tools.tenants_file import add_key, as_item, remove_key, tenants_of
+from deployments.tools.where import Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def new(wanted: NewKey, file: Path | None) -> int:
     return 0
 
 
-def show(file: Path | None, port: int | None, url: str | None) -> int:
+def show(file: Path | None, where: Where) -> int:
     """Print the keys of `file`, or else of a running server. Returns the exit code."""
     if file is not None:
         rows = key_rows(tenants_of(file), (), time.time())
-    elif url is not None:
-        rows = operator.keys(url)
+    elif where.url is not None:
+        rows = operator.keys(where.url)
     else:
-        rows = ask(find(port, state_folder()).port, {"do": "keys"})["keys"]
+        rows = where.ask({"do": "keys"})["keys"]
     if not rows:
         click.echo("there are no keys")
     for line in _table(rows):
@@ -83,17 +83,17 @@ def show(file: Path | None, port: int | None, url: str | None) -> int:
     return 0
 
 
-def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> int:
+def revoke(name: str, file: Path | None, where: Where) -> int:
     """Revoke a key at a running server (if one is named, or no file is), and remove it from the
     file, if one is given. The file comes last: the server may read it to find the key by its id.
     """
-    if url is not None:
-        _say(operator.revoke(name, url), url)
+    if where.url is not None:
+        _say(operator.revoke(name, where.url), where.url)
         if file is None:
             click.echo("remove it from the server's settings file or tenants file too")
-    elif file is None or port is not None:
-        state = find(port, state_folder())
-        _say(ask(state.port, {"do": "revoke", "key": name}), f"port {state.port}")
+    elif file is None or where.port is not None:
+        state = where.server()
+        _say(Where(state.port).ask({"do": "revoke", "key": name}), f"port {state.port}")
         if file is None:
             click.echo(f"remove it from {state.settings_path} or the tenants file too")
     if file is not None:

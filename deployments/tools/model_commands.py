@@ -1,5 +1,5 @@
-"""Arguments and help of the commands that need no server: `verify`, `record`, `fingerprint`,
-`profile` (of one model) and `stage` (of a file's models).
+"""Arguments and help of the commands on models that need no server: `verify`, `record`, `profile`
+and `stage`.
 
 Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """
@@ -11,18 +11,15 @@ from typing import Any
 
 import click
 
-from deployments.tools.command_line import FILE, built_in_example, call
+from deployments.tools.command_line import FILE, call
 
 _LIMIT = click.FloatRange(min=0)
 _SHARE = click.FloatRange(0, 1)
-_file_of_model = click.option(
-    "-f", "--file", type=FILE, help="Settings file that has MODEL; unset, the example's."
-)
 
 
-@click.command()
+@click.command(epilog="Example: headrace verify own.yaml iris --against torch")
+@click.argument("file", type=FILE)
 @click.argument("model")
-@_file_of_model
 @click.option("--against", metavar="RUNTIME[:PRECISION]", help="Reference; unset, see the docs.")
 @click.option("--artifact", type=FILE, help="Artifact of the reference; unset, MODEL's own.")
 @click.option("--samples", type=click.IntRange(200), help="Least number of rows to compare.")
@@ -39,7 +36,7 @@ _file_of_model = click.option(
 )
 @click.option("--report", type=FILE, help="Write the report to this file (.md, else JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def verify(model: str, file: Path | None, **options: Any) -> None:
+def verify(file: Path, model: str, **options: Any) -> None:
     """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
 
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
@@ -47,36 +44,21 @@ def verify(model: str, file: Path | None, **options: Any) -> None:
     from deployments.tools.verify.command import OutputOptions
 
     call(
-        "deployments.tools.verify.command", "run", file or built_in_example(), model, options,
+        "deployments.tools.verify.command", "run", file, model, options,
         OutputOptions(options["report"], options["as_json"], options["layers"]),
     )  # fmt: skip
 
 
-@click.command()
+@click.command(epilog="Example: headrace record own.yaml iris --to recorded")
+@click.argument("file", type=FILE)
 @click.argument("model")
-@_file_of_model
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for the joined files.")
-def record(model: str, file: Path | None, to: Path | None) -> None:
+def record(file: Path, model: str, to: Path | None) -> None:
     """Join what gateways recorded of MODEL (models.<name>.record), for calibration and replay."""
-    call("deployments.tools.record", "show", file or built_in_example(), model, to)
+    call("deployments.tools.record", "show", file, model, to)
 
 
-@click.command()
-@click.argument("model")
-@_file_of_model
-@click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
-def fingerprint(model: str, file: Path | None, write: bool) -> None:
-    """Show how MODEL's inputs are prepared; a stored fingerprint is compared at every start."""
-    call(
-        "deployments.tools.verify.stamp",
-        "write_fingerprint",
-        file or built_in_example(),
-        model,
-        write=write,
-    )
-
-
-@click.command()
+@click.command(epilog="Example: headrace stage own.yaml")
 @click.argument("file", type=FILE)
 @click.option(
     "--convert",
@@ -92,9 +74,9 @@ def stage(file: Path, convert: bool) -> None:
     call("deployments.tools.stage", "stage", file, convert=convert)
 
 
-@click.command()
+@click.command(epilog="Example: headrace profile own.yaml minilm --compare torch,openvino")
+@click.argument("file", type=FILE)
 @click.argument("model", required=False)
-@_file_of_model
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 86_400),
@@ -116,8 +98,8 @@ def stage(file: Path, convert: bool) -> None:
 @click.option("--trace", type=FILE, help="Write a Chrome trace of every batch into this file.")
 @click.option("--seed", type=int, default=0, help="Seed of every random choice.")
 def profile(
+    file: Path,
     model: str | None,
-    file: Path | None,
     seconds: float,
     lengths: Path | None,
     seed: int,
@@ -126,14 +108,14 @@ def profile(
 ) -> None:
     """Measure what MODEL's batches cost on this machine, and store the profile for serve.
 
-    MODEL may be left out if the settings have only one.
+    MODEL may be left out if FILE has only one.
     """
     from deployments.tools.profile.command import ProfileOutput
     from deployments.tools.profile.subject import ProfileOptions
 
     if seconds != seconds:
         raise click.BadParameter("is nan; must be a number of seconds", param_hint="--seconds")
-    options = ProfileOptions(file or built_in_example(), model, seconds, lengths, seed)
+    options = ProfileOptions(file, model, seconds, lengths, seed)
     if compare is None:
         call("deployments.tools.profile.command", "profile", options, ProfileOutput(**output))
     else:
@@ -147,4 +129,4 @@ def profile(
         )
 
 
-COMMANDS = (verify, record, fingerprint, profile, stage)
+COMMANDS = (verify, record, profile, stage)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import click
 import httpx
 
 from deployments.contract.key_list import KeyRow
@@ -28,11 +27,9 @@ def status(url: str) -> StatusSnapshot:
     return {"url": url, **found}  # type: ignore[typeddict-item]
 
 
-def freeze(frozen: bool, url: str) -> int:
-    """Freeze the controllers of all models, or let them learn again. Returns the exit code."""
+def freeze(frozen: bool, url: str) -> None:
+    """Freeze the controllers of all models, or let them learn again."""
     _ask("PUT", url, "/admin/controllers", json={"frozen": frozen})
-    click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
-    return 0
 
 
 def keys(url: str) -> list[KeyRow]:
@@ -47,18 +44,24 @@ def revoke(name: str, url: str) -> dict[str, Any]:
 
 
 def _ask(method: str, url: str, path: str, **body: Any) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {os.environ.get(KEY, '')}"}
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise OperatorRefused(f"${KEY} is no key: it has characters that no key has")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.request(
             method, url.rstrip("/") + path, headers=headers, timeout=_ANSWER_S, **body
         )
-        found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise OperatorRefused(f"{url} does not answer: {error}") from None
+    try:
+        found = answer.json()
     except ValueError:
+        found = None
+    if not isinstance(found, dict):
         raise OperatorRefused(
-            f"{url} is not a gateway of Headrace: it answered {answer.status_code} without JSON"
-        ) from None
+            f"{url} is not a gateway of Headrace: it answered {path} with {answer.status_code}"
+        )
     if answer.status_code == 401:
         raise OperatorRefused(
             f"{found.get('error', 'refused')}; the operator's key is read from ${KEY}"

@@ -182,7 +182,7 @@ def steps(out: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterable[Step]:
         file = settings_file(out, name, way)
         for verb in ("verify", "profile"):
             result = out / f"{slug(name)}-{verb}.json"
-            command = [sys.executable, "-m", "deployments.cli", verb, "minilm", "-f", str(file)]
+            command = [sys.executable, "-m", "deployments.cli", verb, str(file), "minilm"]
             if verb == "verify":
                 yield command_step(f"{verb}: {name}", [*command, "--report", str(result)])
             else:

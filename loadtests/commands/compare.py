@@ -12,7 +12,7 @@ from loadtests.results import compare as comparison
 from loadtests.results.record import load
 
 
-@click.command()
+@click.command(epilog="Example: headrace load compare before.json after.json")
 @click.argument("a", type=FILE)
 @click.argument("b", type=FILE)
 @click.option("--html", "page", type=FILE, help="Write both runs' curves and tables here.")

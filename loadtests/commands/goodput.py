@@ -17,7 +17,7 @@ from loadtests.results.record import Record
 from loadtests.run import InvalidRunOptions, PreparedRun, RunOptions, prepare
 
 
-@click.command()
+@click.command(epilog="Example: headrace load goodput steady --url http://127.0.0.1:8000 --low 100")
 @playing
 @click.option("--low", type=float, required=True, help="Where to begin, requests a second.")
 @click.option("--high", type=float, default=inf, help="No rate above it is tried.")

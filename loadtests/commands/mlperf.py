@@ -15,7 +15,9 @@ from loadtests.results.record import save
 from loadtests.run import InvalidRunOptions, RunOptions, prepare
 
 
-@click.command()
+@click.command(
+    epilog="Example: headrace load mlperf steady --url http://127.0.0.1:8000 --scenario server"
+)
 @playing
 @click.option("--scenario", "kind", type=click.Choice(list(RULES)), required=True)
 @click.option("--rate", type=float, default=0.0, help="Queries a second of `server`.")

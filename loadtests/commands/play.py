@@ -15,7 +15,7 @@ from loadtests.run import PreparedRun, RunOptions, prepare
 RUNS = Path("out/load")
 
 
-@click.command()
+@click.command(epilog="Example: headrace load play steady --url http://127.0.0.1:8000")
 @playing
 @click.option("--json", "record_path", type=FILE, help="Write the record here.")
 @click.option("--record", "folder", type=FILE, default=RUNS, help="Or into this folder.")

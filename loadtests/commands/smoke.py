@@ -20,7 +20,7 @@ from loadtests.results.record import save
 from loadtests.run import InvalidRunOptions, PreparedRun, RunOptions, prepare
 
 
-@click.command()
+@click.command(epilog="Example: headrace load smoke smoke.yaml")
 @click.argument("file", type=FILE)
 @click.option("--url", default="", help="The server, http://host:port, instead of the file's.")
 @click.option("--json", "record_path", type=FILE, help="Write the record here.")

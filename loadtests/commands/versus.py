@@ -13,7 +13,7 @@ from loadtests.run import RunOptions, prepare
 from loadtests.versus import side_by_side, simulated
 
 
-@click.command()
+@click.command(epilog="Example: headrace load versus steady --url http://127.0.0.1:8000")
 @playing
 def versus(options: RunOptions) -> None:
     """Play SCENARIO to the server at --url, simulate it, and print both."""

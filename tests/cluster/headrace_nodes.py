@@ -1,7 +1,7 @@
 """Headrace on `RayNodes`: the environment of its nodes, its applications, and whether all is well.
 
 Nodes and applications are made as an operator makes them: `headrace cluster env FILE` before `ray
-start`, then `headrace deploy FILE --address`. Nothing of Headrace runs beside the cluster.
+start`, then `headrace apply FILE --address`. Nothing of Headrace runs beside the cluster.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class HeadraceNodes:
     def deploy(self, models: Mapping[str, Any]) -> str:
         """Exactly these models, once they run; what changed."""
         self.models = dict(models)
-        return self.headrace("deploy", str(self.settings_file(models)))
+        return self.headrace("apply", str(self.settings_file(models)))
 
     # ---- where it runs --------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from click.testing import CliRunner, Result
 import routers.core
 from deployments import cli
 from deployments.control.manual_target import ManualTarget
-from deployments.control.supervisor.server_files import NoServer
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings.load import load
-from deployments.tools import control, scale
+from deployments.tools import change
 from deployments.tools import serve as host
-from deployments.tools.rollout import wait_on_server
+from deployments.tools.where import ServerRefused, Where
 
+HEAD = "http://head:8265"
+HERE, THERE = Where(), Where(address=HEAD)
 GOOD = "models: {device: {runtime: synthetic}}\ntenants: {a: {}, b: {}}\n"
 
 
@@ -124,74 +124,80 @@ def test_mistakes_met_by_serve_exit_2(monkeypatch: pytest.MonkeyPatch, bad: Path
     assert "did you mean retry?" in done.stderr
 
 
-def test_apply_freeze_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, good: Path) -> None:
-    calls: list[tuple[object, ...]] = []
-
-    def record(code: int) -> Callable[..., int]:
-        def call(*args: object) -> int:
-            calls.append(args)
-            return code
-
-        return call
-
-    monkeypatch.setattr(control, "apply", record(0))
-    monkeypatch.setattr(control, "freeze", record(0))
-    monkeypatch.setattr(control, "stop", record(4))
-    assert run("apply", str(good)).exit_code == 0
-    assert run("stop", "--port", "8001").exit_code == 4
-    assert run("freeze", "on").exit_code == 0
-    assert run("freeze", "off", "--port", "8001").exit_code == 0
-    assert run("freeze", "perhaps").exit_code == 2
-    assert calls == [(good, None, wait_on_server), (8001,), (True, None), (False, 8001)]
-
-
-def test_scale_names_model_group_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[object, ...]] = []
-
-    def record(*args: object) -> int:
-        calls.append(args)
-        return 0
-
-    monkeypatch.setattr(scale, "scale_locally", record)
-    monkeypatch.setattr(scale, "scale_on_cluster", record)
-    assert run("scale", "minilm", "3").exit_code == 0
-    assert run("scale", "minilm", "auto", "--group", "gpu", "--port", "8001").exit_code == 0
-    assert run("scale", "minilm", "0", "--address", "http://head:8265").exit_code == 0
-    assert calls == [
-        (ManualTarget("minilm", "", 3), None),
-        (ManualTarget("minilm", "gpu", None), 8001),
-        (ManualTarget("minilm", "", 0), "http://head:8265"),
-    ]
-    for wrong in ("some", "-1", "1.5"):
-        assert run("scale", "minilm", "--", wrong).exit_code == 2
-
-
-def test_without_a_server_commands_exit_1_with_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        (["apply", "f"], ("apply", Path("f"), HERE, {"wait": True})),
+        (["apply", "f", "--no-wait", "--address", HEAD],
+         ("apply", Path("f"), THERE, {"wait": False})),
+        (["diff", "f"], ("diff", Path("f"), HERE, {})),
+        (["stop", "--port", "8001"], ("stop", Where(8001), {})),
+        (["freeze", "on"], ("freeze", True, HERE, {})),
+        (["freeze", "off", "--url", "http://g"], ("freeze", False, Where(url="http://g"), {})),
+        (["scale", "m", "3"], ("scale", ManualTarget("m", "", 3), HERE, {})),
+        (["scale", "m", "auto", "--group", "g"], ("scale", ManualTarget("m", "g", None), HERE, {})),
+        (["rollout", "promote", "m"], ("promote", "m", HERE, {})),
+        (["rollout", "abort", "m", "--address", HEAD], ("abort", "m", "", THERE, {})),
+        (["rollout", "back", "m"], ("back", "m", HERE, {})),
+    ],
+)  # fmt: skip
+def test_a_change_is_told_what_and_where(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], called: tuple[object, ...]
 ) -> None:
-    def none(*_: object) -> int:
-        raise NoServer("no server runs here")
+    calls: list[tuple[object, ...]] = []
 
-    for name, words in (("status", []), ("stop", []), ("apply", ["x.yaml"]), ("freeze", ["on"])):
-        monkeypatch.setattr(control, name, none)
-        done = run(name, *words)
-        assert (done.exit_code, done.stderr) == (1, "no server runs here\n")
+    def record(*args: object, **options: object) -> int:
+        calls.append((called[0], *args, options))
+        return 4
+
+    monkeypatch.setattr(change, str(called[0]), record)
+    assert run(*words).exit_code == 4
+    assert calls == [called]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["apply"], ["verify", "f"], ["record", "f"], ["check"], ["freeze", "perhaps"],
+        ["scale", "m"], ["scale", "m", "some"], ["scale", "m", "--", "-1"], ["scale", "m", "1.5"],
+        ["check", "f", "--write"], ["check", "f", "--elsewhere", "--fingerprint", "m"],
+        ["key", "new", "f"], ["logs"], ["stop", "--port", "0"], ["kube", "why", "a", "b"],
+        ["rollout", "forwards", "m"], ["nothing"],
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_one_line_and_the_page_that_helps(words: list[str]) -> None:
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    wrong, helps = done.stderr.splitlines()
+    assert wrong[0].isupper() or wrong[0] == "-"
+    assert helps.startswith("see `main")
+    assert helps.endswith("--help`")
+
+
+def test_a_model_that_the_file_has_not_is_named(good: Path) -> None:
+    for words in (["verify"], ["record"], ["profile"], ["check", "--fingerprint"]):
+        command, *options = words
+        done = run(command, str(good), *options, "nobody")
+        assert (done.exit_code, done.stdout) == (2, ""), done.output
+        (line,) = done.stderr.splitlines()
+        assert "nobody" in line
+        assert "device" in line
 
 
 def test_refusal_of_the_server_exits_1_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(port: int | None) -> dict[str, object]:
-        raise control.ServerRefused("starting")
+    def refuse(where: Where, request: object) -> dict[str, object]:
+        raise ServerRefused("starting")
 
-    monkeypatch.setattr(control, "status", refuse)
+    monkeypatch.setattr(Where, "ask", refuse)
     done = run("status")
     assert (done.exit_code, done.stderr) == (1, "starting\n")
 
 
 def test_fault_that_nobody_expected_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(port: int | None) -> dict[str, object]:
+    def broken(where: Where, request: object) -> dict[str, object]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(control, "status", broken)
+    monkeypatch.setattr(Where, "ask", broken)
     assert isinstance(run("status").exception, ZeroDivisionError)
 
 
@@ -205,7 +211,7 @@ def test_status_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
         "frozen": False,
         "problem": None,
     }
-    monkeypatch.setattr(control, "status", lambda port: snapshot)
+    monkeypatch.setattr(Where, "ask", lambda where, request: snapshot)
     assert json.loads(run("status", "--json").stdout) == snapshot
     assert "http://here" in run("status").stdout
 

@@ -64,6 +64,14 @@ class Cluster:
     def url(self) -> str:
         return f"http://{self.gateway['host']}:{self.gateway['port']}"
 
+    @property
+    def address(self) -> str:
+        """Of its dashboard."""
+        return self.environ["RAY_API_SERVER_ADDRESS"]
+
+    def apply(self, file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.headrace("apply", str(file), "--address", self.address, *words)
+
     def headrace(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*HEADRACE, *arguments], env=self.environ, capture_output=True, text=True,
@@ -90,7 +98,7 @@ class Cluster:
 
     def rest(self, method: str, path: str, body: Any = None) -> httpx.Response:
         return httpx.request(
-            method, f"{self.environ['RAY_API_SERVER_ADDRESS']}{path}", json=body,
+            method, f"{self.address}{path}", json=body,
             headers={"Authorization": f"Bearer {TOKEN}"}, timeout=patient(30),
         )  # fmt: skip
 

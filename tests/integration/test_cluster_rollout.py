@@ -1,5 +1,6 @@
-"""`headrace deploy` of a model with a `rollout` to a Ray that runs already, under load: the cluster
-drives the rollout by itself, also when what drives it is killed, and nobody is failed meanwhile."""
+"""`headrace apply --address` of a model with a `rollout` to a Ray that runs already, under load:
+the cluster drives the rollout by itself, also when what drives it is killed, and nobody is failed
+meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made.file = made.write(made.folder, made.models)
     try:
         made.start_head()
-        deployed = made.headrace("deploy", str(made.file))
+        deployed = made.apply(made.file)
         assert deployed.returncode == 0, deployed.stderr
         until(lambda: httpx.get(f"{made.url}/readyz").status_code == 200, 30)
         yield made
@@ -44,7 +45,7 @@ def load(cluster: Cluster) -> Iterator[Load]:
 
 def deploy(cluster: Cluster, model: dict[str, Any], *words: str) -> Any:
     file = cluster.write(cluster.folder / "next", {"m": model})
-    return cluster.headrace("deploy", str(file), *words)
+    return cluster.apply(file, *words)
 
 
 def served_version(cluster: Cluster) -> str:
@@ -54,8 +55,7 @@ def served_version(cluster: Cluster) -> str:
 
 
 def rollout(cluster: Cluster, *words: str) -> Any:
-    address = cluster.environ["RAY_API_SERVER_ADDRESS"]
-    return cluster.headrace("rollout", *words, "--address", address)
+    return cluster.headrace("rollout", *words, "--address", cluster.address)
 
 
 def last(cluster: Cluster) -> dict[str, Any]:

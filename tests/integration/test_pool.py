@@ -119,7 +119,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         cluster.start_head()
         cluster.write(cluster.folder, MODELS, scaling={"pool": POOL})
         orders = Orders(cluster)
-        done = cluster.headrace("deploy", str(cluster.file))
+        done = cluster.apply(cluster.file)
         assert done.returncode == 0, done.stderr
         until(lambda: len(cluster.replicas("headrace-pool:pool")) == 1, 60)
         yield Served(cluster, orders)

@@ -54,7 +54,7 @@ def test_a_good_version_is_promoted_by_itself_and_rolled_back_by_hand(server):
         canary_went(server)
         assert last_rollout(server)["phase"] == "promoted"
         assert not server.replicas("m") & pids
-        back = server.headrace("rollback", "m", "--port", str(server.port))
+        back = server.headrace("rollout", "back", "m", "--port", str(server.port))
         assert back.returncode == 0, back.stderr
         assert served_version(server) == before
     assert load.failures == []

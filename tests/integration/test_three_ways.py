@@ -1,4 +1,4 @@
-"""One file, three ways: `headrace serve` here, `headrace deploy` to a Ray that runs already, and
+"""One file, three ways: `headrace serve` here, `headrace apply --address` to a Ray that runs, and
 the list of applications that `headrace build` prints, put by somebody else. Nothing fails on the
 way."""
 
@@ -55,16 +55,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, served_here: list[Any]) ->
 
 def deploy(cluster: Cluster, models: dict[str, Any] | None = None, **sections: Any) -> str:
     """Prints what changed."""
-    done = cluster.headrace(
-        "deploy",
-        str(cluster.write(cluster.folder / "next", models or {"a": A, "b": B}, **sections)),
-    )
+    file = cluster.write(cluster.folder / "next", models or {"a": A, "b": B}, **sections)
+    done = cluster.apply(file)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_deployed_to_a_cluster_it_answers_the_same(cluster, served_here):
-    done = cluster.headrace("deploy", str(cluster.file))
+    done = cluster.apply(cluster.file)
     assert done.returncode == 0, done.stderr
     until(lambda: httpx.get(f"{cluster.url}/readyz").status_code == 200, 30)
     assert answers(cluster.url) == served_here
@@ -76,9 +74,8 @@ def test_deployed_to_a_cluster_it_answers_the_same(cluster, served_here):
 def test_another_checkout_restarts_nothing(cluster):
     before = cluster.replicas("")
     file = cluster.write(cluster.folder / "elsewhere", {"a": A, "b": B})
-    for command in ("diff", "deploy"):
-        address = cluster.environ["RAY_API_SERVER_ADDRESS"]
-        done = cluster.headrace(command, str(file), "--address", address)
+    for command in ("diff", "apply"):
+        done = cluster.headrace(command, str(file), "--address", cluster.address)
         assert (done.returncode, done.stdout) == (0, "nothing changed\n"), done.stderr
     assert cluster.replicas("") == before
 
@@ -112,8 +109,7 @@ def test_an_operator_asks_a_gateway_and_freezes_the_controllers(cluster):
     frozen = cluster.headrace("freeze", "on", "--url", cluster.url)
     assert (frozen.returncode, frozen.stdout) == (0, "controllers: frozen\n"), frozen.stderr
     until(lambda: "controllers are frozen" in status(), 30)
-    address = cluster.environ["RAY_API_SERVER_ADDRESS"]
-    assert cluster.headrace("freeze", "off", "--address", address).returncode == 0
+    assert cluster.headrace("freeze", "off", "--address", cluster.address).returncode == 0
     until(lambda: "controllers are frozen" not in status(), 30)
 
 
@@ -150,7 +146,7 @@ def test_tenants_are_in_force_within_seconds_and_restart_nothing(cluster):
     bearer = {"authorization": f"Bearer {key}"}
     assert httpx.post(url, json=infer_body([1]), headers=bearer).status_code == 200
     without = cluster.write(cluster.folder / "next", {"a": A})
-    opened = cluster.headrace("deploy", str(without))
+    opened = cluster.apply(without)
     assert opened.returncode == 1
     assert "no tenant has a list of keys any more" in opened.stdout + opened.stderr
     assert httpx.post(url, json=infer_body([1])).status_code == 401
@@ -160,9 +156,8 @@ def test_tenants_are_in_force_within_seconds_and_restart_nothing(cluster):
 
 
 def test_what_is_stopped_is_gone_and_the_cluster_stays(cluster):
-    address = cluster.environ["RAY_API_SERVER_ADDRESS"]
-    done = cluster.headrace("stop", "--address", address)
+    done = cluster.headrace("stop", "--address", cluster.address)
     assert done.returncode == 0, done.stderr
     assert cluster.rest("GET", "/api/serve/applications/").json()["applications"] == {}
-    again = cluster.headrace("stop", "--address", address)
+    again = cluster.headrace("stop", "--address", cluster.address)
     assert (again.returncode, again.stderr) == (1, "no application of Headrace runs there\n")

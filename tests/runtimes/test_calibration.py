@@ -100,7 +100,7 @@ def test_what_cannot_be_a_calibration_says_why(tmp_path, lengths, name, said):
 
 
 def test_a_folder_without_rows_says_what_writes_them(tmp_path):
-    with pytest.raises(LoadError, match="`headrace record MODEL` writes it"):
+    with pytest.raises(LoadError, match="`headrace record FILE MODEL` writes"):
         calibration.file_of(str(tmp_path))
 
 

@@ -139,5 +139,5 @@ def _refuse(name: str, verdict: dict[str, object]) -> None:
     more = f" (and {len(breaches) - 1} more)" if len(breaches) > 1 else ""
     raise NotAccepted(
         f"not accepted against {verdict['reference']}: {breaches[0]['sentence']}{more}; "
-        f"`headrace verify {name}` shows all"
+        f"`headrace verify FILE {name}` shows all"
     )

@@ -160,7 +160,7 @@ def _of_application(found: Application) -> Text:
     return Text.assemble(
         (f"model {found.model}", "bold"),
         f" is {_state(found)}{said}\n  its replicas fit in: {where}"
-        f"\n  try: headrace cluster logs {found.model}",
+        f"\n  try: headrace kube logs {found.model}",
     )
 
 

@@ -1,1 +1,1 @@
-"""`headrace cluster status | why | logs`: lists a Helm release's pods and says why a pod waits."""
+"""`headrace kube status | why | logs`: lists a Helm release's pods and says why a pod waits."""

@@ -1,4 +1,4 @@
-"""`headrace cluster status | why | logs`: reads the release's objects once and prints the answer.
+"""`headrace kube status | why | logs`: reads the release's objects once and prints the answer.
 
 Each command returns its exit code, 0. `logs` returns 1 if no log at all could be read. Where the
 cluster, the release or the target cannot be found, the KubernetesError makes the exit code 1.
@@ -65,7 +65,7 @@ def logs(
     made, _ = _chosen(snapshot, target, release.rows(snapshot))
     pods = [pod for pod in snapshot.pods if pod["metadata"]["name"] in {row.pod for row in made}]
     if not pods:
-        raise KubernetesError(f"{target} has no pods; `headrace cluster why {target}` says why")
+        raise KubernetesError(f"{target} has no pods; `headrace kube why {target}` says why")
     had = merged(api, pods, options, click.echo, lambda said: click.echo(said, err=True))
     return int(not had)
 

@@ -170,7 +170,7 @@ def _crash(pod: Object, container: str, ended: Any, waiting: str) -> Cause:
         limit = _limit(pod, container)
         mend = "a larger memory of the group, which includes objectStore, that is /dev/shm"
         return Cause(Kind.CRASH, f"OOMKilled at {limit}", evidence, mend, since)
-    mend = f"headrace cluster logs {name_of(pod)}"
+    mend = f"headrace kube logs {name_of(pod)}"
     if container != first(pod):
         mend = f"kubectl logs {name_of(pod)} -c {container}"
     if waiting:  # the kubelet starts it again, so this log is the previous container's

@@ -42,7 +42,7 @@ def plan() -> None:
     """What to ask a cluster for."""
 
 
-@plan.command()
+@plan.command(epilog="Example: headrace plan mig own.yaml --gpu h100-80")
 @click.argument("file", type=_FILE)
 @click.option("--gpu", type=click.Choice(GPU_NAMES), required=True, help="The GPUs' model.")
 @click.option("--gpus", type=click.IntRange(0), help="How many there are; unset, what it takes.")

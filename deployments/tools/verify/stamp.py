@@ -1,4 +1,4 @@
-"""`headrace fingerprint`: prints how a model's inputs are prepared, or stores it beside the model.
+"""`headrace check --fingerprint`: shows how a model's inputs are prepared, or also stores that.
 
 Run with `--write` on a machine where the model's answers are known to be right: the file
 `preprocessing.json` then travels with the artifact. Better still, the training script writes it.
@@ -20,7 +20,7 @@ from deployments.tools.verify.command import chosen, shown_progress
 from runtimes import fingerprint
 
 
-def write_fingerprint(file: Path, name: str, *, write: bool) -> int:
+def show(file: Path, name: str, *, write: bool) -> int:
     """Print the fingerprint; with `write`, store it. Returns the exit code. Raises SettingsErrors,
     also if a stored fingerprint disagrees: it is never overwritten. Raises CannotVerify."""
     model = chosen(file, name)

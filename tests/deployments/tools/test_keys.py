@@ -15,6 +15,7 @@ from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings.key import moment_s
 from deployments.tools import keys, operator
 from deployments.tools.tenants_file import tenants_of
+from deployments.tools.where import Where
 
 HASH = "sha256:" + "1" * 64
 TENANTS = f"tenants:\n  acme:\n    keys:\n      - {{id: laptop, hash: '{HASH}', models: [m]}}\n"
@@ -37,13 +38,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     state = SimpleNamespace(port=8000, settings_path="/here.yaml")
 
-    def ask(port: int, request: dict[str, Any]) -> dict[str, Any]:
-        asked.append((port, request))
+    def ask(where: Where, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append((where.port, request))
         row = {"id": "k", "owner": "operators", "state": "good", "expires": None, "models": None}
         return {"revoked": "laptop", "owner": "tenant acme", "keys": [row]}
 
-    monkeypatch.setattr(keys, "find", lambda port, folder: state)
-    monkeypatch.setattr(keys, "ask", ask)
+    monkeypatch.setattr(Where, "server", lambda where: state)
+    monkeypatch.setattr(Where, "ask", ask)
     return asked
 
 
@@ -61,13 +62,13 @@ def test_a_key_with_a_life_comes_with_the_yaml_to_paste(monkeypatch: pytest.Monk
 
 
 def test_a_key_is_written_into_a_file_and_shown_once(file: Path) -> None:
-    done = run("new", "--tenant", "acme", "--id", "new", "--file", str(file))
+    done = run("new", "--tenant", "acme", "--id", "new", str(file))
     assert done.exit_code == 0, done.output
     made = done.stdout.split()[1]
     assert made not in file.read_text()
     _, key = tenants_of(file).key_called("new")
     assert key.hash == hash_key(made)
-    again = run("new", "--tenant", "acme", "--id", "new", "--file", str(file))
+    again = run("new", "--tenant", "acme", "--id", "new", str(file))
     assert again.exit_code == 1
     assert "hr_" not in again.output  # a key that nobody knows of is not handed out
     assert "is new, which is already the id of a key of tenant acme" in again.output
@@ -75,9 +76,9 @@ def test_a_key_is_written_into_a_file_and_shown_once(file: Path) -> None:
 
 def test_an_operators_key_has_no_tenant(file: Path) -> None:
     assert run("new", "--operator", "--tenant", "acme").exit_code == 2
-    assert run("new", "--file", str(file)).exit_code == 2
+    assert run("new", str(file)).exit_code == 2
     assert "operators.keys" in run("new", "--operator").stdout
-    assert run("new", "--operator", "--id", "root", "--file", str(file)).exit_code == 0
+    assert run("new", "--operator", "--id", "root", str(file)).exit_code == 0
     assert tenants_of(file).key_called("root")[0] == "operators"
 
 
@@ -91,7 +92,8 @@ def test_keys_of_a_file_are_listed(file: Path) -> None:
 
 def test_keys_of_a_running_server_are_listed(told: list[Any]) -> None:
     assert "operators" in run("list").stdout
-    assert told == [(8000, {"do": "keys"})]
+    assert told == [(None, {"do": "keys"})]
+    assert run("list", "x.yaml", "--port", "8000").exit_code == 2
 
 
 def test_a_key_is_revoked_at_the_server_unless_only_a_file_is_named(
@@ -101,11 +103,11 @@ def test_a_key_is_revoked_at_the_server_unless_only_a_file_is_named(
     assert "remove it from /here.yaml or" in done.stdout
     asked = (8000, {"do": "revoke", "key": "laptop"})
     assert told == [asked]
-    assert run("revoke", "laptop", "--file", str(file)).exit_code == 0
+    assert run("revoke", "laptop", str(file)).exit_code == 0
     assert tenants_of(file).tenants["acme"].keys == ()
     assert told == [asked]
     file.write_text(TENANTS)
-    assert run("revoke", "laptop", "--file", str(file), "--port", "8000").exit_code == 0
+    assert run("revoke", "laptop", str(file), "--port", "8000").exit_code == 0
     assert told == [asked, asked]
 
 

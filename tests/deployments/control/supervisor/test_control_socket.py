@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from deployments.control.supervisor import control_socket
+from deployments.control.supervisor import control_socket, server_files
 from deployments.control.supervisor.control_socket import ControlSocket
 from deployments.control.supervisor.server_files import NoServer
 from deployments.process import audit
-from deployments.tools import control
-from deployments.tools.control import ServerRefused, ask
+from deployments.tools.where import ServerRefused, ask
 
 PORT = 1
 
@@ -37,7 +36,7 @@ HANDLERS: dict[str, control_socket.Handler] = {
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found = tmp_path_factory.mktemp("s") / "c.sock"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control.server_files, "control_socket", lambda port: found)
+        patch.setattr(server_files, "control_socket", lambda port: found)
         patch.setattr(control_socket, "control_socket", lambda port: found)
         with ControlSocket(PORT, HANDLERS):
             yield found
@@ -92,7 +91,7 @@ def test_the_socket_is_its_owners_alone(path: Path) -> None:
 
 
 def test_no_server_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(control.server_files, "control_socket", lambda port: tmp_path / "none")
+    monkeypatch.setattr(server_files, "control_socket", lambda port: tmp_path / "none")
     with pytest.raises(NoServer, match="starting or stopping"):
         ask(PORT, {"do": "status"})
 
@@ -100,7 +99,7 @@ def test_no_server_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_a_host_that_goes_without_an_answer_is_a_refusal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(control.server_files, "control_socket", lambda port: tmp_path / "dumb")
+    monkeypatch.setattr(server_files, "control_socket", lambda port: tmp_path / "dumb")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "dumb"))
         listening.listen()
@@ -117,16 +116,28 @@ def test_a_host_that_goes_without_an_answer_is_a_refusal(
         thread.join(5.0)
 
 
+def test_a_host_that_does_not_answer_in_time_is_said_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server_files, "control_socket", lambda port: tmp_path / "late")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "late"))
+        listening.listen()
+        with pytest.raises(ServerRefused, match=r"did not answer within 0\.01 s"):
+            ask(PORT, {"do": "status"}, timeout_s=0.01)
+
+
 def test_applies_run_one_at_a_time() -> None:
     lock = threading.Lock()
     held: list[bool] = []
     handlers: dict[str, control_socket.Handler] = {
         "apply": lambda request: held.append(lock.locked()) or {},  # type: ignore[func-returns-value]
+        "rollback": lambda request: held.append(lock.locked()) or {},  # type: ignore[func-returns-value]
         "status": lambda request: held.append(lock.locked()) or {},  # type: ignore[func-returns-value]
     }
-    for do in (b"apply", b"status"):
+    for do in (b"apply", b"rollback", b"status"):
         control_socket._answer(b'{"do": "%s"}' % do, handlers, lock)
-    assert held == [True, False]
+    assert held == [True, True, False]
 
 
 @pytest.mark.parametrize("do", [b"freeze", b"diff", b"revoke"])

@@ -156,7 +156,7 @@ def joined(tmp_path: Path, *more: str) -> Any:
     file = tmp_path / "settings.yaml"
     model = {"runtime": "synthetic", "lengths": {"max": 64, "buckets": [8, 64]}}
     file.write_text(yaml.safe_dump({"models": {"m": {**model, "record": {"folder": FOLDER}}}}))
-    return CliRunner().invoke(main, ["record", "m", "--file", str(file), *more])
+    return CliRunner().invoke(main, ["record", str(file), "m", *more])
 
 
 def test_what_gateways_kept_is_joined_from_anywhere(tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def settings(tmp_path: Path, **model) -> Path:
 
 
 def joined(file: Path):
-    return CliRunner().invoke(main, ["record", "m", "--file", str(file)])
+    return CliRunner().invoke(main, ["record", str(file), "m"])
 
 
 def test_what_gateways_kept_is_joined_in_order_of_time_and_replayed(tmp_path, record):
@@ -139,7 +139,7 @@ def test_the_joined_files_go_where_one_says(tmp_path, record):
     recorder.offer("acme", rows(3))
     recorder.close()
     file = settings(tmp_path, record={"folder": f"file://{tmp_path}/recorded"})
-    command = ["record", "m", "--file", str(file), "--to", str(tmp_path / "elsewhere" / "m")]
+    command = ["record", str(file), "m", "--to", str(tmp_path / "elsewhere" / "m")]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     assert len(list(read_trace(tmp_path / "elsewhere" / "m" / "trace.csv"))) == 1

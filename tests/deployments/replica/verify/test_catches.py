@@ -35,8 +35,12 @@ TRAINED: dict[str, Any] = {
 }
 
 
-def headrace(command: str, file: Path, *arguments: str):
-    return CliRunner().invoke(main, [command, "m", "--file", str(file), *arguments])
+def verify(file: Path, *arguments: str):
+    return CliRunner().invoke(main, ["verify", str(file), "m", *arguments])
+
+
+def store_fingerprint(file: Path) -> int:
+    return CliRunner().invoke(main, ["check", str(file), "--fingerprint", "m", "--write"]).exit_code
 
 
 # ---- fp16 overflow ------------------------------------------------------------------------------
@@ -48,7 +52,7 @@ def test_fp16_overflow_is_caught_where_it_begins(settings_file, tokens_onnx):
     whole = tokens_onnx("whole.onnx", scale=2000)
     half = tokens_onnx("half.onnx", scale=2000, between_half=True)
     file = settings_file(runtime="onnxruntime", source=str(half), accept={"artifact": str(whole)})
-    done = headrace("verify", file, "--max-rel", "0.01")
+    done = verify(file, "--max-rel", "0.01")
     assert done.exit_code == 1
     assert "output y, rows of 9-64 tokens: max_rel is inf" in done.output
     assert "values are not finite on one side alone" in done.output
@@ -104,10 +108,10 @@ def test_an_image_made_otherwise_than_in_training_is_refused_by_the_field(
     assert np.abs(fed(wrong) - fed(TRAINED)).max() > 0.1
     sums_onnx(tmp_path / "m.onnx", [3, 8, 8], 1)
     good = settings_file(source="m.onnx", image=TRAINED, lengths={})
-    assert headrace("fingerprint", good, "--write").exit_code == 0
-    assert headrace("verify", good).exit_code == 0
+    assert store_fingerprint(good) == 0
+    assert verify(good).exit_code == 0
     bad = settings_file(source="m.onnx", image=wrong, lengths={})
-    refused = headrace("verify", bad)
+    refused = verify(bad)
     assert refused.exit_code == 2
     said = f"{field} is {_said(TRAINED[field])}, the service does {_said(other)}"
     assert f"models.m.source: {tmp_path / fingerprint.FILE}: {said}" in refused.output
@@ -122,8 +126,8 @@ def test_channels_last_fed_as_channels_first_are_refused_by_the_field(settings_f
     sums_onnx(tmp_path / "m.onnx", [3, 3, 3], 3)
     fingerprint.write(tmp_path / "m.onnx", {"layout": "NHWC"})
     good = settings_file(source="m.onnx", image=trained, lengths={})
-    assert headrace("verify", good).exit_code == 0
-    refused = headrace("verify", settings_file(source="m.onnx", image=wrong, lengths={}))
+    assert verify(good).exit_code == 0
+    refused = verify(settings_file(source="m.onnx", image=wrong, lengths={}))
     assert refused.exit_code == 2
     assert 'layout is "NHWC", the service does "NCHW"' in refused.output
 
@@ -139,10 +143,10 @@ def test_another_tokenizer_is_refused_by_the_field(settings_file, tokens_onnx, t
     """The same words, in another order: every id is in the table, and means another word."""
     write_tokenizer(tmp_path, ["a", "b", "c"])
     file = settings_file(source=str(tokens_onnx()))
-    assert headrace("fingerprint", file, "--write").exit_code == 0
+    assert store_fingerprint(file) == 0
     assert load(file).models["m"]
     write_tokenizer(tmp_path, ["c", "b", "a"])
-    refused = headrace("verify", file)
+    refused = verify(file)
     assert refused.exit_code == 2
     assert 'preprocessing.json: tokenizer is "sha256:' in refused.output
 
@@ -204,14 +208,14 @@ INT8 = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 
 @INT8
 def test_a_calibration_of_all_lengths_is_accepted(calibrated, runtime):
-    done = headrace("verify", calibrated(64, runtime), "--max-abs", "2")
+    done = verify(calibrated(64, runtime), "--max-abs", "2")
     assert done.exit_code == 0, done.output
     assert f"m: {runtime} int8 against" in done.output
 
 
 @INT8
 def test_a_calibration_on_short_texts_only_is_refused_before_it_is_used(calibrated, runtime):
-    done = headrace("verify", calibrated(8, runtime), "--max-abs", "2")
+    done = verify(calibrated(8, runtime), "--max-abs", "2")
     assert done.exit_code == 1
     assert "of 256 rows none are longer than 8 tokens" in done.output
 
@@ -221,7 +225,7 @@ def test_what_a_short_calibration_cuts_off_is_caught_in_the_bucket_of_long_rows(
     calibrated, runtime
 ):
     file = calibrated(8, runtime, short_calibration=True)
-    done = headrace("verify", file, "--max-abs", "2")
+    done = verify(file, "--max-abs", "2")
     assert done.exit_code == 1
     assert "output y, rows of 9-64 tokens: max_abs is" in done.output
     assert "rows of 1-8 tokens" not in done.output
@@ -229,13 +233,13 @@ def test_what_a_short_calibration_cuts_off_is_caught_in_the_bucket_of_long_rows(
 
 def test_the_operation_that_eight_bits_spoil_is_found_and_kept_in_fp32(calibrated):
     file = calibrated(8, "onnxruntime", short_calibration=True)
-    done = headrace("verify", file, "--max-abs", "2", "--layers")
+    done = verify(file, "--max-abs", "2", "--layers")
     assert done.exit_code == 1
     assert "first: y (MatMul product)" in done.output
     assert "keep_fp32: [product" in done.output
     assert "with it the model is accepted" in done.output
     kept = calibrated(8, "onnxruntime", short_calibration=True, keep_fp32=["product"])
-    assert headrace("verify", kept, "--max-abs", "2").exit_code == 0
+    assert verify(kept, "--max-abs", "2").exit_code == 0
 
 
 @INT8

@@ -102,7 +102,7 @@ def test_a_model_that_does_not_agree_is_refused_with_the_sentence(start, tokens_
     said = str(refused.value)
     assert said.startswith("not accepted against onnxruntime fp32: output y, rows of 1-8 tokens: ")
     assert "allowed at most 1e-06" in said
-    assert "(and 1 more); `headrace verify m` shows all" in said
+    assert "(and 1 more); `headrace verify FILE m` shows all" in said
 
 
 @pytest.mark.parametrize("half", [False, True])

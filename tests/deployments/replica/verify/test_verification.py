@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 
 
 def verify(file, *arguments):
-    return CliRunner().invoke(main, ["verify", "m", "--file", str(file), *arguments])
+    return CliRunner().invoke(main, ["verify", str(file), "m", *arguments])
 
 
 def test_a_model_that_agrees_is_accepted_bucket_by_bucket(settings_file, tokens_onnx):
@@ -91,7 +91,7 @@ def test_what_is_asked_wrongly_is_said_in_a_line(settings_file, tokens_onnx, arg
 
 def test_a_model_that_the_file_lacks_is_said(settings_file, tokens_onnx):
     file = settings_file(source=str(tokens_onnx()))
-    done = CliRunner().invoke(main, ["verify", "n", "--file", str(file)])
+    done = CliRunner().invoke(main, ["verify", str(file), "n"])
     assert (done.exit_code, done.output.strip()) == (2, f"{file} has no model 'n'; it has m")
 
 
@@ -133,7 +133,7 @@ def test_images_are_compared_as_rows_without_length(settings_file, tmp_path):
 def test_the_fingerprint_is_shown_stored_and_then_compared(settings_file, tokens_onnx, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     file = settings_file(source=str(tokens_onnx()))
-    arguments = ["fingerprint", "m", "--file", str(file)]
+    arguments = ["check", str(file), "--fingerprint", "m"]
     shown = CliRunner().invoke(main, arguments)
     assert (shown.exit_code, "sha256:" in shown.output) == (0, True)
     assert not (tmp_path / "preprocessing.json").exists()

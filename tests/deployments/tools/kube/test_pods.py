@@ -138,7 +138,7 @@ def test_a_crash_loop_says_how_it_ended_last():
     found = cause_of(status=waiting("CrashLoopBackOff", BACK_OFF, lastState={"terminated": ended}))
     assert (found.kind, found.what) == (Kind.CRASH, "ray ended with exit code 1")
     assert BACK_OFF in found.evidence
-    assert found.mend == "headrace cluster logs p --previous"
+    assert found.mend == "headrace kube logs p --previous"
 
 
 def test_a_crash_names_the_container_whose_log_says_why():

@@ -48,7 +48,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_tiny_model_is_profiled(tiny: Path) -> None:
-    done = run("-f", str(tiny), "--seconds", "1", "--json")
+    done = run(str(tiny), "--seconds", "1", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["identity"]["runtime"] == "onnxruntime"
@@ -60,7 +60,7 @@ def test_a_tiny_model_is_profiled(tiny: Path) -> None:
 def test_a_tiny_model_is_compared(tiny: Path) -> None:
     page = tiny.parent / "page.html"
     words = ("--compare", "onnxruntime", "--seconds", "1", "--json", "--html", str(page))
-    done = run("-f", str(tiny), *words)
+    done = run(str(tiny), *words)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["skipped"] == []
@@ -73,13 +73,13 @@ def test_a_tiny_model_is_compared(tiny: Path) -> None:
 
 
 def test_an_unknown_backend_exits_2(tiny: Path) -> None:
-    done = run("-f", str(tiny), "--compare", "onnx")
+    done = run(str(tiny), "--compare", "onnx")
     assert done.exit_code == 2
     assert "--compare: is 'onnx'; must be some of onnxruntime" in done.stderr
 
 
 def test_a_trace_of_several_backends_is_refused(tiny: Path) -> None:
-    done = run("-f", str(tiny), "--compare", "onnxruntime", "--trace", "x.json")
+    done = run(str(tiny), "--compare", "onnxruntime", "--trace", "x.json")
     assert done.exit_code == 2
     assert "--trace is of one backend" in done.stderr
 

@@ -35,7 +35,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(file: Path, *words: str) -> Result:
-    return CliRunner().invoke(cli.main, ["profile", "--file", str(file), *words])
+    return CliRunner().invoke(cli.main, ["profile", str(file), *words])
 
 
 def stored(file: Path) -> Any:

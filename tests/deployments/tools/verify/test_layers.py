@@ -17,7 +17,7 @@ WIDTH = 16
 
 
 def verify(file, *arguments):
-    return CliRunner().invoke(main, ["verify", "m", "--file", str(file), *arguments])
+    return CliRunner().invoke(main, ["verify", str(file), "m", *arguments])
 
 
 def cancelling_onnx(file: Path) -> Path:

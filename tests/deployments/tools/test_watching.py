@@ -1,4 +1,4 @@
-"""Waiting for a rollout, and what is printed of it."""
+"""Waiting for a rollout and for optional models, and what is printed of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.tools import control, rollout
-from deployments.tools.rollout_wait import wait_for
+from deployments.tools import change, watching
+from deployments.tools.watching import wait_for
+from deployments.tools.where import Where
 
 
 def record(phase: str, **fields: Any) -> dict[str, Any]:
@@ -25,12 +26,13 @@ def record(phase: str, **fields: Any) -> dict[str, Any]:
 def told(monkeypatch):
     """What the host answers, look by look; the last one again and again."""
     answers: list[list[dict[str, Any]]] = []
+    changes = {"restarted": [], "rollouts that go on": ["m"], "rollouts": {"m": 1}}
 
-    def ask(port, request, *_):
-        assert request == {"do": "rollouts"}
-        return {"rollouts": seen(answers)}
+    def ask(where, request, *_):
+        return changes if request["do"] == "apply" else {"rollouts": seen(answers)}
 
-    monkeypatch.setattr(rollout, "ask", ask)
+    monkeypatch.setattr(Where, "ask", ask)
+    monkeypatch.setattr(Where, "server", lambda where: SimpleNamespace(port=8000))
     return answers
 
 
@@ -80,24 +82,33 @@ def test_ctrl_c_ends_only_the_waiting(told, capsys):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_file_that_is_applied_again_waits_for_the_rollout_that_goes_on(
-    told, tmp_path, monkeypatch, capsys, waits
+    told, tmp_path, capsys, waits
 ):
     file = tmp_path / "new.yaml"
     file.write_text("models: {m: {runtime: synthetic}}")
-    changes = {"restarted": [], "rollouts that go on": ["m"], "rollouts": {"m": 1}}
-    monkeypatch.setattr(control, "ask", lambda *_: changes)
-    monkeypatch.setattr(control, "find", lambda port, folder: SimpleNamespace(port=8000))
     told += [[record("aborted", why="it fails")]]
-    assert rollout.apply(file, None, wait=waits) == (1 if waits else 0)
+    assert change.apply(file, Where(), wait=waits) == (1 if waits else 0)
     said = capsys.readouterr()
     assert said.out == "rollouts that go on: m\n"
     assert ("aborted" in said.err) == waits
 
 
-def test_who_aborts_hears_that_the_file_has_the_new_version_still(monkeypatch, capsys):
+def test_apply_says_why_an_optional_model_cannot_start(capsys, monkeypatch):
+    found = {"c": ("starting", "staging 10%"), "d": ("starting", "")}
     asked = []
-    monkeypatch.setattr(rollout, "ask", lambda port, request: asked.append(request) or {})
-    monkeypatch.setattr(rollout, "find", lambda port, folder: SimpleNamespace(port=8000))
-    assert rollout.abort("m", "a bad day", rollout.Where()) == 0
-    assert asked == [{"do": "abort", "model": "m", "reason": "a bad day"}]
-    assert "a server that starts serves it at once" in capsys.readouterr().out
+
+    def ask(where, request):
+        asked.append(dict(found))
+        if len(asked) == 2:
+            found["c"] = ("failed", "no file m.onnx")
+            found["d"] = ("ready", "")
+        return {"models": [{"name": n, "state": s, "reason": why} for n, (s, why) in found.items()]}
+
+    monkeypatch.setattr(watching, "_OPTIONAL_LOOKS_S", 0.0)
+    monkeypatch.setattr(Where, "ask", ask)
+    assert watching.wait_here({}, ["c", "d", "gone"], Where(1)) == 0
+    assert capsys.readouterr().out == "c is optional and cannot start: no file m.onnx\n"
+    assert len(asked) == 2
+    monkeypatch.setattr(watching, "_OPTIONAL_S", 0.0)
+    assert watching.wait_here({}, ["e"], Where(1)) == 0
+    assert "e is optional and still starting" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`headrace cluster status | why | logs` as a user types them: the real `kubernetes` client against
+"""`headrace kube status | why | logs` as a user types them: the real `kubernetes` client against
 an API server that stores what a cluster in trouble would.
 """
 
@@ -101,7 +101,7 @@ def _events() -> list[Object]:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["cluster", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(main, ["kube", *arguments], catch_exceptions=False)
 
 
 def test_one_table_says_what_runs_where_and_what_the_rest_waits_for(store: Store) -> None:

@@ -1,0 +1,247 @@
+"""Commands that change a running server: `apply`, `diff`, `rollout promote | abort | back`,
+`scale`, `freeze`, `stop`; on this machine, on a Ray cluster or through gateways (`Where`).
+
+Every function returns the exit code. All raise NoServer, ServerRefused, ClusterError or
+OperatorRefused; those that read a file, SettingsErrors.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deployments.control import manual_target
+from deployments.control.manual_target import ManualTarget
+from deployments.control.ray_jobs import JobFailed
+from deployments.control.remote_cluster import Deployment
+from deployments.control.rollout_reasons import BY_HAND
+from deployments.control.rollout_records import STILL_IN_FILE
+from deployments.control.serve_config import serve_config
+from deployments.control.supervisor import orphaned_processes, server_files
+from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
+from deployments.settings.load import load, settings_digest
+from deployments.tools import operator
+from deployments.tools.cluster import jobs_of, portable
+from deployments.tools.watching import wait_here, wait_on_cluster
+from deployments.tools.where import CHANGE_S, ServerRefused, Where
+
+_STOP_S = 86_400.0
+_JOB_S = 60.0
+_PYTHON = "python"
+
+
+def apply(path: Path, where: Where, *, wait: bool) -> int:
+    """Make the server's models those of a file, and print what that does. `wait`: until they run
+    and its rollouts are over."""
+    if where.address is None:
+        return _apply_here(path, where, wait=wait)
+    settings = portable(path)
+    config = serve_config(settings)
+    cluster = where.cluster()
+    _say_later(cluster.heard_later(config))
+    with where.audited("apply", str(path), settings_digest(config)):
+        done = cluster.deploy(settings)
+    _say_deployment(done)
+    return wait_on_cluster(cluster, settings, done) if wait else 0
+
+
+def _apply_here(path: Path, where: Where, *, wait: bool) -> int:
+    load(path)
+    port = where.server().port
+    changes = Where(port).ask({"do": "apply", "path": str(path.resolve())}, CHANGE_S)
+    rollouts, optional = changes.pop("rollouts", {}), changes.pop("optional", [])
+    _say(changes)
+    return wait_here(rollouts, optional, Where(port)) if wait else 0
+
+
+def diff(path: Path, where: Where) -> int:
+    """Print what `apply` would do, and why."""
+    if where.address is None:
+        load(path)
+        changes = where.ask({"do": "diff", "path": str(path.resolve())}, CHANGE_S)
+        reasons = changes.pop("reasons")
+        _say(changes)
+        _say_reasons(reasons)
+    else:
+        settings, cluster = portable(path), where.cluster()
+        _say_later(cluster.heard_later(serve_config(settings)))
+        _say_deployment(cluster.diff(settings))
+    return 0
+
+
+def promote(model: str, where: Where) -> int:
+    """Promote the model's canary at once."""
+    if where.address is None:
+        where.ask({"do": "promote", "model": model})
+    else:
+        with where.audited("promote", f"rollout of {model}"):
+            where.cluster().decide(model)
+    click.echo(f"{model}: the new version replaces the live one")
+    return 0
+
+
+def abort(model: str, reason: str, where: Where) -> int:
+    """Abort the model's rollout."""
+    if where.address is None:
+        where.ask({"do": "abort", "model": model, "reason": reason})
+    else:
+        with where.audited("abort", f"rollout of {model}"):
+            where.cluster().decide(model, reason or BY_HAND)
+    click.echo(f"{model}: the new version gets no more requests and ends; the live one goes on")
+    click.echo(STILL_IN_FILE)
+    return 0
+
+
+def back(model: str, where: Where) -> int:
+    """Replace the model's version by the one before it."""
+    done = where.ask({"do": "rollback", "model": model}, CHANGE_S)
+    click.echo(
+        f"{model}: the previous version runs again; {done['left']} earlier ones are still known"
+    )
+    _say_reasons(done["reasons"])
+    return 0
+
+
+def freeze(frozen: bool, where: Where) -> int:
+    """Freeze the controllers of all models, or let them learn again. Waits for no change that is
+    under way."""
+    if where.url is None and where.address is None:
+        _say(where.ask({"do": "freeze", "frozen": frozen}, CHANGE_S))
+        return 0
+    if where.url is not None:
+        operator.freeze(frozen, where.url)
+    else:
+        with where.audited("freeze", f"controllers: {'frozen' if frozen else 'free'}"):
+            where.cluster().freeze(frozen)
+    click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
+    return 0
+
+
+def scale(target: ManualTarget, where: Where) -> int:
+    """Set a model's number of replicas by hand. It holds until `auto`, also when the autoscaler
+    restarts or a settings file is applied."""
+    if where.address is None:
+        answer = where.ask({"do": "scale", **asdict(target)})
+    else:
+        with where.audited("scale", str(target)):
+            answer = _scaled_by_job(target, where.address)
+    what = f"{target.model}, group {target.group}" if target.group else target.model
+    group = f" --group {target.group}" if target.group else ""
+    if answer["replicas"] is None:
+        click.echo(f"{what}: as many replicas as its policy decides")
+    else:
+        until = f"`headrace scale {target.model} auto{group}`"
+        click.echo(f"{what}: {answer['replicas']} replicas, until {until}")
+    return 0
+
+
+def _scaled_by_job(target: ManualTarget, address: str) -> dict[str, Any]:
+    told = shlex.quote(json.dumps(asdict(target)))
+    with jobs_of(address) as jobs:
+        output = jobs.run(f"{_PYTHON} -m {manual_target.__name__} {told}", _JOB_S)
+    answer = manual_target.read(output)
+    if answer is None:
+        raise JobFailed("the job printed no answer", output)
+    if "error" in answer:
+        raise ServerRefused(answer["error"])
+    return answer
+
+
+# ---- stop ---------------------------------------------------------------------------------------
+
+
+def stop(where: Where) -> int:
+    """Let the server finish what it has, end it and wait for that; here also end processes that a
+    killed server left. On a cluster: delete Headrace's applications."""
+    if where.address is None:
+        return _stop_here(where.port)
+    with where.audited("stop", "all applications"):
+        where.cluster().remove(lambda line: click.echo(line, err=True))
+    click.echo("Headrace's applications are deleted from the cluster")
+    return 0
+
+
+def _stop_here(port: int | None) -> int:
+    folder = state_folder()
+    try:
+        state = server_files.find(port, folder)
+    except NoServer:
+        several_run = port is None and any(state.alive for state in server_files.listing(folder))
+        if several_run or not _clear_orphans(port, folder):
+            raise
+        return 0
+    process = state.server.process()
+    if process is not None:
+        process.send_signal(signal.SIGTERM)
+    _wait(state)
+    _clear_orphans(state.port, folder)  # of a host that was killed meanwhile
+    click.echo(f"stopped the server on port {state.port}")
+    return 0
+
+
+def _clear_orphans(port: int | None, folder: Path) -> int:
+    """End the processes that dead servers left, on one port or on all, with a line for each server.
+    Returns how many servers had left some. Raises ServerRefused if a process does not end."""
+    known = server_files.listing(folder) if port is None else server_files.known(port, folder)
+    dead = [state for state in known if not state.alive]
+    try:
+        sentences = [s for state in dead if (s := orphaned_processes.clear(state, folder))]
+    except TimeoutError as error:
+        raise ServerRefused(str(error)) from None
+    for sentence in sentences:
+        click.echo(sentence, err=True)
+    return len(sentences)
+
+
+def _wait(state: ServerState) -> None:
+    end = time.monotonic() + _STOP_S
+    began = reported = time.monotonic()
+    while state.alive and time.monotonic() < end:
+        time.sleep(0.1)
+        if time.monotonic() - reported > 5:
+            reported = time.monotonic()
+            click.echo(f"draining ({reported - began:.0f} s)", err=True)
+
+
+# ---- what is printed ----------------------------------------------------------------------------
+
+
+def _say(changes: dict[str, Any]) -> None:
+    said = {what: names for what, names in changes.items() if names and what != "reasons"}
+    changed = [f"{what}: {', '.join(names)}" for what, names in said.items()]
+    click.echo("; ".join(changed) or "nothing changed")
+
+
+def _say_reasons(reasons: Sequence[str]) -> None:
+    for reason in reasons:
+        click.echo(f"  {reason}")
+
+
+def _say_later(names: list[str]) -> None:
+    for name in names:
+        click.echo(
+            f"{name} takes effect only when Serve starts again (`serve shutdown`, then apply)",
+            err=True,
+        )
+
+
+def _say_deployment(done: Deployment) -> None:
+    for name, why in done.ended.items():
+        click.echo(f"{name}: rollout ended ({why})")
+    for each in done.differences:
+        click.echo(f"{each.application}: {each.kind}")
+        _say_reasons(each.reasons)
+    for name in done.begun:
+        click.echo(f"{name}: rollout begins")
+    for name in done.kept:
+        click.echo(f"{name}: its rollout goes on")
+    if not (done.differences or done.kept):
+        click.echo("nothing changed")

@@ -1,0 +1,190 @@
+"""Commands that look at a running server: `status`, `rollout status`, and how `apply` waits.
+
+Every function returns the exit code. All raise NoServer, ServerRefused, ClusterError or
+OperatorRefused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from deployments.contract.rollout.account import RolloutRecord
+from deployments.control.remote_cluster import Deployment, RemoteCluster
+from deployments.control.rollout_records import STILL_IN_FILE
+from deployments.settings.tree import Settings
+from deployments.tools import operator
+from deployments.tools.console import status_table
+from deployments.tools.console.rollout_lines import progress_key, rollout_line
+from deployments.tools.where import Where
+
+_LOOKS_S = 1.0
+_OPTIONAL_S = 30.0  # that `apply` waits for optional models: only to say what became of them
+_OPTIONAL_LOOKS_S = 0.5
+_AWAY_S = 120.0  # a dashboard whose head is restarted, amid the wait for a rollout
+_INTERRUPTED = 130
+
+
+def status(where: Where, *, as_json: bool) -> int:
+    """Print models, replicas and queues; of a cluster, the states of its applications as Serve
+    reports them: queues are known to gateways alone."""
+    if where.address is not None:
+        found = where.cluster().states()
+        if as_json:
+            click.echo(json.dumps({"applications": [asdict(state) for state in found]}))
+            return 0
+        for state in found:
+            click.echo(str(state))
+        if not found:
+            click.echo("no application of Headrace runs there")
+        return 0
+    snapshot: Any = where.ask({"do": "status"}) if where.url is None else operator.status(where.url)
+    if as_json:
+        click.echo(status_table.as_json(snapshot))
+    else:
+        status_table.show(snapshot)
+    return 0
+
+
+def rollouts(model: str | None, where: Where, *, as_json: bool) -> int:
+    """Print the rollouts of a model, or of all models."""
+    found = _records(where)
+    if model is not None:
+        found = [record for record in found if record["model"] == model]
+    if as_json:
+        click.echo(json.dumps({"rollouts": found}, indent=2))
+        return 0
+    for record in found:
+        click.echo(rollout_line(record))
+    if not found:
+        click.echo(f"no rollout{'' if model is None else f' of {model}'} since the server started")
+    return 0
+
+
+def _records(where: Where) -> list[RolloutRecord]:
+    if where.address is not None:
+        return where.cluster().rollouts()
+    found: list[RolloutRecord] = where.ask({"do": "rollouts"})["rollouts"]
+    return found
+
+
+# ---- waiting ------------------------------------------------------------------------------------
+
+
+def wait_here(rollouts: Mapping[str, int], optional: Collection[str], where: Where) -> int:
+    """Say what becomes of the optional models that `apply` starts; wait for its rollouts."""
+    _say_optional(optional, where)
+    return wait_for(rollouts, lambda: _records(where)) if rollouts else 0
+
+
+def _say_optional(names: Collection[str], where: Where) -> None:
+    """Say how the starts of optional models end; of those that take long, where to look later."""
+    waits, end = set(names), time.monotonic() + _OPTIONAL_S
+    while waits and time.monotonic() < end:
+        models = {model["name"]: model for model in where.ask({"do": "status"})["models"]}
+        for name in sorted(waits & models.keys()):
+            found = models[name]
+            if found["state"] in ("ready", "asleep", "failed"):
+                waits.remove(name)
+            if found["state"] == "failed":
+                click.echo(f"{name} is optional and cannot start: {found['reason']}")
+        waits &= models.keys()
+        time.sleep(_OPTIONAL_LOOKS_S)
+    for name in sorted(waits):
+        click.echo(
+            f"{name} is optional and still starting after {_OPTIONAL_S:g} s; "
+            "`headrace status` says how far it is"
+        )
+
+
+def wait_on_cluster(cluster: RemoteCluster, settings: Settings, done: Deployment) -> int:
+    """Wait until what was deployed runs and its rollouts are over."""
+    limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
+    failed = cluster.watch(done.names, limit_s, lambda line: click.echo(line, err=True))
+    for state in failed:
+        click.echo(f"{state.name} cannot start:\n{state.message}", err=True)
+    rollouts = {**done.begun, **done.kept}
+    if not rollouts:
+        return 1 if failed else 0
+    return wait_for(rollouts, lambda: cluster.rollouts(_AWAY_S)) or (1 if failed else 0)
+
+
+def wait_for(
+    rollouts: Mapping[str, int],
+    records: Callable[[], list[RolloutRecord]],
+    pause: Callable[[float], None] = time.sleep,
+) -> int:
+    """Show these rollouts (model to number of the rollout), as `records` returns them, until all
+    are over. Returns the exit code: 1 if one was aborted; 130 for Ctrl-C, which ends only the wait.
+    """
+    try:
+        with _Display() as display:
+            while True:
+                found = {r["model"]: r for r in records() if r["model"] in rollouts}
+                replaced = [n for n, number in rollouts.items() if _other(found.get(n), number)]
+                if replaced:
+                    break
+                display.show(list(found.values()))
+                if all(record["over"] for record in found.values()):
+                    break
+                pause(_LOOKS_S)
+    except KeyboardInterrupt:
+        models = ", ".join(rollouts)
+        click.echo(
+            f"no longer waiting; the rollout of {models} goes on: see `headrace rollout status`",
+            err=True,
+        )
+        return _INTERRUPTED
+    if replaced:
+        click.echo(f"replaced by another rollout meanwhile: {', '.join(replaced)}", err=True)
+        return 1
+    return _outcome(found)
+
+
+def _other(record: RolloutRecord | None, number: int) -> bool:
+    return record is None or record["id"] != number
+
+
+def _outcome(found: Mapping[str, RolloutRecord]) -> int:
+    aborted = {name: r["why"] for name, r in found.items() if r["phase"] == "aborted"}
+    for name, record in found.items():
+        if name not in aborted:
+            click.echo(
+                f"{name}: promoted, after it answered {record['canary']['answered']} requests"
+            )
+    for name, why in aborted.items():
+        click.echo(f"{name}: aborted, the live version goes on: {why}", err=True)
+    if aborted:
+        click.echo(STILL_IN_FILE, err=True)
+    return 1 if aborted else 0
+
+
+class _Display(contextlib.ExitStack):
+    """Shows rollouts: on a terminal one line each, redrawn; elsewhere a new line for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(stderr=True)
+        self._said: dict[str, tuple[str, int]] = {}
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = self.enter_context(Live(console=self._console, auto_refresh=False))
+
+    def show(self, records: list[RolloutRecord]) -> None:
+        if self._live is not None:
+            text = Text("\n".join(rollout_line(record) for record in records))
+            self._live.update(text, refresh=True)
+            return
+        for record in records:
+            if self._said.get(record["model"]) != progress_key(record):
+                self._said[record["model"]] = progress_key(record)
+                click.echo(rollout_line(record), err=True)
