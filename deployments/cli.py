@@ -20,6 +20,7 @@ from deployments.tools import command_groups, model_commands
 from deployments.tools.command_line import (
     FILE,
     PORT,
+    Duration,
     Replicas,
     built_in_example,
     call,
@@ -210,6 +211,42 @@ def scale(model: str, replicas: int | None, group: str, where: Where) -> None:
     from deployments.control.manual_target import ManualTarget
 
     call("deployments.tools.change", "scale", ManualTarget(model, group, replicas), where)
+
+
+@main.command(epilog="Example: headrace logs minilm --since 10m --follow")
+@click.argument("model")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option(
+    "--since", "since_s", type=Duration(), help="Only lines younger than this: 90s, 10m, 2h, 1d."
+)
+@click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
+@reaches(url="gateways know no logs; --address can, and --port on the server's machine")
+def logs(model: str, where: Where, **options: Any) -> None:
+    """Print what a server wrote about MODEL; with --port also of a server that has ended.
+
+    With --address: what MODEL's replicas wrote, each with its name before it.
+    """
+    from deployments.tools.logs import Wanted
+
+    call("deployments.tools.logs", "show", model, where, Wanted(**options))
+
+
+@main.command(epilog="Example: headrace init own.yaml")
+@click.argument("path", type=FILE, default=Path("settings.yaml"))
+def init(path: Path) -> None:
+    """Write a settings file to start from, with comments; settings.yaml unless PATH names it."""
+    call("deployments.tools.init", "init", path)
+
+
+@main.command(epilog="Example: headrace completion bash >> ~/.bashrc")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete Headrace's commands, options and files."""
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(main, {}, "headrace", "_HEADRACE_COMPLETE").source())
 
 
 @main.command(epilog="Example: headrace stop --port 8000")

@@ -7,7 +7,7 @@ Source: Ray 2.60 `_private/authentication`, `dashboard/http_server_head.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,7 +89,22 @@ class Dashboard:
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         """The answer, if its status is below 400; otherwise raises."""
-        answer = self.answer(method, path, **more)
+        return self._checked(self.answer(method, path, **more), path)
+
+    def lines(self, path: str, query: Mapping[str, Any], *, follow: bool) -> Iterator[str]:
+        """The lines of a page, as they arrive; with `follow` however long it takes."""
+        connect_s = self._client.timeout.connect
+        limit = httpx.Timeout(connect_s, read=None) if follow else httpx.USE_CLIENT_DEFAULT
+        try:
+            with self._client.stream("GET", path, params=query, timeout=limit) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                self._checked(answer, path)
+                yield from answer.iter_lines()
+        except httpx.HTTPError as error:
+            raise self._silence(error) from None
+
+    def _checked(self, answer: httpx.Response, path: str) -> httpx.Response:
         if answer.status_code in (401, 403):
             raise ClusterError(
                 f"{self.address} wants the cluster's token: set ${_TOKEN} or ${_TOKEN_PATH}"
@@ -106,10 +121,13 @@ class Dashboard:
         try:
             return self._client.request(method, path, **more)
         except httpx.HTTPError as error:
-            raise NoAnswer(
-                f"no Ray dashboard answers at {self.address} ({error}); --address names it, "
-                "http://HEAD:8265 unless it was started otherwise"
-            ) from None
+            raise self._silence(error) from None
+
+    def _silence(self, error: httpx.HTTPError) -> NoAnswer:
+        return NoAnswer(
+            f"no Ray dashboard answers at {self.address} ({error}); --address names it, "
+            "http://HEAD:8265 unless it was started otherwise"
+        )
 
     def json_of(self, answer: httpx.Response) -> Any:
         """What the answer holds."""

@@ -89,13 +89,17 @@ class LogSocket:
         self.path.unlink(missing_ok=True)
 
 
-def configure_from_environment() -> None:
+def configure_from_environment(model: str = "") -> None:
     """Configure as this node's environment says; whoever starts Ray on the node sets that."""
-    configure(os.environ.get(LOG_LEVEL, "info"), os.environ.get(LOG_FORMAT, "json"))
+    level, form = os.environ.get(LOG_LEVEL, "info"), os.environ.get(LOG_FORMAT, "json")
+    configure(level, form, model=model)
 
 
-def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
+def configure(
+    level: str = "info", form: str = "json", stream: TextIO | None = None, *, model: str = ""
+) -> None:
     """Send everything under the logger `headrace` to `stream`, as `json` or `text`. Idempotent.
+    `model`: of lines that name no other.
 
     Without `stream`, lines go to the local host's log socket if there is one, else to the process's
     own stderr.
@@ -104,6 +108,7 @@ def configure(level: str = "info", form: str = "json", stream: TextIO | None = N
     for handler in [*logger.handlers]:
         logger.removeHandler(handler)
     handler = logging.StreamHandler(stream or log_stream() or sys.__stderr__)
+    handler.addFilter(lambda record: bool(record.__dict__.setdefault("model", model)) or True)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())

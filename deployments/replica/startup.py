@@ -54,7 +54,7 @@ class ModelReplica:
         "group" if the model has groups}."""
         keep_replica_calls_local()
         keep_loopback_direct()
-        logs.configure_from_environment()
+        logs.configure_from_environment(args["name"])
         context = serve.get_replica_context()
         self._name: str = args["name"]
         self._group: str = args.get("group", "")

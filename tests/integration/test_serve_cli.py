@@ -206,3 +206,5 @@ def test_a_model_that_cannot_load_fails_the_start_with_its_reason(serve):
     assert server.wait(60) == 1
     assert "model broken cannot start: " in server.output
     assert "rubbish.onnx" in server.output
+    said = server.headrace("logs", "broken", "--port", str(server.port))  # though it has ended
+    assert (said.returncode, "cannot start" in said.stdout) == (0, True), said.stderr

@@ -4,6 +4,7 @@ way."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +70,15 @@ def test_deployed_to_a_cluster_it_answers_the_same(cluster, served_here):
     assert done.stdout.splitlines() == [
         f"{name}: added" for name in ("gateway", "headrace-tenants", "model-a", "model-b")
     ]
+
+
+def test_what_replicas_wrote_is_shown(cluster):
+    done = cluster.headrace("logs", "a", "--address", cluster.address, "--tail", "50")
+    assert done.returncode == 0, done.stderr
+    found = [
+        json.loads(line.partition(" | ")[2]) for line in done.stdout.splitlines() if '"ts"' in line
+    ]
+    assert any(each["model"] == "a" and "ready" in each["message"] for each in found), done.stdout
 
 
 def test_another_checkout_restarts_nothing(cluster):

@@ -36,6 +36,7 @@ from deployments.control.supervisor.change_audit import audited_handlers, digest
 from deployments.control.supervisor.control_socket import ControlSocket, Handler
 from deployments.control.supervisor.event_lines import EventLines
 from deployments.control.supervisor.ready_message import ready_message
+from deployments.control.supervisor.server_log import ServerLog
 from deployments.process import audit, logs
 from deployments.process.audit import AUDIT_FILE, AuditLine
 from deployments.process.logs import LOG_SOCKET, LogSocket
@@ -194,7 +195,8 @@ class Host:
 
     def _own_variables(self, folder: Path) -> dict[str, str]:
         """The variables that this start adds to the cluster's environment."""
-        self._logs = LogSocket(folder / "log.sock", lambda line: self._say("log", message=line))
+        log = ServerLog(server_files.log_file(self._port, self._states))
+        self._logs = LogSocket(folder / "log.sock", lambda line: self._said(line, log))
         return {
             orphaned_processes.VARIABLE: self._id,
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
@@ -203,6 +205,10 @@ class Host:
             AUDIT_FILE: str(server_files.audit_file(self._port, self._states)),
             FOLDER: str(self._path.parent),
         }
+
+    def _said(self, line: str, log: ServerLog) -> None:
+        log.write(line)
+        self._say("log", message=line)
 
     def _state(self, address: str, dashboard_url: str) -> server_files.ServerState:
         return server_files.ServerState(

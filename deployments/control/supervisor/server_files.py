@@ -197,6 +197,11 @@ def audit_file(port: int, folder: Path) -> Path:
     return folder / f"{port}.audit.jsonl"
 
 
+def log_file(port: int, folder: Path) -> Path:
+    """The log of the servers on a port; it outlives them."""
+    return folder / f"{port}.log"
+
+
 def commands_audit_file(folder: Path) -> Path:
     """The audit log of what this machine's command line changed elsewhere: in files and on
     clusters."""

@@ -8,20 +8,15 @@ one thread for each container. A log that cannot be read costs one warning; the 
 
 from __future__ import annotations
 
-import heapq
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.tools.kube import containers
 from deployments.tools.kube.types import Object, name_of
-
-_QUEUED_LINES = 10_000  # between the reading threads and the printer, at most
+from deployments.tools.logs import Stamped, interleaved
 
 Say = Callable[[str], object]
-Stamped = tuple[str, str, str]  # timestamp, pod (and container), text
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +56,7 @@ def merged(logs: Logs, pods: Sequence[Object], options: LogOptions, say: Say, wa
         for pod in pods
         for container in containers.with_logs(pod, previous=options.previous)
     ]
-    lines = _as_they_come(streams) if options.follow else heapq.merge(*streams)
-    for _, source, text in lines:
+    for _, source, text in interleaved(streams, follow=options.follow):
         say(f"{source} | {text}")
     return len(failed) < len(streams)
 
@@ -80,31 +74,3 @@ def _stamped(
             yield time, source, text
     except KubernetesError as error:
         warn(f"{source}: {error}")
-
-
-def _as_they_come(streams: Sequence[Iterator[Stamped]]) -> Iterator[Stamped]:
-    """Yields lines in the order of arrival until every stream has ended.
-
-    A stream's thread puts None at its end, or the exception that ended it, which is raised here.
-    """
-    arrived: queue.Queue[Stamped | Exception | None] = queue.Queue(_QUEUED_LINES)
-
-    def read(stream: Iterator[Stamped]) -> None:
-        try:
-            for each in stream:
-                arrived.put(each)
-            arrived.put(None)
-        except Exception as error:
-            arrived.put(error)
-
-    for stream in streams:
-        threading.Thread(target=read, args=(stream,), daemon=True).start()
-    open_streams = len(streams)
-    while open_streams:
-        each = arrived.get()
-        if isinstance(each, Exception):
-            raise each
-        if each is None:
-            open_streams -= 1
-        else:
-            yield each

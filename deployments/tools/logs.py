@@ -1,0 +1,187 @@
+"""`headrace logs MODEL`: what a server's processes wrote about a model.
+
+On this machine these are the lines of the server's log that name the model, those of gateways
+included. On a cluster they are what the model's replicas wrote, each with its replica before it.
+Lines that exist already are sorted by their time; a line without one belongs to the one before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import json
+import os
+import queue
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from deployments.contract.rollout.terms import canary_of
+from deployments.control import replica_logs
+from deployments.control.dashboard import ClusterError, Dashboard
+from deployments.control.serve_rest import ServeRest
+from deployments.control.supervisor import server_files, server_log
+from deployments.control.supervisor.server_files import NoServer
+from deployments.tools.where import Where
+
+Stamped = tuple[str, str, str]  # time, source ("": not shown) and text
+_QUEUED_LINES = 10_000  # between the reading threads and the printer, at most
+_LOOKS_S = 0.2
+_INTERRUPTED = 130
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines to print."""
+
+    since_s: int | None = None  # only lines of the last so many seconds
+    tail: int | None = None  # only so many last lines; on a cluster of each replica
+    follow: bool = False  # go on, until Ctrl-C
+
+
+def show(model: str, where: Where, wanted: Wanted) -> int:
+    """Print the lines. Returns the exit code: 1 if there is none. Raises NoServer, ClusterError."""
+    streams = _here(model, where, wanted) if where.address is None else _there(model, where, wanted)
+    begin = "" if wanted.since_s is None else _ago(wanted.since_s)
+    printed = 0
+    try:
+        for stamp, source, text in interleaved(streams, follow=wanted.follow):
+            if stamp >= begin:
+                click.echo(f"{source} | {text}" if source else text)
+                printed += 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    if not printed:
+        click.echo(f"there is no line about {model}", err=True)
+    return 0 if printed else 1
+
+
+def interleaved(streams: Sequence[Iterator[Stamped]], *, follow: bool) -> Iterator[Stamped]:
+    """The lines of all streams: sorted, or with `follow` as they come."""
+    return _as_they_come(streams) if follow else heapq.merge(*streams, key=lambda each: each[0])
+
+
+def _as_they_come(streams: Sequence[Iterator[Stamped]]) -> Iterator[Stamped]:
+    """Yields lines in the order of arrival until every stream has ended.
+
+    A stream's thread puts None at its end, or the exception that ended it, which is raised here.
+    """
+    arrived: queue.Queue[Stamped | Exception | None] = queue.Queue(_QUEUED_LINES)
+
+    def read(stream: Iterator[Stamped]) -> None:
+        try:
+            for each in stream:
+                arrived.put(each)
+            arrived.put(None)
+        except Exception as error:
+            arrived.put(error)
+
+    for stream in streams:
+        threading.Thread(target=read, args=(stream,), daemon=True).start()
+    open_streams = len(streams)
+    while open_streams:
+        each = arrived.get()
+        if isinstance(each, Exception):
+            raise each
+        if each is None:
+            open_streams -= 1
+        else:
+            yield each
+
+
+def _ago(seconds: int) -> str:
+    """The time so many seconds ago, as log lines write it."""
+    then = datetime.now(UTC) - timedelta(seconds=seconds)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ---- on a cluster -------------------------------------------------------------------------------
+
+
+def _there(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
+    dashboard = where.dashboard()
+    actors = replica_logs.replicas(ServeRest(dashboard).details(), model)
+    return [
+        _stamped(_of_replica(dashboard, name, actor, wanted), name)
+        for name, actor in actors.items()
+    ]
+
+
+def _of_replica(dashboard: Dashboard, name: str, actor: str, wanted: Wanted) -> Iterator[str]:
+    try:
+        yield from replica_logs.lines(dashboard, actor, wanted.tail, follow=wanted.follow)
+    except ClusterError as error:  # its node may be gone; the others' logs are still there
+        click.echo(f"{name}: {error}", err=True)
+
+
+def _stamped(lines: Iterable[str], source: str = "") -> Iterator[Stamped]:
+    stamp = ""
+    for text in lines:
+        stamp = _fields(text)[0] or stamp
+        yield stamp, source, text
+
+
+def _fields(line: str) -> tuple[str, str]:
+    """The time and the model of a line, as JSON or as text; "" for what it does not have."""
+    try:
+        found = json.loads(line)
+        return str(found.get("ts", "")), str(found.get("model", ""))
+    except (ValueError, AttributeError):
+        stamp, *words = line.split(" ")
+        models = [w.removeprefix("model=") for w in words if w.startswith("model=")]
+        return stamp if _STAMP.fullmatch(stamp) else "", models[-1] if models else ""
+
+
+# ---- on this machine ----------------------------------------------------------------------------
+
+
+def _here(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
+    port = where.server().port if where.port is None else where.port
+    path = server_files.log_file(port, server_files.state_folder())
+    if not path.is_file():
+        raise NoServer(f"no server on port {port} has written a log: {path} does not exist")
+    return [_stamped(_of_file(path, {model, canary_of(model)}, wanted))]
+
+
+def _of_file(path: Path, models: Set[str], wanted: Wanted) -> Iterator[str]:
+    """The lines about these models; with `follow` also those that are yet to come."""
+    before = server_log.older(path)
+    file = path.open(encoding="utf-8", errors="replace")
+    there = [*before.open(encoding="utf-8", errors="replace")] if before.is_file() else []
+    found = _about(models, itertools.chain(there, file))
+    yield from found if wanted.tail is None else deque(found, wanted.tail)
+    if wanted.follow:
+        yield from _about(models, _appended(path, file))
+
+
+def _appended(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines that are written from now on, also to the file that takes this one's place."""
+    while True:
+        if line := file.readline():
+            yield line
+            continue
+        with contextlib.suppress(FileNotFoundError):  # for a moment, while one replaces the other
+            if path.stat().st_ino != os.fstat(file.fileno()).st_ino and not file.readline():
+                file.close()
+                file = path.open(encoding="utf-8", errors="replace")
+        time.sleep(_LOOKS_S)
+
+
+def _about(models: Set[str], lines: Iterable[str]) -> Iterator[str]:
+    """The lines that name one of the models. One without a time belongs to the one before it."""
+    wanted = False
+    for line in (each.rstrip("\n") for each in lines):
+        stamp, model = _fields(line)
+        wanted = model in models if stamp else wanted
+        if wanted:
+            yield line
