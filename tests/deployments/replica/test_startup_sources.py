@@ -49,7 +49,7 @@ def told(monkeypatch, tmp_path) -> Iterator[Told]:
     monkeypatch.setattr(startup.serve, "get_replica_context", lambda: context)
     monkeypatch.setattr(startup, "registry", Registry)
     monkeypatch.setattr(startup, "keep_replica_calls_local", lambda: None)
-    monkeypatch.setattr(startup.logs, "configure_from_environment", lambda: None)
+    monkeypatch.setattr(startup.logs, "configure_from_environment", lambda model: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fsspec.filesystem("memory").pipe_file("/models/m.onnx", b"weights")
     yield heard
