@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from deployments.contract.codec import Codec
 from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings
 from runtimes.types import TensorSpec
 
@@ -193,6 +194,9 @@ class ModelDescription:
         if not self.groups:
             return {"": self.digest}
         return {group.name: group.digest for group in self.groups}
+
+
+DESCRIPTION = Codec[ModelDescription](ModelDescription)
 
 
 @dataclass(frozen=True, slots=True)

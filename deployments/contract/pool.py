@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deployments.contract.codec import Codec
+
 
 @dataclass(frozen=True, slots=True)
 class PoolMember:
@@ -18,3 +20,6 @@ class PoolMember:
     slots: int  # batches that each gateway may have there
     after_s: float  # predicted wait on the model's own replicas beyond which this one is used
     channel_versions: str = "3"  # that it speaks, with commas between them
+
+
+MEMBERS = Codec[tuple[PoolMember, ...]](tuple[PoolMember, ...])

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployments.contract.codec import Codec
+from deployments.contract.crash_reports import CrashReports
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
+from deployments.contract.rollout.cost_gate import Fit
+from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.route import RolloutRoute
 
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""
 LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0  # a gateway's snapshot is dropped after that
-RATES, CRASHES = "rates", "crashes"
-EXCHANGED = {RATES: 3.0, CRASHES: SNAPSHOT_KEEPS_S}
-"""The parts of a gateway's snapshot that other gateways get: its tenants' rates, and inputs that
-end replicas. Each with the seconds for which it counts: a gateway says both once a second, and one
-that died asks for no share of a rate, while the inputs that it lost replicas with are the same."""
+RATES_KEEP_S = 3.0
+"""Seconds for which a gateway's rates count. It says them once a second, and one that died asks for
+no share of a rate; the inputs that it lost replicas with stay the same."""
+
+RateReport = dict[str, list[float]]
+"""By tenant, or by key that has rates of its own: [requests asked for a second, requests passed,
+tokens asked for a second, tokens passed]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,50 @@ class ReplicaProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSnapshot:
+    """One model, or canary, at one gateway, for `headrace status`."""
+
+    replicas: int = 0  # that the gateway knows
+    waiting_rows: int = 0
+    late_rows: int = 0
+    oldest_wait_s: float = 0.0
+    leases: int = 0
+    backlog_s: float = 0.0
+    drift: int = 0
+    rows_by_bucket: dict[str, int] = field(default_factory=dict)  # by upper edge; no empty ones
+    rows_by_tenant: dict[str, int] = field(default_factory=dict)  # no empty ones
+    tokens_per_s: float = 0.0
+    # Of a model that generates, by replica: running and waiting sequences, and the share of the
+    # cache in use.
+    engines: dict[str, list[float]] = field(default_factory=dict)
+    ejected: list[str] = field(default_factory=list)  # replicas that are left out as slow
+    asleep: bool = False  # it answers without a replica
+    cost_fit: Fit | None = None  # seconds of a batch by now, of the first of several groups
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySnapshot:
+    """What a gateway pushes to the registry once a second, and at once after a loss."""
+
+    models: dict[str, ModelSnapshot] = field(default_factory=dict)
+    inflight: int = 0
+    draining: bool = False
+    frozen: bool = False
+    problem: str | None = None  # for an operator
+    rates: RateReport = field(default_factory=dict)
+    crashes: CrashReports = field(default_factory=dict)
+    rollouts: list[Observations] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a gateway gets for its snapshot: the last word of each other gateway, by gateway."""
+
+    rates: dict[str, RateReport] = field(default_factory=dict)
+    crashes: dict[str, CrashReports] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What gateways route by. Everything in a view that is not `complete` is true, but models may
     be missing from it."""
@@ -67,3 +117,22 @@ class View:
     rollouts: dict[str, RolloutRoute] = field(default_factory=dict)  # what goes to canaries
     controller_ends: int = 0  # how often this registry has killed Serve's controller
     failures: dict[str, str] = field(default_factory=dict)  # why a model's latest start failed
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStatus:
+    """All that the registry knows."""
+
+    view: View
+    outlines: dict[str, ModelOutline]  # by model
+    progress: list[ReplicaProgress]  # the newest last
+    gateways: dict[str, GatewaySnapshot]  # by gateway
+
+
+OUTLINE = Codec[ModelOutline](ModelOutline)
+PROGRESS = Codec[ReplicaProgress](ReplicaProgress)
+ALL_PROGRESS = Codec[list[ReplicaProgress]](list[ReplicaProgress])
+SNAPSHOT = Codec[GatewaySnapshot](GatewaySnapshot)
+EXCHANGE = Codec[Exchange](Exchange)
+VIEW = Codec[View](View)
+STATUS = Codec[RegistryStatus](RegistryStatus)

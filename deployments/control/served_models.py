@@ -15,9 +15,15 @@ import ray
 
 from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.model_arguments import digests
-from deployments.contract.registry import ANSWER_S
+from deployments.contract.registry import (
+    ALL_PROGRESS,
+    ANSWER_S,
+    STATUS,
+    RegistryStatus,
+    ReplicaProgress,
+)
 from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.terms import RolloutTerms
+from deployments.contract.rollout.terms import TERMS, RolloutTerms
 from deployments.control.dashboard import ClusterError
 from deployments.control.differences import Applications, by_name
 from deployments.control.merging import is_ours
@@ -91,6 +97,15 @@ class ServedModels:
             logger.warning("%s (%s)", silence, method)
             return None
 
+    def known(self) -> RegistryStatus:
+        """All that the registry knows. Raises as `ask_registry`."""
+        return STATUS.decode(self.ask_registry("status"))
+
+    def replica_progress(self) -> list[ReplicaProgress]:
+        """How far each replica has come with its start; [] if the registry does not answer."""
+        said = self.try_registry("progress")
+        return [] if said is None else ALL_PROGRESS.decode(said)
+
     # ---- rollouts; each raises ClusterError if the registry does not answer ------------------
 
     def rollouts(self) -> list[RolloutAccount]:
@@ -98,7 +113,7 @@ class ServedModels:
         return found
 
     def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
-        return int(self.ask_registry("begin_rollout", model, terms))
+        return int(self.ask_registry("begin_rollout", model, TERMS.encode(terms)))
 
     def promote(self, model: str) -> bool:
         return bool(self.ask_registry("promote", model))
@@ -111,9 +126,9 @@ class ServedModels:
 
     def held(self, name: str) -> int:
         """Rows of a model that wait at gateways, plus leases at its replicas."""
-        gateways = self.ask_registry("status")["gateways"].values()
-        seen = [g["models"][name] for g in gateways if name in g["models"]]
-        return sum(s["waiting_rows"] + s["leases"] for s in seen)
+        gateways = self.known().gateways.values()
+        seen = [g.models[name] for g in gateways if name in g.models]
+        return sum(s.waiting_rows + s.leases for s in seen)
 
     def runs(self, name: str) -> bool:
         return runs(self.applications(), name)
@@ -127,10 +142,9 @@ class ServedModels:
         Reports of replicas with other settings are ignored: one of a version that was taken back
         may still report its failure."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
-        progress = self.try_registry("progress") or []
         return failed | {
             n.model: n.detail
-            for n in progress
+            for n in self.replica_progress()
             if n.phase == "failed"
             and n.model in names
             and n.digest in self._digests.get(n.model, ())

@@ -11,6 +11,8 @@ import asyncio
 import gc
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,13 @@ import ray
 from ray import serve
 
 from deployments.contract.description import GatewayIdentity
-from deployments.contract.registry import CRASHES, RATES
-from deployments.contract.scaling.messages import GatewayReport, ModelOutlook
+from deployments.contract.registry import EXCHANGE, SNAPSHOT
+from deployments.contract.scaling.messages import (
+    GATEWAY_REPORT,
+    OUTLOOKS,
+    GatewayReport,
+    ModelOutlook,
+)
 from deployments.gateway.app import assembled
 from deployments.gateway.ending import Ending
 from deployments.gateway.http import fast_path, strict_protocol
@@ -148,16 +155,16 @@ class Gateway:
         away = False
         while True:
             try:
-                said = {
-                    **self._telemetry.snapshot(),
-                    RATES: self._app.rates.report(),
-                    CRASHES: self._crashes.report(),
-                    "rollouts": self._app.rollouts.report(),
-                }
-                pushed = self._registry.push.remote(self._uid, said)
-                others = await asyncio.wait_for(pushed, _PUSH_ANSWER_S)
-                self._app.rates.hear(others[RATES])
-                self._crashes.hear(others[CRASHES])
+                said = replace(
+                    self._telemetry.snapshot(),
+                    rates=self._app.rates.report(),
+                    crashes=self._crashes.report(),
+                    rollouts=self._app.rollouts.report(),
+                )
+                pushed = self._registry.push.remote(self._uid, SNAPSHOT.encode(said))
+                others = EXCHANGE.decode(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
+                self._app.rates.hear(others.rates)
+                self._crashes.hear(others.crashes)
                 self._app.suspected.look()
                 away = False
             except Exception as fault:
@@ -191,12 +198,11 @@ def _notes_folder() -> Path:
     return Path(context.get_temp_dir(), context.get_session_name(), "headrace-gateways")
 
 
-async def _tell_autoscaler(report: GatewayReport) -> dict[str, ModelOutlook]:
+async def _tell_autoscaler(report: GatewayReport) -> Mapping[str, ModelOutlook]:
     """Send the autoscaler a report; what it expects of each model. Raises what Ray raises, and
     ValueError where there is no autoscaler."""
     actor = await asyncio.to_thread(actors.running_autoscaler)
-    outlooks: dict[str, ModelOutlook] = await actor.report.remote(report)
-    return outlooks
+    return OUTLOOKS.decode(await actor.report.remote(GATEWAY_REPORT.encode(report)))
 
 
 async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTenants:

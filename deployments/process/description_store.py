@@ -1,9 +1,10 @@
 """Stores what replicas said of their models, so that an anchor can announce a model that sleeps.
 
-Descriptions are in the cluster's key-value store: one entry a model and group, in MessagePack. Each
-names the digest of all settings that shape the model's replicas; a description under other settings
-counts as unknown, and so does one that another version of Headrace wrote in another format. Each
-call blocks for a round trip, see `cluster_store`. Tested by tests/integration/test_zero.py.
+Descriptions are in the cluster's key-value store: one entry a model and group, as a message of
+`contract/codec.py`. Each names the digest of all settings that shape the model's replicas; a
+description under other settings counts as unknown, and so does one of a version of Headrace that
+this code does not read. Each call blocks for a round trip, see `cluster_store`. Tested by
+tests/integration/test_zero.py.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import msgspec
-
+from deployments.contract.codec import Codec, OtherVersion
 from deployments.contract.description import ModelDescription
 from deployments.process import cluster_store
 
@@ -29,13 +29,12 @@ class StoredDescription:
     version: str = ""  # over all of the model's groups; "": it has none
 
 
-# Made once, at import: msgspec 0.22 crashes when two threads use a type for the first time at once.
-_decode = msgspec.msgpack.Decoder(StoredDescription).decode
+STORED = Codec[StoredDescription](StoredDescription)
 
 
 def put(model: str, group: str, stored: StoredDescription) -> None:
     """Store it. Raises what Ray raises when the store does not answer."""
-    cluster_store.put(_key(model, group), encode(stored))
+    cluster_store.put(_key(model, group), STORED.encode(stored))
 
 
 def get(model: str, group: str, settings: str) -> StoredDescription | None:
@@ -49,16 +48,12 @@ def forget(model: str) -> None:
     cluster_store.delete(_key(model, ""))
 
 
-def encode(stored: StoredDescription) -> bytes:
-    return msgspec.msgpack.encode(stored)
-
-
 def decode(data: bytes, settings: str) -> StoredDescription | None:
-    """The stored description; None if its format or its settings are others."""
+    """The stored description; None if its version or its settings are others."""
     try:
-        stored = _decode(data)
-    except msgspec.MsgspecError as wrong:
-        logger.warning("what was stored of a model is of another version: %s", wrong)
+        stored = STORED.decode(data)
+    except OtherVersion as wrong:
+        logger.warning("what was stored of a model is not used: %s", wrong)
         return None
     return stored if stored.settings == settings else None
 

@@ -28,7 +28,8 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.contract.app_names import directory_key
-from deployments.contract.registry import ANSWER_S, LEASE_S, ModelOutline
+from deployments.contract.description import DESCRIPTION
+from deployments.contract.registry import ANSWER_S, LEASE_S, OUTLINE, ModelOutline
 from deployments.process import actors, description_store, logs
 from deployments.process.actors import registry
 from deployments.process.loop_watch import watch_process
@@ -62,7 +63,7 @@ class ModelAnchor:
         self._tasks: list[asyncio.Task[None]] = []
         outline = _outline(args["settings"])
         self._generation: int = await self._until_answered(
-            lambda: self._registry.begin.remote(self._name, outline)
+            lambda: self._registry.begin.remote(self._name, OUTLINE.encode(outline))
         )
         self._described.start()
         self._tasks.append(loop.create_task(self._tell_autoscaler()))
@@ -111,7 +112,7 @@ class ModelAnchor:
         self._described.changed.clear()
         description, tokenizer = self._described.current()
         description = replace(description, generation=self._generation)
-        await self._registry.announce.remote(description, tokenizer)
+        await self._registry.announce.remote(DESCRIPTION.encode(description), tokenizer)
 
     async def _tell_autoscaler(self) -> None:
         """Tell the autoscaler whether a description is known, again and again: it may restart."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts
+from deployments.contract.rollout.cost_gate import LIVE_COSTS, CostBounds, LiveCosts
 from deployments.process.actors import registry
 from deployments.replica import cost_admission, describe
 from deployments.replica.device import DeviceWorker
@@ -90,14 +91,17 @@ class BatchReplica(ModelReplica):
         """As `Registry.live_costs`; None if the registry does not answer."""
         asked = registry().live_costs.remote(self._name, self._group, self._digest)
         found: LiveCosts | None = await self._answer(
-            asked, "the live version's costs are not known"
+            asked, "the live version's costs are not known", LIVE_COSTS.decode
         )
         return found
 
-    async def _answer(self, asked: Any, without: str) -> Any:
-        """The registry's answer; None, and the warning `without`, if it does not come in time."""
+    async def _answer(
+        self, asked: Any, without: str, read: Callable[[Any], Any] = lambda answer: answer
+    ) -> Any:
+        """The registry's answer; None, and the warning `without`, if it does not come in time or
+        cannot be read."""
         try:
-            return await asyncio.wait_for(asked, _ANSWER_S)
+            return read(await asyncio.wait_for(asked, _ANSWER_S))
         except Exception as fault:
             logger.warning("%s: %s", without, fault, extra={"model": self._name})
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import DESCRIPTION, ModelDescription
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 
 
@@ -27,8 +27,8 @@ class GroupReplicas:
     async def describe(self, digest: str) -> tuple[ModelDescription, bytes]:
         """The description and tokeniser from a replica with these settings, once there is one.
         Raises what Serve raises if the replica has gone meanwhile."""
-        found: tuple[ModelDescription, bytes] = await (await self._pinned(digest)).remote()
-        return found
+        found: tuple[bytes, bytes] = await (await self._pinned(digest)).remote()
+        return DESCRIPTION.decode(found[0]), found[1]
 
     async def version(self, digest: str, views: list[dict[str, Any]]) -> str:
         """The model's version over the settings of all its groups (`views`)."""

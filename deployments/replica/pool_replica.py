@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.contract.registry import PROGRESS
 from deployments.process import actors, logs
 from deployments.process.actors import registry
 from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
@@ -51,7 +52,10 @@ class PoolReplica:
         self._loop_watch = watch_process()
         limit_mib: int | None = args.get("memory_limit_mib")
         loader = ModelLoader(cache_dir(), reserved_cpus(), limit_mib)
-        loading = PoolLoading(loader, place, actor.report.remote, self._loop_watch.may_stall)
+        loading = PoolLoading(
+            loader, place, lambda progress: actor.report.remote(PROGRESS.encode(progress)),
+            self._loop_watch.may_stall,
+        )  # fmt: skip
         self._residents = Residents(
             replica, loading, args["memory_bytes"], lambda: self._announcements.changed.set()
         )

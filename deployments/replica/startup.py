@@ -21,7 +21,9 @@ import ray
 from ray import serve
 
 from autoscaling.types import StartReading, State
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import DESCRIPTION, ModelDescription
+from deployments.contract.registry import PROGRESS
+from deployments.contract.scaling.messages import START
 from deployments.contract.version import SPOKEN_TEXT
 from deployments.process import actors, logs
 from deployments.process.actors import registry
@@ -60,10 +62,11 @@ class ModelReplica:
         self._group: str = args.get("group", "")
         self._digest = settings_digest(args["settings"])
         self._settings = settings_here(args["settings"], context.world_size)
+        actor = registry()
         self._progress = StartupProgress(
             self._name,
             context.replica_id.unique_id,
-            registry().report.remote,
+            lambda progress: actor.report.remote(PROGRESS.encode(progress)),
             process_age_s(),
             digest=self._digest,
         )
@@ -142,9 +145,9 @@ class ModelReplica:
         """What a gateway must know to connect. Only for callers inside the cluster."""
         return self._server.key
 
-    async def describe(self) -> tuple[ModelDescription, bytes]:
+    async def describe(self) -> tuple[bytes, bytes]:
         """The model's description, and its tokeniser's bytes (empty without one)."""
-        return self._description, self._tokenizer
+        return DESCRIPTION.encode(self._description), self._tokenizer
 
     async def version(self, views: list[dict[str, Any]]) -> str:
         """The version of the whole model, given the settings of each of its groups."""
@@ -157,7 +160,7 @@ def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]
     seconds = sum(seconds for _, seconds in spent)
     start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)
     try:
-        actors.running_autoscaler().started.remote(start)
+        actors.running_autoscaler().started.remote(START.encode(start))
     except Exception as nobody:
         logger.debug("no autoscaler hears of the start: %r", nobody)
 

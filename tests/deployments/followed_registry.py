@@ -13,7 +13,7 @@ from deployments.contract.description import (
     GatewayIdentity,
     ModelDescription,
 )
-from deployments.contract.registry import View
+from deployments.contract.registry import VIEW, View
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.process.replica_directory import RunningReplica, directory_for
 
@@ -24,17 +24,17 @@ class FakeRegistry:
     """`tell(view)` ends a watch with it; an exception is raised there."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Queue[View | Exception] = asyncio.Queue()
+        self._told: asyncio.Queue[View | bytes | Exception] = asyncio.Queue()
         self.heard = 0
         self.watch = self.blob = self
         self._revision = 0
 
-    async def remote(self, revision: int, timeout_s: float) -> View:
+    async def remote(self, revision: int, timeout_s: float) -> bytes:
         told = await self._told.get()
         self.heard += 1
         if isinstance(told, Exception):
             raise told
-        return told
+        return told if isinstance(told, bytes) else VIEW.encode(told)
 
     async def tell(self, *descriptions: ModelDescription, declared: str = "", **more: Any) -> None:
         self._revision += 1
@@ -43,7 +43,7 @@ class FakeRegistry:
         view = View(self._revision, models, names, more.pop("draining", False), **more)
         await self.tell_raw(view)
 
-    async def tell_raw(self, told: View | Exception) -> None:
+    async def tell_raw(self, told: View | bytes | Exception) -> None:
         self._told.put_nowait(told)
         for _ in range(10):
             await asyncio.sleep(0)

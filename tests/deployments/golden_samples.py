@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
+from filled_values import filled
 from golden_bytes import Sample
 from msgspec.structs import replace
 
+from deployments.contract import description, pool, registry
 from deployments.contract.channel.handshake import Challenge, Hello, Proof, Reason
 from deployments.contract.channel.messages import (
     BatchCall,
@@ -32,7 +35,14 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
+from deployments.contract.codec import Codec
+from deployments.contract.rollout import cost_gate, terms
+from deployments.contract.scaling import messages
+from deployments.contract.scaling.document import ScalingDocument, parse
+from deployments.process import description_store
 from runtimes.types import EngineLoad
+
+CODEC_MODULES = (registry, pool, description, terms, cost_gate, messages, description_store)
 
 WORK = ((0, "acme", 1.5), (2, "übung", 0.25))
 TEXTS = Column("BYTES", [b"a", b"", b"\xff"], ((1,), (2,)))
@@ -126,6 +136,27 @@ def _owned(message: Any) -> Any:
     return message
 
 
+def codecs() -> dict[str, Codec[Any]]:
+    """Every message that goes through Ray's calls or the store, by name."""
+    return {
+        name.lower(): each
+        for module in CODEC_MODULES
+        for name, each in vars(module).items()
+        if isinstance(each, Codec)
+    }
+
+
+def _of_codec(codec: Codec[Any]) -> Sample:
+    return Sample(
+        filled(codec.kind), lambda value, version: codec.encode(value), codec.decode, since=4,
+        by_name=True,
+    )  # fmt: skip
+
+
+def _text(document: ScalingDocument, version: int) -> bytes:
+    return document.text().encode()
+
+
 SAMPLES = {
     "hello": Sample(Hello((4, 3), "gateway-1", "replica-1", bytes(range(32))), *_plain(Hello)),
     "challenge": Sample(Challenge(3, bytes(range(32)), bytes(32)), *_plain(Challenge)),
@@ -135,4 +166,12 @@ SAMPLES = {
     "batch_reply": Sample(REPLY, *_in_parts(encode_reply, decode_reply)),
     "generate_call": Sample(GENERATE, *_in_parts(encode_generate, decode_generate)),
     "step_message": Sample(STEPS, *_in_parts(encode_steps, decode_steps)),
+    "scaling_document": Sample(
+        dataclasses.replace(filled(ScalingDocument), v=4),
+        _text,
+        lambda said: parse(said.decode()),
+        since=4,
+        by_name=True,
+    ),
+    **{name: _of_codec(codec) for name, codec in codecs().items()},
 }

@@ -18,7 +18,14 @@ from typing import Any
 
 import ray
 
-from deployments.contract.scaling.messages import PoolModel, PoolOrder, PoolReport
+from deployments.contract.scaling.messages import (
+    OUTLOOKS,
+    POOL_ORDER,
+    POOL_REPORT,
+    PoolModel,
+    PoolOrder,
+    PoolReport,
+)
 
 NAME = "headrace-autoscaler"
 _GONE_S = 5.0  # without a report: a replica reports once a second
@@ -36,8 +43,8 @@ class StandIn:
 
     async def described(self, model: str, known: bool) -> None: ...
 
-    async def report(self, report: Any) -> dict[str, Any]:
-        return {}
+    async def report(self, report: Any) -> bytes:
+        return OUTLOOKS.encode({})
 
     async def exchange(self, observed: Any) -> dict[str, int]:
         """Says nothing: what runs stays."""
@@ -46,12 +53,13 @@ class StandIn:
     async def status(self) -> dict[str, Any]:
         return {}
 
-    async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:
+    async def pool(self, said: bytes, revision: int, timeout_s: float) -> bytes:
+        report = POOL_REPORT.decode(said)
         self._reports[report.replica] = time.monotonic(), report
         if self._order.revision == revision:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
-        return self._order
+        return POOL_ORDER.encode(self._order)
 
     async def hold(self, models: tuple[PoolModel, ...]) -> None:
         self._order = PoolOrder(self._order.revision + 1, models)

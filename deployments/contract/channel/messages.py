@@ -24,6 +24,7 @@ import numpy as np
 from msgspec.structs import astuple, replace
 
 from deployments.contract.channel.frames import HEAD, Buffer
+from deployments.contract.codec import plain
 from deployments.contract.version import WIRE
 from routers.api.requests import FlowWork
 from runtimes.datatypes import DTYPES
@@ -120,14 +121,8 @@ class BatchReply(WireMessage, frozen=True):
 # ---- messages and bytes -----------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
-    """For msgspec: numpy's scalars, which a runtime may return, as Python's."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be sent")
-
-
-_encoded = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+# A runtime may return numpy's scalars.
+_encoded = msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
 def encoded_as(version: int, message: WireMessage) -> bytes:

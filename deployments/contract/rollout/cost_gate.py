@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from deployments.contract.codec import Codec
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.terms import RolloutTerms
 
@@ -38,6 +39,9 @@ class LiveCosts:
         """The longest that any of them says; 0 if none knows."""
         measured = (s for r, n, s in self.profile if (r, n) == (rows, length))
         return max((*measured, *(_predicted(fit, rows, length) for fit in self.fits)), default=0.0)
+
+
+LIVE_COSTS = Codec[LiveCosts | None](LiveCosts | None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deployments.contract.codec import Codec
+
 _MARK = "@canary"  # suffix of a canary's name
 
 
@@ -44,6 +46,9 @@ class RolloutTerms:
     max_cost_ratio: float = 1.5  # to the live version's measured costs
     agreement: AgreementTerms = AgreementTerms()  # else too few rows agree
     away_s: float = 15.0  # without any replica of the canary
+
+
+TERMS = Codec[RolloutTerms](RolloutTerms)
 
 
 def canary_of(model: str) -> str:

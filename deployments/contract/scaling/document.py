@@ -2,8 +2,8 @@
 
 Whoever deploys the applications publishes the document into the cluster's key-value store. So no
 argument of an application holds a scaling policy, and a change of policy restarts nothing. The
-document is JSON. Both ends run the same version of Headrace, as for everything here that crosses
-processes of a cluster.
+document is JSON and names its version (`version.WIRE`). A reader ignores fields that it does not
+know, and refuses an older version than it speaks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from autoscaling.settings import ScalingSettings
+from deployments.contract.codec import OtherVersion
 from deployments.contract.scaling.messages import PoolModel
+from deployments.contract.version import SPOKEN, WIRE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class ScalingDocument:
 
     settings: ScalingSettings = field(default_factory=ScalingSettings)
     pool_models: tuple[PoolModel, ...] = ()  # that a pool replica may hold, with their arguments
+    v: int = WIRE
 
     def text(self) -> str:
         """The document as JSON. Equal documents have equal texts."""
@@ -29,5 +32,14 @@ class ScalingDocument:
 
 
 def parse(text: str) -> ScalingDocument:
-    """The inverse of `text`. Raises msgspec.ValidationError for what another version wrote."""
-    return msgspec.json.decode(text, type=ScalingDocument)
+    """The inverse of `text`. Raises OtherVersion for a text that this code does not read."""
+    try:
+        found = _decode(text)
+    except msgspec.MsgspecError as wrong:
+        raise OtherVersion(f"a scaling document that cannot be read: {wrong}") from wrong
+    if found.v < min(SPOKEN):
+        raise OtherVersion(f"a scaling document of version {found.v}")
+    return found
+
+
+_decode = msgspec.json.Decoder(ScalingDocument).decode

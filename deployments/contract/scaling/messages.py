@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaling.types import DemandReading
+from autoscaling.types import DemandReading, StartReading
+from deployments.contract.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,11 @@ class PoolOrder:
 
     revision: int  # changes whenever `models` does
     models: tuple[PoolModel, ...] = ()
+
+
+GATEWAY_REPORT = Codec[GatewayReport](GatewayReport)
+OUTLOOKS = Codec[Mapping[str, ModelOutlook]](dict[str, ModelOutlook])
+OBSERVED = Codec[Mapping[str, Observed]](dict[str, Observed])
+START = Codec[StartReading](StartReading)
+POOL_REPORT = Codec[PoolReport](PoolReport)
+POOL_ORDER = Codec[PoolOrder](PoolOrder)

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
-    EXCHANGED,
     LEASE_S,
+    RATES_KEEP_S,
     SNAPSHOT_KEEPS_S,
     STARTED,
+    Exchange,
+    GatewaySnapshot,
     ModelOutline,
     ReplicaProgress,
     View,
@@ -72,7 +74,7 @@ class Registry:
     entries: dict[tuple[str, int], RegistryEntry] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)  # tokenisers, by digest
     progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
-    gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
+    gateways: dict[str, tuple[float, GatewaySnapshot]] = field(default_factory=dict)
     pool: dict[str, PoolEntry] = field(default_factory=dict)  # by pool replica
     last_generation: int = 0
     rollouts: Rollouts = field(default_factory=Rollouts)
@@ -148,8 +150,8 @@ class Registry:
         return LiveCosts(profile, self._fits(name) if first else ())
 
     def _fits(self, name: str) -> tuple[Fit, ...]:
-        found = (_fit_of(said, name) for _, said in self.gateways.values())
-        return tuple(fit for fit in found if fit is not None)
+        said = (snapshot.models.get(name) for _, snapshot in self.gateways.values())
+        return tuple(each.cost_fit for each in said if each is not None and each.cost_fit)
 
     def _remember(self, description: ModelDescription) -> None:
         """That these settings have served."""
@@ -253,19 +255,14 @@ class Registry:
             self._grow_revision()
         return changed
 
-    def push(
-        self, gateway: str, snapshot: dict[str, object], now: float
-    ) -> dict[str, dict[str, object]]:
-        """Take in a gateway's snapshot. Returns the other gateways' latest for each name in
-        `EXCHANGED`, by gateway."""
+    def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> Exchange:
+        """Take in a gateway's snapshot. Returns what the other gateways said last."""
         self.gateways[gateway] = (now, snapshot)
         others = [(name, *each) for name, each in self.gateways.items() if name != gateway]
-        return {
-            what: {
-                name: said[what] for name, at, said in others if what in said and now - at < keeps_s
-            }
-            for what, keeps_s in EXCHANGED.items()
-        }
+        return Exchange(
+            {name: said.rates for name, at, said in others if now - at < RATES_KEEP_S},
+            {name: said.crashes for name, at, said in others if now - at < SNAPSHOT_KEEPS_S},
+        )
 
     def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
         """Begin a rollout of the model's declared canary. Returns the rollout's number."""
@@ -297,7 +294,7 @@ class Registry:
 
     def _observations(self) -> list[Observations]:
         """The latest observations of each gateway."""
-        return [each for _, said in self.gateways.values() for each in _rollouts_of(said)]
+        return [each for _, said in self.gateways.values() for each in said.rollouts]
 
     def view(self) -> View:
         """What gateways route by now."""
@@ -342,20 +339,6 @@ def failures(progress: Iterable[ReplicaProgress]) -> dict[str, str]:
     return {
         name: each.detail[:_SHOWN_REASON] for name, each in ended.items() if each.phase == "failed"
     }
-
-
-def _rollouts_of(snapshot: dict[str, object]) -> list[Observations]:
-    said = snapshot.get("rollouts", ())
-    assert isinstance(said, list | tuple)
-    return [each for each in said if isinstance(each, Observations)]
-
-
-def _fit_of(snapshot: dict[str, object], name: str) -> Fit | None:
-    """What a gateway predicts of the model's batches; None if it does not know the model."""
-    models = snapshot.get("models", {})
-    assert isinstance(models, dict)
-    found: Fit | None = models[name]["cost_fit"] if name in models else None
-    return found
 
 
 def _profile(d: ModelDescription, digest: str) -> tuple[tuple[int, int, float], ...]:

@@ -5,7 +5,7 @@ announce again with their next renewal, so a restart loses at most one renewal p
 asks Serve which models ought to exist once a second, and when an anchor comes that it does not
 expect. Leases run on the monotonic clock. Generations and revisions start from the wall clock,
 because they must grow across restarts of the actor. An actor that hangs is killed from outside and
-restarted likewise.
+restarted likewise. Messages come and go as bytes (`contract/codec.py`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ import logging
 import time
 from typing import Any
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.pool import PoolMember
+from deployments.contract.description import DESCRIPTION
+from deployments.contract.pool import MEMBERS
 from deployments.contract.registry import (
+    ALL_PROGRESS,
+    EXCHANGE,
     LEASE_S,
-    ModelOutline,
-    ReplicaProgress,
-    View,
+    OUTLINE,
+    PROGRESS,
+    SNAPSHOT,
+    STATUS,
+    VIEW,
+    RegistryStatus,
 )
 from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.cost_gate import LiveCosts
-from deployments.contract.rollout.terms import RolloutTerms
+from deployments.contract.rollout.cost_gate import LIVE_COSTS
+from deployments.contract.rollout.terms import TERMS
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status
 from deployments.control.scaling.watch import keep_alive
@@ -91,29 +96,32 @@ class RegistryActor:
         self._registry.controller_ended()
         self._wake()
 
-    async def watch(self, revision: int, timeout_s: float) -> View:
-        """The view, as soon as its revision differs from `revision`, or after `timeout_s`."""
+    async def watch(self, revision: int, timeout_s: float) -> bytes:
+        """The `View`, as soon as its revision differs from `revision`; b"" if it is still the same
+        after `timeout_s`."""
         if self._registry.revision == revision:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
-        return self._registry.view()
+        if self._registry.revision == revision:
+            return b""
+        return VIEW.encode(self._registry.view())
 
     async def forget_failures(self, names: list[str]) -> None:
         self._registry.forget_failures(names)
         self._wake()
 
-    async def begin(self, name: str, outline: ModelOutline) -> int:
+    async def begin(self, name: str, outline: bytes) -> int:
         if name not in self._registry.declared:
             await self.refresh()
-        generation = self._registry.begin(name, time.time(), outline)
+        generation = self._registry.begin(name, time.time(), OUTLINE.decode(outline))
         self._wake()
         return generation
 
     async def serves(self, name: str) -> bool:
         return self._registry.serves(name)
 
-    async def announce(self, description: ModelDescription, tokenizer: bytes) -> None:
-        self._registry.announce(description, tokenizer, clock())
+    async def announce(self, description: bytes, tokenizer: bytes) -> None:
+        self._registry.announce(DESCRIPTION.decode(description), tokenizer, clock())
         self._wake()
 
     async def renew(self, name: str, generation: int) -> bool:
@@ -124,9 +132,9 @@ class RegistryActor:
         self._wake()
         return gone
 
-    async def hold(self, replica: str, members: tuple[PoolMember, ...]) -> None:
+    async def hold(self, replica: str, members: bytes) -> None:
         """As `Registry.hold`: all that this replica of the shared pool serves now."""
-        if self._registry.hold(replica, members, clock()):
+        if self._registry.hold(replica, MEMBERS.decode(members), clock()):
             self._wake()
 
     async def drain(self, draining: bool) -> None:
@@ -140,28 +148,29 @@ class RegistryActor:
         """As `Registry.profile`, for a replica that starts beside others."""
         return self._registry.profile(name, digest)
 
-    async def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
+    async def live_costs(self, name: str, group: str, digest: str) -> bytes:
         """As `Registry.live_costs`, for a replica that has measured its costs."""
-        return self._registry.live_costs(name, group, digest)
+        return LIVE_COSTS.encode(self._registry.live_costs(name, group, digest))
 
     async def loading_beside(self, name: str, digest: str) -> int:
         """As `Registry.loading_beside`, for a replica that is ready before others of its
         version."""
         return self._registry.loading_beside(name, digest)
 
-    async def report(self, progress: ReplicaProgress) -> None:
-        if self._registry.report(progress):
+    async def report(self, progress: bytes) -> None:
+        if self._registry.report(PROGRESS.decode(progress)):
             self._wake()
 
-    async def progress(self) -> list[ReplicaProgress]:
-        return list(self._registry.progress.values())
+    async def progress(self) -> bytes:
+        """The latest `ReplicaProgress` of each replica."""
+        return ALL_PROGRESS.encode(list(self._registry.progress.values()))
 
-    async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
+    async def push(self, gateway: str, snapshot: bytes) -> bytes:
         """As `Registry.push`."""
-        return self._registry.push(gateway, snapshot, clock())
+        return EXCHANGE.encode(self._registry.push(gateway, SNAPSHOT.decode(snapshot), clock()))
 
-    async def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
-        return self._registry.begin_rollout(model, terms, time.time(), clock())
+    async def begin_rollout(self, model: str, terms: bytes) -> int:
+        return self._registry.begin_rollout(model, TERMS.decode(terms), time.time(), clock())
 
     async def promote(self, model: str) -> bool:
         return self._wake_if(self._registry.promote(model, clock()))
@@ -180,14 +189,17 @@ class RegistryActor:
             self._wake()
         return changed
 
-    async def status(self) -> dict[str, Any]:
-        """View, outlines, progress, and the gateways' latest snapshots."""
-        return {
-            "view": self._registry.view(),
-            "outlines": dict(self._registry.outlines),
-            "progress": list(self._registry.progress.values()),
-            "gateways": {g: s for g, (_, s) in self._registry.gateways.items()},
-        }
+    async def status(self) -> bytes:
+        """The `RegistryStatus`."""
+        return STATUS.encode(self._status())
+
+    def _status(self) -> RegistryStatus:
+        return RegistryStatus(
+            self._registry.view(),
+            dict(self._registry.outlines),
+            list(self._registry.progress.values()),
+            {g: s for g, (_, s) in self._registry.gateways.items()},
+        )
 
     async def server_status(self) -> dict[str, Any]:
         """The models and gateways of a `StatusSnapshot`, its rollouts and its scaling."""
@@ -196,7 +208,7 @@ class RegistryActor:
         except Exception as fault:
             logger.warning("Serve does not say how many replicas are to run: %s", fault)
             targets = {}
-        found = server_status(await self.status(), targets)
+        found = server_status(self._status(), targets)
         found["problem"] = found["problem"] or self._controller.problem()
         return found | {"rollouts": await self.rollouts(), "scaling": await _scaling()}
 

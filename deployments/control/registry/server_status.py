@@ -1,8 +1,8 @@
 """The state of a whole server, from what its gateways and replicas have published.
 
 Rows, leases and drift are sums over gateways, because each gateway has queues of its own. Replicas
-are counted as the gateway that reaches most of them sees them. Pure: takes the registry's
-dictionary, returns the snapshot that `status` shows.
+are counted as the gateway that reaches most of them sees them. Pure: takes the registry's status,
+returns the snapshot that `status` shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
-from deployments.contract.registry import ModelOutline, ReplicaProgress
+from deployments.contract.registry import (
+    ModelOutline,
+    ModelSnapshot,
+    RegistryStatus,
+    ReplicaProgress,
+)
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import is_canary
 from deployments.control.registry.registry import failures
@@ -60,16 +65,16 @@ class StatusSnapshot(TypedDict):
     rollouts: NotRequired[Sequence[RolloutAccount]]  # those that the registry knows
 
 
-def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, Any]:
-    """The `models`, `gateways`, `frozen` and `problem` of a `StatusSnapshot`. `raw`: what
-    `RegistryActor.status` returns; `targets`: by model, how many replicas Serve is to run."""
-    gateways = list(raw["gateways"].values())
-    problems = [str(g["problem"]) for g in gateways if g.get("problem")]
-    names = sorted(name for name in raw["view"].declared if not is_canary(name))
+def server_status(known: RegistryStatus, targets: Mapping[str, int]) -> dict[str, Any]:
+    """The `models`, `gateways`, `frozen` and `problem` of a `StatusSnapshot`. `targets`: by model,
+    how many replicas Serve is to run."""
+    gateways = list(known.gateways.values())
+    problems = [g.problem for g in gateways if g.problem]
+    names = sorted(name for name in known.view.declared if not is_canary(name))
     return {
-        "models": [_model(name, targets.get(name, 0), raw, gateways) for name in names],
+        "models": [_model(name, targets.get(name, 0), known) for name in names],
         "gateways": len(gateways),
-        "frozen": bool(gateways) and all(g["frozen"] for g in gateways),
+        "frozen": bool(gateways) and all(g.frozen for g in gateways),
         "problem": problems[0] if problems else None,
     }
 
@@ -88,17 +93,15 @@ def replica_targets(applications: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _model(
-    name: str, target: int, raw: dict[str, Any], gateways: list[dict[str, Any]]
-) -> ModelStatus:
-    seen = [g["models"][name] for g in gateways if name in g["models"]]
-    live = raw["view"].models.get(name)
-    ready = max((s["replicas"] for s in seen), default=0)
-    outline: ModelOutline = raw["outlines"].get(name, ModelOutline())
-    told: list[ReplicaProgress] = [p for p in raw["progress"] if p.model == name]
+def _model(name: str, target: int, known: RegistryStatus) -> ModelStatus:
+    seen = [g.models[name] for g in known.gateways.values() if name in g.models]
+    live = known.view.models.get(name)
+    ready = max((s.replicas for s in seen), default=0)
+    outline = known.outlines.get(name, ModelOutline())
+    told = [p for p in known.progress if p.model == name]
     state = _state(
         live is not None and ready > 0,
-        any(s.get("asleep") for s in seen),
+        any(s.asleep for s in seen),
         {p.phase for p in told},
     )
     return ModelStatus(
@@ -110,31 +113,31 @@ def _model(
         reason=_reason(state, told),
         replicas_ready=ready,
         replicas=target,
-        waiting_rows=sum(s["waiting_rows"] for s in seen),
-        late_rows=sum(s["late_rows"] for s in seen),
-        oldest_wait_s=max((s["oldest_wait_s"] for s in seen), default=0.0),
-        leases=sum(s["leases"] for s in seen),
-        backlog_s=max((s["backlog_s"] for s in seen), default=0.0),
-        drift=sum(s["drift"] for s in seen),
-        rows_by_bucket=_summed((s["rows_by_bucket"] for s in seen), key=int),
-        rows_by_tenant=_summed(s["rows_by_tenant"] for s in seen),
-        tokens_per_s=sum(s.get("tokens_per_s", 0.0) for s in seen),
+        waiting_rows=sum(s.waiting_rows for s in seen),
+        late_rows=sum(s.late_rows for s in seen),
+        oldest_wait_s=max((s.oldest_wait_s for s in seen), default=0.0),
+        leases=sum(s.leases for s in seen),
+        backlog_s=max((s.backlog_s for s in seen), default=0.0),
+        drift=sum(s.drift for s in seen),
+        rows_by_bucket=_summed((s.rows_by_bucket for s in seen), key=int),
+        rows_by_tenant=_summed(s.rows_by_tenant for s in seen),
+        tokens_per_s=sum(s.tokens_per_s for s in seen),
         engines=_engines(seen),
-        ejected=sorted({replica for s in seen for replica in s["ejected"]}),
+        ejected=sorted({replica for s in seen for replica in s.ejected}),
         profile=live.profile_from if live else "",
-        start_s=_start_s(name, raw["progress"]),
+        start_s=_start_s(told),
     )
 
 
-def _start_s(name: str, progress: Sequence[ReplicaProgress]) -> dict[str, float]:
-    starts = [p.spent for p in progress if p.model == name and p.phase == "ready"]
+def _start_s(told: Sequence[ReplicaProgress]) -> dict[str, float]:
+    starts = [p.spent for p in told if p.phase == "ready"]
     return dict(starts[-1]) if starts else {}
 
 
-def _engines(seen: list[dict[str, Any]]) -> dict[str, list[float]]:
+def _engines(seen: list[ModelSnapshot]) -> dict[str, list[float]]:
     """By replica. All gateways report the same of a replica, apart from the moment of the
     report."""
-    return {replica: load for s in seen for replica, load in s.get("engines", {}).items()}
+    return {replica: load for s in seen for replica, load in s.engines.items()}
 
 
 def _summed(each: Iterable[dict[str, int]], key: Any = None) -> dict[str, int]:

@@ -6,6 +6,7 @@ replicas while they wait for an order. Settings come from the cluster's store. T
 is saved there every 10 s, and when an operator pins a number of replicas. Blocking calls run in
 threads. An actor that hangs is killed, and Ray restarts it for ever; while it is away, all targets
 stay as they are.
+Messages come and go as bytes (`contract/codec.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
-from autoscaling.types import StartReading
+from deployments.contract.codec import OtherVersion
 from deployments.contract.scaling import document
 from deployments.contract.scaling.messages import (
-    GatewayReport,
-    ModelOutlook,
-    Observed,
-    PoolOrder,
-    PoolReport,
+    GATEWAY_REPORT,
+    OBSERVED,
+    OUTLOOKS,
+    POOL_ORDER,
+    POOL_REPORT,
+    START,
 )
 from deployments.control.scaling import store
 from deployments.control.scaling.cluster_resources import available_resources, most_resources
@@ -67,19 +67,19 @@ class AutoscalerActor:
 
     # ---- what others call -------------------------------------------------------------------
 
-    async def report(self, report: GatewayReport) -> dict[str, ModelOutlook]:
-        """Take in a gateway's demand. Returns the outlook of each model."""
-        if self._decider.report(report, clock()):
+    async def report(self, report: bytes) -> bytes:
+        """Take in a gateway's demand (`GatewayReport`). Returns the outlook of each model."""
+        if self._decider.report(GATEWAY_REPORT.decode(report), clock()):
             self._pressed.set()
-        return self._decider.outlooks()
+        return OUTLOOKS.encode(self._decider.outlooks())
 
-    async def exchange(self, observed: dict[str, Observed]) -> dict[str, int]:
+    async def exchange(self, observed: bytes) -> dict[str, int]:
         """Take in what Serve runs, by "application/deployment". Returns the targets, likewise."""
-        return self._decider.exchange(observed, clock())
+        return self._decider.exchange(OBSERVED.decode(observed), clock())
 
-    async def started(self, start: StartReading) -> None:
+    async def started(self, start: bytes) -> None:
         """Take in a replica's start, timed from the beginning of its process."""
-        self._decider.record_start(start, clock())
+        self._decider.record_start(START.decode(start), clock())
 
     async def described(self, model: str, known: bool) -> None:
         """Take in whether a description of the model is known. Until one is, a replica has to
@@ -87,17 +87,17 @@ class AutoscalerActor:
         self._decider.set_described(model, known)
         self._pressed.set()
 
-    async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:
-        """Take in what a pool replica holds. Returns its order as soon as the order's revision
-        differs from `revision`, or after `timeout_s`."""
-        end = clock() + timeout_s
+    async def pool(self, said: bytes, revision: int, timeout_s: float) -> bytes:
+        """Take in what a pool replica holds (`PoolReport`). Returns its `PoolOrder` as soon as the
+        order's revision differs from `revision`, or after `timeout_s`."""
+        end, report = clock() + timeout_s, POOL_REPORT.decode(said)
         order = self._decider.pool_report(report, clock())
         while order.revision == revision and (left_s := end - clock()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._ordered.wait()
             order = self._decider.pool.order(report.replica)
-        return order
+        return POOL_ORDER.encode(order)
 
     async def pin(self, model: str, group: str, replicas: int | None) -> str:
         """Fix the group's number of replicas; None makes it automatic again. Returns what is wrong
@@ -137,8 +137,8 @@ class AutoscalerActor:
         self._text = text
         try:
             self._decider.reconfigure(document.parse(text), clock())
-        except msgspec.ValidationError as wrong:
-            logger.error("the published settings are of another version: %s", wrong)
+        except OtherVersion as wrong:
+            logger.error("the published settings are not used: %s", wrong)
 
     async def _look(self) -> None:
         """Ask for Serve's details while they say more than Serve's numbers of replicas do."""

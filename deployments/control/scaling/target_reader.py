@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeGuard
 
-from deployments.contract.scaling.messages import Observed
+from deployments.contract.scaling.messages import OBSERVED, Observed
 
 STALE_S = 5.0
 EVERY_S = 0.25
@@ -91,7 +91,7 @@ class _Autoscaler:
             if self._actor is None:
                 self._actor = actors.running_autoscaler()
             answer: Mapping[str, int] = ray.get(
-                self._actor.exchange.remote(dict(observed)), timeout=_ANSWER_S
+                self._actor.exchange.remote(OBSERVED.encode(observed)), timeout=_ANSWER_S
             )
         except Exception:
             self._actor = None

@@ -20,7 +20,7 @@ from ray import serve
 
 from deployments.contract.app_names import is_model_app, model_app
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ANSWER_S, ReplicaProgress
+from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
 from deployments.control import serve_rest
 from deployments.control.dashboard import ClusterError, Dashboard, token_of
 from deployments.control.manual_target import ManualTarget, set_target
@@ -92,8 +92,7 @@ class LocalCluster(ServedModels):
 
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has reported: the phases that it passed, then the present one."""
-        progress = self.try_registry("progress") or []
-        return [row for each in progress for row in _progress_rows(each)]
+        return [row for each in self.replica_progress() for row in _progress_rows(each)]
 
     def waits(self, models: Mapping[str, ModelSettings]) -> dict[str, str]:
         """Why each of these models has no process yet, by name."""
@@ -122,17 +121,18 @@ class LocalCluster(ServedModels):
             return False
 
     def _all_see_all(self, gateways: int) -> bool:
-        raw = self.try_registry("status")
-        if raw is None:
+        said = self.try_registry("status")
+        if said is None:
             return False
-        seen = [g["models"] for g in raw["gateways"].values()]
-        names = raw["view"].declared - raw["view"].optional
+        known = STATUS.decode(said)
+        seen = [g.models for g in known.gateways.values()]
+        names = known.view.declared - known.view.optional
         return len(seen) >= gateways and all(
-            name in models and models[name]["replicas"] > 0 for models in seen for name in names
+            name in models and models[name].replicas > 0 for models in seen for name in names
         )
 
     def descriptions(self) -> list[ModelDescription]:
-        view = self.ask_registry("status")["view"]
+        view = self.known().view
         return [view.models[name] for name in sorted(view.models)]
 
     def status(self) -> dict[str, Any]:
@@ -174,8 +174,8 @@ class LocalCluster(ServedModels):
         try:
             self.ask_registry("drain", True)
             while time.monotonic() < end:
-                gateways = self.ask_registry("status")["gateways"].values()
-                if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
+                gateways = self.known().gateways.values()
+                if all(g.draining and g.inflight == 0 for g in gateways):
                     return
                 time.sleep(_POLL_S / 2)
         except (ray.exceptions.RayError, ClusterError) as silence:

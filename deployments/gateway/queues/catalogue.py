@@ -22,8 +22,9 @@ from typing import Any, Protocol
 
 from deployments.contract import errors
 from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
+from deployments.contract.codec import OtherVersion
 from deployments.contract.description import GatewayIdentity, ModelDescription
-from deployments.contract.registry import ANSWER_S, View
+from deployments.contract.registry import ANSWER_S, VIEW, View
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
@@ -121,19 +122,23 @@ class Catalogue:
 
     async def follow(self) -> None:
         """Follow the registry until cancelled. While it is away, what was known holds."""
-        revision = 0
+        revision, understood = 0, True
         try:
             while True:
                 try:
                     watched = self._registry.watch.remote(revision, _WATCH_S)
-                    view: View = await asyncio.wait_for(watched, _WATCH_S + ANSWER_S)
-                except Exception:
-                    logger.exception("the registry did not answer; trying again")
+                    said = await asyncio.wait_for(watched, _WATCH_S + ANSWER_S)
+                    view = VIEW.decode(said) if said else None
+                    understood = True
+                except Exception as fault:
+                    if understood or not isinstance(fault, OtherVersion):
+                        logger.exception("the registry did not answer; trying again")
+                    understood = not isinstance(fault, OtherVersion)
                     await asyncio.sleep(_PAUSE_S)
                     continue
-                if view.revision != revision:
+                if view is not None:
                     self._apply(view)
-                revision = view.revision
+                    revision = view.revision
         finally:
             for adopting in self._adopting.values():
                 adopting.task.cancel()

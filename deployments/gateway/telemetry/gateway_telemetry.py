@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
 from deployments.contract import errors
+from deployments.contract.registry import GatewaySnapshot
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -248,20 +248,20 @@ class GatewayTelemetry:
         """As `page`, where no key is asked for: at most a second old."""
         return self._metrics.page(accept, time.monotonic())
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> GatewaySnapshot:
         """For `headrace status`, for draining and for canaries that go: these are `models` too, by
-        the names they are served under. Plain data."""
+        the names they are served under."""
         now = time.monotonic()
-        return {
-            "models": {
+        return GatewaySnapshot(
+            {
                 m.model: model_status(m, self._token_rates.of(m.model, m.output_tokens, now))
                 for m in self._levels().models
             },
-            "inflight": sum(m.queue.inflight for m in self._models.queued.values()),
-            "draining": self._models.draining,
-            "frozen": self._models.frozen,
-            "problem": self._tenants.problem,
-        }
+            sum(m.queue.inflight for m in self._models.queued.values()),
+            self._models.draining,
+            self._models.frozen,
+            self._tenants.problem,
+        )
 
     def close(self) -> None:
         """Ends the metrics port and sends the spans that wait, in the background."""

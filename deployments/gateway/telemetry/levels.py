@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any
 
+from deployments.contract.registry import ModelSnapshot
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.queues.replica_link import LinkCounts
@@ -82,32 +82,27 @@ class TokenRates:
         return max(total - before, 0) / (now - at) if now > at else 0.0
 
 
-def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> dict[str, Any]:
-    """`rows_by_bucket`: rows that wait by upper edge, tokens; `rows_by_tenant`: by name; the empty
-    ones left out. `engines`: running and waiting sequences and the share of the cache in use, by
-    replica, of a model that generates. `ejected`: replicas left out as slow. `asleep`: it answers
-    without a replica. `cost_fit`: seconds of a batch by now, of the first group where there are
-    several, see `cost_gate.Fit`."""
+def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> ModelSnapshot:
     core = levels.core
-    return {
-        "replicas": len(core.replicas),
-        "waiting_rows": core.waiting_rows,
-        "late_rows": core.late_rows,
-        "oldest_wait_s": core.oldest_wait_s,
-        "leases": core.leases,
-        "backlog_s": core.backlog_s,
-        "drift": core.drift,
-        "rows_by_bucket": {str(edge): rows for edge, rows in core.rows_by_bucket if rows},
-        "rows_by_tenant": dict(_rows_by_tenant(core)),
-        "tokens_per_s": tokens_per_s,
-        "engines": {
+    return ModelSnapshot(
+        replicas=len(core.replicas),
+        waiting_rows=core.waiting_rows,
+        late_rows=core.late_rows,
+        oldest_wait_s=core.oldest_wait_s,
+        leases=core.leases,
+        backlog_s=core.backlog_s,
+        drift=core.drift,
+        rows_by_bucket={str(edge): rows for edge, rows in core.rows_by_bucket if rows},
+        rows_by_tenant=dict(_rows_by_tenant(core)),
+        tokens_per_s=tokens_per_s,
+        engines={
             replica: [load.running, load.waiting, load.cache_used]
             for replica, load in levels.engines.items()
         },
-        "ejected": [replica.replica_id for replica in core.replicas if replica.ejected],
-        "asleep": levels.asleep,
-        "cost_fit": astuple(levels.coefficients),
-    }
+        ejected=[replica.replica_id for replica in core.replicas if replica.ejected],
+        asleep=levels.asleep,
+        cost_fit=astuple(levels.coefficients),
+    )
 
 
 def _rows_by_tenant(core: Snapshot) -> Counter[str]:

@@ -17,14 +17,11 @@ from math import inf
 from operator import attrgetter
 
 from deployments.contract import errors
+from deployments.contract.registry import RateReport
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.key import RateSettings
 from routers.policies.admission.rate_limit import Rate
 from routers.policies.admission.rate_share import SILENT_S, RateShare, RateUse
-
-RateReport = dict[str, list[float]]
-"""By tenant, or by key that has rates of its own: [requests asked for a second, requests passed,
-tokens asked for a second, tokens passed]."""
 
 _LEAST_ASKED_PER_S = 1e-3  # a decaying rate below this is not reported
 

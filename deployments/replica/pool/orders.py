@@ -15,8 +15,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from deployments.contract.pool import MEMBERS
 from deployments.contract.registry import LEASE_S
-from deployments.contract.scaling.messages import PoolOrder
+from deployments.contract.scaling.messages import POOL_ORDER, POOL_REPORT
 from deployments.replica.pool.residents import Residents
 
 REPORT_S = 1.0
@@ -47,8 +48,9 @@ class PoolOrders:
                 await asyncio.sleep(REPORT_S)
 
     async def _ask(self) -> None:
-        asked = self._autoscaler().pool.remote(self._residents.report(), self._revision, REPORT_S)
-        order: PoolOrder = await asyncio.wait_for(asked, REPORT_S + ANSWER_S)
+        report = POOL_REPORT.encode(self._residents.report())
+        asked = self._autoscaler().pool.remote(report, self._revision, REPORT_S)
+        order = POOL_ORDER.decode(await asyncio.wait_for(asked, REPORT_S + ANSWER_S))
         if order.revision and order.revision != self._revision:
             self._residents.hold(order.models)
         self._revision = order.revision
@@ -77,10 +79,10 @@ class Announcements:
                 await asyncio.wait_for(self.changed.wait(), LEASE_S / 5)
 
     async def _tell(self) -> None:
-        held = self._registry.hold.remote(self._replica, self._residents.members)
+        held = self._registry.hold.remote(self._replica, MEMBERS.encode(self._residents.members))
         await asyncio.wait_for(held, ANSWER_S)
 
     async def withdraw(self) -> None:
-        gone = self._registry.hold.remote(self._replica, ())
+        gone = self._registry.hold.remote(self._replica, MEMBERS.encode(()))
         with contextlib.suppress(TimeoutError):  # then the lease runs out
             await asyncio.wait_for(gone, ANSWER_S)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from golden_bytes import ROOT, Sample, complaints
-from golden_samples import SAMPLES, STEPS
+from golden_samples import CODEC_MODULES, SAMPLES, STEPS
 
 from deployments.contract.channel import handshake, messages, stream_messages
+from deployments.contract.codec import Codec
 from deployments.contract.version import SPOKEN, WIRE
 
+DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
 MODULES = (handshake, messages, stream_messages)
 
 
@@ -50,9 +52,10 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def defaults(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Its fields with their defaults; a field without one has a mark of its own."""
+    """Its fields with their defaults; a field without one has a mark of its
+    own. `v` is the version."""
     described = fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind)
-    yield from ((field.name, field.default) for field in described)
+    yield from ((field.name, field.default) for field in described if field.name != "v")
 
 
 def test_every_version_has_the_bytes_that_it_had() -> None:
@@ -67,6 +70,12 @@ def test_every_message_has_a_sample_that_leaves_nothing_at_its_default() -> None
         for name, default in defaults(kind):
             values = [getattr(part, name) for part in found if type(part) is kind]
             assert any(value != default for value in values), f"{kind.__name__}.{name}"
+
+
+def test_every_codec_has_a_sample() -> None:
+    """`CODEC_MODULES` are all modules that make one."""
+    made = {path for path in DEPLOYMENTS.rglob("*.py") if "= Codec[" in path.read_text()}
+    assert made == {Path(str(module.__file__)) for module in CODEC_MODULES}
 
 
 def test_only_spoken_versions_are_kept() -> None:
@@ -111,6 +120,37 @@ def test_a_field_that_is_new_is_cut_for_version_3(monkeypatch: pytest.MonkeyPatc
     assert [each for each in complaints(planted(Wider), (3,)) if "other bytes" in each] == []
     monkeypatch.setattr(Wider, "fields_in_3", 9)
     assert [each for each in complaints(planted(Wider), (3,)) if "other bytes" in each] != []
+
+
+@dataclass(frozen=True)
+class Order:
+    revision: int = 0
+
+
+@dataclass(frozen=True)
+class LaterOrder(Order):
+    paused: bool = False
+
+
+@dataclass(frozen=True)
+class StricterOrder(Order):
+    paused: bool = field(kw_only=True)
+
+
+def test_a_message_by_name_may_grow_in_a_new_version_and_must_read_the_old_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / "order.bin").write_bytes(Codec[Order](Order).encode(Order(7)))
+
+    def found(value: Order, newest: int) -> list[str]:
+        codec = Codec[Order](type(value))
+        sample = Sample(value, lambda said, version: codec.encode(said), codec.decode, 4, True)
+        return list(complaints({"order": sample}, (4,), tmp_path, newest))
+
+    assert found(Order(7), 4) == found(LaterOrder(7, True), 5) == []
+    assert "other bytes" in found(LaterOrder(7, True), 4)[0]
+    assert "cannot be read" in found(StricterOrder(7, paused=True), 5)[0]
 
 
 def test_a_message_without_a_file_is_found_and_so_is_a_file_without_a_message(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_engines import until
 
+from deployments.contract.registry import GatewaySnapshot
 from deployments.gateway import deployment
 from deployments.gateway.deployment import Gateway
 from deployments.gateway.tenancy.rates import Rates
@@ -54,8 +55,8 @@ class Models:
 
 
 class Telemetry:
-    def snapshot(self) -> dict[str, Any]:
-        return {}
+    def snapshot(self) -> GatewaySnapshot:
+        return GatewaySnapshot()
 
 
 class NoRollouts:

@@ -177,9 +177,9 @@ async def test_what_a_tenant_has_waiting_and_was_served_is_published(tmp_path: P
     device = {**SYNTHETIC, "options": {"base_ms": 1}, "replicas": {"slots": 1}}
     async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
         asked = await one_out_two_waiting(stand)
-        model = stand.telemetry.snapshot()["models"]["device"]
-        assert model["rows_by_tenant"] == {"acme": 2}
-        assert sum(model["rows_by_bucket"].values()) == 2
+        model = stand.telemetry.snapshot().models["device"]
+        assert model.rows_by_tenant == {"acme": 2}
+        assert sum(model.rows_by_bucket.values()) == 2
         stand.channels["device"].let_go()
         assert {(await each).status for each in asked} == {200}
         page = (await ask(stand.app, "GET", "/metrics")).body.decode()

@@ -22,7 +22,7 @@ from in_process import Answer, Stand, ask, standing
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import CRASHES
+from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
 from deployments.gateway import suspected_requests
 from deployments.gateway.http.codecs import InferCodec
@@ -334,9 +334,8 @@ async def test_gateways_of_other_nodes_know_of_suspects_and_refuse_what_one_of_t
 
         def tell() -> None:
             for number in (0, 1, 0):
-                said: dict[str, object] = {CRASHES: exchanges[number].report()}
-                others: Any = registry.push(f"gateway-{number}", said, 0.0)[CRASHES]
-                exchanges[number].hear(others)
+                said = GatewaySnapshot(crashes=exchanges[number].report())
+                exchanges[number].hear(registry.push(f"gateway-{number}", said, 0.0).crashes)
 
         ended(stand, "a", alone=False)
         tell()

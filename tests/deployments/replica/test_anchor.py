@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ModelOutline
+from deployments.contract.description import DESCRIPTION, ModelDescription
+from deployments.contract.registry import OUTLINE, ModelOutline
 from deployments.replica import anchor
 from deployments.replica.anchor import ModelAnchor
 
@@ -28,9 +28,11 @@ class FakeRegistry:
     def __init__(self, serving: bool) -> None:
         self.outlines: list[ModelOutline] = []
         self.announced: list[int] = []
-        self.begin = Method(lambda name, outline: self.outlines.append(outline) or 7)
+        self.begin = Method(lambda name, said: self.outlines.append(OUTLINE.decode(said)) or 7)
         self.serves = Method(lambda name: serving)
-        self.announce = Method(lambda d, tokenizer: self.announced.append(d.generation))
+        self.announce = Method(
+            lambda said, tokenizer: self.announced.append(DESCRIPTION.decode(said).generation)
+        )
         self.renew = Method(lambda name, generation: True)
         self.withdraw = Method(lambda name, generation: True)
 

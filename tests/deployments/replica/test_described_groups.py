@@ -51,7 +51,7 @@ class Store:
         self.kept: dict[tuple[str, str], bytes] = {}
 
     def put(self, model: str, group: str, stored: StoredDescription) -> None:
-        self.kept[model, group] = description_store.encode(stored)
+        self.kept[model, group] = description_store.STORED.encode(stored)
 
     def get(self, model: str, group: str, settings: str) -> StoredDescription | None:
         found = self.kept.get((model, group))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deployments.contract.description import DESCRIPTION, ModelDescription
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica.group_replicas import GroupReplicas
 
@@ -30,8 +32,21 @@ def a_replica(name: str, digest: str) -> RunningReplica:
     return RunningReplica(name, (("digest", digest),))
 
 
-async def test_nobody_is_asked_before_one_of_these_settings_is_listed() -> None:
-    handle, directory = Handle(), ReplicaDirectory()
+@dataclass(frozen=True)
+class Describing(Handle):
+    """Answers with a description in which it says what was asked of whom."""
+
+    make: Callable[..., ModelDescription] = ModelDescription
+
+    async def remote(self, *args: Any) -> Any:
+        method, replica = await super().remote(*args)
+        return DESCRIPTION.encode(self.make(name=method, digest=replica)), b"tokens"
+
+
+async def test_nobody_is_asked_before_one_of_these_settings_is_listed(
+    description: Callable[..., ModelDescription],
+) -> None:
+    handle, directory = Describing(make=description), ReplicaDirectory()
     group = GroupReplicas(handle, directory)
     asking = asyncio.create_task(group.describe("d"))
     directory.update([a_replica("old", "the one before")])
@@ -39,7 +54,7 @@ async def test_nobody_is_asked_before_one_of_these_settings_is_listed() -> None:
         await asyncio.sleep(0)
     assert handle.asked == []
     directory.update([a_replica("old", "the one before"), a_replica("new", "d")])
-    assert await asking == ("describe", "new")
+    assert await asking == (description(name="describe", digest="new"), b"tokens")
     group.stop()
 
 

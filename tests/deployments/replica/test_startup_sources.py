@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from deployments.contract.registry import PROGRESS
 from deployments.replica import startup
 from deployments.replica.startup import ModelReplica
 from deployments.settings.remote_source import SourceError
@@ -40,7 +41,8 @@ def told(monkeypatch, tmp_path) -> Iterator[Told]:
     class Registry:
         class report:
             @staticmethod
-            def remote(progress: Any) -> Any:
+            def remote(said: bytes) -> Any:
+                progress = PROGRESS.decode(said)
                 heard.append((progress.phase, progress.fraction, progress.detail))
                 return Sent()
 

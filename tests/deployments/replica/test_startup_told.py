@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaling.types import StartReading, State
+from deployments.contract.scaling.messages import START
 from deployments.process import actors
 from deployments.process.loop_watch import HUNG_EXIT_CODE
 from deployments.replica.startup import ModelReplica, tell_autoscaler
@@ -20,8 +21,8 @@ class Actor:
         self.told: list[StartReading] = []
         self.started = self
 
-    def remote(self, start: StartReading) -> None:
-        self.told.append(start)
+    def remote(self, start: bytes) -> None:
+        self.told.append(START.decode(start))
 
 
 @pytest.mark.parametrize(("staging_s", "state"), [(0.2, State.STAGED), (4.0, State.COLD)])

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.contract.crash_reports import CrashReport
 from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
-    EXCHANGED,
     LEASE_S,
+    RATES_KEEP_S,
     SNAPSHOT_KEEPS_S,
+    Exchange,
+    GatewaySnapshot,
     ModelOutline,
+    ModelSnapshot,
     ReplicaProgress,
 )
 from deployments.contract.rollout.cost_gate import LiveCosts
@@ -174,18 +178,28 @@ def test_the_same_list_again_is_nothing_to_hear_of(registry: Registry) -> None:
 
 
 def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None:
-    registry.push("g", {}, 0.0)
+    registry.push("g", GatewaySnapshot(), 0.0)
     registry.sweep(SNAPSHOT_KEEPS_S - 0.001)
     assert "g" in registry.gateways
     registry.sweep(SNAPSHOT_KEEPS_S)
     assert registry.gateways == {}
 
 
-@pytest.mark.parametrize("what", EXCHANGED)
-def test_a_gateway_hears_what_the_others_have_said_last(registry: Registry, what: str) -> None:
-    assert registry.push("a", {what: {"acme": [1.0]}}, 0.0)[what] == {}
-    assert registry.push("b", {}, 0.0)[what] == {"a": {"acme": [1.0]}}
-    assert registry.push("a", {what: {}}, 1.0)[what] == {}
+def test_a_gateway_hears_what_the_others_have_said_last(registry: Registry) -> None:
+    rates, crashes = {"acme": [1.0]}, {"device": CrashReport(spent={"acme": {"r1": 1.0}})}
+    said = GatewaySnapshot(rates=rates, crashes=crashes)
+    assert registry.push("a", said, 0.0) == Exchange()
+    assert registry.push("b", GatewaySnapshot(), 0.0) == Exchange({"a": rates}, {"a": crashes})
+    assert registry.push("a", GatewaySnapshot(), 1.0) == Exchange({"b": {}}, {"b": {}})
+    assert registry.push("b", GatewaySnapshot(), 1.0) == Exchange({"a": {}}, {"a": {}})
+
+
+def test_a_gateway_that_is_silent_asks_for_no_share_and_its_crashes_count_on(
+    registry: Registry,
+) -> None:
+    registry.push("a", GatewaySnapshot(), 0.0)
+    assert registry.push("b", GatewaySnapshot(), RATES_KEEP_S) == Exchange({}, {"a": {}})
+    assert registry.push("b", GatewaySnapshot(), SNAPSHOT_KEEPS_S) == Exchange()
 
 
 def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: Registry) -> None:
@@ -353,8 +367,8 @@ def test_a_new_version_s_costs_are_compared_with_the_live_one_s_and_what_gateway
 ) -> None:
     assert registry.live_costs("device", "", "new") is None
     registry.announce(description(profile=PROFILE), b"", 10.0)
-    registry.push("g", {"models": {"device": {"cost_fit": COST_FIT}}}, 10.0)
-    registry.push("other", {"models": {}}, 10.0)
+    registry.push("g", GatewaySnapshot({"device": ModelSnapshot(cost_fit=COST_FIT)}), 10.0)
+    registry.push("other", GatewaySnapshot(), 10.0)
     assert registry.live_costs("device", "", "new") == LiveCosts(PROFILE, (COST_FIT,))
 
 
@@ -382,7 +396,7 @@ def test_a_group_is_compared_with_its_own_past(registry: Registry, description: 
     first = GroupDescription("fast", "f", "synthetic", "fp32", "cpu", 2, 8, profile=PROFILE)
     slow = replace(first, name="slow", digest="s", profile=((1, 8, 0.5),))
     registry.announce(description(groups=(first, slow)), b"", 10.0)
-    registry.push("g", {"models": {"device": {"cost_fit": COST_FIT}}}, 10.0)
+    registry.push("g", GatewaySnapshot({"device": ModelSnapshot(cost_fit=COST_FIT)}), 10.0)
     assert registry.live_costs("device", "fast", "new") == LiveCosts(PROFILE, (COST_FIT,))
     assert registry.live_costs("device", "slow", "new") == LiveCosts(slow.profile)
     assert registry.live_costs("device", "fast", "f") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.contract.registry import GatewaySnapshot
 from deployments.contract.rollout.observations import Observations, VersionObservations
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
 from deployments.control.registry.registry import Registry
@@ -42,7 +43,7 @@ def test_what_gateways_push_moves_it_on(registry):
     registry.look_at_rollouts(0.0)
     half = Observations(number, 0, canary=VersionObservations(answered=1), reached=1)
     for gateway in ("a", "b"):
-        registry.push(gateway, {"rollouts": [half]}, 1.0)
+        registry.push(gateway, GatewaySnapshot(rollouts=[half]), 1.0)
     assert registry.look_at_rollouts(1.5)
     (shown,) = registry.rollout_accounts(2.0)
     assert (shown["phase"], shown["canary"]["answered"]) == ("promoting", 2)

@@ -9,48 +9,53 @@ from typing import Any
 import pytest
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ModelOutline, ReplicaProgress, View
+from deployments.contract.registry import (
+    GatewaySnapshot,
+    ModelOutline,
+    ModelSnapshot,
+    RegistryStatus,
+    ReplicaProgress,
+    View,
+)
 from deployments.control.registry.server_status import replica_targets, server_status
 
 TARGETS = {"b": 2, "device": 1}
-SEEN = {
-    "replicas": 1,
-    "waiting_rows": 7,
-    "late_rows": 1,
-    "oldest_wait_s": 0.5,
-    "leases": 2,
-    "backlog_s": 0.25,
-    "drift": 1,
-    "rows_by_bucket": {"64": 5, "512": 2},
-    "rows_by_tenant": {"acme": 7},
-    "ejected": ["r#2"],
-}
-OTHER = {
-    **SEEN,
-    "replicas": 2,
-    "oldest_wait_s": 0.1,
-    "rows_by_bucket": {"64": 1, "128": 6},
-    "rows_by_tenant": {"acme": 4, "a": 3},
-    "ejected": ["r#1", "r#2"],
-}
+SEEN = ModelSnapshot(
+    replicas=1,
+    waiting_rows=7,
+    late_rows=1,
+    oldest_wait_s=0.5,
+    leases=2,
+    backlog_s=0.25,
+    drift=1,
+    rows_by_bucket={"64": 5, "512": 2},
+    rows_by_tenant={"acme": 7},
+    ejected=["r#2"],
+)
+OTHER = replace(
+    SEEN,
+    replicas=2,
+    oldest_wait_s=0.1,
+    rows_by_bucket={"64": 1, "128": 6},
+    rows_by_tenant={"acme": 4, "a": 3},
+    ejected=["r#1", "r#2"],
+)
 
 
-def gateway(seen: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"models": {"device": seen}, "frozen": False, "problem": None, **fields}
+def gateway(seen: ModelSnapshot, **fields: Any) -> GatewaySnapshot:
+    return GatewaySnapshot({"device": seen}, **fields)
 
 
 @pytest.fixture
-def raw(description: Callable[..., ModelDescription]) -> dict[str, Any]:
+def raw(description: Callable[..., ModelDescription]) -> RegistryStatus:
     view = View(1, {"device": description(version="v7")}, frozenset({"b", "device"}), False)
     notes = [ReplicaProgress("b", "b#1", "warming", 0.5)]
     outlines = {"b": ModelOutline(runtime="synthetic")}
-    return {
-        "view": view, "outlines": outlines, "progress": notes, "gateways": {"g0": gateway(SEEN)},
-    }  # fmt: skip
+    return RegistryStatus(view, outlines, notes, {"g0": gateway(SEEN)})
 
 
-def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> None:
-    raw["gateways"]["g1"] = gateway(OTHER)
+def test_rows_leases_and_drift_are_sums_over_gateways(raw: RegistryStatus) -> None:
+    raw.gateways["g1"] = gateway(OTHER)
     starting, device = server_status(raw, TARGETS)["models"]
     assert (device["name"], device["version"], device["state"]) == ("device", "v7", "ready")
     assert (device["waiting_rows"], device["leases"], device["drift"]) == (14, 4, 2)
@@ -64,24 +69,24 @@ def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> No
     )  # fmt: skip
 
 
-def test_a_model_that_readiness_does_without_is_marked(raw: dict[str, Any]) -> None:
-    raw["outlines"]["b"] = ModelOutline(optional=True)
+def test_a_model_that_readiness_does_without_is_marked(raw: RegistryStatus) -> None:
+    raw.outlines["b"] = ModelOutline(optional=True)
     optional, device = server_status(raw, TARGETS)["models"]
     assert (optional["optional"], device["optional"]) == (True, False)
 
 
-def test_a_server_is_frozen_once_every_gateway_is(raw: dict[str, Any]) -> None:
+def test_a_server_is_frozen_once_every_gateway_is(raw: RegistryStatus) -> None:
     assert not server_status(raw, TARGETS)["frozen"]
-    raw["gateways"]["g0"]["frozen"] = True
+    raw.gateways["g0"] = gateway(SEEN, frozen=True)
     assert server_status(raw, TARGETS)["frozen"]
-    raw["gateways"]["g1"] = gateway(OTHER)
+    raw.gateways["g1"] = gateway(OTHER)
     assert not server_status(raw, TARGETS)["frozen"]
-    raw["gateways"].clear()
+    raw.gateways.clear()
     assert not server_status(raw, TARGETS)["frozen"]
 
 
-def test_a_gateways_problem_is_the_servers(raw: dict[str, Any]) -> None:
-    raw["gateways"]["g1"] = gateway(OTHER, problem="tenants are stale")
+def test_a_gateways_problem_is_the_servers(raw: RegistryStatus) -> None:
+    raw.gateways["g1"] = gateway(OTHER, problem="tenants are stale")
     status = server_status(raw, TARGETS)
     assert (status["problem"], status["gateways"]) == ("tenants are stale", 2)
 
@@ -99,9 +104,10 @@ def test_targets_are_those_of_models_replicas_alone() -> None:
     assert replica_targets(details) == {"a": 3, "b": 0}
 
 
-def test_a_canary_is_no_model_of_its_own(raw: dict[str, Any]) -> None:
-    raw["view"] = replace(raw["view"], declared=raw["view"].declared | {"device@canary"})
-    raw["gateways"]["g0"]["models"]["device@canary"] = OTHER
+def test_a_canary_is_no_model_of_its_own(raw: RegistryStatus) -> None:
+    view = replace(raw.view, declared=raw.view.declared | {"device@canary"})
+    raw = replace(raw, view=view)
+    raw.gateways["g0"].models["device@canary"] = OTHER
     starting, device = server_status(raw, TARGETS)["models"]
     assert (starting["name"], device["name"]) == ("b", "device")
     assert (device["waiting_rows"], device["leases"]) == (7, 2)

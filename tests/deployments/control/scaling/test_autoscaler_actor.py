@@ -12,7 +12,7 @@ import pytest
 
 from autoscaling.settings import GroupTerms, ModelTerms, PoolTerms, ScalingSettings
 from deployments.contract.scaling.document import ScalingDocument
-from deployments.contract.scaling.messages import Observed
+from deployments.contract.scaling.messages import OBSERVED, Observed
 from deployments.control.scaling import autoscaler_actor, store
 from deployments.control.scaling.autoscaler_actor import AutoscalerActor
 
@@ -83,15 +83,18 @@ async def decided(actor: AutoscalerActor) -> dict[str, Any]:
 
 
 async def test_a_number_by_hand_is_kept_at_once_and_known_to_a_successor(actor, kept) -> None:
-    await actor.exchange({KEY: Observed(1, 1)})
+    await actor.exchange(OBSERVED.encode({KEY: Observed(1, 1)}))
     assert await actor.pin("a", "", 3) == ""
     assert json.loads(kept[store.STATE])["core"]["models"]["a"]["pins"] == {"": 3}
     await decided(actor)
-    assert await actor.exchange({KEY: Observed(1, 1)}) == {KEY: 3, "headrace-pool/pool": 1}
+    assert await actor.exchange(OBSERVED.encode({KEY: Observed(1, 1)})) == {
+        KEY: 3,
+        "headrace-pool/pool": 1,
+    }
     assert "not within 1 to 4" in await actor.pin("a", "", 9)
 
     successor = await begun()
-    await successor.exchange({KEY: Observed(3, 3)})
+    await successor.exchange(OBSERVED.encode({KEY: Observed(3, 3)}))
     status = await decided(successor)
     end(successor)
     assert status["models"]["a"]["pinned"] == {"": 3}

@@ -14,7 +14,13 @@ import pytest
 from autoscaling.settings import GroupTerms, ModelTerms, ScalingSettings
 from autoscaling.types import DemandReading
 from deployments.contract.scaling.document import ScalingDocument
-from deployments.contract.scaling.messages import GatewayReport, ModelLoad, Observed
+from deployments.contract.scaling.messages import (
+    GATEWAY_REPORT,
+    OBSERVED,
+    GatewayReport,
+    ModelLoad,
+    Observed,
+)
 from deployments.control.scaling import autoscaler_actor, store
 from deployments.control.scaling.autoscaler_actor import AutoscalerActor
 
@@ -83,7 +89,7 @@ async def running() -> AsyncIterator[AutoscalerActor]:
 
 async def until(actor: AutoscalerActor, replicas: int) -> None:
     for _ in range(2000):
-        if (await actor.exchange({KEY: Observed(3, 3)})).get(KEY) == replicas:
+        if (await actor.exchange(OBSERVED.encode({KEY: Observed(3, 3)}))).get(KEY) == replicas:
             return
         await asyncio.sleep(0.001)
     raise AssertionError(f"no decision for {replicas} replicas came")
@@ -128,6 +134,6 @@ async def test_a_store_that_does_not_answer_holds_up_no_decision(kept: Store):
         kept.open.clear()
         await asyncio.sleep(0.02)  # a read of the settings has begun
         waits = GatewayReport("g", {"a": ModelLoad(DemandReading(9.0, 1.0, 9, backlog_s=99.0))})
-        await actor.report(waits)
+        await actor.report(GATEWAY_REPORT.encode(waits))
         await until(actor, 4)
         kept.open.set()

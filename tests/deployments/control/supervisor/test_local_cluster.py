@@ -8,7 +8,15 @@ import pytest
 import ray
 
 from deployments.contract.model_arguments import digests
-from deployments.contract.registry import ReplicaProgress, View
+from deployments.contract.registry import (
+    ALL_PROGRESS,
+    STATUS,
+    GatewaySnapshot,
+    ModelSnapshot,
+    RegistryStatus,
+    ReplicaProgress,
+    View,
+)
 from deployments.control.dashboard import ClusterError
 from deployments.control.serve_config import BUILDERS
 from deployments.control.supervisor.local_cluster import LocalCluster
@@ -104,7 +112,7 @@ def test_a_registry_that_starts_is_waited_for_longer_until_it_was_heard(
 
     def get(_: object, timeout: float | None = None) -> Any:
         waited.append(timeout)
-        return []
+        return ALL_PROGRESS.encode([])
 
     monkeypatch.setattr(ray, "get", get)
     cluster.progress()
@@ -119,28 +127,27 @@ def test_a_version_that_was_taken_back_may_fail_late(
     put = {"applications": [{"name": "model-a", "import_path": BUILDERS["model"], "args": args}]}
     (digest,) = digests(args)
     told = [ReplicaProgress("a", "r1", "failed", 0.0, "no memory", digest="another's")]
-    monkeypatch.setattr(ray, "get", lambda _, timeout=None: told)
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: ALL_PROGRESS.encode(told))
     cluster.put(put)
     assert cluster.cannot_start(["a"]) == {}
     told.append(ReplicaProgress("a", "r2", "failed", 0.0, "no such file", digest=digest))
     assert cluster.cannot_start(["a"]) == {"a": "no such file"}
 
 
-def seen_by(*gateways: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def seen_by(*gateways: dict[str, tuple[int, int]]) -> bytes:
     """What the registry answers: rows that wait and leases, by model, gateway by gateway."""
-    keys = ("waiting_rows", "leases")
-    return {
-        "view": View(1, {}, frozenset({"a", "a@canary"}), False, optional=frozenset({"a@canary"})),
-        "gateways": {
-            f"g{at}": {
-                "models": {
-                    name: {"replicas": 1, **dict(zip(keys, held, strict=True))}
-                    for name, held in each.items()
-                }
+    declared, optional = frozenset({"a", "a@canary"}), frozenset({"a@canary"})
+    seen = {
+        f"g{at}": GatewaySnapshot(
+            {
+                name: ModelSnapshot(replicas=1, waiting_rows=rows, leases=leases)
+                for name, (rows, leases) in each.items()
             }
-            for at, each in enumerate(gateways)
-        },
+        )
+        for at, each in enumerate(gateways)
     }
+    view = View(1, {}, declared, False, optional=optional)
+    return STATUS.encode(RegistryStatus(view, {}, [], seen))
 
 
 @pytest.mark.parametrize(

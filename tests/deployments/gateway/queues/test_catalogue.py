@@ -332,6 +332,32 @@ async def test_a_registry_that_fails_is_asked_again(
     assert following.catalogue.find("device")
 
 
+async def test_a_registry_that_says_nothing_new_takes_nothing_away(
+    following: Following, description: Describe
+) -> None:
+    await following.registry.tell(description())
+    await following.registry.tell_raw(b"")
+    assert following.catalogue.find("device")
+
+
+async def test_a_registry_of_a_version_that_cannot_be_read_is_named_once(
+    following: Following,
+    description: Describe,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(catalogue, "_PAUSE_S", 0.0)
+    await following.registry.tell(description())
+    for _ in range(3):
+        await following.registry.tell_raw(b"\x01")
+    assert following.registry.heard == 4
+    assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 1
+    assert "a message of version 1; this code reads version 3 and later" in caplog.text
+    assert following.catalogue.find("device")
+    await following.registry.tell(description(version="2"))
+    assert following.catalogue.find("device").description.version == "2"
+
+
 async def test_a_superseded_announcement_is_given_up(
     following: Following, description: Describe
 ) -> None:

@@ -13,7 +13,7 @@ from held_calls import INFER, SYNTHETIC, body_of
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.crash_reports import CrashedInput, CrashReport
-from deployments.contract.registry import CRASHES
+from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
 from deployments.gateway.queues import crash_exchange, unexplained_losses
 from deployments.gateway.queues.crash_exchange import CrashExchange
@@ -33,9 +33,8 @@ class Gateways:
         ]
 
     def push(self, number: int) -> None:
-        said: dict[str, object] = {CRASHES: self.exchanges[number].report()}
-        others: Any = self.registry.push(f"gateway-{number}", said, 0.0)[CRASHES]
-        self.exchanges[number].hear(others)
+        said = GatewaySnapshot(crashes=self.exchanges[number].report())
+        self.exchanges[number].hear(self.registry.push(f"gateway-{number}", said, 0.0).crashes)
 
     def push_all(self) -> None:
         for number in (0, 1, 0):

@@ -321,11 +321,11 @@ async def test_a_gateway_says_what_it_holds_for_a_canary_until_it_is_answered(
         stand.channels[CANARY].hold()
         asked = asyncio.create_task(post(stand))
         await stand.channels[CANARY].sent(1)
-        said = stand.telemetry.snapshot()["models"]
-        assert (said[CANARY]["leases"], said[LIVE]["leases"]) == (1, 0)
+        said = stand.telemetry.snapshot().models
+        assert (said[CANARY].leases, said[LIVE].leases) == (1, 0)
         stand.channels[CANARY].let_go()
         assert version_of(await asked) == "2"
-        assert stand.telemetry.snapshot()["models"][CANARY]["leases"] == 0
+        assert stand.telemetry.snapshot().models[CANARY].leases == 0
 
 
 async def test_openais_answers_name_the_model(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ async def test_an_engines_own_account_is_passed_on(stand: Stand, description: De
     assert (found["cache_used_ratio"], found["preemptions_total"]) == (0.5, 7)
     assert (found["prefix_queries_total"], found["prefix_hits_total"]) == (100, 90)
     assert found["engine_steps_total"] == 1000
-    status = stand.telemetry.snapshot()["models"]["chat"]
-    assert status["engines"] == {"chat-0": [3, 2, 0.5]}
+    status = stand.telemetry.snapshot().models["chat"]
+    assert status.engines == {"chat-0": [3, 2, 0.5]}
 
 
 async def test_a_cancelled_stream_is_counted_as_such(

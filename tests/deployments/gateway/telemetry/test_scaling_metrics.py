@@ -68,4 +68,4 @@ def test_a_sleeping_model_is_shown_as_asleep() -> None:
     for asleep in (False, True):
         levels = ModelLevels("m", CORE, asleep=asleep)
         assert at(samples(levels), "asleep") == asleep
-        assert model_status(levels)["asleep"] is asleep
+        assert model_status(levels).asleep is asleep

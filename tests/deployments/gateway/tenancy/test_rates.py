@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from deployments.contract.errors import OverOwnLimit
-from deployments.contract.registry import RATES
+from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
@@ -104,7 +104,7 @@ def test_a_rate_that_shrinks_holds_at_once() -> None:
 
 def exchange(registry: Registry, gateways: dict[str, Rates], now: float) -> None:
     for name, rates in gateways.items():
-        rates.hear(registry.push(name, {RATES: rates.report()}, now)[RATES])  # type: ignore[arg-type]
+        rates.hear(registry.push(name, GatewaySnapshot(rates=rates.report()), now).rates)
 
 
 def second(gateways: dict[str, Rates], of: Tenant, clock: Clock, asked: dict[str, int]) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.contract.errors import OverOwnLimit
-from deployments.contract.registry import RATES
+from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
@@ -91,8 +91,8 @@ class Service:
         for name, rates in self.gateways.items():
             if self.now - self._told_at[name] >= 1.0:
                 self._told_at[name] = self.now
-                said = self.registry.push(name, {RATES: rates.report()}, self.now)
-                rates.hear(said[RATES])  # type: ignore[arg-type]
+                said = GatewaySnapshot(rates=rates.report())
+                rates.hear(self.registry.push(name, said, self.now).rates)
 
 
 Change = Callable[[Service], object]

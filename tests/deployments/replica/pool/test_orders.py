@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_engines import until
 
-from deployments.contract.scaling.messages import PoolModel, PoolOrder, PoolReport
+from deployments.contract.pool import MEMBERS, PoolMember
+from deployments.contract.scaling.messages import POOL_ORDER, PoolModel, PoolOrder, PoolReport
 from deployments.replica.pool import orders
 from deployments.replica.pool.orders import Announcements, PoolOrders
 
@@ -23,7 +24,7 @@ class Told:
 
     def __init__(self) -> None:
         self.held: list[tuple[PoolModel, ...]] = []
-        self.members: tuple[str, ...] = ()
+        self.members: tuple[PoolMember, ...] = ()
 
     def report(self) -> PoolReport:
         return PoolReport("p")
@@ -45,7 +46,7 @@ class Actor:
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer if answer is None else POOL_ORDER.encode(answer)
 
 
 Running = Callable[[Awaitable[None]], None]
@@ -114,9 +115,9 @@ async def test_the_registry_hears_a_change_at_once_and_again_after_it_was_away(
     announcements = Announcements("p", told, actor)  # type: ignore[arg-type]
     running(announcements.keep())
     actor.answers.put_nowait(None)
-    await until(lambda: actor.asked == [("p", ())])
-    told.members = ("a",)
+    await until(lambda: actor.asked == [("p", MEMBERS.encode(()))])
+    told.members = (PoolMember("a", "p.0", "p", "d", "1", "h:1", 2, 0.02),)
     announcements.changed.set()
     actor.answers.put_nowait(RuntimeError("it restarts"))
     await until(lambda: len(actor.asked) >= 3)
-    assert actor.asked[1:3] == [("p", ("a",)), ("p", ("a",))]
+    assert actor.asked[1:3] == [("p", MEMBERS.encode(told.members))] * 2
