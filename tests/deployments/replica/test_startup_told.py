@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autoscaling.types import StartReading, State
+from deployments.contract.description import ModelDescription
 from deployments.contract.scaling.messages import START
+from deployments.contract.version import SPOKEN
 from deployments.process import actors
 from deployments.process.loop_watch import HUNG_EXIT_CODE
+from deployments.process.replica_directory import RunningReplica
 from deployments.replica.startup import ModelReplica, tell_autoscaler
 from deployments.settings.model import ModelSettings
 
@@ -71,3 +76,17 @@ def test_a_replica_that_ends_says_why_and_takes_its_engine_along(monkeypatch, ca
     engine.join(10)
     assert (engine.exitcode, codes) == (-signal.SIGKILL, [HUNG_EXIT_CODE])
     assert "the engine died; the replica ends" in caplog.text
+
+
+@pytest.mark.parametrize(("group", "more"), [("", {}), ("gpu", {"group": "gpu"})])
+def test_a_replica_records_the_versions_that_it_speaks_beside_its_address(
+    group: str, more: dict[str, str], description: Callable[..., ModelDescription]
+) -> None:
+    replica: Any = Failing(optional=False)
+    replica._description, replica._group = description(), group
+    replica._server = SimpleNamespace(address="h:1")
+    said = replica.record_replica_metadata()
+    known = {"version": "1", "digest": "d", "channel": "h:1", "channel_versions": "4,3"}
+    assert said == known | more
+    assert RunningReplica("r", tuple(said.items())).speaks() == set(SPOKEN)
+    assert RunningReplica("r", (("channel", "h:1"),)).speaks() == {3}

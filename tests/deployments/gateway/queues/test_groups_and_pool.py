@@ -16,6 +16,7 @@ from deployments.contract.description import (
     ModelDescription,
 )
 from deployments.contract.pool import PoolMember
+from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.process.replica_directory import RunningReplica, directory_for
 
 Describe = Callable[..., ModelDescription]
@@ -51,6 +52,11 @@ async def test_replicas_of_every_group_are_reached_those_that_come_up_later_too(
 def member(replica: str, **more: Any) -> PoolMember:
     fields = {"digest": "d", "version": "1", "channel": "h:1", "slots": 3, "after_s": 0.02}
     return PoolMember("device", f"{replica}.1", replica, **{**fields, **more})
+
+
+def test_a_pool_member_speaks_what_it_says_that_it_does() -> None:
+    assert as_replica(member("p")).speaks() == {3}
+    assert as_replica(member("p", channel_versions="4,3")).speaks() == {4, 3}
 
 
 def pool_runs(*replicas: str) -> None:
