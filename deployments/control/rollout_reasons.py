@@ -5,6 +5,10 @@ AT_ONCE = "a file was applied that changes it at once"
 AS_IT_WAS = "a file was applied that has its settings as they were"
 REMOVED = "a file was applied that has not the model"
 BY_HAND = "ended by hand"
+STILL_IN_FILE = (
+    "where the file still has the new version, a server that starts serves it at once: "
+    "`headrace diff FILE` shows it"
+)
 
 
 def why_given_up(*, removed: bool, begun: bool, changed: bool) -> str:

@@ -11,13 +11,10 @@ from contextlib import contextmanager
 
 from deployments.contract.rollout.account import RolloutAccount, RolloutRecord, VersionAccount
 from deployments.control.deployed import Canary, Deployed
+from deployments.control.rollout_reasons import STILL_IN_FILE
 from deployments.settings.tree import Settings
 
 Tell = Callable[[str, str, str, Settings, Settings], None]
-STILL_IN_FILE = (
-    "where the file still has the new version, a server that starts serves it at once: "
-    "`headrace diff FILE` shows it"
-)
 _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
 
 

@@ -22,8 +22,7 @@ from deployments.control import manual_target
 from deployments.control.manual_target import ManualTarget
 from deployments.control.ray_jobs import JobFailed
 from deployments.control.remote_cluster import Deployment
-from deployments.control.rollout_reasons import BY_HAND
-from deployments.control.rollout_records import STILL_IN_FILE
+from deployments.control.rollout_reasons import BY_HAND, STILL_IN_FILE
 from deployments.control.serve_config import serve_config
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder

@@ -11,21 +11,22 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from deployments.contract.rollout.account import RolloutRecord
-from deployments.control.remote_cluster import Deployment, RemoteCluster
-from deployments.control.rollout_records import STILL_IN_FILE
-from deployments.settings.tree import Settings
-from deployments.tools import operator
+from deployments.control.rollout_reasons import STILL_IN_FILE
 from deployments.tools.console import status_table
 from deployments.tools.console.rollout_lines import progress_key, rollout_line
 from deployments.tools.where import Where
+
+if TYPE_CHECKING:  # slow to import, and needed for a cluster alone
+    from deployments.contract.rollout.account import RolloutRecord
+    from deployments.control.remote_cluster import Deployment, RemoteCluster
+    from deployments.settings.tree import Settings
 
 _LOOKS_S = 1.0
 _OPTIONAL_S = 30.0  # that `apply` waits for optional models: only to say what became of them
@@ -47,7 +48,13 @@ def status(where: Where, *, as_json: bool) -> int:
         if not found:
             click.echo("no application of Headrace runs there")
         return 0
-    snapshot: Any = where.ask({"do": "status"}) if where.url is None else operator.status(where.url)
+    snapshot: Any
+    if where.url is None:
+        snapshot = where.ask({"do": "status"})
+    else:
+        from deployments.tools import operator
+
+        snapshot = operator.status(where.url)
     if as_json:
         click.echo(status_table.as_json(snapshot))
     else:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class Cluster:
         }  # fmt: skip
         self.models = models or {"device": {"runtime": "synthetic"}}
         self.file = self.write(folder, self.models)
+        self.haproxy = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
         self.environ = environment(
             XDG_STATE_HOME=str(folder / "state"), XDG_CACHE_HOME=str(folder / "cache"),
             RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN, RAY_TMPDIR="/tmp",
@@ -47,6 +50,12 @@ class Cluster:
             RAY_SERVE_FALLBACK_PROXY_GRPC_PORT=str(self.ports["fallback_g"]),
             # One node: no HAProxy of another has to hear first that a replica goes.
             RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
+            # Beside those of another cluster on this machine; a socket's path must be short.
+            RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{self.haproxy}/haproxy.cfg",
+            RAY_SERVE_HAPROXY_SOCKET_PATH=f"{self.haproxy}/admin.sock",
+            RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH=f"{self.haproxy}/metrics.sock",
+            RAY_SERVE_HAPROXY_SERVER_STATE_BASE=self.haproxy,
+            RAY_SERVE_HAPROXY_SERVER_STATE_FILE=f"{self.haproxy}/server-state",
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         )  # fmt: skip
         tests = str(CHECKOUT / "tests" / "integration")
@@ -163,6 +172,7 @@ class Cluster:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             psutil.wait_procs(left, timeout=1)
+        shutil.rmtree(self.haproxy, ignore_errors=True)
 
 
 class Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -89,6 +90,8 @@ def states(server: Server) -> list[tuple[str, str, int]]:
 def test_status_tells_models_and_replicas(server):
     both = [("phased", "ready", 1), ("slow", "ready", 1)]
     server.until(lambda: states(server) == both, 10)  # it is up to a second old
+    said = server.headrace("status", "--json")
+    assert [m["name"] for m in json.loads(said.stdout)["models"]] == ["phased", "slow"]
 
 
 def test_ctrl_c_drains_and_leaves_nothing(server):

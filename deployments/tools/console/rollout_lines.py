@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from deployments.contract.rollout.account import RolloutAccount, VersionAccount
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deployments.contract.rollout.account import RolloutAccount, VersionAccount
 
 _NAME, _PHASE = 12, 9
 

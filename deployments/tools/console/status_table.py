@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 from deployments.tools.console.rollout_lines import rollout_line
 from deployments.tools.console.scaling_lines import model_lines, pool_line
+
+if TYPE_CHECKING:
+    from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 
 _MOST_TENANTS = 10
 _WIDE = 100  # columns
