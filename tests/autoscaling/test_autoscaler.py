@@ -363,6 +363,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(STEPS, st.integers(0, 2), st.integers(2, 9), st.sampled_from([5.0, 40.0]))
 def test_targets_stay_in_bounds_and_never_fall_while_one_starts(steps, least, most, start_s):
     """The fake cluster asserts both at every step; what is unknown changes nothing."""

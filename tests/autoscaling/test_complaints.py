@@ -43,6 +43,7 @@ def test_cancelled_work_is_no_load():
     assert cluster.target() == 1
 
 
+@pytest.mark.slow
 def test_step_up_and_down_is_followed_without_thrashing():
     """ray#26455: replicas went up and down again within minutes."""
     cluster = FakeCluster(model(), hot=3)
@@ -132,6 +133,7 @@ def test_steady_load_changes_nothing_however_often_it_is_looked_at():
     assert len(cluster.changes) <= 3
 
 
+@pytest.mark.slow
 def test_steady_load_of_seven_tenths_on_two_stays_on_two():
     """dynamo#9294: 2, 1, 2, 1 … because one alone looked sufficient."""
     cluster = FakeCluster(model(), hot=2, request_s=0.02)

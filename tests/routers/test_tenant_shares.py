@@ -96,6 +96,7 @@ def test_a_request_of_many_rows_makes_room_for_all_of_them(start):
     assert [type(action) for action in rejected] == [Reject]
 
 
+@pytest.mark.slow
 def test_a_flood_never_refuses_a_tenant_under_its_share_while_replicas_work(start):
     """A floods at ten times what is served; B asks for a little."""
     core = start(max_queue_rows=40, max_late_rows=40, max_size=4, profile=((1, 10, 0.01),))

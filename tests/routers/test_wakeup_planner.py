@@ -91,6 +91,7 @@ def watched(rate, **settings):
     return told, cores[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "hedge", "tied"])
 @pytest.mark.parametrize(
     ("rate", "hold"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 from cluster_with_rollouts import THEIRS, Stand, milliseconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,6 +167,7 @@ class _Watched(Stand):
         self.tick(_RESTS_S)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(_models(least=1), st.sampled_from(_SECTIONS), st.lists(_STEPS, min_size=1, max_size=14))
 def test_whatever_happens_the_last_files_version_runs_or_the_one_before(first, sections, steps):

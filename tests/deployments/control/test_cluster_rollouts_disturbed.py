@@ -236,6 +236,7 @@ def test_what_drives_stays_until_no_rollout_of_a_removed_model_is_known_to_it(st
     assert stand.serve.listed.keys() == {GATEWAY_APP, TENANTS_APP, "model-n"}
 
 
+@pytest.mark.slow
 def test_a_list_with_many_rollouts_stays_small():
     many = {f"model-{n}": model(1, replicas={"min": 1, "max": 4}) for n in range(50)}
     made = Stand(many)

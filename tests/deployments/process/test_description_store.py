@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 READERS = """
 import sys, threading
 from deployments.process import description_store as store
@@ -24,6 +26,7 @@ for each in readers:
 """
 
 
+@pytest.mark.slow
 def test_threads_that_read_at_once_do_not_crash_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", READERS], capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr.decode()

@@ -20,6 +20,7 @@ def batch_of(values: list[int]) -> Batch:
     return Batch(len(values), np.ones(len(values), dtype=np.int64), {"x": ids})
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([BadRows, RunError, KeyError, None]), min_size=1, max_size=40))
 def test_any_set_of_bad_rows_fails_alone_and_the_rest_is_answered_right(
     faults: list[type[Exception] | None],

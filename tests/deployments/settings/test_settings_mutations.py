@@ -113,6 +113,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(yaml.safe_load(WHOLE))[1:]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(PLACES), VALUES, st.none() | st.text(max_size=6))
 @example(("models", "device", "options", "base_ms"), float("inf"), None)

@@ -257,6 +257,7 @@ def test_a_start_ends_with_a_model_that_is_not_optional(host):
         two_models(host)._until_ready()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["control.supervisor.host_process", "tools.serve"])
 def test_ray_is_not_imported_before_its_environment_is_set(module):
     code = f"import deployments.{module}, sys; sys.exit('ray' in sys.modules)"

@@ -100,6 +100,7 @@ def test_first_in_first_out_runs_beside_it(scenario):
     assert found["fifo"]["padding_ratio"] > found["padding_ratio"]
 
 
+@pytest.mark.slow
 def test_other_policies_run_beside_it(scenario):
     found = as_json(
         scenario, "--policy", "batching=arrival", "--policy", "order=fifo", "--set",

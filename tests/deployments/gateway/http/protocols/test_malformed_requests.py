@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -147,6 +148,7 @@ def inflate(body: bytes) -> None:
 UNKNOWN_NAME = b'{"model": "m", "prompt": "a", "\xffbest": 3, "max_tokens": 5}'
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @example(body=UNKNOWN_NAME, header=0)
 @given(body=mutated() | invented | st.binary(max_size=60), header=st.integers(-1, 400))
