@@ -4,8 +4,8 @@ from __future__ import annotations
 
 GATEWAY_APP = "gateway"
 GATEWAY_DEPLOYMENT = "gateway"
-TENANTS_APP = "headrace-tenants"
-ROLLOUTS_APP = "headrace-rollouts"  # on clusters, while they have rollouts
+CONTROL_APP = "headrace-control"  # on clusters
+CONTROL_DEPLOYMENT = "control"
 POOL_APP = "headrace-pool"
 POOL_DEPLOYMENT = "pool"
 POOL_DIRECTORY = f"{POOL_APP}/{POOL_DEPLOYMENT}"  # of the form that `directory_key` returns

@@ -1,49 +1,45 @@
-"""A remote cluster that runs Headrace's applications, driven over Serve's REST only.
+"""Changes what runs on a Ray cluster: plans with `plan`, and writes Serve's list with `writing`.
 
-Neither Ray nor a Headrace process on the head node is needed: what runs is what Serve lists, and
-every change is another list. Putting the same list does not retry an application whose last
-deployment failed, so such an application is deleted first.
+Over Serve's REST only: neither Ray nor a Headrace process on the head node is needed. What runs is
+what Serve lists, and every change is another list. Putting the same list does not retry an
+application whose last deployment failed, so such an application is deleted first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.contract.app_names import (
-    ANCHOR_DEPLOYMENT,
-    GATEWAY_APP,
-    ROLLOUTS_APP,
-    TENANTS_APP,
-    model_app,
-)
+import yaml
+
+from deployments.contract.app_names import ANCHOR_DEPLOYMENT, CONTROL_APP, GATEWAY_APP, model_app
+from deployments.contract.key_list import KeyRow, key_rows
+from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
 from deployments.contract.rollout.terms import canary_of
+from deployments.contract.version import code_version
+from deployments.control import plan
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Difference, by_name, differences
-from deployments.control.listed_rollout_plan import planned
-from deployments.control.listed_rollouts import (
-    entries_of,
-    revised,
-    revision_of,
-    undecided,
-    with_entry,
-)
+from deployments.control.differences import Difference, by_name
+from deployments.control.listed import Listed
+from deployments.control.manual_target import ManualTarget
 from deployments.control.merging import beside_others, heard_later, merged, ours
+from deployments.control.plan import Plan, applied
+from deployments.control.scaling.decider import pin_complaint
+from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
-from deployments.settings.tree import Settings
+from deployments.control.writing import Writer
+from deployments.settings.load import parse_tenants
+from deployments.settings.tree import Settings, TenantsSettings
 
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
-_SETTLES_S = 1.0  # within this a driver puts what it makes of a list that it has read
-_TRIES = 5
 _GONE_S = 3600.0  # draining there has shorter bounds of its own
 _MESSAGE_LINES = 6
-_TURN = "turn"  # argument of the tenants' application: how often the switch was set
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,11 @@ class Deployment:
 
     names: tuple[str, ...]  # applications that are to run from now on, canaries not counted
     differences: list[Difference]
-    begun: Mapping[str, int]  # models whose rollout begins, with its number
-    kept: Mapping[str, int]  # models whose rollout goes on, with its number
+    begun: Mapping[str, int]  # models whose rollout begins, with their entry's id
+    kept: Mapping[str, int]  # models whose rollout goes on, likewise
+    replaced: Mapping[str, int]  # models that change in place or are new, likewise
     ended: Mapping[str, str]  # models whose rollout is given up, and why
+    change: str = ""  # its id, see `Writer`
 
 
 class RemoteCluster:
@@ -80,10 +78,14 @@ class RemoteCluster:
         rest: ServeRest,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        who: str = "",
     ) -> None:
         self._rest = rest
         self._pause = pause
         self._clock = clock
+        self._writer = Writer(rest, pause, clock, who)
+
+    # ---- files ---------------------------------------------------------------------------------
 
     def diff(self, settings: Settings) -> Deployment:
         """What `deploy` would do. Raises ClusterError as `deploy` does."""
@@ -109,31 +111,37 @@ class RemoteCluster:
             deployment = replace(then, differences=deployment.differences)
             return merged(config, details)
 
-        self._change(planned_anew)
-        return deployment
+        change = self._writer.change("apply", planned_anew)
+        return replace(deployment, change=change)
 
     def heard_later(self, config: Mapping[str, Any]) -> list[str]:
         """Variables that the running processes will get only when Serve is restarted."""
         return heard_later(config, self._rest.details())
 
-    def watch(
-        self, names: Collection[str], limit_s: float, say: Callable[[str], None]
-    ) -> list[ApplicationState]:
-        """Wait until all these applications run, and `say` each change of their states. Returns
-        those that failed. Raises ClusterError at the limit."""
+    def watch(self, done: Deployment, limit_s: float, say: Callable[[str], None]) -> dict[str, str]:
+        """Wait until all applications of the deployment run, and `say` each change of their states.
+        Returns those that cannot start, with the reason. Raises ClusterError at the limit, and
+        Undone if another list replaced the deployment."""
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
-            found = [s for s in states(self._details_by(end)) if s.name in names]
+            details = self._details_by(end)
+            self._writer.check(details, done.change)
+            placed = _placed(ours(details), done.replaced)
+            found = [s for s in states(details) if s.name in done.names]
             for state in found:
                 if said.get(state.name) != str(state):
                     said[state.name] = str(state)
                     say(str(state))
-            waits = [s for s in found if s.state not in (_RUNNING, _FAILED)]
-            if not waits and len(found) == len(names):
-                return [s for s in found if s.state == _FAILED]
+            failed = {n: why for n, why in placed.items() if why}
+            failed |= {s.name: s.message for s in found if _failed(s, placed)}
+            waits = [s.name for s in found if not (s.state == _RUNNING or s.name in failed)]
+            waits += [name for name, why in placed.items() if why is None and name not in waits]
+            missing = set(done.names) - {s.name for s in found} - failed.keys()
+            if not waits and not missing:
+                return failed
             if self._clock() > end:
-                late = ", ".join(s.name for s in waits) or "some applications"
+                late = ", ".join(waits) or "some applications"
                 raise ClusterError(f"{late} not ready after {limit_s:g} s; they go on starting")
             self._pause(_POLL_S)
 
@@ -144,9 +152,11 @@ class RemoteCluster:
             try:
                 return self._rest.details()
             except ClusterError:
-                if self._clock() > end:
+                if self._clock() >= end:
                     raise
                 self._pause(_POLL_S)
+
+    # ---- all of it -----------------------------------------------------------------------------
 
     def remove(self, say: Callable[[str], None]) -> None:
         """Remove Headrace's applications: the gateway first, so that requests under way are
@@ -156,64 +166,88 @@ class RemoteCluster:
             raise ClusterError("no application of Headrace runs there")
         if GATEWAY_APP in mine:
             say("the gateways finish what they have")
-            self._delete({GATEWAY_APP, ROLLOUTS_APP})
+            self._delete({GATEWAY_APP, CONTROL_APP})
         say("the models end")
         self._delete(mine)
 
     def states(self) -> list[ApplicationState]:
         return list(states(self._rest.details()))
 
+    # ---- one model, or the switch --------------------------------------------------------------
+
     def freeze(self, frozen: bool) -> None:
         """Publish the present tenants again, with the controllers' switch set to `frozen`."""
-
-        def switched(details: Mapping[str, Any]) -> dict[str, Any]:
-            mine = ours(details)
-            if "tenants" not in mine.get(TENANTS_APP, {}).get("args", {}):
-                raise ClusterError(
-                    "nothing publishes tenants there; where gateway.tenants_path names a file, set "
-                    "controllers.frozen in it"
-                )
-            listed = revised({**mine, TENANTS_APP: _frozen(mine[TENANTS_APP], frozen)})
-            return beside_others(listed.values(), details)
-
-        self._change(switched)
+        self._change("freeze", lambda listed: plan.switched(listed, frozen))
 
     def rollouts(self, away_s: float = 0.0) -> list[RolloutRecord]:
-        """Those under way, as of their last step, and the last one of each model that ended while
-        the cluster remembers rollouts; by model. `away_s`: to wait for a dashboard that is away.
-        Raises ClusterError then."""
-        entries = entries_of(ours(self._details_by(self._clock() + away_s)))
-        return [entries[name]["record"] for name in sorted(entries)]
+        """The last rollout of each model, as of its last step; by model. `away_s`: to wait for a
+        dashboard that is away. Raises ClusterError then."""
+        listed = Listed.of(ours(self._details_by(self._clock() + away_s)))
+        found = (entry.record for _, entry in sorted(listed.entries.items()))
+        return [record for record in found if record is not None]
 
     def decide(self, model: str, why: str = "") -> None:
         """Ask for the promotion of a model's rollout; with a reason, for its abort. Raises
         ClusterError if it cannot be decided any more, or not yet."""
+        self._change("abort" if why else "promote", lambda it: plan.decided(it, model, why))
 
-        def asked(details: Mapping[str, Any]) -> dict[str, Any]:
-            mine = ours(details)
-            entry = entries_of(mine).get(model)
-            if wrong := undecided(model, entry, aborts=bool(why)):
-                raise ClusterError(wrong)
-            assert entry is not None
-            listed = revised(with_entry(mine, model, {**entry, "asked": why}))
-            return beside_others(listed.values(), details)
+    def back(self, model: str) -> tuple[Deployment, int]:
+        """Put the version of a model that ran before the present one, at once. Returns what that
+        does, for `watch`, and how many earlier versions are still known. Raises ClusterError if
+        there is none, or another version of the model is under way."""
+        left, number = 0, 0
 
-        self._change(asked)
+        def went_back(listed: Listed) -> Listed:
+            nonlocal left, number
+            follows = plan.went_back(listed, model)
+            left, number = len(listed.history(model)) - 1, follows.entries[model].id
+            return follows
 
-    def _change(self, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        """Put the list that `change` makes of Serve's details; again, if whoever drives rollouts
-        there undid it by a list that follows from the one before."""
-        for _ in range(_TRIES):
-            config = change(self._rest.details())
-            self._rest.put(config)
-            revision = revision_of(by_name(config))
-            if revision is None:
-                return  # nobody drives any
-            self._pause(_SETTLES_S)
-            found = revision_of(ours(self._rest.details()))
-            if found is None or found >= revision:
-                return
-        raise ClusterError(f"others undid the change {_TRIES} times; try again")
+        change = self._change("rollout back", went_back)
+        return Deployment((model_app(model),), [], {}, {}, {model: number}, {}, change), left
+
+    def scale(self, target: ManualTarget) -> None:
+        """Set a number of replicas by hand. Raises ClusterError if the file does not allow it."""
+
+        def pinned(listed: Listed) -> Listed:
+            terms = scaling_told(listed.control).settings
+            complaint = pin_complaint(terms, target.model, target.group, target.replicas)
+            if complaint:
+                raise ClusterError(complaint)
+            return plan.pinned(listed, f"{target.model}/{target.group}", target.replicas)
+
+        self._change("scale", pinned)
+
+    def keys(self) -> list[KeyRow]:
+        """The keys of the tenants there. Those that were revoked at a gateway do not say so.
+        Raises ClusterError if a path names the tenants."""
+        control = Listed.of(ours(self._rest.details())).control
+        return key_rows(_tenants(control), control.revoked, time.time())
+
+    def revoke(self, name: str) -> dict[str, str]:
+        """Revoke a key at once and for ever. `name`: its id or hash. Returns {"revoked": its id,
+        "owner"}. Raises ClusterError if there is none."""
+        found: dict[str, str] = {}
+
+        def without_key(listed: Listed) -> Listed:
+            try:
+                owner, key = _tenants(listed.control).key_called(name)
+            except ValueError as unknown:
+                raise ClusterError(str(unknown)) from None
+            found.update(revoked=key.kid, owner=owner)
+            return plan.revoked(listed, key.hash)
+
+        self._change("key revoke", without_key)
+        return found
+
+    def _change(self, verb: str, change: Callable[[Listed], Listed]) -> str:
+        def changed(details: Mapping[str, Any]) -> dict[str, Any]:
+            listed = Listed.of(ours(details))
+            if listed.own is None:
+                raise ClusterError("Headrace does not run there: apply a file first")
+            return beside_others(change(listed).all().values(), details)
+
+        return self._writer.change(verb, changed)
 
     def _delete(self, names: Set[str]) -> None:
         """Delete these applications of Headrace, and wait until they are gone; again, if one that
@@ -235,15 +269,43 @@ class RemoteCluster:
 
 def _planned(settings: Settings, details: Mapping[str, Any]) -> tuple[dict[str, Any], Deployment]:
     """The config to put, without other people's applications, and what it does."""
-    running = ours(details)
-    config = _in_turn(serve_config(settings), details)
-    plan = planned(running, by_name(config), settings, _dead(details))
-    found = differences(running, plan.applications)
-    found = [each for each in found if each.application != ROLLOUTS_APP]
+    config = serve_config(settings)
+    wanted = Listed.of(by_name(config))
+    assert wanted.own is not None
+    wanted = replace(wanted, own={**wanted.own, "args": {"code": code_version()}})
+    done: Plan = applied(Listed.of(ours(details)), wanted, settings, _dead(details))
+    listed = done.listed.all()
     canaries = {model_app(canary_of(name)) for name in settings.models}
-    names = tuple(name for name in plan.applications if name not in canaries)
-    deployment = Deployment(names, found, plan.begun, plan.kept, plan.ended)
-    return {**config, "applications": list(plan.applications.values())}, deployment
+    deployment = Deployment(
+        tuple(name for name in listed if name not in canaries),
+        done.differences, done.begun, done.kept, done.replaced, done.ended,
+    )  # fmt: skip
+    return {**config, "applications": list(listed.values())}, deployment
+
+
+def _failed(state: ApplicationState, placed: Mapping[str, str | None]) -> bool:
+    """Whether it failed, and no driver is about to take it back."""
+    return state.state == _FAILED and state.name not in placed
+
+
+def _placed(applications: Mapping[str, Any], replaced: Mapping[str, int]) -> dict[str, str | None]:
+    """Of each application whose model changes in place: "" once it runs, why it cannot start, or
+    None while it starts. A newer change of the model counts as its end."""
+    entries = Listed.of(applications).entries
+    found: dict[str, str | None] = {}
+    for name, number in replaced.items():
+        entry = entries.get(name)
+        if entry is None or entry.id != number:
+            found[model_app(name)] = "another version of it was applied meanwhile"
+        else:
+            found[model_app(name)] = None if entry.stage == "replacing" else entry.why
+    return found
+
+
+def _tenants(control: Control) -> TenantsSettings:
+    if control.tenants is None:
+        raise ClusterError("a path names the tenants there (gateway.tenants_path): see that file")
+    return parse_tenants(yaml.safe_dump(control.tenants), "the tenants", control.priorities)
 
 
 def _dead(details: Mapping[str, Any]) -> set[str]:
@@ -255,29 +317,6 @@ def _dead(details: Mapping[str, Any]) -> set[str]:
 def _left_failed(details: Mapping[str, Any], deployment: Deployment) -> set[str]:
     """What failed, and would be left so."""
     return _dead(details) - {each.application for each in deployment.differences}
-
-
-def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:
-    args = application["args"]
-    tenants = {**args["tenants"], "controllers": {"frozen": frozen}}
-    # An operator may have published another switch meanwhile. Without another turn the arguments
-    # would be the same as before, and Serve would publish nothing.
-    turn = args.get(_TURN, 0) + 1
-    return {**application, "args": {**args, "tenants": tenants, _TURN: turn}}
-
-
-def _in_turn(config: Mapping[str, Any], details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with the turn that the tenants have reached there, so that it is no difference."""
-    running = ours(details).get(TENANTS_APP, {}).get("args", {})
-    if _TURN not in running:
-        return config
-    apps = [
-        {**app, "args": {**app["args"], _TURN: running[_TURN]}}
-        if app["name"] == TENANTS_APP
-        else app
-        for app in config["applications"]
-    ]
-    return {**config, "applications": apps}
 
 
 def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:

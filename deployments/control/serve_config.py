@@ -21,14 +21,16 @@ import math
 from typing import Any
 
 from deployments.contract.app_names import (
+    CONTROL_APP,
+    CONTROL_DEPLOYMENT,
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
     POOL_APP,
     POOL_DEPLOYMENT,
-    TENANTS_APP,
     model_app,
     model_deployment,
 )
+from deployments.contract.listed import Control, plain
 from deployments.contract.model_arguments import model_arguments
 from deployments.control.addresses import LOOPBACK, in_cluster, serve_host
 from deployments.control.ray_env import config_env
@@ -41,8 +43,7 @@ from deployments.settings.tree import Settings, TenantsSettings
 
 BUILDERS = {
     "gateway": "deployments.gateway.application:gateway",
-    "tenants": "deployments.control.applications:tenants",
-    "rollouts": "deployments.control.applications:rollouts",
+    "control": "deployments.control.application:control",
     "model": "deployments.replica.application:model",
     "pool": "deployments.replica.application:pool",
 }
@@ -74,7 +75,7 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     gateway = settings.gateway if one_machine else in_cluster(settings.gateway)
     applications = [_gateway_application(gateway, one_machine)]
     if not one_machine:
-        applications.append(_publisher(settings))
+        applications.append(_control_plane(settings))
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
     if settings.scaling.pool is not None:
         applications.append(_pool_application(settings, settings.scaling.pool, gateway.replicas))
@@ -127,22 +128,22 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
     }
 
 
-def _publisher(settings: Settings) -> dict[str, Any]:
-    """The application that publishes what other processes take up while they run; without the
-    tenants if a path names them."""
-    tenants = {
-        "tenants": _taken_up(settings),
-        "priorities": list(settings.gateway.priorities),
-        **({"auth": settings.gateway.auth} if settings.gateway.auth else {}),
-    }
+def _control_plane(settings: Settings) -> dict[str, Any]:
+    """The application that publishes what other processes take up while they run, and drives
+    rollouts. The block of a file, without tenants if a path names them."""
+    own = settings.gateway.tenants_path is None
+    block = Control(
+        tenants=_taken_up(settings) if own else None,
+        priorities=tuple(settings.gateway.priorities) if own else (),
+        auth=settings.gateway.auth if own else None,
+        scaling=_scaled(settings),
+    )
     return {
-        "name": TENANTS_APP,
+        "name": CONTROL_APP,
         "route_prefix": None,
-        "import_path": BUILDERS["tenants"],
-        "args": {
-            **(tenants if settings.gateway.tenants_path is None else {}),
-            "scaling": _scaled(settings),
-        },
+        "import_path": BUILDERS["control"],
+        "args": {},
+        "deployments": [{"name": CONTROL_DEPLOYMENT, "user_config": plain(block)}],
     }
 
 

@@ -7,8 +7,6 @@ OperatorRefused; those that read a file, SettingsErrors.
 
 from __future__ import annotations
 
-import json
-import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -18,9 +16,7 @@ from typing import Any
 
 import click
 
-from deployments.control import manual_target
 from deployments.control.manual_target import ManualTarget
-from deployments.control.ray_jobs import JobFailed
 from deployments.control.remote_cluster import Deployment
 from deployments.control.rollout_reasons import BY_HAND, STILL_IN_FILE
 from deployments.control.serve_config import serve_config
@@ -28,13 +24,12 @@ from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
 from deployments.settings.load import load, settings_digest
 from deployments.tools import operator
-from deployments.tools.cluster import jobs_of, portable
+from deployments.tools.cluster import portable
 from deployments.tools.watching import wait_here, wait_on_cluster
 from deployments.tools.where import CHANGE_S, ServerRefused, Where
 
 _STOP_S = 86_400.0
-_JOB_S = 60.0
-_PYTHON = "python"
+_BACK_S = 3600.0  # the driver takes back a version that is not ready in its own time before
 
 
 def apply(path: Path, where: Where, *, wait: bool) -> int:
@@ -101,11 +96,26 @@ def abort(model: str, reason: str, where: Where) -> int:
 
 def back(model: str, where: Where) -> int:
     """Replace the model's version by the one before it."""
+    if where.address is not None:
+        return _back_on_cluster(model, where)
     done = where.ask({"do": "rollback", "model": model}, CHANGE_S)
     click.echo(
         f"{model}: the previous version runs again; {done['left']} earlier ones are still known"
     )
     _say_reasons(done["reasons"])
+    return 0
+
+
+def _back_on_cluster(model: str, where: Where) -> int:
+    cluster = where.cluster()
+    with where.audited("rollout back", f"model {model}"):
+        done, left = cluster.back(model)
+    failed = cluster.watch(done, _BACK_S, lambda line: click.echo(line, err=True))
+    for why in failed.values():
+        click.echo(f"the previous version of {model} cannot start: {why}", err=True)
+    if failed:
+        return 1
+    click.echo(f"{model}: the previous version runs again; {left} earlier ones are still known")
     return 0
 
 
@@ -128,30 +138,18 @@ def scale(target: ManualTarget, where: Where) -> int:
     """Set a model's number of replicas by hand. It holds until `auto`, also when the autoscaler
     restarts or a settings file is applied."""
     if where.address is None:
-        answer = where.ask({"do": "scale", **asdict(target)})
+        where.ask({"do": "scale", **asdict(target)})
     else:
         with where.audited("scale", str(target)):
-            answer = _scaled_by_job(target, where.address)
+            where.cluster().scale(target)
     what = f"{target.model}, group {target.group}" if target.group else target.model
     group = f" --group {target.group}" if target.group else ""
-    if answer["replicas"] is None:
+    if target.replicas is None:
         click.echo(f"{what}: as many replicas as its policy decides")
     else:
         until = f"`headrace scale {target.model} auto{group}`"
-        click.echo(f"{what}: {answer['replicas']} replicas, until {until}")
+        click.echo(f"{what}: {target.replicas} replicas, until {until}")
     return 0
-
-
-def _scaled_by_job(target: ManualTarget, address: str) -> dict[str, Any]:
-    told = shlex.quote(json.dumps(asdict(target)))
-    with jobs_of(address) as jobs:
-        output = jobs.run(f"{_PYTHON} -m {manual_target.__name__} {told}", _JOB_S)
-    answer = manual_target.read(output)
-    if answer is None:
-        raise JobFailed("the job printed no answer", output)
-    if "error" in answer:
-        raise ServerRefused(answer["error"])
-    return answer
 
 
 # ---- stop ---------------------------------------------------------------------------------------

@@ -51,12 +51,9 @@ def new(file: Path | None, tenant: str | None, operator: bool, **options: Any) -
     call("deployments.tools.keys", "new", NewKey(tenant, operator, **options), file)
 
 
-_NO_KEYS = "a cluster's keys are known to its gateways; --url can, with an operator's key"
-
-
 @key.command("list", epilog="Example: headrace key list --url http://GATEWAY:8000")
 @click.argument("file", type=FILE, required=False)
-@reaches(address=_NO_KEYS)
+@reaches()
 def list_keys(file: Path | None, where: Where) -> None:
     """Show all keys of FILE, or of a running server: id, owner, state and expiry."""
     if file is not None and where != Where():
@@ -67,7 +64,7 @@ def list_keys(file: Path | None, where: Where) -> None:
 @key.command(epilog="Example: headrace key revoke laptop own.yaml")
 @click.argument("name", metavar="ID")
 @click.argument("file", type=FILE, required=False)
-@reaches(address=_NO_KEYS)
+@reaches()
 def revoke(name: str, file: Path | None, where: Where) -> None:
     """Revoke a key, by its id or hash: at a running server, at once and for good.
 
@@ -116,9 +113,7 @@ def abort(model: str, reason: str, where: Where) -> None:
 
 @rollout.command(epilog="Example: headrace rollout back minilm")
 @click.argument("model")
-@reaches(
-    address="a cluster keeps no earlier versions; apply the earlier file instead", url=_NO_ROLLOUTS
-)
+@reaches(url=_NO_ROLLOUTS)
 def back(model: str, where: Where) -> None:
     """Replace MODEL's version by the one that ran before it, at once.
 

@@ -74,6 +74,8 @@ def show(file: Path | None, where: Where) -> int:
         rows = key_rows(tenants_of(file), (), time.time())
     elif where.url is not None:
         rows = operator.keys(where.url)
+    elif where.address is not None:
+        rows = where.cluster().keys()
     else:
         rows = where.ask({"do": "keys"})["keys"]
     if not rows:
@@ -91,6 +93,11 @@ def revoke(name: str, file: Path | None, where: Where) -> int:
         _say(operator.revoke(name, where.url), where.url)
         if file is None:
             click.echo("remove it from the server's settings file or tenants file too")
+    elif where.address is not None:
+        with where.audited("key revoke", f"key {audit.nameable(name)}"):
+            _say(where.cluster().revoke(name), where.address)
+        if file is None:
+            click.echo("remove it from the settings file too")
     elif file is None or where.port is not None:
         state = where.server()
         _say(Where(state.port).ask({"do": "revoke", "key": name}), f"port {state.port}")

@@ -116,9 +116,9 @@ def _say_optional(names: Collection[str], where: Where) -> None:
 def wait_on_cluster(cluster: RemoteCluster, settings: Settings, done: Deployment) -> int:
     """Wait until what was deployed runs and its rollouts are over."""
     limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
-    failed = cluster.watch(done.names, limit_s, lambda line: click.echo(line, err=True))
-    for state in failed:
-        click.echo(f"{state.name} cannot start:\n{state.message}", err=True)
+    failed = cluster.watch(done, limit_s, lambda line: click.echo(line, err=True))
+    for name, why in failed.items():
+        click.echo(f"{name} cannot start:\n{why}", err=True)
     rollouts = {**done.begun, **done.kept}
     if not rollouts:
         return 1 if failed else 0

@@ -20,10 +20,10 @@ import httpx
 import yaml
 
 from deployments.contract.app_names import (
+    CONTROL_APP,
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
     MODEL_DEPLOYMENT,
-    TENANTS_APP,
     model_app,
 )
 from tests.cluster.machines import CHECKOUT, Lab, Machine
@@ -175,7 +175,7 @@ class HeadraceNodes:
         with contextlib.suppress(httpx.HTTPError):
             details = self.ray.serve_details()
             apps = details["applications"]
-            if set(apps) != {GATEWAY_APP, TENANTS_APP, *map(model_app, self.models)}:
+            if set(apps) != {GATEWAY_APP, CONTROL_APP, *map(model_app, self.models)}:
                 return False
             ips = {n.ip for n in self.ray.nodes if n.runs}
             places = {replica.get("node_ip", "") for replica in _replicas(apps)}

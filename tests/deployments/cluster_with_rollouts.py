@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 from rolled_out import RegistryCalls
 
 from deployments.contract.app_names import is_model_app, model_app, model_name
-from deployments.control.cluster_rollouts import ClusterRollouts
 from deployments.control.dashboard import ClusterError
 from deployments.control.differences import by_name
+from deployments.control.driver import Driver
+from deployments.control.listed import Listed
 from deployments.control.registry.registry import Registry
 from deployments.control.remote_cluster import Deployment, RemoteCluster
 from deployments.settings.tree import Settings
@@ -150,23 +153,38 @@ class Stand:
     def __init__(self, models: dict[str, Any]) -> None:
         self.serve = Serve()
         self._looks = False
-        self.remote = RemoteCluster(self.serve, self._pause)  # type: ignore[arg-type]
-        self.deploy(models)
+        self.meanwhile: Callable[[], None] | None = None  # at each pause of a command
+        self.remote = RemoteCluster(
+            self.serve,
+            self._pause,
+            lambda: self.serve.now,
+            "user x (1000)",  # type: ignore[arg-type]
+        )
         self.restart_driver()
+        self.deploy(models)
 
     def deploy(self, models: dict[str, Any], **sections: Any) -> Deployment:
         return self.remote.deploy(Settings.model_validate({"models": models, **sections}))
 
     def _pause(self, seconds: float) -> None:
         """The driver goes on while a command waits, if the command did not come amid its look."""
+        if self.meanwhile is not None:
+            self.meanwhile()
         self.serve.release()
         if self._looks:
             self.serve.now += seconds
         else:
-            self.tick()
+            self.tick(ceil(seconds))
+
+    @contextmanager
+    def driver_away(self) -> Iterator[None]:
+        """Nobody drives rollouts meanwhile."""
+        self._looks = True
+        yield
+        self._looks = False
 
     def restart_driver(self) -> None:
-        self.driver = ClusterRollouts(self.serve, lambda: self.serve.now)
+        self.driver = Driver(self.serve, lambda: self.serve.now)
 
     def tick(self, seconds: int = 1) -> None:
         for _ in range(seconds):
@@ -180,6 +198,10 @@ class Stand:
     @property
     def running(self) -> dict[str, float]:
         return self.serve.running
+
+    @property
+    def listed(self) -> Listed:
+        return Listed.of({n: app for n, app in self.serve.listed.items() if n != "theirs"})
 
     def record(self, name: str) -> dict[str, Any]:
         return dict(next(each for each in self.remote.rollouts() if each["model"] == name))

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -101,7 +103,7 @@ def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster
     begun = deploy(cluster, model_with_rollout(4, for_ever), "--no-wait")
     assert begun.returncode == 0, begun.stderr
     until(lambda: last(cluster)["phase"] == "step", 60)
-    (driver,) = cluster.replicas("headrace-rollouts")
+    (driver,) = cluster.replicas("headrace-control")
     os.kill(driver, signal.SIGKILL)
     aborted = rollout(cluster, "abort", "m", "--reason", "a bad day")
     assert aborted.returncode == 0, aborted.stderr
@@ -110,7 +112,67 @@ def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster
     canary_went(cluster)
     again = deploy(cluster, model_with_rollout(3))
     assert again.returncode == 0, again.stderr
-    until(lambda: not cluster.replicas("headrace-rollouts"), 60)
     load.stop()
     assert load.failures == []
     assert served_version(cluster) == before
+
+
+def test_a_version_that_cannot_start_is_taken_back_and_the_one_before_can_come_back(cluster, load):
+    first = served_version(cluster)
+    plain = {**model_with_rollout(5), "rollout": None}
+    changed = deploy(cluster, plain)
+    assert changed.returncode == 0, changed.stderr
+    second = served_version(cluster)
+    missing = {"runtime": "onnxruntime", "source": "missing.onnx", "replicas": {"num_cpus": 0.1}}
+    broken = deploy(cluster, missing)
+    assert broken.returncode == 1
+    assert "model-m cannot start" in broken.stderr
+    assert served_version(cluster) == second != first
+    back = rollout(cluster, "back", "m")
+    assert back.returncode == 0, back.stderr
+    assert "the previous version runs again" in back.stdout
+    assert served_version(cluster) == first
+    load.stop()
+    assert load.failures == []
+
+
+def test_two_deployers_at_once_both_get_their_way_or_are_told(cluster):
+    """One changes the model, the other numbers of replicas by hand and the switch."""
+    file = cluster.write(cluster.folder / "both", {"m": model_with_rollout(6) | {"rollout": None}})
+    with ThreadPoolExecutor() as pool:
+        applied = pool.submit(cluster.apply, file)
+        frozen = pool.submit(cluster.headrace, "freeze", "on", "--address", cluster.address)
+    assert (applied.result().returncode, frozen.result().returncode) == (0, 0), (
+        applied.result().stderr, frozen.result().stderr
+    )  # fmt: skip
+    listed = cluster.rest("GET", "/api/serve/applications/").json()["applications"]
+    config = listed["headrace-control"]["deployed_app_config"]
+    (block,) = [each["user_config"] for each in config["deployments"]]
+    verbs = [each["verb"] for each in block["changes"][-2:]]
+    assert sorted(verbs) == ["apply", "freeze"]
+    # A file says what is frozen: whichever came last holds.
+    assert block["tenants"]["controllers"]["frozen"] is (verbs == ["apply", "freeze"])
+
+
+def test_a_large_state_is_put_and_restarts_nothing(cluster):
+    """Five versions of fifty models; `pytest -rP` shows how long a change of it takes."""
+    path = "/api/serve/applications/"
+    pids = cluster.replicas("")
+    details = cluster.rest("GET", path).json()
+    apps = [each["deployed_app_config"] for each in details["applications"].values()]
+    (control,) = (app for app in apps if app["name"] == "headrace-control")
+    block = control["deployments"][0]["user_config"]
+    model = next(app for app in apps if app["name"] == "model-m")
+    version = {"application": model, "scaling": {}}
+    several = 400_000 // (5 * len(json.dumps(version))) + 1
+    block["history"] = {f"m-{n}": [version] * 5 for n in range(several)}
+    for turn in range(3):
+        block["turn"] = block.get("turn", 0) + 1
+        block["revision"] += 1
+        began = time.monotonic()
+        put = cluster.rest("PUT", path, {"applications": apps})
+        took_s = time.monotonic() - began
+        assert put.status_code == 200, put.text
+        print(f"PUT {turn}: {len(json.dumps(block)) / 1000:.0f} kB in {took_s:.3f} s")
+    time.sleep(2)
+    assert cluster.replicas("") == pids

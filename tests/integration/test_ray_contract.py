@@ -248,7 +248,7 @@ def test_the_environment_makes_serve_what_we_mean(ingress, tmp_path):
 def test_the_list_of_applications_fits_serves_rest_schema():
     settings = Settings.model_validate({"models": {"device": {"runtime": "synthetic"}}})
     parsed = schema.ServeDeploySchema.model_validate(serve_config(settings))
-    names = {"gateway", "headrace-tenants", "model-device"}
+    names = {"gateway", "headrace-control", "model-device"}
     assert {app.name for app in parsed.applications} == names
     details = schema.ApplicationDetails.model_fields
     assert {"status", "message"} <= set(details)

@@ -68,7 +68,7 @@ def test_deployed_to_a_cluster_it_answers_the_same(cluster, served_here):
     until(lambda: httpx.get(f"{cluster.url}/readyz").status_code == 200, 30)
     assert answers(cluster.url) == served_here
     assert done.stdout.splitlines() == [
-        f"{name}: added" for name in ("gateway", "headrace-tenants", "model-a", "model-b")
+        f"{name}: added" for name in ("gateway", "headrace-control", "model-a", "model-b")
     ]
 
 
@@ -137,7 +137,8 @@ def test_a_model_that_is_gone_is_404_and_the_other_stays(cluster):
     try:
         said = deploy(cluster, {"a": A}).splitlines()
         told = [line for line in said if not line.startswith("  ")]
-        assert told == ["headrace-tenants: restarted", "model-b: removed"]
+        # The list before was somebody else's, and named no version of the code.
+        assert told == ["headrace-control: restarted", "model-b: removed"]
         url = f"{cluster.url}/v2/models/b/infer"
         until(lambda: httpx.post(url, json=infer_body([1])).status_code == 404, 30)
         until(lambda: load.answered > 20, 30)

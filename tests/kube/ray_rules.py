@@ -110,7 +110,7 @@ def drain_complaints(service: Object) -> Iterator[str]:
     """Replicas have time to finish, and pods to drain, before they are killed."""
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     slowest = max(
-        deployment["graceful_shutdown_timeout_s"]
+        deployment.get("graceful_shutdown_timeout_s", 0)
         for application in config["applications"]
         for deployment in application.get("deployments", ())
     )

@@ -103,7 +103,7 @@ def test_a_changed_model_changes_its_own_application_alone() -> None:
     assert cluster_of(before) == cluster_of(after)
     old, new = (_by_name(serve_config_of(each)) for each in (before, after))
     assert {name for name in new if old.get(name) != new[name]} == {
-        "model-device", "model-more", "headrace-tenants",
+        "model-device", "model-more", "headrace-control",
     }  # fmt: skip
     slower = BEFORE | {"models": {"device": DEVICE | {"batch": {"max_size": 8}}}}
     new = _by_name(serve_config_of(objects(slower)))
@@ -116,7 +116,7 @@ def test_a_changed_pool_changes_no_models_application() -> None:
     assert cluster_of(before) == cluster_of(after)
     old, new = (_by_name(serve_config_of(each)) for each in (before, after))
     assert {name for name in new if old[name] != new[name]} == {
-        "headrace-pool", "headrace-tenants",
+        "headrace-pool", "headrace-control",
     }  # fmt: skip
     assert old["headrace-pool"]["args"] == new["headrace-pool"]["args"]
 

@@ -60,7 +60,9 @@ def test_its_applications_are_those_of_headrace_build(path: Path, tmp_path: Path
 @each_set
 def test_the_autoscaler_hears_what_the_settings_say(path: Path) -> None:
     values = values_of(path.read_text())
-    told = by_name(serve_config_of(objects(values)))["headrace-tenants"]["args"]["scaling"]
+    told = by_name(serve_config_of(objects(values)))["headrace-control"]["deployments"][0][
+        "user_config"
+    ]["scaling"]
     assert scaling_document(parse(told)) == scaling_document(parse(settings_of(values)))
 
 
@@ -129,11 +131,16 @@ def same(config: Object) -> Object:
 
 
 def _understood(application: Object) -> Object:
-    if application["name"] == "headrace-tenants":
-        told = application["args"]["scaling"]
+    if application["name"] == "headrace-control":
+        (deployment,) = application["deployments"]
+        block = deployment["user_config"]
+        told = block["scaling"]
         models = {name: _settings(model) for name, model in told["models"].items()}
         scaling = told | {"models": models}
-        return {**application, "args": application["args"] | {"scaling": scaling}}
+        return {
+            **application,
+            "deployments": [{**deployment, "user_config": {**block, "scaling": scaling}}],
+        }
     if not application["name"].startswith("model-"):
         return application
     args = {**application["args"], "settings": _settings(application["args"]["settings"])}

@@ -18,13 +18,14 @@ from autoscaling.settings import (
     PoolTerms,
     ScalingSettings,
 )
+from deployments.contract.listed import Control
 from deployments.contract.model_arguments import pool_arguments
 from deployments.contract.rollout.terms import is_canary
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import PoolModel
 from deployments.settings.capacity import BudgetSettings, PoolSettings
 from deployments.settings.channel import ChannelSettings
-from deployments.settings.load import settings_digest
+from deployments.settings.load import parse, settings_digest
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
@@ -46,6 +47,15 @@ def scaling_document(settings: Settings) -> ScalingDocument:
         ),
         pooled,
     )
+
+
+def scaling_told(control: Control) -> ScalingDocument:
+    """What the autoscaler is told. Models of `versions` hold instead of the file's, or besides.
+    They need not go together with those, as one file's models do: an old live version may name a
+    model that the file has no more."""
+    settings = parse(control.scaling)
+    besides = {n: ModelSettings.model_validate(m) for n, m in control.versions.items()}
+    return scaling_document(settings.model_copy(update={"models": {**settings.models, **besides}}))
 
 
 def model_terms(name: str, model: ModelSettings, pool_key: str | None = None) -> ModelTerms:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from deployments.process import cluster_store
 
 DOCUMENT = "scaling"  # the published `ScalingDocument`
+PINS = "scaling-pins"  # the numbers by hand that the autoscaler was last told, JSON
 STATE = "scaling-state"  # what must outlive the autoscaler's process
 
 

@@ -5,7 +5,7 @@ read text. */}}
 
 {{- define "headrace.serveConfig" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
-{{- $applications := list (include "headrace.gatewayApplication" . | fromJson) (include "headrace.tenantsApplication" . | fromJson) -}}
+{{- $applications := list (include "headrace.gatewayApplication" . | fromJson) (include "headrace.controlApplication" . | fromJson) -}}
 {{- $root := . -}}
 {{- range $name, $model := .Values.models }}
 {{- $each := dict "name" $name "model" $model "root" $root }}
@@ -44,23 +44,24 @@ read text. */}}
   | toJson -}}
 {{- end }}
 
-{{- define "headrace.tenantsApplication" -}}
+{{- define "headrace.controlApplication" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
 {{- $taken_up := dict
   "tenants" .Values.tenants
   "controllers" (dict "frozen" (dig "frozen" false .Values.controllers)) -}}
 {{- if .Values.operators }}{{ $_ := set $taken_up "operators" .Values.operators }}{{ end -}}
-{{- $args := dict "scaling" (include "headrace.scaled" . | fromJson) -}}
+{{- $block := dict "format" 1 "scaling" (include "headrace.scaled" . | fromJson) -}}
 {{- if not $gateway.tenants_path }}
-{{- $_ := set $args "tenants" $taken_up }}
-{{- $_ := set $args "priorities" $gateway.priorities }}
-{{- with dig "auth" nil .Values.gateway }}{{ $_ := set $args "auth" . }}{{ end }}
+{{- $_ := set $block "tenants" $taken_up }}
+{{- $_ := set $block "priorities" $gateway.priorities }}
+{{- with dig "auth" nil .Values.gateway }}{{ $_ := set $block "auth" . }}{{ end }}
 {{- end }}
 {{- dict
-  "name" "headrace-tenants"
+  "name" "headrace-control"
   "route_prefix" nil
-  "import_path" "deployments.control.applications:tenants"
-  "args" $args
+  "import_path" "deployments.control.application:control"
+  "args" dict
+  "deployments" (list (dict "name" "control" "user_config" $block))
   | toJson -}}
 {{- end }}
 

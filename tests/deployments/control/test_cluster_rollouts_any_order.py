@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rolled_out import model
 
-from deployments.contract.app_names import TENANTS_APP, is_model_app, model_name
+from deployments.contract.app_names import is_model_app, model_name
+from deployments.contract.listed import Entry
 from deployments.control.dashboard import ClusterError
-from deployments.control.listed_rollouts import entries_of
+from deployments.control.differences import by_name
+from deployments.control.listed import Listed
 from deployments.control.remote_cluster import Deployment
+from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import bounds
-from deployments.control.tenants_publisher import scaling_told
 
 _RESTS_S = 15
 _REPLICAS: list[dict[str, Any]] = [
@@ -70,30 +72,39 @@ _STEPS = st.one_of(
 
 
 class _Watched(Stand):
-    """file: the models of the last file that was deployed. before: of each model that it rolls out,
-    the version that is to go on if that fails."""
+    """file: the models of the last file that was deployed. before: of each model whose version it
+    changes, with the entry's id, the version that is to go on if that fails; None: it leaves."""
 
     def __init__(self, models: dict[str, Any], sections: dict[str, Any]) -> None:
         self.sections = sections
         self.file: dict[str, Any] = {}
-        self.before: dict[str, float] = {}
+        self.before: dict[tuple[str, int], float | None] = {}
         super().__init__(models)
         self.serve.listed["theirs"] = THEIRS
 
     def deploy(self, models: dict[str, Any], **sections: Any) -> Deployment:
-        served = self.served()
-        done = super().deploy(models, **self.sections)
-        self.file = models
-        self.before = {name: served[name] for name in {**done.begun, **done.kept}}
-        return done
+        put, found = self.serve.put, self.before
 
-    def served(self) -> dict[str, float]:
-        """The live versions: of one that is being promoted, what it replaces."""
-        found = dict(self.running)
-        for name, entry in entries_of(self.serve.listed).items():
-            if entry["stage"] == "promoting":
-                found[name] = milliseconds(entry["old"]["application"])
-        return found
+        def noted(config: Any) -> None:
+            listed = Listed.of({n: a for n, a in by_name(config).items() if n != "theirs"})
+            last = listed.control.changes[-1:]
+            if last == self.listed.control.changes[-1:]:
+                put(config)  # the driver's list, or a lease
+                return
+            found.clear()
+            for name, entry in listed.entries.items():
+                if entry.stage not in ("leaving", "over"):
+                    old = None if entry.old is None else milliseconds(entry.old.application)
+                    found[name, entry.id] = old
+            put(config)
+
+        self.serve.put = noted  # type: ignore[method-assign]
+        try:
+            done = super().deploy(models, **self.sections)
+        finally:
+            self.serve.put = put  # type: ignore[method-assign]
+        self.file = models
+        return done
 
     def tick(self, seconds: int = 1) -> None:
         """The next look meets a fault again, as in `drive`."""
@@ -103,16 +114,16 @@ class _Watched(Stand):
 
     def check(self) -> None:
         apps = self.serve.listed
-        told = scaling_told(apps[TENANTS_APP]["args"]).settings.models
+        told = scaling_told(self.listed.control).settings.models
         assert told.keys() == self.running.keys()
         for app in (app for name, app in apps.items() if is_model_app(name)):
             groups = told[model_name(app["name"])].groups
             asked = [each["autoscaling_config"]["max_replicas"] for each in app["deployments"]]
             assert asked == [bounds(0, group.max)["max_replicas"] for group in groups]
-        for name, entry in entries_of(apps).items():
-            if entry["stage"] in ("starting", "judged"):
-                assert self.running[name] == milliseconds(entry["old"]["application"])
-                assert self.running[f"{name}@canary"] == milliseconds(entry["new"]["application"])
+        for name, entry in self.listed.entries.items():
+            if entry.stage in ("starting", "judged"):
+                assert self.running[name] == milliseconds(entry.old.application)
+                assert self.running[f"{name}@canary"] == milliseconds(entry.new.application)
         assert apps.get("theirs") == THEIRS
 
     def do(self, what: str, how: Any) -> None:
@@ -161,10 +172,16 @@ class _Watched(Stand):
 
     def rest(self) -> None:
         self.tick(_RESTS_S)
-        for name, entry in entries_of(self.serve.listed).items():
-            if entry["stage"] == "judged":
+        for name, entry in self.listed.entries.items():
+            if entry.stage == "judged":
                 self.remote.decide(name)
         self.tick(_RESTS_S)
+
+
+def failed(entry: Entry, number: int) -> bool:
+    """Whether this change of the model's version was taken back."""
+    aborted = entry.record is not None and entry.record["phase"] == "aborted"
+    return entry.id == number and (bool(entry.why) or (aborted and entry.record["id"] == number))
 
 
 @pytest.mark.slow
@@ -175,11 +192,14 @@ def test_whatever_happens_the_last_files_version_runs_or_the_one_before(first, s
     for what, how in steps:
         stand.do(what, how)
     stand.rest()
-    entries = entries_of(stand.serve.listed)
-    assert all(entry["stage"] == "over" and entry["record"]["over"] for entry in entries.values())
+    entries = stand.listed.entries
+    assert all(entry.stage == "over" for entry in entries.values())
     asked = {name: each["options"]["base_ms"] for name, each in stand.file.items()}
-    aborted = {name for name, e in entries.items() if e["record"]["phase"] == "aborted"}
-    assert stand.running == asked | {n: ms for n, ms in stand.before.items() if n in aborted}
+    for (name, number), old in stand.before.items():
+        stays = entries[name].why and stand.file.get(name, {}).get("optional")
+        if failed(entries[name], number) and name in asked and not stays:
+            asked[name] = old
+    assert stand.running == {name: ms for name, ms in asked.items() if ms is not None}
     puts = stand.serve.puts
     stand.tick(3)
     assert stand.serve.puts == puts

@@ -8,11 +8,10 @@ import pytest
 from cluster_with_rollouts import THEIRS, Stand, milliseconds
 from rolled_out import model
 
-from deployments.contract.app_names import GATEWAY_APP, ROLLOUTS_APP, TENANTS_APP
+from deployments.contract.app_names import CONTROL_APP
 from deployments.control.dashboard import ClusterError
-from deployments.control.listed_rollouts import entries_of, revision_of
+from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import LOGGING
-from deployments.control.tenants_publisher import scaling_told
 
 OLD, NEW = {"m": model(1), "n": model(1)}, {"m": model(2), "n": model(1)}
 ALONE, BESIDE = {"m": 1, "n": 1}, {"m": 1, "n": 1, "m@canary": 2}
@@ -54,31 +53,27 @@ def test_a_file_that_a_list_of_the_driver_undid_is_put_again(stand):
     stand.serve.promote("m")
     hold_a_put(stand)
     done = stand.deploy({"m": model(3), "n": model(4)})
-    assert done.begun["m"] == 2
-    assert entries_of(stand.serve.listed)["n"]["id"] == 1
-    assert stand.running == {**ALONE, "m@canary": 3, "n@canary": 4}
+    assert done.begun["m"] == 3
+    assert stand.listed.entries["n"].id == 2
+    promoted = {"m": 2, "n": 1}  # by the driver's list, before the file's
+    assert stand.running == {**promoted, "m@canary": 3, "n@canary": 4}
 
 
 def test_an_order_that_a_list_of_the_driver_undid_is_given_again(stand):
     stand.serve.registry.abort_rollout("m", "it fails")
     hold_a_put(stand)
     stand.remote.freeze(True)
-    assert stand.serve.listed[TENANTS_APP]["args"]["tenants"]["controllers"] == {"frozen": True}
+    assert stand.listed.control.tenants["controllers"] == {"frozen": True}
     stand.tick(6)
     assert stand.running == ALONE
-    assert stand.serve.listed[TENANTS_APP]["args"]["tenants"]["controllers"] == {"frozen": True}
+    assert stand.listed.control.tenants["controllers"] == {"frozen": True}
 
 
-def test_a_driver_that_keeps_undoing_changes_is_reported(stand):
+def test_a_list_that_keeps_undoing_changes_is_reported(stand):
     before = stand.serve.listed
-
-    def undo(seconds: float) -> None:
-        stand.serve.listed = before
-
-    stand.remote._pause = undo
-    with pytest.raises(ClusterError, match="undid the change"):
+    stand.meanwhile = lambda: setattr(stand.serve, "listed", before)
+    with pytest.raises(ClusterError, match="others changed the cluster 5 times"):
         stand.remote.decide("m")
-    assert revision_of(before) == 1
 
 
 def test_a_promotion_that_another_list_undid_is_done_again(stand):
@@ -100,7 +95,7 @@ def test_another_version_during_a_promotion_puts_the_one_before_back(stand):
     stand.tick(2)
     assert stand.running["m"] == 2
     done = stand.deploy({"m": model(3), "n": model(1)})
-    assert dict(done.begun) == {"m": 2}
+    assert dict(done.begun) == {"m": 3}
     assert stand.running == {**ALONE, "m@canary": 3}
 
 
@@ -131,7 +126,7 @@ def test_a_model_that_comes_back_does_not_hear_what_was_asked_of_an_earlier_roll
     made.deploy({"m": model(1), "n": model(2)})
     done = made.deploy({"m": model(3), "n": model(2)})
     made.tick(3)
-    assert dict(done.begun) == {"m": 2}
+    assert dict(done.begun) == {"m": 4}
     assert made.running["m@canary"] == 3
     assert end(made) == ("checking", False)
 
@@ -167,7 +162,7 @@ def test_a_canary_that_is_gone_is_started_again_by_the_same_file(stand):
     del listed["model-m@canary"]
     stand.serve.listed = listed
     done = stand.deploy(NEW)
-    assert (dict(done.kept), stand.running) == ({"m": 1}, BESIDE)
+    assert (dict(done.kept), stand.running) == ({"m": 2}, BESIDE)
 
 
 def test_a_live_version_goes_on_with_a_fallback_and_a_pool_that_its_file_had():
@@ -176,7 +171,7 @@ def test_a_live_version_goes_on_with_a_fallback_and_a_pool_that_its_file_had():
     made.deploy({"m": model(1, fallback="n", rollout=None), "n": model(1)}, **pool)
     made.deploy({"m": model(2)}, **pool)
     assert made.running == {"m": 1, "m@canary": 2}
-    told = scaling_told(made.serve.listed[TENANTS_APP]["args"])
+    told = scaling_told(made.listed.control)
     assert told.settings.models.keys() == {"m", "m@canary"}
     assert [each.args["settings"]["options"]["base_ms"] for each in told.pool_models] == [1]
 
@@ -186,8 +181,8 @@ def test_scaling_of_the_file_holds_for_the_live_version_while_its_rollout_goes_o
     made.deploy({"m": model(2, replicas={"min": 1, "max": 4})})
     down = {"policy": {"mode": "observe"}}
     made.deploy({"m": model(2, replicas={"min": 2, "max": 5}, scaling=down)})
-    section = {**made.serve.listed[TENANTS_APP]["args"]["scaling"]["models"]}["m"]
-    told = scaling_told(made.serve.listed[TENANTS_APP]["args"]).settings.models["m"]
+    section = made.listed.control.scaling["models"]["m"]
+    told = scaling_told(made.listed.control).settings.models["m"]
     assert section["scaling"] == down
     assert (told.groups[0].min, told.groups[0].max) == (2, 5)
     assert told.policy.mode.value == "observe"
@@ -227,24 +222,14 @@ def test_removing_everything_ends_though_a_driver_puts_its_list_once_more(stand)
     assert stand.serve.listed == {}
 
 
-def test_what_drives_stays_until_no_rollout_of_a_removed_model_is_known_to_it(stand):
-    stand.deploy({"n": model(1)})
-    assert ROLLOUTS_APP in stand.serve.listed
-    assert end(stand) == ("aborted", True)
-    stand.tick(3)
-    stand.deploy({"n": model(1)})
-    assert stand.serve.listed.keys() == {GATEWAY_APP, TENANTS_APP, "model-n"}
-
-
 @pytest.mark.slow
 def test_a_list_with_many_rollouts_stays_small():
     many = {f"model-{n}": model(1, replicas={"min": 1, "max": 4}) for n in range(50)}
     made = Stand(many)
     made.deploy({name: {**each, "options": {"base_ms": 2}} for name, each in many.items()})
     made.tick(2)
-    entries = entries_of(made.serve.listed)
+    entries = made.listed.entries
     assert len(entries) == 50
-    assert all(milliseconds(entry["old"]["application"]) == 1 for entry in entries.values())
-    size = len(str(made.serve.listed[ROLLOUTS_APP]))
-    print(f"50 rollouts: {size / 1000:.0f} kB")
+    assert all(milliseconds(entry.old.application) == 1 for entry in entries.values())
+    size = len(str(made.serve.listed[CONTROL_APP]))
     assert size < 50 * 6_000

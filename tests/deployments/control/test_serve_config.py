@@ -63,35 +63,42 @@ def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> N
     assert replicas["graceful_shutdown_timeout_s"] == 30 * (1 + 2 * 2) + 20
 
 
+def block(apps: Any) -> dict[str, Any]:
+    """What the list tells the control plane."""
+    (deployment,) = apps["headrace-control"]["deployments"]
+    found: dict[str, Any] = deployment["user_config"]
+    return found
+
+
 @pytest.mark.parametrize(
     ("change", "restarts"),
     [
         (("level: debug", "level: info"), {"gateway": "restarted"}),
-        (("count: 2", "count: 5"), {"headrace-tenants": "restarted", "model-device": "updated"}),
-        (("count: 2", "min: 2"), {"headrace-tenants": "restarted"}),
+        (("count: 2", "count: 5"), {"headrace-control": "updated", "model-device": "updated"}),
+        (("count: 2", "min: 2"), {"headrace-control": "updated"}),
         (
             ("num_cpus: 0.25}", "num_cpus: 0.25}\n    batch: {max_size: 8}"),
             {"model-device": "restarted"},
         ),
-        (("count: 2", "max: 2"), {"headrace-tenants": "restarted", "model-device": "updated"}),
-        (("count: 2", "count: 2, spare: 1, survive: 1"), {"headrace-tenants": "restarted"}),
+        (("count: 2", "max: 2"), {"headrace-control": "updated", "model-device": "updated"}),
+        (("count: 2", "count: 2, spare: 1, survive: 1"), {"headrace-control": "updated"}),
         (
             ("runtime: synthetic", "runtime: synthetic\n    scaling: {knee: 0.5, mode: observe}"),
-            {"headrace-tenants": "restarted"},
+            {"headrace-control": "updated"},
         ),
-        (("tenants:", "scaling: {budget: {gpus: 4}}\ntenants:"), {"headrace-tenants": "restarted"}),
+        (("tenants:", "scaling: {budget: {gpus: 4}}\ntenants:"), {"headrace-control": "updated"}),
         (
             ("gateway: {replicas: 2", "gateway: {replicas: 3"),
             {"gateway": "updated", "model-device": "updated"},
         ),
-        (("weight: 3", "weight: 4"), {"headrace-tenants": "restarted"}),
+        (("weight: 3", "weight: 4"), {"headrace-control": "updated"}),
         (
             ("latency_ms: 50", "latency_ms: 60"),
-            {"headrace-tenants": "restarted", "model-device": "restarted"},
+            {"headrace-control": "updated", "model-device": "restarted"},
         ),
         (
             ("num_cpus: 0.25", "num_cpus: 0.5"),
-            {"headrace-tenants": "restarted", "model-device": "restarted"},
+            {"headrace-control": "updated", "model-device": "restarted"},
         ),
         (("drain_s: 10", "drain_s: 10"), {}),
     ],
@@ -116,15 +123,17 @@ def test_where_the_file_lies_is_in_no_argument(tmp_path: Path) -> None:
 def test_tenants_are_not_published_where_a_path_names_them(config) -> None:
     text = "models: {m: {runtime: synthetic}}\ngateway: {tenants_path: /etc/tenants}\n"
     apps = by_name(config(text))
-    assert set(apps) == {"gateway", "headrace-tenants", "model-m"}
-    assert set(apps["headrace-tenants"]["args"]) == {"scaling"}
+    assert set(apps) == {"gateway", "headrace-control", "model-m"}
+    assert set(block(apps)) == {"format", "scaling"}
     assert apps["gateway"]["args"]["tenants_path"] == "/etc/tenants"
 
 
 def test_a_changed_policy_is_named_by_what_changed(config) -> None:
     old, new = config(), config(FILE, ("slots: 3", "slots: 3, spare: 2"))
     (found,) = differences(by_name(old), by_name(new))
-    assert found.reasons == ("scaling.models.device.replicas.spare: unset -> 2",)
+    assert found.reasons == (
+        "control.user_config.scaling.models.device.replicas.spare: unset -> 2",
+    )
 
 
 def test_what_is_put_comes_back_from_serve_as_the_same(config) -> None:
@@ -149,7 +158,7 @@ def test_what_came_and_went_is_told_in_order(config) -> None:
     old = config("models: {a: {runtime: synthetic}, b: {runtime: synthetic}}\n")
     new = config("models: {c: {runtime: synthetic}, a: {runtime: synthetic}}\n")
     assert list(kinds(old, new).items()) == [
-        ("headrace-tenants", "restarted"), ("model-c", "added"), ("model-b", "removed"),
+        ("headrace-control", "updated"), ("model-c", "added"), ("model-b", "removed"),
     ]  # fmt: skip
 
 
@@ -245,7 +254,7 @@ def test_a_model_without_groups_starts_its_replicas_with_its_own_arguments(confi
 def test_the_count_of_one_group_changes_while_it_runs(config) -> None:
     for change in (("count: 4", "count: 5"), ("count: 4", "min: 0, max: 5")):
         assert kinds(config(GROUPS), config(GROUPS, change)) == {
-            "headrace-tenants": "restarted", "model-device": "updated",
+            "headrace-control": "updated", "model-device": "updated",
         }  # fmt: skip
 
 
@@ -287,8 +296,8 @@ def test_gateways_stand_on_the_nodes_that_have_their_labels(config) -> None:
 
 
 def test_tenants_are_as_the_user_wrote_them_with_the_controllers_switch(config) -> None:
-    args = by_name(config())["headrace-tenants"]["args"]
-    assert {name: value for name, value in args.items() if name != "scaling"} == {
+    told = block(by_name(config()))
+    assert {name: value for name, value in told.items() if name not in ("format", "scaling")} == {
         "tenants": {"tenants": {"acme": {"weight": 3}}, "controllers": {"frozen": False}},
         "priorities": ["interactive", "standard", "bulk"],
     }
@@ -296,7 +305,7 @@ def test_tenants_are_as_the_user_wrote_them_with_the_controllers_switch(config) 
 
 def test_the_autoscaler_is_told_what_was_written_and_with_a_pool_all_of_it(config) -> None:
     plain = by_name(config(FILE, ("num_cpus: 0.25}", "num_cpus: 0.25}\n    batch: {max_size: 8}")))
-    assert plain["headrace-tenants"]["args"]["scaling"] == {
+    assert block(plain)["scaling"] == {
         "models": {
             "device": {
                 "runtime": "synthetic",
@@ -307,7 +316,7 @@ def test_the_autoscaler_is_told_what_was_written_and_with_a_pool_all_of_it(confi
     }
     pooled = FILE + "scaling: {pool: {max: 2}}\n"
     scaling = by_name(config(pooled, ("drain_s: 10", "drain_s: 10, replay: false")))
-    told = scaling["headrace-tenants"]["args"]["scaling"]
+    told = block(scaling)["scaling"]
     assert (told["scaling"], told["gateway"]) == ({"pool": {"max": 2}}, {"replay": False})
     assert Settings.model_validate(told).scaling.pool is not None
 
@@ -351,7 +360,7 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
 )
 def test_the_number_of_the_pools_replicas_changes_while_they_run(config, change, kind) -> None:
     changed = kinds(config(POOLED), config(POOLED, change))
-    assert changed == {"headrace-pool": kind, "headrace-tenants": "restarted"}
+    assert changed == {"headrace-pool": kind, "headrace-control": "updated"}
 
 
 def test_serve_itself_starts_no_replica_of_an_optional_model(config):

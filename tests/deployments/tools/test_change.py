@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deployments.control import manual_target
+from deployments.control.dashboard import ClusterError
 from deployments.control.manual_target import ManualTarget
-from deployments.control.ray_jobs import JobFailed
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer
 from deployments.tools import change
@@ -50,44 +49,35 @@ def test_back_says_what_restarts_and_how_far_it_still_goes(asked, capsys):
     assert reason == "  m: its source changed"
 
 
-class Jobs:
-    """Ray's jobs; what it was told, and what the job prints."""
+class FakeCluster:
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.scaled: list[ManualTarget] = []
 
-    def __init__(self, output: str) -> None:
-        self.output = output
-        self.commands: list[str] = []
-
-    def __enter__(self) -> Jobs:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def run(self, command: str, timeout_s: float) -> str:
-        self.commands.append(command)
-        return self.output
+    def scale(self, target: ManualTarget) -> None:
+        if self.fault:
+            raise ClusterError(self.fault)
+        self.scaled.append(target)
 
 
-def printed(answer: dict[str, Any]) -> str:
-    return f"some warning\n{manual_target.MARK}{json.dumps(answer)}\n"
+@pytest.fixture
+def a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = FakeCluster()
+    monkeypatch.setattr(Where, "cluster", lambda self: made)
+    return made
 
 
-def test_a_cluster_is_told_by_a_job(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    jobs = Jobs(printed({"model": "m", "group": "gpu", "replicas": 3}))
-    monkeypatch.setattr(change, "jobs_of", lambda address: jobs)
+def test_a_cluster_is_told_of_a_number_of_replicas(a_cluster, capsys) -> None:
     assert change.scale(TARGET, Where(address="http://head")) == 0
-    (command,) = jobs.commands
-    assert command.startswith("python -m deployments.control.manual_target '{")
-    assert '"replicas": 3' in command
+    assert a_cluster.scaled == [TARGET]
     said = "m, group gpu: 3 replicas, until `headrace scale m auto --group gpu`\n"
     assert capsys.readouterr().out == said
 
 
-def test_a_refusal_or_a_job_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change, "jobs_of", lambda address: Jobs(printed({"error": "no such"})))
-    with pytest.raises(ServerRefused, match="no such"):
-        change.scale(TARGET, Where(address="http://head"))
-    monkeypatch.setattr(change, "jobs_of", lambda address: Jobs("Traceback"))
-    with pytest.raises(JobFailed, match="printed no answer"):
+def test_what_the_cluster_refuses_is_told(a_cluster) -> None:
+    a_cluster.fault = "no such model"
+    with pytest.raises(ClusterError, match="no such model"):
         change.scale(TARGET, Where(address="http://head"))
 
 

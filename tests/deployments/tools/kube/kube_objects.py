@@ -167,7 +167,7 @@ SERVE_CONFIG: Object = {
             "gateway", "gateway",
             {"num_cpus": 1, "label_selector": {"headrace.io/role": "gateway"}}, num_replicas=1,
         ),
-        {"name": "headrace-tenants"},
+        {"name": "headrace-control"},
         _application(
             "model-minilm", "model",
             {"num_cpus": 1, "num_gpus": 1, "resources": {"mig_1g_18gb": 1}},

@@ -1,4 +1,4 @@
-"""What the publishing application puts into the cluster's store, and when it does not."""
+"""What of Serve's list is put into the cluster's store, and when it is not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from deployments.contract.listed import parse
 from deployments.contract.scaling import document
-from deployments.control import tenants_publisher
+from deployments.control import publisher
+from deployments.control.dashboard import ClusterError
+from deployments.control.publisher import pin
 from deployments.control.scaling import store
-from deployments.control.tenants_publisher import TenantsPublisher
 from deployments.process import tenants_store
 from deployments.process.audit import AuditLine
 from deployments.settings.load import SettingsErrors, parse_tenants
@@ -17,6 +19,10 @@ from deployments.settings.load import SettingsErrors, parse_tenants
 MODELS = {"m": {"runtime": "synthetic", "replicas": {"max": 4}}}
 SCALING = {"models": MODELS}
 TENANTS = {"tenants": {"tenants": {"acme": {"weight": 3}}}, "priorities": ["standard"]}
+
+
+def publish(block: dict[str, Any]) -> None:
+    publisher.publish(parse(block))
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_both_are_published_with_their_defaults(published: dict[str, Any]) -> None:
-    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    publish({**TENANTS, "scaling": SCALING})
     (group,) = document.parse(published["scaling"]).settings.models["m"].groups
     assert (group.min, group.max) == (1, 4)
     assert "max_length: null" in published["tenants"]
@@ -45,9 +51,9 @@ def test_what_was_published_leaves_an_audit_line_and_a_restart_none(
     published: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[AuditLine] = []
-    monkeypatch.setattr(tenants_publisher.audit, "record", lines.append)
+    monkeypatch.setattr(publisher.audit, "record", lines.append)
     for _ in range(2):
-        TenantsPublisher({**TENANTS, "scaling": SCALING})
+        publish({**TENANTS, "scaling": SCALING})
     (line,) = lines
     assert (line.verb, line.object, line.outcome) == ("publish", "tenants", "done")
     assert line.before != line.after
@@ -56,49 +62,77 @@ def test_what_was_published_leaves_an_audit_line_and_a_restart_none(
 def test_the_autoscaler_is_told_of_canaries_too_and_tenants_are_not_published_again(
     published: dict[str, Any],
 ) -> None:
-    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    publish({**TENANTS, "scaling": SCALING})
     before = published["digest"]
     canary = {"m@canary": {"runtime": "synthetic", "replicas": {"count": 2}}}
-    TenantsPublisher({**TENANTS, "scaling": SCALING, "versions": canary})
+    publish({**TENANTS, "scaling": SCALING, "versions": canary})
     (group,) = document.parse(published["scaling"]).settings.models["m@canary"].groups
     assert (group.min, group.max) == (2, 2)
     assert published["digest"] == before
 
 
 def test_models_of_the_pool_are_published_with_it(published: dict[str, Any]) -> None:
-    TenantsPublisher({"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
+    publish({"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
     (pooled,) = document.parse(published["scaling"]).pool_models
     assert pooled.name == "m"
 
 
 def test_a_change_of_scaling_publishes_no_tenants_anew(published: dict[str, Any]) -> None:
     """They would take back what an operator has published since."""
-    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    publish({**TENANTS, "scaling": SCALING})
     digest = published["digest"]
-    TenantsPublisher({**TENANTS, "scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
+    publish({**TENANTS, "scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
     assert published["digest"] == digest
 
 
 def test_keys_that_are_gone_open_no_server_unless_that_is_said(published: dict[str, Any]) -> None:
     keyed = {"tenants": {"tenants": {"acme": {"keys": ["sha256:" + "a" * 64]}}}}
-    TenantsPublisher({**TENANTS, **keyed, "scaling": SCALING})
+    publish({**TENANTS, **keyed, "scaling": SCALING})
     before = dict(published)
     pooled = {"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}}
     with pytest.raises(SettingsErrors, match="no tenant has a list of keys any more"):
-        TenantsPublisher({**TENANTS, **pooled})
+        publish({**TENANTS, **pooled})
     assert published == before
-    TenantsPublisher({**TENANTS, "auth": "open", **pooled})
+    publish({**TENANTS, "auth": "open", **pooled})
     assert "sha256:" not in published["tenants"]
 
 
 def test_where_a_path_names_the_tenants_scaling_is_published_alone(published) -> None:
-    TenantsPublisher({"scaling": SCALING})
+    publish({"scaling": SCALING})
     assert set(published) == {"scaling"}
 
 
 def test_what_is_wrong_is_not_published_at_all(published: dict[str, Any]) -> None:
     with pytest.raises(SettingsErrors, match="tenants"):
-        TenantsPublisher({**TENANTS, "tenants": {"tenants": 3}, "scaling": SCALING})
+        publish({**TENANTS, "tenants": {"tenants": 3}, "scaling": SCALING})
     with pytest.raises(SettingsErrors, match="models"):
-        TenantsPublisher({**TENANTS, "scaling": {"models": 3}})
+        publish({**TENANTS, "scaling": {"models": 3}})
     assert published == {}
+
+
+def test_numbers_by_hand_are_handed_on_once_and_taken_back(monkeypatch) -> None:
+    kept: dict[str, str] = {}
+    told: list[tuple[str, str, int | None]] = []
+    monkeypatch.setattr(store, "put", kept.__setitem__)
+    monkeypatch.setattr(store, "get", kept.get)
+
+    def set_target(target: Any) -> dict[str, Any]:
+        told.append((target.model, target.group, target.replicas))
+        return {}
+
+    monkeypatch.setattr(publisher, "set_target", set_target)
+    for pins in ({"m/": 3}, {"m/": 3}, {"m/": 3, "n/a": 1}, {"n/a": 1}):
+        pin(parse({"pins": pins}))
+    assert told == [("m", "", 3), ("n", "a", 1), ("m", "", None)]
+
+
+def test_numbers_by_hand_are_handed_on_again_if_the_autoscaler_was_away(monkeypatch) -> None:
+    kept: dict[str, str] = {}
+    monkeypatch.setattr(store, "put", kept.__setitem__)
+    monkeypatch.setattr(store, "get", kept.get)
+    answers = [{"error": "the autoscaler is away", "away": True}, {}]
+    monkeypatch.setattr(publisher, "set_target", lambda target: answers.pop(0))
+    with pytest.raises(ClusterError, match="away"):
+        pin(parse({"pins": {"m/": 3}}))
+    pin(parse({"pins": {"m/": 3}}))
+    assert (answers, kept[store.PINS]) == ([], '{"m/": 3}')

@@ -1,0 +1,54 @@
+"""The control plane's one replica: publishes what Serve's list says, and drives what it begins.
+
+Serve hands it the block of the list (`contract/listed.py`) at its start and at each change. All its
+state stands there, so it may be replaced at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from deployments.contract.listed import Control, parse
+from deployments.control import publisher
+from deployments.control.driver import Driver, drive
+from deployments.process import logs
+
+_LOOKS_S = 1.0
+
+
+class ControlPlane:
+    """The class of the application's one replica."""
+
+    def __init__(self) -> None:
+        from deployments.control.serve_controller import ServeController
+        from deployments.control.served_models import ServedModels
+        from deployments.process.actors import registry
+
+        logs.configure_from_environment()
+        self._looks_now = threading.Event()
+        self._to_pin: Control | None = None
+        self._driver = Driver(ServedModels(ServeController(), registry()))
+        threading.Thread(target=drive, args=(self, self._wait), name="driver", daemon=True).start()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Publish the block. Raises SettingsErrors for what cannot be meant; Serve then shows it,
+        and what was published before stays."""
+        control = parse(user_config)
+        await asyncio.to_thread(publisher.publish, control)
+        self._to_pin = control
+        self._looks_now.set()
+
+    def tick(self) -> None:
+        """What is due now. Raises if the cluster does not answer."""
+        if (control := self._to_pin) is not None:
+            publisher.pin(control)
+            if self._to_pin is control:
+                self._to_pin = None
+        self._driver.tick()
+
+    def _wait(self) -> bool:
+        self._looks_now.wait(_LOOKS_S)
+        self._looks_now.clear()
+        return False

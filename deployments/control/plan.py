@@ -1,0 +1,401 @@
+"""Which list of applications follows from what a deployer wishes?
+
+The wishes: a file (`applied`), the end of a rollout (`decided`), the version before (`went_back`),
+the controllers' switch (`switched`), a revoked key (`revoked`), a number of replicas (`pinned`).
+A file's model changes by a canary if a version of it serves, its new settings would replace that
+version's replicas, and they have a `rollout`. Otherwise it changes in place, and the driver takes
+the change back if the new version cannot start.
+
+Pure: the list that runs in, the list to put out. Wishes that cannot be raise ClusterError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec.structs import replace as changed
+
+from deployments.contract.app_names import CONTROL_APP, model_app
+from deployments.contract.listed import Control, Entry, Stage, Version
+from deployments.contract.rollout.account import RolloutRecord, VersionAccount
+from deployments.contract.rollout.terms import RolloutTerms, canary_of
+from deployments.control.canary import canary_settings, rollout_terms
+from deployments.control.dashboard import ClusterError
+from deployments.control.differences import (
+    REPLACES,
+    Difference,
+    Kind,
+    by_name,
+    changes,
+    differences,
+)
+from deployments.control.listed import Listed
+from deployments.control.rollout_reasons import why_given_up
+from deployments.control.serve_config import serve_config
+from deployments.control.version_history import NUMBERS
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
+
+OPENS = (
+    "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
+    "if that is meant"
+)
+_NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
+_BLOCK = ("entries", "history", "pins", "revoked", "revision", "lease", "changes")
+"""Fields of the block that a file says nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What applying a file does."""
+
+    listed: Listed  # to put
+    differences: list[Difference]
+    begun: Mapping[str, int]  # models whose canary is to start, with their entry's id
+    kept: Mapping[str, int]  # models whose rollout goes on, likewise
+    replaced: Mapping[str, int]  # models that change in place, or are new, likewise
+    ended: Mapping[str, str]  # models whose rollout is given up, and why
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of one model."""
+
+    entry: Entry | None = None  # as it is to be
+    live: Version | None = None  # to run instead of the file's
+    canary: Version | None = None  # to run beside it
+    how: str = ""  # "begun", "kept", "replaced"; "": nothing of it is waited for
+    why: str = ""  # its rollout is given up
+
+
+def applied(
+    running: Listed, wanted: Listed, settings: Settings, dead: Set[str] = frozenset()
+) -> Plan:
+    """The plan for a file. `wanted`: its list, from `serve_config`. `dead`: names of applications
+    that run nothing, because they could not start."""
+    if _would_open(running.control, wanted.control):
+        raise ClusterError(OPENS)
+    found = {name: _change(name, running, wanted, settings, dead) for name in settings.models}
+    found |= {name: _removed(e) for name, e in running.entries.items() if name not in found}
+    listed = wanted.with_control(**_kept_of(running, wanted, settings))
+    for name, change in found.items():
+        if change.live is not None:
+            listed = listed.with_version(name, change.live)
+        if change.canary is not None:
+            listed = listed.with_version(canary_of(name), change.canary)
+    entries = {name: each.entry for name, each in found.items() if each.entry is not None}
+    listed = listed.with_control(entries=entries)
+    ids = {how: {n: entries[n].id for n, c in found.items() if c.how == how} for how in _HOW}
+    ended = {name: each.why for name, each in found.items() if each.why}
+    told = _differences(running, listed)
+    return Plan(listed, told, ids["begun"], ids["kept"], ids["replaced"], ended)
+
+
+_HOW = ("begun", "kept", "replaced")
+
+
+def _kept_of(running: Listed, wanted: Listed, settings: Settings) -> dict[str, Any]:
+    """Fields of the block that the file leaves as they are."""
+    kept = {name: getattr(running.control, name) for name in _BLOCK}
+    models = settings.models
+    kept["history"] = {n: v for n, v in running.control.history.items() if n in models}
+    kept["pins"] = {n: v for n, v in running.control.pins.items() if n.partition("/")[0] in models}
+    return {**kept, "turn": running.control.turn}
+
+
+def _would_open(before: Control, after: Control) -> bool:
+    """Whether the last list of keys would go, so that everybody gets in without being meant to."""
+    if before.tenants is None or after.tenants is None or after.auth is not None:
+        return False
+    return _lists_keys(before.tenants) and not _lists_keys(after.tenants)
+
+
+def _lists_keys(tenants: Mapping[str, Any]) -> bool:
+    return any((each or {}).get("keys") is not None for each in tenants["tenants"].values())
+
+
+def _differences(running: Listed, listed: Listed) -> list[Difference]:
+    """Those of applications, without what the control plane keeps for itself."""
+    found = differences(running.applications, listed.applications)
+    if listed.own is None:
+        return found
+    if running.own is None:
+        found.append(Difference(CONTROL_APP, "added"))
+    else:
+        builds = tuple(changes(running.own.get("args"), listed.own.get("args"), ""))
+        told = tuple(changes(_of_file(running), _of_file(listed), ""))
+        if builds or told:
+            kind: Kind = "restarted" if builds else "updated"
+            found.append(Difference(CONTROL_APP, kind, (*builds, *told)))
+    order = [*listed.all(), *running.applications]
+    return sorted(found, key=lambda each: order.index(each.application))
+
+
+def _of_file(listed: Listed) -> dict[str, Any]:
+    c = listed.control
+    return {"tenants": c.tenants, "priorities": list(c.priorities), "auth": c.auth,
+            "scaling": c.scaling, "versions": c.versions}  # fmt: skip
+
+
+# ---- one model of a file -------------------------------------------------------------------------
+
+
+def _removed(entry: Entry) -> _Change:
+    """Of a model that the file has not. Its canary goes with it. Its id is kept: whoever drives
+    must not take the next one for this one."""
+    if not undecided(entry):
+        return _Change(over(entry))
+    why = why_given_up(removed=True, begun=False, changed=False)
+    return _Change(over(ended(entry, why)), why=why if is_canary(entry) else "")
+
+
+def _change(
+    name: str, running: Listed, wanted: Listed, settings: Settings, dead: Set[str]
+) -> _Change:
+    entry, live = running.entries.get(name), _live(name, running, dead)
+    file, model = wanted.version(name), settings.models[name]
+    if live is None:
+        return _in_place(name, running, None, file, model)
+    if not _restarts(live, file):
+        return _as_it_was(name, running, live, file)
+    if model.rollout is None:
+        return _in_place(name, running, live, file, model)
+    if entry is not None and is_canary(entry) and not _restarts(_new(entry), file):
+        canary = _canary(name, running) or _new_canary(name, settings)
+        return replace(_going_on(entry, live, file), canary=canary)
+    fresh = _entry(name, entry, "starting", model, (file, live))
+    begins = entry is not None and is_canary(entry)
+    why = why_given_up(removed=False, begun=True, changed=True) if begins else ""
+    return _Change(fresh, live, _new_canary(name, settings), "begun", why)
+
+
+def _live(name: str, running: Listed, dead: Set[str]) -> Version | None:
+    """The version that served last; while another one starts in its place, the one that that
+    replaces. None if no version serves, so that there is nothing to protect."""
+    entry = running.entries.get(name)
+    if entry is not None and entry.stage in ("promoting", "replacing"):
+        return entry.old
+    return running.version(name) if model_app(name) in running.applications.keys() - dead else None
+
+
+def _canary(name: str, running: Listed) -> Version | None:
+    canary = canary_of(name)
+    return running.version(canary) if running.has(canary) else None
+
+
+def _as_it_was(name: str, running: Listed, live: Version, file: Version) -> _Change:
+    """The file's version is the one that serves. A rollout or a replacement is given up."""
+    entry = running.entries.get(name)
+    if entry is None or not undecided(entry):
+        return _Change(entry, canary=_canary(name, running))
+    why = why_given_up(removed=False, begun=False, changed=False)
+    if entry.stage == "replacing":
+        stopped = changed(entry, stage="leaving", why=why)
+        return _Change(stopped, canary=_canary(name, running))
+    return _Change(ended(entry, why), canary=_canary(name, running), why=why)
+
+
+def _in_place(
+    name: str, running: Listed, live: Version | None, file: Version, model: ModelSettings
+) -> _Change:
+    """The file's version starts at once in place of the live one. A canary that is there leaves."""
+    entry = running.entries.get(name)
+    if entry is not None and entry.stage == "replacing" and not _restarts(_new(entry), file):
+        return _Change(changed(entry, new=file), None, _canary(name, running), "replaced")
+    fresh, why = _entry(name, entry, "replacing", model, (file, live)), ""
+    if entry is not None and is_canary(entry):
+        why = why_given_up(removed=False, begun=False, changed=True)
+        fresh = changed(fresh, record=ended(entry, why).record)
+    return _Change(fresh, None, _canary(name, running), "replaced", why)
+
+
+def _going_on(entry: Entry, live: Version, file: Version) -> _Change:
+    """The rollout goes on. What serves callers gets the file's numbers of replicas."""
+    placed = entry.stage == "promoting"
+    old = with_numbers_of(live, file)
+    return _Change(changed(entry, new=file, old=old), file if placed else old, how="kept")
+
+
+def is_canary(entry: Entry) -> bool:
+    return entry.stage in ("starting", "judged", "promoting")
+
+
+def _new(entry: Entry) -> Version:
+    assert entry.new is not None  # of one that is undecided
+    return entry.new
+
+
+def _restarts(one: Version, other: Version) -> bool:
+    found = differences({"": one.application}, {"": other.application})
+    return any(each.kind == "restarted" for each in found)
+
+
+def _new_canary(name: str, settings: Settings) -> Version:
+    canary = canary_of(name)
+    models = {canary: canary_settings(settings.models[name])}
+    alone = settings.model_copy(update={"models": models})
+    return Listed.of(by_name(serve_config(alone))).version(canary)
+
+
+def with_numbers_of(old: Version, new: Version) -> Version:
+    """The old version with the new one's numbers of replicas and their scaling. A model with groups
+    stays wholly as it was, because a group's number belongs to what the group runs on."""
+    was, now = old.scaling.get("replicas", {}), new.scaling.get("replicas", {})
+    if "groups" in was or "groups" in now:
+        return old
+    replicas = {n: v for n, v in was.items() if n not in NUMBERS}
+    replicas |= {n: v for n, v in now.items() if n in NUMBERS}
+    scaling = {**old.scaling, "scaling": new.scaling.get("scaling"), "replicas": replicas}
+    theirs = {each["name"]: each for each in new.application["deployments"]}
+    deployments = [
+        _with_options_of(each, theirs.get(each["name"], each))
+        for each in old.application["deployments"]
+    ]
+    return Version(
+        {**old.application, "deployments": deployments},
+        {name: section for name, section in scaling.items() if section},
+    )
+
+
+def _with_options_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The deployment with the other one's options, but for those that replace its processes."""
+    kept = {option: value for option, value in old.items() if option in REPLACES}
+    return {option: value for option, value in new.items() if option not in REPLACES} | kept
+
+
+# ---- entries -------------------------------------------------------------------------------------
+
+
+def undecided(entry: Entry) -> bool:
+    return entry.stage not in ("leaving", "over")
+
+
+def _entry(
+    name: str,
+    before: Entry | None,
+    stage: Stage,
+    model: ModelSettings,
+    versions: tuple[Version, Version | None],
+) -> Entry:
+    number = 1 if before is None else before.id + 1
+    return Entry(
+        id=number,
+        stage=stage,
+        record=_record(name, number, before, stage, terms_of(model)),
+        settings=model.model_dump(mode="json", exclude_unset=True),
+        new=versions[0],
+        old=versions[1],
+    )
+
+
+def _record(
+    model: str, number: int, before: Entry | None, stage: Stage, terms: RolloutTerms
+) -> RolloutRecord | None:
+    """Of a rollout that begins; otherwise the last one's stays."""
+    if stage == "starting":
+        return unseen(model, number, stage, terms)
+    return None if before is None else before.record
+
+
+def terms_of(model: ModelSettings) -> RolloutTerms:
+    return RolloutTerms() if model.rollout is None else rollout_terms(model.rollout)
+
+
+def unseen(model: str, number: int, phase: str, terms: RolloutTerms) -> RolloutRecord:
+    """The record of a change of which the registry has reported nothing yet."""
+    return RolloutRecord(
+        model=model, number=0, phase=phase, share=0.0, step=1, steps=len(terms.shares),
+        held_s=0.0, hold_s=terms.hold_s, why="", live=_NOTHING, canary=_NOTHING, copies=_NOTHING,
+        compared=0, agreed=0, id=number, over=False,
+    )  # fmt: skip
+
+
+def ended(entry: Entry, why: str) -> Entry:
+    """The rollout's end: aborted if there is a reason, else promoted. Its canary is leaving."""
+    if entry.record is None or not is_canary(entry):
+        return changed(entry, stage="leaving")
+    record: RolloutRecord = {
+        **entry.record, "phase": "aborted" if why else "promoted", "why": why, "share": 0.0,
+        "over": True,
+    }  # fmt: skip
+    return changed(entry, stage="leaving", record=record)
+
+
+def over(entry: Entry) -> Entry:
+    """What is kept of a change whose canary is gone."""
+    return Entry(entry.id, "over", entry.record, entry.why, rollout=entry.rollout)
+
+
+# ---- other wishes --------------------------------------------------------------------------------
+
+
+def decided(running: Listed, model: str, why: str = "") -> Listed:
+    """The promotion of a model's rollout is asked for; with a reason, its abort."""
+    entry = running.entries.get(model)
+    if wrong := _not_decidable(model, entry, aborts=bool(why)):
+        raise ClusterError(wrong)
+    assert entry is not None
+    return running.with_entry(model, changed(entry, asked=why))
+
+
+def _not_decidable(model: str, entry: Entry | None, *, aborts: bool) -> str:
+    if entry is None or (record := entry.record) is None:
+        return f"no rollout of {model} is known there"
+    if not is_canary(entry):
+        because = f" ({record['why']})" if record["why"] else ""
+        return f"the last rollout of {model} is over: {record['phase']}{because}"
+    if entry.asked or (entry.stage == "promoting" and not aborts):
+        return f"the rollout of {model} is decided already"
+    if entry.stage == "starting" and not aborts:
+        return f"the new version of {model} is still starting: ask again once it runs"
+    return ""
+
+
+def went_back(running: Listed, model: str) -> Listed:
+    """The version that ran before the present one is to take its place, with the present numbers of
+    replicas; each time one further back."""
+    if not running.has(model):
+        names = ", ".join(running.control.scaling.get("models", {}))
+        raise ClusterError(f"no model {model!r}; there are: {names}")
+    entry, history = running.entries.get(model), running.history(model)
+    if entry is not None and entry.stage == "replacing":
+        raise ClusterError(f"another version of {model} is starting: ask again once it runs")
+    if entry is not None and undecided(entry):
+        raise ClusterError(
+            f"a new version of {model} is being rolled out, the live one has not changed; "
+            f"`headrace rollout abort {model}` ends it"
+        )
+    if not history:
+        raise ClusterError(
+            f"no other version of {model} has run that is known: what ran before the first "
+            "`apply` is not"
+        )
+    present = running.version(model)
+    last = with_numbers_of(history[-1], present)
+    settings = ModelSettings.model_validate(last.application["args"]["settings"])
+    fresh = _entry(model, entry, "replacing", settings, (last, present))
+    return running.with_version(model, last).with_entry(model, changed(fresh, back=True))
+
+
+def switched(running: Listed, frozen: bool) -> Listed:
+    """The controllers of all models are frozen, or learn again, until the next file is applied."""
+    if running.control.tenants is None:
+        raise ClusterError(
+            "nothing publishes tenants there; where gateway.tenants_path names a file, set "
+            "controllers.frozen in it"
+        )
+    tenants = {**running.control.tenants, "controllers": {"frozen": frozen}}
+    return running.with_control(tenants=tenants, turn=running.control.turn + 1)
+
+
+def pinned(running: Listed, name: str, replicas: int | None) -> Listed:
+    """A number of replicas by hand. `name`: "model/group"; None lets the autoscaler decide."""
+    pins = {n: each for n, each in running.control.pins.items() if n != name}
+    return running.with_control(pins=pins if replicas is None else {**pins, name: replicas})
+
+
+def revoked(running: Listed, key_hash: str) -> Listed:
+    known = (each for each in running.control.revoked if each != key_hash)
+    return running.with_control(revoked=(*known, key_hash))

@@ -1,0 +1,210 @@
+"""Changes of Serve's list by several writers, none of whom undoes another silently.
+
+Serve replaces the whole list at a `PUT` and offers no condition. So a writer takes a lease in the
+list, looks whether it got it, plans on the list that it then reads, and looks again whether its
+change stands:
+
+1. `GET`. While another writer holds the lease, it waits: 20 s, then it gives up. A lease that has
+   not moved for 10 s by the writer's own clock is of a writer that ended.
+2. `PUT` the same list with the lease. To lose this race undoes nothing.
+3. After `GAP_S`, `GET`. Without its lease at its revision it begins again.
+4. `PUT` what follows from this list, without the lease, with the id of the change.
+5. Each second for `SETTLED_S`, `GET`. Without the id, another list undid the change, and it says
+   so.
+
+A list is never put that was read more than `GAP_S` before, so a writer's `PUT` reaches Serve within
+`GAP_S` and the time of one request after its `GET`: within `SETTLED_S`, if no request takes longer
+than `GAP_S`. Who read the list before a change cannot undo it any more after that. The process that
+drives rollouts writes only while nobody has a lease, and derives again what it loses.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from deployments.contract.app_names import CONTROL_APP
+from deployments.contract.listed import MAX_CHANGES, Change, Control, Lease
+from deployments.control.dashboard import ClusterError
+from deployments.control.differences import by_name
+from deployments.control.listed import Listed
+from deployments.control.merging import beside_others, ours
+from deployments.process import audit
+
+GAP_S = 2.0
+SETTLED_S = 2 * GAP_S
+DEAD_S = 10.0
+PATIENCE_S = 20.0
+_LOOKS_S = 0.5
+_SETTLES_S = 1.0  # between two looks whether a change stands
+_TRIES = 5
+Config = Mapping[str, Any]
+Details = Mapping[str, Any]
+
+
+class Rest(Protocol):
+    """Serve's list. Both methods raise ClusterError."""
+
+    def details(self) -> dict[str, Any]: ...
+
+    def put(self, config: Config) -> None: ...
+
+
+class Undone(ClusterError):
+    """Another list has replaced the one with this change."""
+
+
+class _Lost(Exception):
+    """The lease, to another writer."""
+
+
+class Writer:
+    """Tests may replace `pause` and `clock`."""
+
+    def __init__(
+        self,
+        rest: Rest,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        who: str = "",
+    ) -> None:
+        self._rest = rest
+        self._pause = pause
+        self._clock = clock
+        self._who = who or audit.user()
+
+    def change(self, verb: str, change: Callable[[Details], Config]) -> str:
+        """Put what `change` makes of Serve's details. `change` may be called again, and raises
+        ClusterError if it refuses. Returns the id of the change, for `stands`."""
+        holder = uuid.uuid4().hex[:12]
+        for _ in range(_TRIES):
+            try:
+                self._carry_out(holder, verb, change)
+                return holder
+            except _Lost:
+                continue
+        raise ClusterError(f"others changed the cluster {_TRIES} times meanwhile; try again")
+
+    def check(self, details: Details, change: str) -> None:
+        """Raises Undone if another list, put from one that was read before, replaced this change.
+        A list without the control plane's block, or with newer changes only, is no undoing."""
+        control = _control(details)
+        if control is None or control.revision is None:
+            raise Undone("another list of applications was put meanwhile, by an operator")
+        if any(each.id == change for each in control.changes):
+            return
+        if len(control.changes) == MAX_CHANGES:
+            return  # so many others changed it since that this one is not remembered
+        last = control.changes[-1] if control.changes else None
+        by = f"{last.verb} of {last.who}" if last else "a writer unknown"
+        raise Undone(f"the change was undone by {by} (revision {control.revision}); try again")
+
+    def _carry_out(self, holder: str, verb: str, change: Callable[[Details], Config]) -> None:
+        revision = self._acquire(holder, verb)
+        asked, details = self._look()
+        if revision is not None:
+            self._must_hold(details, holder, revision)
+        try:
+            config = change(details)
+        except ClusterError:
+            if revision is not None:
+                self._put(beside(details), _next(_must(details), lease=None))
+            raise
+        if self._clock() - asked > GAP_S:
+            raise _Lost
+        before = _control(details)
+        number = (before.revision or 0) + 1 if before else 1
+        mine = Change(holder, self._who, verb, number)
+        changes = ((*before.changes, mine) if before else (mine,))[-MAX_CHANGES:]
+        self._put(config, {"revision": number, "lease": None, "changes": changes})
+        end = self._clock() + SETTLED_S
+        while self._clock() < end:
+            self._pause(_SETTLES_S)
+            self.check(self._rest.details(), holder)
+
+    def _acquire(self, holder: str, verb: str) -> int | None:
+        """Take the lease. Returns the revision at which it was taken; None if there is no block to
+        hold it."""
+        details = self._free(holder)
+        before = _control(details)
+        if before is None:
+            return None
+        taken = _next(before, lease=Lease(holder, self._who, verb))
+        self._put(beside(details), taken)
+        self._pause(GAP_S)
+        revision: int = taken["revision"]
+        return revision
+
+    def _free(self, holder: str) -> Details:
+        """A list, just read, that nobody living has a lease of. Raises ClusterError after
+        `PATIENCE_S`."""
+        began = since = self._clock()
+        seen: tuple[str, int | None] | None = None
+        while True:
+            asked, details = self._look()
+            control = _control(details)
+            lease = control.lease if control else None
+            if control is None or lease is None or lease.holder == holder:
+                if self._clock() - asked <= GAP_S:
+                    return details
+                continue
+            if seen != (lease.holder, control.revision):
+                seen, since = (lease.holder, control.revision), self._clock()
+            now = self._clock()
+            if now - since >= DEAD_S and now - asked <= GAP_S:
+                return details
+            if now - began >= PATIENCE_S:
+                raise ClusterError(
+                    f"{lease.who} is changing the cluster ({lease.verb}, for {now - since:.0f} s "
+                    "now); try again"
+                )
+            self._pause(_LOOKS_S)
+
+    def _must_hold(self, details: Details, holder: str, revision: int) -> None:
+        control = _control(details)
+        held = control is not None and control.lease is not None
+        if not held or control is None or control.lease is None:
+            raise _Lost
+        if (control.lease.holder, control.revision) != (holder, revision):
+            raise _Lost
+
+    def _look(self) -> tuple[float, Details]:
+        """When the question was asked, and Serve's details."""
+        asked = self._clock()
+        return asked, self._rest.details()
+
+    def _put(self, config: Config, fields: dict[str, Any]) -> None:
+        self._rest.put(stamped(config, fields))
+
+
+def beside(details: Details) -> dict[str, Any]:
+    """The list as it is."""
+    return beside_others(ours(details).values(), details)
+
+
+def stamped(config: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    """The config with these fields of the control plane's block."""
+    listed = Listed.of(by_name(config))
+    if listed.own is None:
+        return dict(config)
+    own = listed.with_control(**fields).all()[CONTROL_APP]
+    applications = [own if app["name"] == CONTROL_APP else app for app in config["applications"]]
+    return {**config, "applications": applications}
+
+
+def _next(control: Control, **fields: Any) -> dict[str, Any]:
+    return {"revision": (control.revision or 0) + 1, **fields}
+
+
+def _must(details: Details) -> Control:
+    control = _control(details)
+    assert control is not None
+    return control
+
+
+def _control(details: Details) -> Control | None:
+    """The block; None if the list has none. Raises NewerFormat."""
+    listed = Listed.of(ours(details))
+    return None if listed.own is None else listed.control
