@@ -51,12 +51,12 @@ async def in_front_of(
 ) -> AsyncIterator[str]:
     """The real HAProxy, with these, or what listens on these ports, as its gateways; its URL.
     `told`: HEADRACE_HAPROXY_… by the end of its name."""
-    port, config = ports.any_free(), folder / "haproxy.cfg"
+    (port, metrics, stats), config = ports.several_free(3), folder / "haproxy.cfg"
     lines = [
         f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{_port(each)}"
         for n, each in enumerate(servers)
     ]
-    own = {"metrics": ports.any_free(), "stats": ports.any_free()}
+    own = {"metrics": metrics, "stats": stats}
     config.write_text(CONFIG.format(port=port, servers="\n".join(lines), folder=folder, **own))
     environ = os.environ | {f"HEADRACE_HAPROXY_{name}": str(told[name]) for name in told}
     process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config), env=environ)

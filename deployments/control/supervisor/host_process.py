@@ -197,10 +197,11 @@ class Host:
         """The variables that this start adds to the cluster's environment."""
         log = ServerLog(server_files.log_file(self._port, self._states))
         self._logs = LogSocket(folder / "log.sock", lambda line: self._said(line, log))
+        http, grpc = ports.several_free(2)
         return {
             orphaned_processes.VARIABLE: self._id,
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
             LOG_SOCKET: str(self._logs.path),
             AUDIT_FILE: str(server_files.audit_file(self._port, self._states)),
             FOLDER: str(self._path.parent),

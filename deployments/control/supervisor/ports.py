@@ -106,10 +106,16 @@ def _unusable(setting: str, host: str) -> str | None:
 
 def any_free() -> int:
     """A port that was free on the loopback address a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return several_free(1)[0]
+
+
+def several_free(count: int) -> list[int]:
+    """`count` ports, no two the same, that were free on the loopback address a moment ago."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @dataclass(frozen=True, slots=True)

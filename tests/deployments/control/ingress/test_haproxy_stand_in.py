@@ -130,9 +130,9 @@ def node(tmp_path: Path, gateway_port: int) -> Iterator[Node]:
 
 def _node(folder: Path, gateway_port: int) -> Node:
     config = haproxy._written_by_serve(folder)
-    port = ports.any_free()
+    port, stats, metrics = ports.several_free(3)
     text = config.read_text().replace("127.0.0.1:30000", f"127.0.0.1:{gateway_port}")
-    for known, free in ((8000, port), (8404, ports.any_free()), (9101, ports.any_free())):
+    for known, free in ((8000, port), (8404, stats), (9101, metrics)):
         assert f":{known}\n" in text
         text = text.replace(f":{known}\n", f":{free}\n")
     config.write_text(text)

@@ -40,7 +40,7 @@ def host(tmp_path, monkeypatch) -> Host:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(server_files, "run_folder", lambda port: tmp_path / f"run-{port}")
     names = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
-    gateway = {name: ports.any_free() for name in names}
+    gateway = dict(zip(names, ports.several_free(4), strict=True))
     models = {"m": {"runtime": "synthetic"}}
     settings = Settings.model_validate({"models": models, "gateway": gateway})
     return Host(settings, Path("settings.yaml"), Said())

@@ -20,7 +20,7 @@ Listen = Callable[[str], int]
 
 def gateway(**changes) -> GatewaySettings:
     names = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
-    return GatewaySettings(**{name: ports.any_free() for name in names} | changes)
+    return GatewaySettings(**dict(zip(names, ports.several_free(4), strict=True)) | changes)
 
 
 def test_free_ports_have_nothing_said_of_them():
