@@ -34,8 +34,7 @@ from deployments.control.differences import Applications
 from deployments.control.listed import Listed
 from deployments.control.merging import beside_others, ours
 from deployments.control.plan import ended, is_canary, over, terms_of
-from deployments.control.rollout_reasons import ANOTHER
-from deployments.control.rollout_records import STILL_IN_FILE
+from deployments.control.rollout_reasons import ANOTHER, STILL_IN_FILE
 from deployments.control.writing import GAP_S
 from deployments.process import audit
 from deployments.process.audit import AuditLine
