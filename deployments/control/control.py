@@ -14,6 +14,7 @@ from deployments.contract.listed import Control, parse
 from deployments.control import publisher
 from deployments.control.driver import Driver, drive
 from deployments.process import logs
+from deployments.process.loop_watch import watch_process
 
 _LOOKS_S = 1.0
 
@@ -21,12 +22,13 @@ _LOOKS_S = 1.0
 class ControlPlane:
     """The class of the application's one replica."""
 
-    def __init__(self) -> None:
+    async def __init__(self) -> None:  # type: ignore[misc]
         from deployments.control.serve_controller import ServeController
         from deployments.control.served_models import ServedModels
         from deployments.process.actors import registry
 
         logs.configure_from_environment()
+        self._loop_watch = watch_process()
         self._looks_now = threading.Event()
         self._to_pin: Control | None = None
         self._driver = Driver(ServedModels(ServeController(), registry()))
@@ -47,6 +49,9 @@ class ControlPlane:
             if self._to_pin is control:
                 self._to_pin = None
         self._driver.tick()
+
+    async def __del__(self) -> None:
+        self._loop_watch.close()
 
     def _wait(self) -> bool:
         self._looks_now.wait(_LOOKS_S)
