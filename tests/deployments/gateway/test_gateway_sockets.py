@@ -14,7 +14,7 @@ import uvicorn
 from in_process import Stand, standing
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}}
-GATEWAY = {"limits": {"max_body_bytes": 100_000, "body_timeout_s": 0.03}}
+GATEWAY = {"limits": {"max_body_bytes": 100_000, "body_timeout_s": 0.3}}
 BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [4]}]}'
 HEAD = b"POST /v2/models/device/infer HTTP/1.1\r\nhost: x\r\n"
 GOOD = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY

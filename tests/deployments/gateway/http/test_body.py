@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,16 @@ def inflate(body: bytes, most: int, bound: BodyBound = UNBOUNDED) -> bytes:
     return inflation.take()
 
 
+def standing_with(folder: Path, **limits: Any) -> AbstractAsyncContextManager[Stand]:
+    model = {"runtime": "synthetic", "options": {"base_ms": 0}}
+    gateway = {"limits": {"max_held_bytes": 2000, **limits}}
+    stand: AbstractAsyncContextManager[Stand] = standing({"device": model}, folder, gateway=gateway)
+    return stand
+
+
 @pytest.fixture
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
-    model = {"runtime": "synthetic", "options": {"base_ms": 0}}
-    limits = {"max_held_bytes": 2000, "body_timeout_s": 0.02}
-    async with standing({"device": model}, tmp_path, gateway={"limits": limits}) as stand:
+    async with standing_with(tmp_path) as stand:
         yield stand
         assert room_of(stand).held_bytes == 0
 
@@ -64,37 +70,40 @@ def test_what_goes_over_the_limit_is_refused_unless_it_is_alone(
         assert room.held_bytes == before
 
 
-async def test_a_large_body_that_meets_another_is_503_and_small_ones_pass(stand: Stand) -> None:
-    held = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None]))
+@asynccontextmanager
+async def half_of_a_large_body(stand: Stand) -> AsyncIterator[None]:
+    """While the rest of it does not come; its caller leaves at the end."""
+    leave = asyncio.Event()
+    half = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None], leave=leave))
     while not room_of(stand).held_bytes:  # noqa: ASYNC110 - nothing tells of a part
         await asyncio.sleep(0)
-    refused = await ask(stand.app, "POST", INFER, body=[LARGE, b""])
-    assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
-    assert "max_held_bytes" in json.loads(refused.body)["error"]
-    assert (await ask(stand.app, "POST", INFER, body=GOOD)).status == 200
-    assert (await held).status == 408
+    yield
+    leave.set()
+    assert (await half).status == 0
+
+
+async def test_a_large_body_that_meets_another_is_503_and_small_ones_pass(stand: Stand) -> None:
+    async with half_of_a_large_body(stand):
+        refused = await ask(stand.app, "POST", INFER, body=[LARGE, b""])
+        assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+        assert "max_held_bytes" in json.loads(refused.body)["error"]
+        assert (await ask(stand.app, "POST", INFER, body=GOOD)).status == 200
     assert (await ask(stand.app, "POST", INFER, body=[LARGE, b""])).status == 200
 
 
 async def test_what_a_gzip_body_inflates_to_is_held_too(stand: Stand) -> None:
-    held = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None]))
-    while not room_of(stand).held_bytes:  # noqa: ASYNC110 - nothing tells of a part
-        await asyncio.sleep(0)
     zipped = [(b"content-encoding", b"gzip")]
-    answer = await ask(stand.app, "POST", INFER, zipped, gzip.compress(LARGE))
-    assert answer.status == 503
-    await held
+    async with half_of_a_large_body(stand):
+        answer = await ask(stand.app, "POST", INFER, zipped, gzip.compress(LARGE))
+        assert answer.status == 503
     answer = await ask(stand.app, "POST", INFER, zipped, gzip.compress(LARGE))
     assert answer.status == 200
 
 
-async def test_a_client_that_leaves_gives_its_memory_back(stand: Stand) -> None:
-    leave = asyncio.Event()
-    gone = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None], leave=leave))
-    while not room_of(stand).held_bytes:  # noqa: ASYNC110 - nothing tells of a part
-        await asyncio.sleep(0)
-    leave.set()
-    assert (await gone).status == 0
+async def test_a_body_that_stops_coming_is_408_and_gives_its_memory_back(tmp_path: Path) -> None:
+    async with standing_with(tmp_path, body_timeout_s=0.02) as stand:
+        late = await ask(stand.app, "POST", INFER, body=[LARGE, None])
+        assert (late.status, room_of(stand).held_bytes) == (408, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 100])
