@@ -23,7 +23,7 @@ _OF_THE_MODEL = (
 FOUND = {each.name: each for each in server_processes(_OF_THE_MODEL, gateways=2)}
 _BESIDE = (
     Struck("the command line", r" -m deployments\.cli serve "),
-    Struck("the host", r" -m deployments\.cluster\.host_process "),
+    Struck("the host", r" -m deployments\.control\.supervisor\.host_process "),
     Struck("Ray's dashboard", r"/ray/dashboard/dashboard\.py "),
     Struck("the dashboard's part for Serve", r"^ray-dashboard-ServeHead"),
     Struck("Ray's DashboardAgent", r"^ray::DashboardAgent"),
