@@ -132,6 +132,13 @@ def test_what_cannot_stand_beside_it_is_refused_and_nothing_is_put(foreign, said
     assert serve.puts == []
 
 
+def test_a_model_that_is_still_being_deleted_may_come_again() -> None:
+    leaving = {"status": "DELETING", "deployed_app_config": None, "route_prefix": None}
+    merged(config(), {"applications": {"model-device": leaving}})
+    with pytest.raises(ClusterError, match="that is not Headrace's"):
+        merged(config(), {"applications": {"model-device": {**leaving, "status": "RUNNING"}}})
+
+
 def test_a_serve_that_listens_elsewhere_is_refused() -> None:
     serve = Serve(FOREIGN)
     with pytest.raises(ClusterError, match=r"listens with port 8000 there, and"):
