@@ -78,7 +78,11 @@ def _conflict(
     name, route = app["name"], app["route_prefix"]
     running = details.get("applications", {}).get(name)
     leaves = running is not None and running.get("status") == "DELETING"
-    if running is not None and not leaves and (name in foreign or not running.get("deployed_app_config")):
+    if (
+        running is not None
+        and not leaves
+        and (name in foreign or not running.get("deployed_app_config"))
+    ):
         return f"an application named {name} that is not Headrace's runs there; delete it first"
     for other, found in details.get("applications", {}).items():
         if route is not None and other != name and found.get("route_prefix") == route:
