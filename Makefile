@@ -92,12 +92,12 @@ fuzz: dev
 
 # One after the other: each starts a Ray of its own.
 integration: dev
-	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration tests/chaos --durations 25
+	$(BIN)/python -m pytest -m 'integration and not vllm and not chaos' tests/integration tests/chaos --durations 25
 
 # Every process killed, asked to end, and hanging for a minute, under light load and at the peak; full
 # disks, set clocks, output that nobody reads, limits of memory and open files.
 chaos: dev
-	$(BIN)/python -m pytest -rP -m chaos tests/chaos
+	$(BIN)/python -m pytest -rP -m chaos tests/chaos tests/integration
 
 # Three Ray nodes in namespaces of this machine: what their faults cost, and the chart's own pods. As
 # root, or as a user who may make namespaces (`make test-cluster AS='unshare --map-root-user --net

@@ -85,6 +85,7 @@ def test_a_good_version_is_promoted_by_the_cluster(cluster, load):
     assert not cluster.replicas("model-m:model") & pids
 
 
+@pytest.mark.chaos
 def test_a_version_that_fails_is_taken_back_by_itself(cluster, load):
     before, pids = served_version(cluster), cluster.replicas("model-m:model")
     done = deploy(cluster, model_with_rollout(3, fail_ids=[2]))  # which all rows of the load hold

@@ -251,8 +251,10 @@ def status_of(server: Server, within_s: float = ANSWER_S) -> int:
 # Serve looks at HAProxy's manager more often than at HAProxy, for whose successor it takes 30 s.
 @pytest.mark.parametrize(
     ("title", "successors"),
-    [("ray::HAProxyManager", 2), ("", 1)],
-    ids=["its manager, until Serve has another", "itself"],
+    [
+        pytest.param("ray::HAProxyManager", 2, marks=pytest.mark.chaos, id="its manager"),
+        pytest.param("", 1, id="itself"),
+    ],
 )
 def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, title, successors):
     server.until(lambda: len(haproxies(server)) == 1, 30)

@@ -147,6 +147,7 @@ def kill_control_store(server: Server, limit_s: float) -> None:
     assert not [port for port in server.gateway.values() if listens(port)]
 
 
+@pytest.mark.chaos
 def test_the_host_ends_all_when_rays_control_store_ends(serve):
     kill_control_store(serve({"device": synthetic()}).start(), 10)
 

@@ -86,6 +86,7 @@ def test_served_seconds_are_as_the_weights_when_each_tenant_comes_to_one_gateway
     assert heavy + light > 0.6 * MEASURE_S  # the device was short; its machine is shared
 
 
+@pytest.mark.chaos
 def test_answers_written_are_as_the_weights_when_each_tenant_comes_to_one_gateway(server):
     kind = Completions("writes", WORDS)
     with contextlib.ExitStack() as loads:
