@@ -4,7 +4,7 @@ from __future__ import annotations
 
 GATEWAY_APP = "gateway"
 GATEWAY_DEPLOYMENT = "gateway"
-CONTROL_APP = "headrace-control"  # on clusters
+CONTROL_APP = "headrace-control"
 CONTROL_DEPLOYMENT = "control"
 POOL_APP = "headrace-pool"
 POOL_DEPLOYMENT = "pool"

@@ -15,6 +15,7 @@ from deployments.control import publisher
 from deployments.control.driver import Driver, drive
 from deployments.process import logs
 from deployments.process.loop_watch import watch_process
+from deployments.process.loopback import keep_replica_calls_local
 
 _LOOKS_S = 1.0
 
@@ -27,6 +28,7 @@ class ControlPlane:
         from deployments.control.served_models import ServedModels
         from deployments.process.actors import registry
 
+        keep_replica_calls_local()
         logs.configure_from_environment()
         self._loop_watch = watch_process()
         self._looks_now = threading.Event()

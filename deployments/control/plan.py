@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace as changed
 
-from deployments.contract.app_names import CONTROL_APP, model_app
+from deployments.contract.app_names import CONTROL_APP, is_model_app, model_app, model_name
 from deployments.contract.listed import Control, Entry, Stage, Version
 from deployments.contract.rollout.account import RolloutRecord, VersionAccount
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
@@ -34,7 +34,6 @@ from deployments.control.differences import (
 from deployments.control.listed import Listed
 from deployments.control.rollout_reasons import why_given_up
 from deployments.control.serve_config import serve_config
-from deployments.control.version_history import NUMBERS
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
@@ -42,6 +41,8 @@ OPENS = (
     "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
     "if that is meant"
 )
+NUMBERS = ("count", "min", "max", "spare", "survive", "priority")
+"""Settings of replicas that belong to no version: going back leaves them as they are."""
 _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
 _BLOCK = ("entries", "history", "pins", "revoked", "revision", "lease", "changes")
 """Fields of the block that a file says nothing of."""
@@ -71,13 +72,19 @@ class _Change:
 
 
 def applied(
-    running: Listed, wanted: Listed, settings: Settings, dead: Set[str] = frozenset()
+    running: Listed,
+    wanted: Listed,
+    settings: Settings,
+    dead: Set[str] = frozenset(),
+    *,
+    one_machine: bool = False,
 ) -> Plan:
-    """The plan for a file. `wanted`: its list, from `serve_config`. `dead`: names of applications
-    that run nothing, because they could not start."""
+    """The plan for a file. `wanted`: its list, from `serve_config`, as is `one_machine`. `dead`:
+    names of applications that run nothing, because they could not start."""
     if _would_open(running.control, wanted.control):
         raise ClusterError(OPENS)
-    found = {name: _change(name, running, wanted, settings, dead) for name in settings.models}
+    file = _File(wanted, settings, one_machine)
+    found = {name: _change(name, running, file, dead) for name in settings.models}
     found |= {name: _removed(e) for name, e in running.entries.items() if name not in found}
     listed = wanted.with_control(**_kept_of(running, wanted, settings))
     for name, change in found.items():
@@ -125,7 +132,8 @@ def _differences(running: Listed, listed: Listed) -> list[Difference]:
         found.append(Difference(CONTROL_APP, "added"))
     else:
         builds = tuple(changes(running.own.get("args"), listed.own.get("args"), ""))
-        told = tuple(changes(_of_file(running), _of_file(listed), ""))
+        named = {model_name(d.application) for d in found if is_model_app(d.application)}
+        told = tuple(changes(_of_file(running, named), _of_file(listed, named), ""))
         if builds or told:
             kind: Kind = "restarted" if builds else "updated"
             found.append(Difference(CONTROL_APP, kind, (*builds, *told)))
@@ -133,10 +141,17 @@ def _differences(running: Listed, listed: Listed) -> list[Difference]:
     return sorted(found, key=lambda each: order.index(each.application))
 
 
-def _of_file(listed: Listed) -> dict[str, Any]:
+def _of_file(listed: Listed, named: Set[str]) -> dict[str, Any]:
+    """What a file says there, but for these models, whose own differences are told."""
     c = listed.control
+    models = _without(c.scaling.get("models", {}), named)
     return {"tenants": c.tenants, "priorities": list(c.priorities), "auth": c.auth,
-            "scaling": c.scaling, "versions": c.versions}  # fmt: skip
+            "scaling": {**c.scaling, "models": models},
+            "versions": _without(c.versions, named)}  # fmt: skip
+
+
+def _without(models: Mapping[str, Any], named: Set[str]) -> dict[str, Any]:
+    return {name: each for name, each in models.items() if name not in named}
 
 
 # ---- one model of a file -------------------------------------------------------------------------
@@ -151,11 +166,26 @@ def _removed(entry: Entry) -> _Change:
     return _Change(over(ended(entry, why)), why=why if is_canary(entry) else "")
 
 
-def _change(
-    name: str, running: Listed, wanted: Listed, settings: Settings, dead: Set[str]
-) -> _Change:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is applied."""
+
+    listed: Listed
+    settings: Settings
+    one_machine: bool
+
+    def canary(self, name: str) -> Version:
+        """The version of this model, as its canary."""
+        canary = canary_of(name)
+        models = {canary: canary_settings(self.settings.models[name])}
+        alone = self.settings.model_copy(update={"models": models})
+        config = serve_config(alone, one_machine=self.one_machine)
+        return Listed.of(by_name(config)).version(canary)
+
+
+def _change(name: str, running: Listed, wanted: _File, dead: Set[str]) -> _Change:
     entry, live = running.entries.get(name), _live(name, running, dead)
-    file, model = wanted.version(name), settings.models[name]
+    file, model = wanted.listed.version(name), wanted.settings.models[name]
     if live is None:
         return _in_place(name, running, None, file, model)
     if not _restarts(live, file):
@@ -163,12 +193,12 @@ def _change(
     if model.rollout is None:
         return _in_place(name, running, live, file, model)
     if entry is not None and is_canary(entry) and not _restarts(_new(entry), file):
-        canary = _canary(name, running) or _new_canary(name, settings)
+        canary = _canary(name, running) or wanted.canary(name)
         return replace(_going_on(entry, live, file), canary=canary)
     fresh = _entry(name, entry, "starting", model, (file, live))
     begins = entry is not None and is_canary(entry)
     why = why_given_up(removed=False, begun=True, changed=True) if begins else ""
-    return _Change(fresh, live, _new_canary(name, settings), "begun", why)
+    return _Change(fresh, live, wanted.canary(name), "begun", why)
 
 
 def _live(name: str, running: Listed, dead: Set[str]) -> Version | None:
@@ -230,13 +260,6 @@ def _new(entry: Entry) -> Version:
 def _restarts(one: Version, other: Version) -> bool:
     found = differences({"": one.application}, {"": other.application})
     return any(each.kind == "restarted" for each in found)
-
-
-def _new_canary(name: str, settings: Settings) -> Version:
-    canary = canary_of(name)
-    models = {canary: canary_settings(settings.models[name])}
-    alone = settings.model_copy(update={"models": models})
-    return Listed.of(by_name(serve_config(alone))).version(canary)
 
 
 def with_numbers_of(old: Version, new: Version) -> Version:

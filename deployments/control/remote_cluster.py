@@ -22,7 +22,7 @@ from deployments.contract.rollout.terms import canary_of
 from deployments.contract.version import code_version
 from deployments.control import plan
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Difference, by_name
+from deployments.control.differences import Applications, Difference, by_name, changes
 from deployments.control.listed import Listed
 from deployments.control.manual_target import ManualTarget
 from deployments.control.merging import beside_others, heard_later, merged, ours
@@ -31,7 +31,8 @@ from deployments.control.scaling.decider import pin_complaint
 from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
-from deployments.control.writing import Writer
+from deployments.control.writing import SETTLED_S, Writer
+from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import parse_tenants
 from deployments.settings.tree import Settings, TenantsSettings
 
@@ -71,7 +72,8 @@ class Deployment:
 
 
 class RemoteCluster:
-    """Tests may replace `pause`, which waits between two looks, and `clock`."""
+    """`one_machine`: a server's own Ray, see `serve_config`. Tests may replace `pause`, which waits
+    between two looks, and `clock`."""
 
     def __init__(
         self,
@@ -79,8 +81,11 @@ class RemoteCluster:
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         who: str = "",
+        *,
+        one_machine: bool = False,
     ) -> None:
         self._rest = rest
+        self._one_machine = one_machine
         self._pause = pause
         self._clock = clock
         self._writer = Writer(rest, pause, clock, who)
@@ -90,15 +95,16 @@ class RemoteCluster:
     def diff(self, settings: Settings) -> Deployment:
         """What `deploy` would do. Raises ClusterError as `deploy` does."""
         details = self._rest.details()
-        whole, found = _planned(settings, details)
+        whole, found = self._planned(settings, details)
         merged(whole, details)
         return found
 
-    def deploy(self, settings: Settings) -> Deployment:
+    def deploy(self, settings: Settings, *, settles: bool = True) -> Deployment:
         """Put Headrace's applications beside all others. Models that have a `rollout` change by a
-        canary. Returns what that does to Headrace's."""
+        canary. Returns what that does to Headrace's. `settles`: look whether it stands; otherwise
+        `watch` does, which must follow at once."""
         details = self._rest.details()
-        config, deployment = _planned(settings, details)
+        config, deployment = self._planned(settings, details)
         merged(config, details)
         if failed := _left_failed(details, deployment):
             # Serve itself rebuilds what has changed, and does not try the rest again.
@@ -106,22 +112,45 @@ class RemoteCluster:
 
         def planned_anew(details: Mapping[str, Any]) -> dict[str, Any]:
             nonlocal deployment
-            config, then = _planned(settings, details)
+            config, then = self._planned(settings, details)
             # What had failed is away by now: no difference to whoever deploys.
             deployment = replace(then, differences=deployment.differences)
             return merged(config, details)
 
-        change = self._writer.change("apply", planned_anew)
+        change = self._writer.change("apply", planned_anew, settles=settles)
         return replace(deployment, change=change)
 
-    def heard_later(self, config: Mapping[str, Any]) -> list[str]:
+    def _planned(
+        self, settings: Settings, details: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Deployment]:
+        """The config to put, without other people's applications, and what it does."""
+        config = serve_config(settings, one_machine=self._one_machine)
+        running, wanted = Listed.of(ours(details)), Listed.of(by_name(config))
+        assert wanted.own is not None
+        if self._one_machine:
+            _check_gateway(running.applications, wanted.applications)
+        wanted = replace(wanted, own={**wanted.own, "args": {"code": code_version()}})
+        done: Plan = applied(
+            running, wanted, settings, _dead(details), one_machine=self._one_machine
+        )
+        listed = done.listed.all()
+        canaries = {model_app(canary_of(name)) for name in settings.models}
+        deployment = Deployment(
+            tuple(name for name in listed if name not in canaries),
+            done.differences, done.begun, done.kept, done.replaced, done.ended,
+        )  # fmt: skip
+        return {**config, "applications": list(listed.values())}, deployment
+
+    def heard_later(self, settings: Settings) -> list[str]:
         """Variables that the running processes will get only when Serve is restarted."""
+        config = serve_config(settings, one_machine=self._one_machine)
         return heard_later(config, self._rest.details())
 
     def watch(self, done: Deployment, limit_s: float, say: Callable[[str], None]) -> dict[str, str]:
         """Wait until all applications of the deployment run, and `say` each change of their states.
         Returns those that cannot start, with the reason. Raises ClusterError at the limit, and
         Undone if another list replaced the deployment."""
+        settled = self._clock() + SETTLED_S
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
@@ -138,9 +167,9 @@ class RemoteCluster:
             waits = [s.name for s in found if not (s.state == _RUNNING or s.name in failed)]
             waits += [name for name, why in placed.items() if why is None and name not in waits]
             missing = set(done.names) - {s.name for s in found} - failed.keys()
-            if not waits and not missing:
+            if not waits and not missing and self._clock() >= settled:
                 return failed
-            if self._clock() > end:
+            if (waits or missing) and self._clock() > end:
                 late = ", ".join(waits) or "some applications"
                 raise ClusterError(f"{late} not ready after {limit_s:g} s; they go on starting")
             self._pause(_POLL_S)
@@ -267,20 +296,23 @@ class RemoteCluster:
             self._pause(_POLL_S)
 
 
-def _planned(settings: Settings, details: Mapping[str, Any]) -> tuple[dict[str, Any], Deployment]:
-    """The config to put, without other people's applications, and what it does."""
-    config = serve_config(settings)
-    wanted = Listed.of(by_name(config))
-    assert wanted.own is not None
-    wanted = replace(wanted, own={**wanted.own, "args": {"code": code_version()}})
-    done: Plan = applied(Listed.of(ours(details)), wanted, settings, _dead(details))
-    listed = done.listed.all()
-    canaries = {model_app(canary_of(name)) for name in settings.models}
-    deployment = Deployment(
-        tuple(name for name in listed if name not in canaries),
-        done.differences, done.begun, done.kept, done.replaced, done.ended,
-    )  # fmt: skip
-    return {**config, "applications": list(listed.values())}, deployment
+def _check_gateway(running: Applications, wanted: Applications) -> None:
+    """Raises ClusterError if the gateways of a server of one machine would change: its HAProxy and
+    its ports are as its start made them."""
+    if GATEWAY_APP not in running:
+        return
+    was, will = _gateway(running[GATEWAY_APP]), _gateway(wanted[GATEWAY_APP])
+    if lines := list(changes(was, will, "gateway")):
+        refusal = "gateway settings cannot change while it runs; stop and serve again:"
+        raise ClusterError("\n  ".join([refusal, *lines]))
+
+
+def _gateway(app: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the gateway's application."""
+    (options,) = app["deployments"]
+    written = {**app["args"]["settings"], "replicas": options["num_replicas"]}
+    plain = GatewaySettings.model_validate(written).model_dump(mode="json")
+    return {**plain, "tenants_path": app["args"]["tenants_path"]}
 
 
 def _failed(state: ApplicationState, placed: Mapping[str, str | None]) -> bool:

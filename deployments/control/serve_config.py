@@ -1,7 +1,8 @@
 """Builds the list of Serve applications for a settings file, as plain data.
 
-One builder serves every way to run: the host puts the list on its own cluster, `headrace apply
---address` on another, and `headrace build` prints it for an operator (`serveConfigV2`).
+One builder serves every way to run: `headrace serve` puts the list on a cluster of its own,
+`headrace apply` on that one or on another, and `headrace build` prints it for an operator
+(`serveConfigV2`).
 
 Serve restarts an application whose arguments change. So arguments hold only what shapes an
 application's processes, as the user wrote it; defaults are filled in inside the cluster. A model's
@@ -70,12 +71,10 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     """The body of `PUT /api/serve/applications/`: every Headrace application that ought to exist.
 
     `settings`: with paths as the user wrote them. `one_machine`: for the host's own cluster, where
-    gateways need no placement and the host itself publishes the tenants.
+    gateways need no placement.
     """
     gateway = settings.gateway if one_machine else in_cluster(settings.gateway)
-    applications = [_gateway_application(gateway, one_machine)]
-    if not one_machine:
-        applications.append(_control_plane(settings))
+    applications = [_gateway_application(gateway, one_machine), _control_plane(settings)]
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
     if settings.scaling.pool is not None:
         applications.append(_pool_application(settings, settings.scaling.pool, gateway.replicas))

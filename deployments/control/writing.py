@@ -75,17 +75,26 @@ class Writer:
         self._clock = clock
         self._who = who or audit.user()
 
-    def change(self, verb: str, change: Callable[[Details], Config]) -> str:
+    def change(
+        self, verb: str, change: Callable[[Details], Config], *, settles: bool = True
+    ) -> str:
         """Put what `change` makes of Serve's details. `change` may be called again, and raises
-        ClusterError if it refuses. Returns the id of the change, for `stands`."""
+        ClusterError if it refuses. Returns the id of the change, for `check`. `settles`: look
+        whether it stands; otherwise the caller does, each second for `SETTLED_S` from now on."""
         holder = uuid.uuid4().hex[:12]
         for _ in range(_TRIES):
             try:
                 self._carry_out(holder, verb, change)
-                return holder
+                break
             except _Lost:
                 continue
-        raise ClusterError(f"others changed the cluster {_TRIES} times meanwhile; try again")
+        else:
+            raise ClusterError(f"others changed the cluster {_TRIES} times meanwhile; try again")
+        end = self._clock() + SETTLED_S
+        while settles and self._clock() < end:
+            self._pause(_SETTLES_S)
+            self.check(self._rest.details(), holder)
+        return holder
 
     def check(self, details: Details, change: str) -> None:
         """Raises Undone if another list, put from one that was read before, replaced this change.
@@ -119,10 +128,6 @@ class Writer:
         mine = Change(holder, self._who, verb, number)
         changes = ((*before.changes, mine) if before else (mine,))[-MAX_CHANGES:]
         self._put(config, {"revision": number, "lease": None, "changes": changes})
-        end = self._clock() + SETTLED_S
-        while self._clock() < end:
-            self._pause(_SETTLES_S)
-            self.check(self._rest.details(), holder)
 
     def _acquire(self, holder: str, verb: str) -> int | None:
         """Take the lease. Returns the revision at which it was taken; None if there is no block to

@@ -10,23 +10,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from deployments.control.manual_target import ManualTarget
 from deployments.control.remote_cluster import Deployment
 from deployments.control.rollout_reasons import BY_HAND, STILL_IN_FILE
-from deployments.control.serve_config import serve_config
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
-from deployments.settings.load import load, settings_digest
+from deployments.settings.load import dump, settings_digest
 from deployments.tools import operator
-from deployments.tools.cluster import portable
-from deployments.tools.watching import wait_here, wait_on_cluster
-from deployments.tools.where import CHANGE_S, ServerRefused, Where
+from deployments.tools.watching import called, wait_for_all
+from deployments.tools.where import ServerRefused, Where
 
 _STOP_S = 86_400.0
 _BACK_S = 3600.0  # the driver takes back a version that is not ready in its own time before
@@ -35,60 +31,35 @@ _BACK_S = 3600.0  # the driver takes back a version that is not ready in its own
 def apply(path: Path, where: Where, *, wait: bool) -> int:
     """Make the server's models those of a file, and print what that does. `wait`: until they run
     and its rollouts are over."""
-    if where.address is None:
-        return _apply_here(path, where, wait=wait)
-    settings = portable(path)
-    config = serve_config(settings)
+    settings = where.settings(path)
     cluster = where.cluster()
-    _say_later(cluster.heard_later(config))
-    with where.audited("apply", str(path), settings_digest(config)):
-        done = cluster.deploy(settings)
+    _say_later(cluster.heard_later(settings))
+    with where.audited("apply", str(path.absolute()), settings_digest(dump(settings))):
+        done = cluster.deploy(settings, settles=not wait)
     _say_deployment(done)
-    return wait_on_cluster(cluster, settings, done) if wait else 0
-
-
-def _apply_here(path: Path, where: Where, *, wait: bool) -> int:
-    load(path)
-    port = where.server().port
-    changes = Where(port).ask({"do": "apply", "path": str(path.resolve())}, CHANGE_S)
-    rollouts, optional = changes.pop("rollouts", {}), changes.pop("optional", [])
-    _say(changes)
-    return wait_here(rollouts, optional, Where(port)) if wait else 0
+    return wait_for_all(cluster, settings, done, where) if wait else 0
 
 
 def diff(path: Path, where: Where) -> int:
     """Print what `apply` would do, and why."""
-    if where.address is None:
-        load(path)
-        changes = where.ask({"do": "diff", "path": str(path.resolve())}, CHANGE_S)
-        reasons = changes.pop("reasons")
-        _say(changes)
-        _say_reasons(reasons)
-    else:
-        settings, cluster = portable(path), where.cluster()
-        _say_later(cluster.heard_later(serve_config(settings)))
-        _say_deployment(cluster.diff(settings))
+    settings, cluster = where.settings(path), where.cluster()
+    _say_later(cluster.heard_later(settings))
+    _say_deployment(cluster.diff(settings))
     return 0
 
 
 def promote(model: str, where: Where) -> int:
     """Promote the model's canary at once."""
-    if where.address is None:
-        where.ask({"do": "promote", "model": model})
-    else:
-        with where.audited("promote", f"rollout of {model}"):
-            where.cluster().decide(model)
+    with where.audited("promote", f"rollout of {model}"):
+        where.cluster().decide(model)
     click.echo(f"{model}: the new version replaces the live one")
     return 0
 
 
 def abort(model: str, reason: str, where: Where) -> int:
     """Abort the model's rollout."""
-    if where.address is None:
-        where.ask({"do": "abort", "model": model, "reason": reason})
-    else:
-        with where.audited("abort", f"rollout of {model}"):
-            where.cluster().decide(model, reason or BY_HAND)
+    with where.audited("abort", f"rollout of {model}{reason and f': {reason}'}"):
+        where.cluster().decide(model, reason or BY_HAND)
     click.echo(f"{model}: the new version gets no more requests and ends; the live one goes on")
     click.echo(STILL_IN_FILE)
     return 0
@@ -96,17 +67,6 @@ def abort(model: str, reason: str, where: Where) -> int:
 
 def back(model: str, where: Where) -> int:
     """Replace the model's version by the one before it."""
-    if where.address is not None:
-        return _back_on_cluster(model, where)
-    done = where.ask({"do": "rollback", "model": model}, CHANGE_S)
-    click.echo(
-        f"{model}: the previous version runs again; {done['left']} earlier ones are still known"
-    )
-    _say_reasons(done["reasons"])
-    return 0
-
-
-def _back_on_cluster(model: str, where: Where) -> int:
     cluster = where.cluster()
     with where.audited("rollout back", f"model {model}"):
         done, left = cluster.back(model)
@@ -120,11 +80,7 @@ def _back_on_cluster(model: str, where: Where) -> int:
 
 
 def freeze(frozen: bool, where: Where) -> int:
-    """Freeze the controllers of all models, or let them learn again. Waits for no change that is
-    under way."""
-    if where.url is None and where.address is None:
-        _say(where.ask({"do": "freeze", "frozen": frozen}, CHANGE_S))
-        return 0
+    """Freeze the controllers of all models, or let them learn again."""
     if where.url is not None:
         operator.freeze(frozen, where.url)
     else:
@@ -137,11 +93,8 @@ def freeze(frozen: bool, where: Where) -> int:
 def scale(target: ManualTarget, where: Where) -> int:
     """Set a model's number of replicas by hand. It holds until `auto`, also when the autoscaler
     restarts or a settings file is applied."""
-    if where.address is None:
-        where.ask({"do": "scale", **asdict(target)})
-    else:
-        with where.audited("scale", str(target)):
-            where.cluster().scale(target)
+    with where.audited("scale", str(target)):
+        where.cluster().scale(target)
     what = f"{target.model}, group {target.group}" if target.group else target.model
     group = f" --group {target.group}" if target.group else ""
     if target.replicas is None:
@@ -211,12 +164,6 @@ def _wait(state: ServerState) -> None:
 # ---- what is printed ----------------------------------------------------------------------------
 
 
-def _say(changes: dict[str, Any]) -> None:
-    said = {what: names for what, names in changes.items() if names and what != "reasons"}
-    changed = [f"{what}: {', '.join(names)}" for what, names in said.items()]
-    click.echo("; ".join(changed) or "nothing changed")
-
-
 def _say_reasons(reasons: Sequence[str]) -> None:
     for reason in reasons:
         click.echo(f"  {reason}")
@@ -234,7 +181,7 @@ def _say_deployment(done: Deployment) -> None:
     for name, why in done.ended.items():
         click.echo(f"{name}: rollout ended ({why})")
     for each in done.differences:
-        click.echo(f"{each.application}: {each.kind}")
+        click.echo(f"{called(each.application)}: {each.kind}")
         _say_reasons(each.reasons)
     for name in done.begun:
         click.echo(f"{name}: rollout begins")

@@ -100,7 +100,9 @@ def revoke(name: str, file: Path | None, where: Where) -> int:
             click.echo("remove it from the settings file too")
     elif file is None or where.port is not None:
         state = where.server()
-        _say(Where(state.port).ask({"do": "revoke", "key": name}), f"port {state.port}")
+        here = Where(state.port)
+        with here.audited("key revoke", f"key {audit.nameable(name)}"):
+            _say(here.ask({"do": "revoke", "key": name}), f"port {state.port}")
         if file is None:
             click.echo(f"remove it from {state.settings_path} or the tenants file too")
     if file is not None:

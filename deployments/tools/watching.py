@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.control.rollout_reasons import STILL_IN_FILE
 from deployments.tools.console import status_table
 from deployments.tools.console.rollout_lines import progress_key, rollout_line
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # slow to import, and needed for a cluster alone
 _LOOKS_S = 1.0
 _OPTIONAL_S = 30.0  # that `apply` waits for optional models: only to say what became of them
 _OPTIONAL_LOOKS_S = 0.5
+_STARTS = ("added", "restarted")
+_CANNOT = "{} is optional and cannot start: {}"
 _AWAY_S = 120.0  # a dashboard whose head is restarted, amid the wait for a rollout
 _INTERRUPTED = 130
 
@@ -64,7 +67,7 @@ def status(where: Where, *, as_json: bool) -> int:
 
 def rollouts(model: str | None, where: Where, *, as_json: bool) -> int:
     """Print the rollouts of a model, or of all models."""
-    found = _records(where)
+    found = where.cluster().rollouts()
     if model is not None:
         found = [record for record in found if record["model"] == model]
     if as_json:
@@ -77,34 +80,22 @@ def rollouts(model: str | None, where: Where, *, as_json: bool) -> int:
     return 0
 
 
-def _records(where: Where) -> list[RolloutRecord]:
-    if where.address is not None:
-        return where.cluster().rollouts()
-    found: list[RolloutRecord] = where.ask({"do": "rollouts"})["rollouts"]
-    return found
-
-
 # ---- waiting ------------------------------------------------------------------------------------
 
 
-def wait_here(rollouts: Mapping[str, int], optional: Collection[str], where: Where) -> int:
-    """Say what becomes of the optional models that `apply` starts; wait for its rollouts."""
-    _say_optional(optional, where)
-    return wait_for(rollouts, lambda: _records(where)) if rollouts else 0
-
-
-def _say_optional(names: Collection[str], where: Where) -> None:
-    """Say how the starts of optional models end; of those that take long, where to look later."""
-    waits, end = set(names), time.monotonic() + _OPTIONAL_S
+def _say_optional(waits: set[str], where: Where) -> None:
+    """Say how the starts of these models end; of those that take long, where to look later."""
+    end, seen = time.monotonic() + _OPTIONAL_S, set[str]()
     while waits and time.monotonic() < end:
         models = {model["name"]: model for model in where.ask({"do": "status"})["models"]}
+        seen |= models.keys()
         for name in sorted(waits & models.keys()):
             found = models[name]
             if found["state"] in ("ready", "asleep", "failed"):
                 waits.remove(name)
             if found["state"] == "failed":
-                click.echo(f"{name} is optional and cannot start: {found['reason']}")
-        waits &= models.keys()
+                click.echo(_CANNOT.format(name, found["reason"]))
+        waits -= seen - models.keys()  # removed meanwhile; one not yet seen is only just put
         time.sleep(_OPTIONAL_LOOKS_S)
     for name in sorted(waits):
         click.echo(
@@ -113,12 +104,30 @@ def _say_optional(names: Collection[str], where: Where) -> None:
         )
 
 
-def wait_on_cluster(cluster: RemoteCluster, settings: Settings, done: Deployment) -> int:
-    """Wait until what was deployed runs and its rollouts are over."""
+def called(application: str) -> str:
+    """What a user calls an application: a model by its name."""
+    return model_name(application) if is_model_app(application) else application
+
+
+def wait_for_all(cluster: RemoteCluster, settings: Settings, done: Deployment, where: Where) -> int:
+    """Wait until what was deployed runs and its rollouts are over. Optional models hold nothing
+    up."""
     limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
     failed = cluster.watch(done, limit_s, lambda line: click.echo(line, err=True))
+    kinds = {each.application: each.kind for each in done.differences}
+    optional = {n for n, m in settings.models.items() if m.optional}
+    for name in sorted(optional):
+        if why := failed.pop(model_app(name), None):
+            optional.remove(name)
+            click.echo(_CANNOT.format(name, why))
     for name, why in failed.items():
-        click.echo(f"{name} cannot start:\n{why}", err=True)
+        left = "was left out" if kinds.get(name) == "added" else "goes on as it was"
+        what = f"model {called(name)}" if is_model_app(name) else name
+        click.echo(f"{what} cannot start and {left}: {why}", err=True)
+    if failed:
+        click.echo("everything else is as the file says", err=True)
+    if where.address is None:
+        _say_optional({n for n in optional if kinds.get(model_app(n)) in _STARTS}, where)
     rollouts = {**done.begun, **done.kept}
     if not rollouts:
         return 1 if failed else 0

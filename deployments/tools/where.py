@@ -1,7 +1,8 @@
 """Which server a command is about, and how it is reached: `Where`, and the options that make one.
 
 - Here (`--port`, or nothing): the server of this machine, by its control socket in its run folder,
-  one JSON line each way. Its owner alone can open it.
+  one JSON line each way. Its owner alone can open it. It also tells the address and the token of
+  the dashboard of the server's own Ray, through which models change as on any cluster.
 - A Ray cluster (`--address`): by Serve's REST interface at the cluster's dashboard.
 - Gateways (`--url`): by their pages for operators (`operator.py`). They bring in no files
   (docs/decisions/0041-a-key-applies-no-file.md).
@@ -26,12 +27,16 @@ import click
 from deployments.tools.command_line import PORT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deployments.control.dashboard import Dashboard
     from deployments.control.remote_cluster import RemoteCluster
     from deployments.control.supervisor.server_files import ServerState
+    from deployments.settings.tree import Settings
 
-CHANGE_S = 900.0  # for the answer to what waits until a server has changed
+_DASHBOARD_S = 90.0  # that the host of this machine needs at most to start another dashboard
 _ANSWER_S = 15.0
+_HUNG_S = 900.0  # that a change waits for a host that hangs
 _OPTIONS = {
     "port": click.option(
         "--port", type=PORT, help="The server's port; needed only when several run here."
@@ -72,28 +77,55 @@ class Where:
         """The answer of the server of this machine. Raises NoServer and ServerRefused."""
         return ask(self.server().port, request, timeout_s)
 
+    def _server_told(self) -> dict[str, Any]:
+        """Where the server of this machine is reached; waits for a host that hangs."""
+        return self.ask({"do": "where"}, _HUNG_S)
+
     def dashboard(self) -> Dashboard:
-        """The cluster's dashboard. Raises ClusterError if the address cannot be one."""
+        """The dashboard of the cluster, or of the server of this machine. Raises ClusterError if
+        the address cannot be one, NoServer and ServerRefused."""
         from deployments.control.dashboard import Dashboard, address_of, token_of
         from deployments.control.serve_rest import ANSWER_S
 
+        if self.address is None:
+            told = self._server_told()
+            return Dashboard(told["dashboard"], told["token"], answer_s=ANSWER_S)
         return Dashboard(address_of(self.address), token_of(), answer_s=ANSWER_S)
 
     def cluster(self) -> RemoteCluster:
-        """The cluster. Raises as `dashboard`."""
+        """What changes the cluster, or the server of this machine. Raises as `dashboard`."""
         from deployments.control.remote_cluster import RemoteCluster
         from deployments.control.serve_rest import ServeRest
 
-        return RemoteCluster(ServeRest(self.dashboard()))
+        here = self.address is None
+        rest = ServeRest(self.dashboard(), _DASHBOARD_S if here else 0.0)
+        return RemoteCluster(rest, one_machine=here)
+
+    def settings(self, path: Path) -> Settings:
+        """Those of a file, as the cluster or the server would run them. Raises SettingsErrors, and
+        as `dashboard`."""
+        from deployments.control.origin import Origin
+        from deployments.settings.load import load
+
+        if self.address is not None:
+            return load(path, here=False, absolute=False)
+        load(path)  # what is wrong with it is said where no server runs, too
+        return Origin.told(self._server_told()["origin"]).settings(path)
 
     def audited(self, verb: str, what: str, after: str = "") -> AbstractContextManager[object]:
-        """Write a change of the cluster into this machine's audit log; the cluster's is its own."""
+        """Write a change of the server into its audit log; of a cluster, into this machine's: the
+        cluster's is its own."""
         from deployments.control.dashboard import address_of
-        from deployments.control.supervisor.server_files import commands_audit_file, state_folder
+        from deployments.control.supervisor import server_files
         from deployments.process import audit
 
-        line = audit.AuditLine(audit.user(), verb, what, address_of(self.address), after=after)
-        return audit.audited(line, commands_audit_file(state_folder()))
+        folder = server_files.state_folder()
+        if self.address is None:
+            port = self.server().port
+            file, at = server_files.audit_file(port, folder), f"port {port}"
+        else:
+            file, at = server_files.commands_audit_file(folder), address_of(self.address)
+        return audit.audited(audit.AuditLine(audit.user(), verb, what, at, after=after), file)
 
 
 def reaches(**cannot: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

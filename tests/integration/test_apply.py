@@ -56,16 +56,18 @@ def test_models_come_change_and_go_without_a_failure_of_the_others(server):
     assert server.infer("c", [1]).status_code == 404
     with server.load("a") as load:
         added = apply(server, {"a": A, "b": B, "c": C})
-        assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+        assert (added.returncode, added.stdout) == (0, "c: added\n"), added.stderr
         assert total(server.infer("c", [5, 6])) == 11
 
         faster = {**B, "options": {"base_ms": 1}}
         changed = apply(server, {"a": A, "b": faster, "c": C})
-        assert (changed.returncode, changed.stdout) == (0, "restarted: b\n"), changed.stderr
+        assert changed.stdout == "b: restarted\n  settings.options.base_ms: 3 -> 1\n", (
+            changed.stderr
+        )
         assert version(server, "b") != before
 
         removed = apply(server, {"a": A, "b": faster})
-        assert (removed.returncode, removed.stdout) == (0, "removed: c\n"), removed.stderr
+        assert (removed.returncode, removed.stdout) == (0, "c: removed\n"), removed.stderr
         assert server.infer("c", [1]).status_code == 404
 
         unchanged = apply(server, {"a": A, "b": faster})
@@ -140,7 +142,7 @@ def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     added = apply(server, {"a": A, "b": B, "c": BROKEN | {"optional": True}})
     assert added.returncode == 0, added.stderr
     said, why = added.stdout.splitlines()
-    assert (said, "rubbish.onnx" in why) == ("added: c", True), why
+    assert (said, "rubbish.onnx" in why) == ("c: added", True), why
     assert why.startswith("c is optional and cannot start: ")
     server.until(lambda: server.model_status("c")["state"] == "failed", 60)
     # What KubeRay waits for, and what callers get.
@@ -155,7 +157,7 @@ def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     ready = httpx.get(f"{server.url}/readyz")
     assert (ready.status_code, list(ready.json()["waiting"])) == (200, ["c"])
     gone = apply(server, {"a": A, "b": B})
-    assert (gone.returncode, gone.stdout) == (0, "removed: c\n"), gone.stderr
+    assert (gone.returncode, gone.stdout) == (0, "c: removed\n"), gone.stderr
 
 
 def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
@@ -188,16 +190,15 @@ def test_a_version_that_costs_many_times_as_much_leaves_the_old_one_serving(serv
 def test_controllers_freeze_and_learn_again_while_requests_go_on(server):
     pids, port = server.replicas("a"), str(server.port)
     with server.load("a") as load:
-        for expected in ("controllers: frozen\n", "nothing changed\n"):
-            frozen = server.headrace("freeze", "on", "--port", port)
-            assert (frozen.returncode, frozen.stdout) == (0, expected), frozen.stderr
+        frozen = server.headrace("freeze", "on", "--port", port)
+        assert (frozen.returncode, frozen.stdout) == (0, "controllers: frozen\n"), frozen.stderr
         server.until(lambda: server.status()["frozen"], 10)
         page = httpx.get(f"{server.url}/metrics").text
         (line,) = [s for s in page.splitlines() if s.startswith("headrace_controllers_frozen{")]
         assert line.endswith(" 1.0")
 
         applied = apply(server, {"a": A, "b": B})
-        assert (applied.returncode, applied.stdout) == (0, "controllers: no longer frozen\n")
+        assert "tenants.controllers.frozen: True -> False" in applied.stdout, applied.stderr
         server.until(lambda: not server.status()["frozen"], 10)
         server.until(lambda: load.answered > 100, 10)
     assert load.failures == []
@@ -210,7 +211,7 @@ def test_a_version_that_does_not_agree_with_its_reference_leaves_the_old_one_ser
     base = {"runtime": "onnxruntime", "task": "tensors", "profile_s": 0}
     accepted = {**base, "source": whole.name, "accept": {"max_abs": 0.01}}
     added = apply(server, {"a": A, "b": B, "c": accepted})
-    assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+    assert (added.returncode, added.stdout) == (0, "c: added\n"), added.stderr
     before = version_by_numbers(server, "c")
 
     spoilt = {**base, "source": half.name, "accept": {"max_abs": 0.01, "artifact": whole.name}}
@@ -227,7 +228,8 @@ def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_changes_nothing(s
     key, hashed = new_key()
     pids = server.replicas("a")
     applied = apply(server, {"a": A, "b": B}, tenants={"acme": {"keys": [hashed]}})
-    assert (applied.returncode, applied.stdout) == (0, "tenants: acme\n"), applied.stderr
+    assert applied.returncode == 0, applied.stderr
+    assert "tenants.tenants.acme" in applied.stdout
     server.until(lambda: server.infer("a", [1]).status_code == 401, 5)
     bearer = {"authorization": f"Bearer {key}"}
     assert server.infer("a", [1], headers=bearer).status_code == 200
@@ -283,7 +285,7 @@ def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(ser
     listed = server.headrace("key", "list").stdout.splitlines()
     assert ["leaked", "tenant", "acme", "revoked", "never", "all"] in [o.split() for o in listed]
     lines = [json.loads(line) for line in audit_file(server).read_text().splitlines()]
-    (line,) = [each for each in lines if each["verb"] == "revoke"]
+    (line,) = [each for each in lines if each["verb"] == "key revoke"]
     assert (line["object"], line["outcome"]) == ("key leaked", "done")
     assert {"serve", "apply", "take up"} <= {each["verb"] for each in lines}
     used = {(each["actor"], each["object"]) for each in lines if each["verb"] == "use"}

@@ -127,7 +127,7 @@ def test_a_version_that_cannot_start_is_taken_back_and_the_one_before_can_come_b
     missing = {"runtime": "onnxruntime", "source": "missing.onnx", "replicas": {"num_cpus": 0.1}}
     broken = deploy(cluster, missing)
     assert broken.returncode == 1
-    assert "model-m cannot start" in broken.stderr
+    assert "model m cannot start" in broken.stderr
     assert served_version(cluster) == second != first
     back = rollout(cluster, "back", "m")
     assert back.returncode == 0, back.stderr

@@ -1,5 +1,6 @@
 """`headrace apply` of a model with a `rollout`, under load: a good version takes over by itself, a
-bad one is taken back by itself, and nobody is failed meanwhile."""
+bad one is taken back by itself, and nobody is failed meanwhile. A cluster changes by the same code,
+which test_cluster_rollout shows in each run of the tests; this one is run by `make chaos`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from served import Server, model_with_rollout
 
 from deployments.control.supervisor import server_files
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_a_good_version_is_promoted_by_itself_and_rolled_back_by_hand(server):
     with server.load("m", clients=8) as load:
         changed = apply(server, model_with_rollout(3))
         assert changed.returncode == 0, changed.stderr
-        assert "rolled out: m" in changed.stdout
+        assert "m: rollout begins" in changed.stdout
         assert "m: promoted" in changed.stdout
         assert served_version(server) != before
         canary_went(server)

@@ -68,7 +68,7 @@ def test_deployed_to_a_cluster_it_answers_the_same(cluster, served_here):
     until(lambda: httpx.get(f"{cluster.url}/readyz").status_code == 200, 30)
     assert answers(cluster.url) == served_here
     assert done.stdout.splitlines() == [
-        f"{name}: added" for name in ("gateway", "headrace-control", "model-a", "model-b")
+        f"{name}: added" for name in ("gateway", "headrace-control", "a", "b")
     ]
 
 
@@ -97,7 +97,7 @@ def test_an_upgrade_under_load_loses_nothing(cluster):
     try:
         until(lambda: load.answered > 20, 30)
         said = deploy(cluster, {"a": {**A, "options": {"base_ms": 5}}, "b": B})
-        assert said == "model-a: restarted\n  settings.options.base_ms: 2 -> 5\n"
+        assert said == "a: restarted\n  settings.options.base_ms: 2 -> 5\n"
         until(lambda: not cluster.replicas("model-a:model") & old, 60)
         more = load.answered + 20
         until(lambda: load.answered > more, 30)
@@ -138,7 +138,7 @@ def test_a_model_that_is_gone_is_404_and_the_other_stays(cluster):
         said = deploy(cluster, {"a": A}).splitlines()
         told = [line for line in said if not line.startswith("  ")]
         # The list before was somebody else's, and named no version of the code.
-        assert told == ["headrace-control: restarted", "model-b: removed"]
+        assert told == ["headrace-control: restarted", "b: removed"]
         url = f"{cluster.url}/v2/models/b/infer"
         until(lambda: httpx.post(url, json=infer_body([1])).status_code == 404, 30)
         until(lambda: load.answered > 20, 30)

@@ -53,9 +53,14 @@ def scaling_told(control: Control) -> ScalingDocument:
     """What the autoscaler is told. Models of `versions` hold instead of the file's, or besides.
     They need not go together with those, as one file's models do: an old live version may name a
     model that the file has no more."""
+    return scaling_document(scaling_settings(control))
+
+
+def scaling_settings(control: Control) -> Settings:
+    """The settings that say it."""
     settings = parse(control.scaling)
     besides = {n: ModelSettings.model_validate(m) for n, m in control.versions.items()}
-    return scaling_document(settings.model_copy(update={"models": {**settings.models, **besides}}))
+    return settings.model_copy(update={"models": {**settings.models, **besides}})
 
 
 def model_terms(name: str, model: ModelSettings, pool_key: str | None = None) -> ModelTerms:

@@ -6,23 +6,18 @@ import contextlib
 import json
 import logging
 import os
-import socket
 import socketserver
-import struct
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from deployments.control.dashboard import ClusterError
 from deployments.control.supervisor.server_files import control_socket
-from deployments.process import audit
 from deployments.process.store_error import StoreError
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
-ASKER = "asker"  # in a request: who asks, whatever it says itself
-_CHANGES = ("apply", "rollback")
 IDLE_S = 10.0  # without a byte, after which a connection is closed: each has a thread
-_MOST_BYTES = 64 << 20  # of a question, which may have a whole settings file
+_MOST_BYTES = 1 << 16  # of a question
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
@@ -32,25 +27,19 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class ControlSocket:
-    """Context manager; handlers run on a thread a connection, those that change the list of models
-    or the tenants one at a time, holding `lock`. Revoking a key and freezing wait for none of
-    them."""
+    """Context manager; handlers run on a thread a connection."""
 
-    def __init__(
-        self, port: int, handlers: dict[str, Handler], lock: threading.Lock | None = None
-    ) -> None:
+    def __init__(self, port: int, handlers: dict[str, Handler]) -> None:
         self._path = control_socket(port)
         self._path.unlink(missing_ok=True)
-        changing = lock or threading.Lock()
 
         class Answer(socketserver.StreamRequestHandler):
             timeout = IDLE_S  # of each read and write
 
             def handle(self) -> None:
-                asker = _asker(self.request)
                 with contextlib.suppress(OSError):  # whoever asks is silent, does not read or left
                     line = self.rfile.readline(_MOST_BYTES)
-                    answer = _answer(line, handlers, changing, asker)
+                    answer = _answer(line, handlers)
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         self._server = _Server(str(self._path), Answer)
@@ -67,29 +56,13 @@ class ControlSocket:
         self._path.unlink(missing_ok=True)
 
 
-def _asker(connection: socket.socket) -> str:
-    """The user and process at the other end, by the system's word. Source: unix(7)."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return audit.user()  # the socket is its owner's alone
-    size = struct.calcsize("3i")
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, uid, _ = struct.unpack("3i", found)
-    return f"{audit.user(uid)}, process {pid}"
-
-
-def _answer(
-    line: bytes, handlers: dict[str, Handler], lock: threading.Lock, asker: str = ""
-) -> dict[str, Any]:
+def _answer(line: bytes, handlers: dict[str, Handler]) -> dict[str, Any]:
     try:
         request = json.loads(line)
         handler = handlers[request["do"]]
-        request[ASKER] = asker
     except (ValueError, KeyError, TypeError):
         return {"error": "not a request this host knows"}
     try:
-        if request["do"] in _CHANGES:
-            with lock:
-                return handler(request)
         return handler(request)
     except (ClusterError, StoreError) as silence:
         logger.warning("%s: %s", request["do"], silence)

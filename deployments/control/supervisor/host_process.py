@@ -22,17 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from deployments.control.dashboard import ClusterError, token_of
 from deployments.control.ingress import haproxy_wrapper
 from deployments.control.ingress.haproxy_certificate import CertificateFiles
 from deployments.control.key_revocation import KeyRevocation
-from deployments.control.manual_target import ManualTarget
+from deployments.control.origin import Origin
 from deployments.control.ray_env import apply_environment, resolved_ingress
-from deployments.control.reconfiguration import Origin, Reconfiguration
-from deployments.control.rollout_commands import RolloutCommands
-from deployments.control.rollout_driver import RolloutDriver, drive
-from deployments.control.rollout_records import RolloutRecords, end_sentence
 from deployments.control.supervisor import orphaned_processes, ports, server_files
-from deployments.control.supervisor.change_audit import audited_handlers, digest_of
 from deployments.control.supervisor.control_socket import ControlSocket, Handler
 from deployments.control.supervisor.event_lines import EventLines
 from deployments.control.supervisor.ready_message import ready_message
@@ -41,13 +37,14 @@ from deployments.process import audit, logs
 from deployments.process.audit import AUDIT_FILE, AuditLine
 from deployments.process.logs import LOG_SOCKET, LogSocket
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import SettingsErrors, load, with_address
+from deployments.settings.load import SettingsErrors, dump, load, settings_digest, with_address
 from deployments.settings.sources import FOLDER
 from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
-_LOOKS_S = 1.0  # between two looks at rollouts, or at what models wait for
+_LOOKS_S = 1.0  # between two looks at what models wait for
+_DASHBOARD_S = 5.0  # between two looks whether the dashboard answers
 _CUT_S = 2.0  # for gateways to tell the callers of what the drain has not finished
 _LOST_S = 2.0  # for requests in flight, and for each process, after the cluster was lost
 logger = logging.getLogger("headrace.host")
@@ -89,6 +86,7 @@ class Host:
         self._term_s = orphaned_processes.TERM_S
         self._logs: LogSocket | None = None
         self._cluster: Any = None
+        self._refused = ""  # why the list of applications was not put
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -166,26 +164,24 @@ class Host:
             self._cluster, server_files.revoked_keys(self._states), self._settings.gateway
         )
         self._keys.recall()
-        self._record("serve", after=digest_of(self._settings))
-        records = RolloutRecords(self._rollout_ended)
-        self._live = Reconfiguration(
-            self._settings, self._cluster, self._origin, self._stop, records
-        )
-        self._rollouts = RolloutDriver(self._live, self._cluster)
-        self._asked = RolloutCommands(self._live, self._cluster, self._rollouts)
+        self._record("serve", after=settings_digest(dump(self._settings)))
         self._say("phase", name="deploy", message="deploying")
-        self._live.start()
+        threading.Thread(target=self._deploy, name="deploy", daemon=True).start()
+
+    def _deploy(self) -> None:
+        """Runs in a thread: whether the list stands is looked at while models start."""
+        try:
+            self._cluster.deploy(self._settings)
+        except ClusterError as refused:
+            self._refused = str(refused)
+        except Exception as fault:
+            logger.exception("the deployment failed")
+            self._refused = f"{type(fault).__name__}: {fault}"
 
     def _record(self, verb: str, after: str = "") -> None:
         """Audit what this process does itself."""
         source = f"process {os.getpid()}"
         audit.record(AuditLine(audit.user(), verb, str(self._path), source, after=after))
-
-    def _rollout_ended(self, model: str, how: str, why: str, was: Settings, now: Settings) -> None:
-        self._say("log", message=end_sentence(model, how, why))
-        source, before, after = f"process {os.getpid()}", digest_of(was), digest_of(now)
-        line = AuditLine("rollout", how, f"model {model}", source, before, after, detail=why)
-        audit.record(line)
 
     def _make_folders(self) -> None:
         server_files.write(self._state("", ""), self._states)
@@ -231,6 +227,8 @@ class Host:
         while not self._stop.is_set():
             self._check_cluster()
             self._say_progress()
+            if self._refused:
+                raise StartFailed(self._refused)
             for name, reason in self._cluster.cannot_start(list(needed)).items():
                 raise StartFailed(f"model {name} cannot start: {reason}")
             if self._cluster.ready(self._settings.gateway.replicas):
@@ -276,12 +274,11 @@ class Host:
     # ---- run --------------------------------------------------------------------------------
 
     def _serve_until_stopped(self) -> None:
-        handlers = audited_handlers(self._handlers(), lambda: self._live.settings)
-        with ControlSocket(self._port, handlers, self._live.lock):
+        with ControlSocket(self._port, self._handlers()):
             self._until_ready()
             self._is_ready = True
             threading.Thread(target=self._keep_revoked, name="revoked-keys", daemon=True).start()
-            threading.Thread(target=self._drive_rollouts, name="rollouts", daemon=True).start()
+            threading.Thread(target=self._keep_dashboard, name="dashboard", daemon=True).start()
             while not self._stop.wait(_POLL_S):
                 self._check_cluster()
 
@@ -290,9 +287,10 @@ class Host:
         while not self._stop.wait(_POLL_S):
             self._keys.keep()
 
-    def _drive_rollouts(self) -> None:
+    def _keep_dashboard(self) -> None:
         """Runs in a thread, like `_keep_revoked`."""
-        drive(self._rollouts, lambda: self._stop.wait(_LOOKS_S))
+        while not self._stop.wait(_DASHBOARD_S):
+            self._cluster.keep_dashboard()
 
     def _check_cluster(self) -> None:
         if lost := self._cluster.lost():
@@ -304,14 +302,7 @@ class Host:
     def _handlers(self) -> dict[str, Handler]:
         return {
             "status": lambda _: self._status(),
-            "apply": self._once_ready(self._live.apply),
-            "diff": self._live.diff,
-            "freeze": self._once_ready(self._live.freeze),
-            "scale": self._scale,
-            "rollouts": self._asked.rollouts,
-            "promote": self._once_ready(self._asked.promote),
-            "abort": self._once_ready(self._asked.abort),
-            "rollback": self._once_ready(self._live.rollback),
+            "where": self._once_ready(self._where),
             "keys": lambda _: self._keys.listing(),
             "revoke": self._keys.revoke,
         }
@@ -324,17 +315,20 @@ class Host:
 
         return answer
 
-    def _scale(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._cluster.scale(
-            ManualTarget(request["model"], request["group"], request["replicas"])
-        )
-        return answer
+    def _where(self, _: dict[str, Any]) -> dict[str, Any]:
+        """How this server changes: see `Where`."""
+        return {
+            "dashboard": self._cluster.dashboard_url,
+            "token": token_of(),
+            "origin": self._origin.plain(),
+        }
 
     def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = self._cluster.status()
-        models = self._live.settings.models if self._is_ready else self._settings.models
-        for found in status["models"]:
-            if found["state"] == "declared" and (model := models.get(found["name"])):
+        declared = [each for each in status["models"] if each["state"] == "declared"]
+        models = self._cluster.declared() if declared and self._is_ready else self._settings.models
+        for found in declared:
+            if model := models.get(found["name"]):
                 found["reason"] = self._cluster.waits({found["name"]: model})[found["name"]]
         uptime_s = time.monotonic() - self._began_s  # the wall clock may be set
         return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}

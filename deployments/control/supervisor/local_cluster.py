@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -18,16 +17,19 @@ import psutil
 import ray
 from ray import serve
 
-from deployments.contract.app_names import is_model_app, model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
 from deployments.control import serve_rest
 from deployments.control.dashboard import ClusterError, Dashboard, token_of
-from deployments.control.manual_target import ManualTarget, set_target
-from deployments.control.scaling import store
+from deployments.control.differences import by_name
+from deployments.control.listed import Listed
+from deployments.control.merging import ours
+from deployments.control.remote_cluster import RemoteCluster
+from deployments.control.scaling.scaling_terms import scaling_settings
+from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
-from deployments.control.served_models import ServedModels, runs
-from deployments.control.supervisor import ports, ray_processes
+from deployments.control.served_models import ServedModels
+from deployments.control.supervisor import dashboard_process, ports, ray_processes
 from deployments.control.supervisor.waiting import why_waiting
 from deployments.process import tenants_store
 from deployments.process.actors import NAMESPACE, registry
@@ -36,6 +38,7 @@ from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
+_SILENT_LOOKS = 3  # of 5 s each, in a row: then the dashboard hangs
 logger = logging.getLogger("headrace.host")
 _READY_ANSWER_S = 0.5  # HAProxy holds requests while no gateway is up; progress must go on
 _LOGICAL_CPUS = 1000  # all replicas share this one machine: none may wait for a place
@@ -64,18 +67,28 @@ class LocalCluster(ServedModels):
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls
         self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
-        super().__init__(ServeRest(self._dashboard), registry())
+        self._rest = ServeRest(self._dashboard)
+        self._own = dashboard_process.own(self.dashboard_url)
+        self._deployer = RemoteCluster(self._rest, one_machine=True)
+        super().__init__(self._rest, registry())
 
-    def publish_tenants(self, text: str) -> None:
-        tenants_store.publish(text)
+    def deploy(self, settings: Settings) -> None:
+        """Put the first list of applications, and look whether it stands. Raises ClusterError."""
+        self.follow(by_name(serve_config(settings, one_machine=True)))
+        self._deployer.deploy(settings)
 
-    def freeze(self, frozen: bool) -> None:
-        tenants_store.freeze(frozen)
+    def declared(self) -> Mapping[str, ModelSettings]:
+        """Settings of the models that are to run, with what the autoscaler is told of them; by
+        name."""
+        return scaling_settings(Listed.of(ours(self.details())).control).models
 
-    def frozen(self) -> bool | None:
-        """The controllers' switch as an operator has set it; None: it is as the published tenants
-        say."""
-        return tenants_store.frozen()
+    def keep_dashboard(self) -> None:
+        """Start the dashboard again if it has ended or hangs."""
+        if self._own is None:
+            return
+        seen = self._own.starts
+        if not any(self._rest.answers() for _ in range(_SILENT_LOOKS)):
+            self._own.start_again(seen, self._rest.answers)
 
     def published_tenants(self) -> str | None:
         """The text of the tenants in force; None if none was published."""
@@ -86,9 +99,6 @@ class LocalCluster(ServedModels):
 
     def revoked(self) -> frozenset[str]:
         return tenants_store.revoked()
-
-    def publish_scaling(self, text: str) -> None:
-        store.put(store.DOCUMENT, text)
 
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has reported: the phases that it passed, then the present one."""
@@ -140,32 +150,6 @@ class LocalCluster(ServedModels):
         # The registry asks Serve and then the autoscaler, so it gets twice the time.
         found: dict[str, Any] = self.ask_registry("server_status", limit_s=2 * ANSWER_S)
         return found
-
-    def scale(self, target: ManualTarget) -> dict[str, Any]:
-        return set_target(target)
-
-    def settle(
-        self, settings: Settings, changed: Collection[str], stop: threading.Event
-    ) -> dict[str, str]:
-        """Wait until the models in `changed` run and models that `settings` lack are gone. Returns
-        why models cannot start, by model. Raises InterruptedError when the server stops."""
-        limits_s = (settings.models[name].replicas.start_timeout_s for name in changed)
-        limit_s = max(limits_s, default=60.0)
-        kept = {model_app(name) for name in settings.models}
-        end = time.monotonic() + limit_s
-        failed: dict[str, str] = {}
-        while not stop.is_set():
-            apps = self.applications()
-            failed |= self.failures(changed, apps)
-            waits = {n for n in changed if n not in failed and not runs(apps, n)}
-            waits |= {a for a in apps if is_model_app(a) and a not in kept}
-            if not waits:
-                return failed
-            if time.monotonic() > end:
-                late = f"not ready after {limit_s:g} s (replicas.start_timeout_s)"
-                return failed | dict.fromkeys(waits, late)
-            stop.wait(_POLL_S)
-        raise InterruptedError("the server is stopping")
 
     def drain(self, limit_s: float) -> None:
         """Make gateways answer new requests with 503. Returns when no request is in flight, or at

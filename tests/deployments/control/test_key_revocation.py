@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deployments.control.key_revocation import KeyRevocation
-from deployments.control.supervisor import control_socket
 from deployments.settings.gateway import GatewaySettings
 
 HASHES = {name: "sha256:" + digit * 64 for name, digit in (("a", "1"), ("b", "2"), ("root", "3"))}
@@ -127,25 +125,3 @@ def test_keys_of_a_tenants_file_are_revoked_too(tmp_path: Path) -> None:
     keys = made(store, tmp_path, tenants_path=str(path))
     assert keys.revoke({"key": "a"})["revoked"] == "a"
     assert store.hashes == {HASHES["a"]}
-
-
-def test_revoking_waits_for_no_apply_that_is_under_way(tmp_path: Path, store: Store) -> None:
-    applying, goes_on, lock = threading.Event(), threading.Event(), threading.Lock()
-
-    def apply(request: dict[str, object]) -> dict[str, object]:
-        applying.set()
-        assert goes_on.wait(10)
-        return {}
-
-    keys = made(store, tmp_path)
-    handlers: dict[str, control_socket.Handler] = {"apply": apply, "revoke": keys.revoke}
-    answered = threading.Thread(
-        target=control_socket._answer, args=(b'{"do": "apply"}', handlers, lock)
-    )
-    answered.start()
-    assert applying.wait(10)
-    assert lock.locked()
-    control_socket._answer(b'{"do": "revoke", "key": "b"}', handlers, lock)
-    assert store.hashes == {HASHES["b"]}
-    goes_on.set()
-    answered.join(10)

@@ -179,7 +179,7 @@ def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() 
         with pytest.raises(ClusterError, match="hears only when it starts"):
             cluster(serve).deploy(settings(gateway=gateway))
     limits = {"limits": {"max_requests": 7}}
-    later = config(gateway=limits)
+    later = settings(gateway=limits)
     assert cluster(serve).heard_later(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
     assert [d.kind for d in cluster(serve).deploy(settings(gateway=limits)).differences] == [
         "restarted"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,35 +18,8 @@ from deployments.tools.where import ServerRefused, Where
 
 ID = uuid.uuid4().hex  # other runs of these tests have processes of their own
 HERE = Where()
+FOLDER = server_files.state_folder
 TARGET = ManualTarget("m", "gpu", 3)
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """What the server of this machine is asked, which answers `answer`."""
-    requests: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {}
-
-    def ask(self, request, timeout_s=0.0):
-        requests.append(request)
-        return answer
-
-    monkeypatch.setattr(Where, "ask", ask)
-    return requests, answer
-
-
-def test_who_aborts_hears_that_the_file_has_the_new_version_still(asked, capsys):
-    assert change.abort("m", "a bad day", HERE) == 0
-    assert asked[0] == [{"do": "abort", "model": "m", "reason": "a bad day"}]
-    assert "a server that starts serves it at once" in capsys.readouterr().out
-
-
-def test_back_says_what_restarts_and_how_far_it_still_goes(asked, capsys):
-    asked[1].update(left=2, reasons=["m: its source changed"])
-    assert change.back("m", HERE) == 0
-    first, reason = capsys.readouterr().out.splitlines()
-    assert first == "m: the previous version runs again; 2 earlier ones are still known"
-    assert reason == "  m: its source changed"
 
 
 class FakeCluster:
@@ -59,11 +32,21 @@ class FakeCluster:
             raise ClusterError(self.fault)
         self.scaled.append(target)
 
+    def decide(self, model: str, why: str) -> None:
+        self.decided = (model, why)
+
+    def back(self, model: str) -> tuple[str, int]:
+        return model, 2
+
+    def watch(self, done: str, limit_s: float, say: object) -> dict[str, str]:
+        return {"model-m": self.fault} if self.fault else {}
+
 
 @pytest.fixture
 def a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = FakeCluster()
+    monkeypatch.setattr(Where, "server", lambda self: SimpleNamespace(port=8000))
     monkeypatch.setattr(Where, "cluster", lambda self: made)
     return made
 
@@ -81,8 +64,25 @@ def test_what_the_cluster_refuses_is_told(a_cluster) -> None:
         change.scale(TARGET, Where(address="http://head"))
 
 
-def test_automatic_again_says_so(asked, capsys) -> None:
-    asked[1].update(replicas=None)
+@pytest.mark.parametrize("where", [HERE, Where(address="http://head")])
+def test_who_aborts_hears_that_the_file_has_the_new_version_still(a_cluster, where, capsys):
+    assert change.abort("m", "a bad day", where) == 0
+    assert a_cluster.decided == ("m", "a bad day")
+    assert "a server that starts serves it at once" in capsys.readouterr().out
+    files = [server_files.audit_file(8000, FOLDER()), server_files.commands_audit_file(FOLDER())]
+    assert [file.exists() for file in files] == [where == HERE, where != HERE]
+
+
+def test_back_says_how_far_it_still_goes_or_why_it_did_not(a_cluster, capsys):
+    assert change.back("m", HERE) == 0
+    said = "m: the previous version runs again; 2 earlier ones are still known\n"
+    assert capsys.readouterr().out == said
+    a_cluster.fault = "no file"
+    assert change.back("m", HERE) == 1
+    assert capsys.readouterr().err == "the previous version of m cannot start: no file\n"
+
+
+def test_automatic_again_says_so(a_cluster, capsys) -> None:
     assert change.scale(ManualTarget("m"), HERE) == 0
     assert capsys.readouterr().out == "m: as many replicas as its policy decides\n"
 

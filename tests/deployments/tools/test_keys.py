@@ -33,8 +33,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What the host of the server on port 8000 is asked."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     asked: list[Any] = []
     state = SimpleNamespace(port=8000, settings_path="/here.yaml")
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from deployments.control.differences import Difference
+from deployments.control.origin import Origin
+from deployments.control.remote_cluster import Deployment
+from deployments.settings.tree import Settings
 from deployments.tools import change, watching
 from deployments.tools.watching import wait_for
 from deployments.tools.where import Where
@@ -23,15 +27,17 @@ def record(phase: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What the host answers, look by look; the last one again and again."""
+def told(monkeypatch, tmp_path):
+    """What the server says of its rollouts, look by look; the last one again and again."""
     answers: list[list[dict[str, Any]]] = []
-    changes = {"restarted": [], "rollouts that go on": ["m"], "rollouts": {"m": 1}}
-
-    def ask(where, request, *_):
-        return changes if request["do"] == "apply" else {"rollouts": seen(answers)}
-
-    monkeypatch.setattr(Where, "ask", ask)
+    going_on = Deployment(("model-m",), [], {}, {"m": 1}, {}, {})
+    cluster = SimpleNamespace(
+        heard_later=lambda settings: [], deploy=lambda settings, settles: going_on,
+        watch=lambda *_: {}, rollouts=lambda *_: seen(answers),
+    )  # fmt: skip
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(Where, "cluster", lambda where: cluster)
+    monkeypatch.setattr(Where, "ask", lambda where, *_: {"origin": Origin(tmp_path).plain()})
     monkeypatch.setattr(Where, "server", lambda where: SimpleNamespace(port=8000))
     return answers
 
@@ -89,26 +95,51 @@ def test_a_file_that_is_applied_again_waits_for_the_rollout_that_goes_on(
     told += [[record("aborted", why="it fails")]]
     assert change.apply(file, Where(), wait=waits) == (1 if waits else 0)
     said = capsys.readouterr()
-    assert said.out == "rollouts that go on: m\n"
+    assert said.out == "m: its rollout goes on\n"
     assert ("aborted" in said.err) == waits
 
 
+def started(*names: str) -> tuple[Settings, Deployment]:
+    models = {name: {"runtime": "synthetic", "optional": name != "m"} for name in ("m", *names)}
+    found = [Difference(f"model-{name}", "added") for name in models]
+    return Settings.model_validate({"models": models}), Deployment((), found, {}, {}, {}, {})
+
+
+class Settled:
+    """A cluster on which all that was deployed is settled; some of it failed."""
+
+    def __init__(self, **failed: str) -> None:
+        self._failed = {f"model-{name}": why for name, why in failed.items()}
+
+    def watch(self, *_):
+        return dict(self._failed)
+
+
 def test_apply_says_why_an_optional_model_cannot_start(capsys, monkeypatch):
-    found = {"c": ("starting", "staging 10%"), "d": ("starting", "")}
+    found = {"c": ("starting", "staging 10%"), "gone": ("starting", "")}
     asked = []
 
     def ask(where, request):
         asked.append(dict(found))
         if len(asked) == 2:
-            found["c"] = ("failed", "no file m.onnx")
-            found["d"] = ("ready", "")
+            found.update(c=("failed", "no file m.onnx"), late=("ready", ""))
+            del found["gone"]
         return {"models": [{"name": n, "state": s, "reason": why} for n, (s, why) in found.items()]}
 
     monkeypatch.setattr(watching, "_OPTIONAL_LOOKS_S", 0.0)
     monkeypatch.setattr(Where, "ask", ask)
-    assert watching.wait_here({}, ["c", "d", "gone"], Where(1)) == 0
-    assert capsys.readouterr().out == "c is optional and cannot start: no file m.onnx\n"
+    served = Settled(f="no file f.onnx")
+    assert watching.wait_for_all(served, *started("c", "f", "gone", "late"), Where(1)) == 0
+    assert capsys.readouterr().out == (
+        "f is optional and cannot start: no file f.onnx\n"
+        "c is optional and cannot start: no file m.onnx\n"
+    )
     assert len(asked) == 2
     monkeypatch.setattr(watching, "_OPTIONAL_S", 0.0)
-    assert watching.wait_here({}, ["e"], Where(1)) == 0
+    assert watching.wait_for_all(Settled(), *started("e"), Where(1)) == 0
     assert "e is optional and still starting" in capsys.readouterr().out
+
+
+def test_a_required_model_that_cannot_start_fails_apply(capsys):
+    assert watching.wait_for_all(Settled(m="no file"), *started(), Where(1)) == 1
+    assert "model m cannot start and was left out: no file\n" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import stat
 import threading
@@ -15,7 +14,6 @@ import pytest
 from deployments.control.supervisor import control_socket, server_files
 from deployments.control.supervisor.control_socket import ControlSocket
 from deployments.control.supervisor.server_files import NoServer
-from deployments.process import audit
 from deployments.tools.where import ServerRefused, ask
 
 PORT = 1
@@ -59,12 +57,6 @@ def test_who_asks_nothing_is_not_waited_for(
         silent.settimeout(5.0)
         assert silent.recv(1) == b""
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("path")
-def test_who_asks_is_the_systems_word_and_not_the_askers() -> None:
-    asked = ask(PORT, {"do": "status", "asker": "somebody else"})["asked"]
-    assert asked["asker"] == f"{audit.user()}, process {os.getpid()}"
 
 
 @pytest.mark.usefixtures("path")
@@ -125,24 +117,3 @@ def test_a_host_that_does_not_answer_in_time_is_said_so(
         listening.listen()
         with pytest.raises(ServerRefused, match=r"did not answer within 0\.01 s"):
             ask(PORT, {"do": "status"}, timeout_s=0.01)
-
-
-def test_applies_run_one_at_a_time() -> None:
-    lock = threading.Lock()
-    held: list[bool] = []
-    handlers: dict[str, control_socket.Handler] = {
-        "apply": lambda request: held.append(lock.locked()) or {},  # type: ignore[func-returns-value]
-        "rollback": lambda request: held.append(lock.locked()) or {},  # type: ignore[func-returns-value]
-        "status": lambda request: held.append(lock.locked()) or {},  # type: ignore[func-returns-value]
-    }
-    for do in (b"apply", b"rollback", b"status"):
-        control_socket._answer(b'{"do": "%s"}' % do, handlers, lock)
-    assert held == [True, True, False]
-
-
-@pytest.mark.parametrize("do", [b"freeze", b"diff", b"revoke"])
-def test_nothing_else_waits_for_an_apply(do: bytes) -> None:
-    lock = threading.Lock()
-    with lock:
-        answer = control_socket._answer(b'{"do": "%s"}' % do, {do.decode(): lambda _: {}}, lock)
-    assert answer == {}

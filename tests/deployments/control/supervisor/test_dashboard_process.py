@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,26 +108,36 @@ def test_one_that_ends_at_its_start_is_no_success(sleeping):
 
 
 def test_one_that_has_ended_runs_again_where_it_was_and_as_it_was(serving):
-    rest = ServeRest(Dashboard(serving.address, None))
+    rest, process = ServeRest(Dashboard(serving.address, None)), serving.own()
     serving.first.kill()
     serving.first.wait()
+    assert process.start_again(0, rest.answers)
     assert rest.details() == {"applications": {}, "mark": "mine"}
     assert len(serving.running()) == 1
 
 
 def test_one_that_hangs_is_ended_and_another_answers(serving, monkeypatch):
     monkeypatch.setattr(serve_rest, "_ALIVE_S", 0.2)
-    rest = ServeRest(Dashboard(serving.address, None, answer_s=0.2))
+    rest, process = ServeRest(Dashboard(serving.address, None, answer_s=0.2)), serving.own()
     serving.first.send_signal(signal.SIGSTOP)
+    assert process.start_again(0, rest.answers)
     assert rest.details()["mark"] == "mine"
     assert [each.pid for each in serving.running()] != [serving.first.pid]
 
 
-def test_one_that_cannot_start_is_an_error_that_says_what_goes_on(serving):
-    rest = ServeRest(Dashboard(serving.address, None))
-    Path(serving.first.args[2]).write_text("raise SystemExit(1)")
+def test_who_reads_waits_for_another_and_hears_what_goes_on_if_none_comes(serving):
+    rest = ServeRest(Dashboard(serving.address, None), patience_s=60.0)
+    process = serving.own()
     serving.first.kill()
+    serving.first.wait()
+    again = threading.Timer(0.0, process.start_again, (0, rest.answers))
+    again.start()
+    assert rest.details()["mark"] == "mine"
+    again.join()
+    for each in serving.running():
+        each.kill()
+    impatient = ServeRest(Dashboard(serving.address, None), 0.01, lambda _: None)
     with pytest.raises(
         ClusterError, match=r"does not start again: .*requests are served meanwhile"
     ):
-        rest.details()
+        impatient.details()

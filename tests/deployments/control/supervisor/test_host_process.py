@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.control.origin import Origin
 from deployments.control.supervisor import host_process, orphaned_processes, ports, server_files
 from deployments.control.supervisor.host_process import ClusterLost, Host, StartFailed
 from deployments.control.supervisor.server_files import ProcessMark, ServerState
@@ -110,6 +111,8 @@ class StartingCluster:
     def status(self) -> dict[str, object]:
         return {"models": []}
 
+    dashboard_url = "http://127.0.0.1:1"
+
 
 class Keys:
     def listing(self) -> dict[str, object]:
@@ -119,22 +122,17 @@ class Keys:
         return {"revoked": request["key"]}
 
 
-@pytest.mark.parametrize("change", ["apply", "freeze", "rollback", "promote", "abort"])
-def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
-    class Reconfiguration:
-        def apply(self, request):
-            return {"added": ["m"]}
-
-        freeze = diff = rollback = rollouts = promote = abort = apply
-
-    host._cluster, host._live, host._keys = StartingCluster(), Reconfiguration(), Keys()
-    host._asked = Reconfiguration()
+def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    host._cluster, host._keys = StartingCluster(), Keys()
     handlers = host._handlers()
     assert handlers["status"]({})["models"] == []
-    assert "still starting" in handlers[change]({})["error"]
+    assert "still starting" in handlers["where"]({})["error"]
     assert handlers["revoke"]({"key": "k"}) == {"revoked": "k"}  # that waits for nothing
     host._is_ready = True
-    assert handlers[change]({}) == {"added": ["m"]}
+    told = handlers["where"]({})
+    assert (told["dashboard"], told["token"]) == ("http://127.0.0.1:1", "secret")
+    assert Origin.told(told["origin"]) == host._origin
 
 
 class LostCluster:

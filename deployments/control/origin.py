@@ -1,0 +1,44 @@
+"""Where the settings of a server of one machine came from, and what its start chose itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deployments.control.source_folders import relative_to
+from deployments.settings.load import load, with_address
+from deployments.settings.tree import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`folder`: of the first file, against which relative paths are resolved. `address`: the host
+    and port of the command line, which hold whatever a file says. `chosen`: ports, by setting,
+    where a file names none."""
+
+    folder: Path
+    address: Mapping[str, Any] = field(default_factory=dict)
+    chosen: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def told(cls, plain: Mapping[str, Any]) -> Origin:
+        return cls(Path(plain["folder"]), plain["address"], plain["chosen"])
+
+    def plain(self) -> dict[str, Any]:
+        """The inverse of `told`, which JSON can carry."""
+        return {"folder": str(self.folder), "address": {**self.address}, "chosen": {**self.chosen}}
+
+    def completed(self, settings: Settings) -> Settings:
+        """A file's settings, as this server runs them. Raises SettingsErrors."""
+        named = settings.gateway.model_fields_set
+        chosen = {name: port for name, port in self.chosen.items() if name not in named}
+        return with_address(settings, chosen | dict(self.address))
+
+    def settings(self, path: Path) -> Settings:
+        """Those of another file, as this server would run them. Raises SettingsErrors, also for
+        files and packages that the models need and this machine has not."""
+        load(path)
+        found = self.completed(load(path, absolute=False))
+        return relative_to(found, path.absolute().parent, self.folder)
