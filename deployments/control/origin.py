@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.control.source_folders import relative_to
-from deployments.settings.load import load, with_address
+from deployments.settings.load import with_address
 from deployments.settings.tree import Settings
 
 
@@ -36,9 +36,7 @@ class Origin:
         chosen = {name: port for name, port in self.chosen.items() if name not in named}
         return with_address(settings, chosen | dict(self.address))
 
-    def settings(self, path: Path) -> Settings:
-        """Those of another file, as this server would run them. Raises SettingsErrors, also for
-        files and packages that the models need and this machine has not."""
-        load(path)
-        found = self.completed(load(path, absolute=False))
-        return relative_to(found, path.absolute().parent, self.folder)
+    def settings(self, written: Settings, folder: Path) -> Settings:
+        """Those of another file, as this server would run them. `written`: with paths as they stand
+        in the file, of `folder`. Raises SettingsErrors."""
+        return relative_to(self.completed(written), folder, self.folder)

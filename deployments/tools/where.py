@@ -106,11 +106,13 @@ class Where:
         as `dashboard`."""
         from deployments.control.origin import Origin
         from deployments.settings.load import load
+        from deployments.tools.cluster import portable
 
         if self.address is not None:
-            return load(path, here=False, absolute=False)
-        load(path)  # what is wrong with it is said where no server runs, too
-        return Origin.told(self._server_told()["origin"]).settings(path)
+            return portable(path)
+        written = load(path, absolute=False)  # what is wrong with it is said without a server, too
+        origin = Origin.told(self._server_told()["origin"])
+        return origin.settings(written, path.absolute().parent)
 
     def audited(self, verb: str, what: str, after: str = "") -> AbstractContextManager[object]:
         """Write a change of the server into its audit log; of a cluster, into this machine's: the
