@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import itertools
+import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from deployments.control.ray_env import resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5
+_CHOICE = range(20_000, 30_000)
 UNCALLED = ("haproxy_stats_port", "haproxy_metrics_port", "metrics_port")
 SOMEBODY = "another user's process"
 
@@ -110,12 +113,12 @@ def any_free() -> int:
 
 
 def several_free(count: int) -> list[int]:
-    """`count` ports, no two the same, that were free on the loopback address a moment ago."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """`count` ports, no two the same, that were free on the loopback address a moment ago. They lie
+    below those that systems give to connections and to listeners without a port of their own, so
+    that nobody is given one before it is used."""
+    tried = random.SystemRandom().sample(_CHOICE, len(_CHOICE))
+    free = itertools.islice((port for port in tried if not _bind_refused(LOOPBACK, port)), count)
+    return list(free)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from real_haproxy import in_front_of
 
 from deployments.control.ingress import haproxy, haproxy_rules
 from deployments.control.ingress.haproxy_options import Options
+from deployments.control.supervisor import ports
 
 pytestmark = pytest.mark.slow  # a real HAProxy each
 
@@ -224,12 +225,11 @@ async def test_what_a_gateway_or_serve_did_not_answer_has_the_shape_too(
 
     server = await asyncio.start_server(answers, "127.0.0.1", 0)
     wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
-    async with in_front_of(server, folder=tmp_path, wrapper=wrapper) as url:
+    gateway = ports.any_free() if said is None else server
+    async with in_front_of(gateway, folder=tmp_path, wrapper=wrapper) as url, server:
         edge = Edge(urlsplit(url).port or 0)
         while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
             await asyncio.sleep(0.02)
-        if said is None:
-            server.close()
         head, _, body = (await edge.said(ask(HOST, path=path))).partition(b"\r\n\r\n")
     assert head.split()[1] == b"%d" % status
     error = json.loads(body)["error"]
