@@ -31,7 +31,7 @@ from deployments.control.scaling.decider import pin_complaint
 from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
-from deployments.control.writing import SETTLED_S, Writer
+from deployments.control.writing import Writer
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import parse_tenants
 from deployments.settings.tree import Settings, TenantsSettings
@@ -150,10 +150,10 @@ class RemoteCluster:
         """Wait until all applications of the deployment run, and `say` each change of their states.
         Returns those that cannot start, with the reason. Raises ClusterError at the limit, and
         Undone if another list replaced the deployment."""
-        settled = self._clock() + SETTLED_S
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
+            settled = self._clock() >= self._writer.settled_at_s
             details = self._details_by(end)
             self._writer.check(details, done.change)
             placed = _placed(ours(details), done.replaced)
@@ -167,7 +167,7 @@ class RemoteCluster:
             waits = [s.name for s in found if not (s.state == _RUNNING or s.name in failed)]
             waits += [name for name, why in placed.items() if why is None and name not in waits]
             missing = set(done.names) - {s.name for s in found} - failed.keys()
-            if not waits and not missing and self._clock() >= settled:
+            if not (waits or missing) and settled:
                 return failed
             if (waits or missing) and self._clock() > end:
                 late = ", ".join(waits) or "some applications"

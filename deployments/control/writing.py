@@ -61,7 +61,8 @@ class _Lost(Exception):
 
 
 class Writer:
-    """Tests may replace `pause` and `clock`."""
+    """`settled_at_s`: when, by the clock, nobody can undo the last change any more. Tests may
+    replace `pause` and `clock`."""
 
     def __init__(
         self,
@@ -74,13 +75,14 @@ class Writer:
         self._pause = pause
         self._clock = clock
         self._who = who or audit.user()
+        self.settled_at_s = 0.0
 
     def change(
         self, verb: str, change: Callable[[Details], Config], *, settles: bool = True
     ) -> str:
         """Put what `change` makes of Serve's details. `change` may be called again, and raises
         ClusterError if it refuses. Returns the id of the change, for `check`. `settles`: look
-        whether it stands; otherwise the caller does, each second for `SETTLED_S` from now on."""
+        whether it stands; otherwise the caller does, each second up to `settled_at_s`."""
         holder = uuid.uuid4().hex[:12]
         for _ in range(_TRIES):
             try:
@@ -90,8 +92,8 @@ class Writer:
                 continue
         else:
             raise ClusterError(f"others changed the cluster {_TRIES} times meanwhile; try again")
-        end = self._clock() + SETTLED_S
-        while settles and self._clock() < end:
+        self.settled_at_s = self._clock() + SETTLED_S
+        while settles and self._clock() < self.settled_at_s:
             self._pause(_SETTLES_S)
             self.check(self._rest.details(), holder)
         return holder
