@@ -14,6 +14,7 @@ Requests are known by their path and body, whoever sends them. For the event loo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ from deployments.gateway.request_journal import (
 TERMS = CrashTerms(refuse_s=600, tenant_budget=0, hold_s=1.0)
 """As of replicas. A suspect waits for its turn for `hold_s` at most: a turn takes milliseconds."""
 _SURE_GATEWAYS = 3  # of which each ended with the same request
+_TOLD_S = 0.05
+"""HAProxy sends a request on as soon as a gateway's sockets are closed, which on a busy machine may
+be milliseconds before the kernel tells of its end: a suspect that just ended one waits so long."""
 logger = logging.getLogger("headrace.gateway")
 
 
@@ -113,6 +117,7 @@ class Work:
     async def take_turn(self, tenant: str) -> None:
         """Of a suspect: wait until no other one is worked on, then go on. Raises RowConvicted for
         what has become known meanwhile."""
+        await asyncio.sleep(_TOLD_S)
         permits = self._suspected.permits
         self._permit = permit = await permits.acquire(tenant, TERMS.hold_s)
         self._suspected.records.check([self._key], "", monotonic())

@@ -139,6 +139,16 @@ async def test_two_suspects_are_never_worked_on_at_once(tmp_path, monkeypatch):
         stand.app.suspected.close()
 
 
+async def test_a_suspect_that_is_here_before_the_end_that_it_caused_is_refused(stand):
+    """As HAProxy may send it on."""
+    ended(stand, "a", alone=False)
+    asked = asyncio.create_task(infer(stand))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    ended(stand, "b", alone=True)
+    assert (await asked).status == 422
+
+
 async def test_a_request_that_a_second_gateway_ends_with_alone_is_refused_from_anybody(stand):
     ended(stand, "a", alone=False)
     ended(stand, "b", alone=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -61,6 +62,8 @@ async def test_each_is_held_to_what_is_its_own(stand: Stand) -> None:
     assert (await infer(stand, 129, x_tenant="chat")).status == 400
     assert (await infer(stand, 512, x_tenant="nightly")).status == 200
     assert (await infer(stand, 1, x_tenant="nobody")).status == 401
-    statuses = [(await infer(stand, 1)).status for _ in range(30)]
+    # All at once: a busy machine that takes its time over them is owed more.
+    answers = await asyncio.gather(*(infer(stand, 1) for _ in range(30)))
+    statuses = [answer.status for answer in answers]
     assert statuses[:10] == [200] * 10
     assert statuses[-1] == 429
