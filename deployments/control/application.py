@@ -1,8 +1,8 @@
 """Builds the control plane's Ray Serve application, `headrace-control`.
 
 Serve calls it inside the cluster. `args`: {"code": digest of the sources, if a deployer wrote the
-list}, so that another version of Headrace replaces the process. The state is the deployment's
-`user_config`; a change of it restarts nothing.
+list}, so that another version of Headrace replaces the process, which then replaces the named
+actors. The state is the deployment's `user_config`; a change of it restarts nothing.
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ def control(args: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=1,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return deployment.bind()
+    return deployment.bind(args.get("code", ""))

@@ -11,8 +11,10 @@ import threading
 from typing import Any
 
 from deployments.contract.listed import Control, parse
+from deployments.contract.version import code_version
 from deployments.control import publisher
 from deployments.control.driver import Driver, drive
+from deployments.control.replacement import RayActors, Replacement
 from deployments.process import logs
 from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_replica_calls_local
@@ -21,9 +23,9 @@ _LOOKS_S = 1.0
 
 
 class ControlPlane:
-    """The class of the application's one replica."""
+    """The class of the application's one replica. `code`: that the deployer's list names, or ""."""
 
-    async def __init__(self) -> None:  # type: ignore[misc]
+    async def __init__(self, code: str) -> None:  # type: ignore[misc]
         from deployments.control.serve_controller import ServeController
         from deployments.control.served_models import ServedModels
         from deployments.process.actors import registry
@@ -33,7 +35,9 @@ class ControlPlane:
         self._loop_watch = watch_process()
         self._looks_now = threading.Event()
         self._to_pin: Control | None = None
-        self._driver = Driver(ServedModels(ServeController(), registry()))
+        models = ServedModels(ServeController(), registry())
+        self._driver = Driver(models)
+        self._replacement = Replacement(RayActors(models), code_version(), code)
         threading.Thread(target=drive, args=(self, self._wait), name="driver", daemon=True).start()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -46,11 +50,17 @@ class ControlPlane:
 
     def tick(self) -> None:
         """What is due now. Raises if the cluster does not answer."""
+        try:
+            self._pin()
+            self._driver.tick()
+        finally:  # they may fail because an actor is too old
+            self._replacement.look()
+
+    def _pin(self) -> None:
         if (control := self._to_pin) is not None:
             publisher.pin(control)
             if self._to_pin is control:
                 self._to_pin = None
-        self._driver.tick()
 
     async def __del__(self) -> None:
         self._loop_watch.close()

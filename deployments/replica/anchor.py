@@ -27,6 +27,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from deployments.contract.app_names import directory_key
 from deployments.contract.description import DESCRIPTION
 from deployments.contract.registry import ANSWER_S, LEASE_S, OUTLINE, ModelOutline
@@ -75,12 +77,16 @@ class ModelAnchor:
         self._tasks.append(loop.create_task(self._keep_announced()))
 
     async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The registry's answer. Asks again when it hangs: it may be replaced, or go on."""
+        """The registry's answer. Asks again when it hangs or is away: it may be replaced, or go
+        on."""
         while True:
             try:
                 return await asyncio.wait_for(ask(), _REGISTRY_S)
             except TimeoutError:
                 logger.warning("the registry does not answer", extra={"model": self._name})
+            except RayActorError as away:
+                logger.warning("the registry is away: %s", away, extra={"model": self._name})
+                await asyncio.sleep(LEASE_S / 10)
 
     async def _keep_announced(self) -> None:
         """Renew the lease for ever, and announce whenever a group changes or the lease is lost."""

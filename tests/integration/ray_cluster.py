@@ -62,6 +62,14 @@ class Cluster:
         self.environ["PYTHONPATH"] += os.pathsep + tests
         self.nodes: list[Node] = []
 
+    def own_code(self) -> Path:
+        """Lets it run a copy of the sources, which a test may change. Call it before the start."""
+        copy = self.folder / "code"
+        for package in CHECKOUT.glob("*/__init__.py"):
+            shutil.copytree(package.parent, copy / package.parent.name)
+        self.environ["PYTHONPATH"] = f"{copy}{os.pathsep}{self.environ['PYTHONPATH']}"
+        return copy
+
     def write(self, folder: Path, models: dict[str, Any], **sections: Any) -> Path:
         """A settings file for this cluster's gateways."""
         folder.mkdir(exist_ok=True)
@@ -155,7 +163,11 @@ class Cluster:
 
     def replicas(self, title: str) -> set[int]:
         """Pids of replicas by how their application and deployment begin: `model-a:model`."""
-        begins = f"ray::ServeReplica:{title}"
+        return self.actors(f"ServeReplica:{title}")
+
+    def actors(self, title: str) -> set[int]:
+        """Pids of actors by how the names of their classes begin."""
+        begins = f"ray::{title}"
         found = set()
         for process in self.processes():
             with contextlib.suppress(psutil.Error, IndexError):
@@ -194,8 +206,9 @@ class Node:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                self._command, env=self._env, stdout=log, stderr=log, start_new_session=True
-            )
+                self._command, env=self._env, stdout=log, stderr=log, start_new_session=True,
+                cwd=self._log.parent,  # it comes first on its processes' import path
+            )  # fmt: skip
 
 
 def until(condition: Any, limit_s: float) -> None:

@@ -32,6 +32,7 @@ from deployments.contract.registry import (
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.cost_gate import LIVE_COSTS
 from deployments.contract.rollout.terms import TERMS
+from deployments.contract.version import code_version
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status
 from deployments.control.scaling.watch import keep_alive
@@ -50,6 +51,7 @@ class RegistryActor:
     def __init__(self) -> None:
         self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
         self._changed = asyncio.Event()
+        self._code = code_version()
         logs.configure_from_environment()
         # Serve's modules are slow to import: only the actor needs them, not who creates it.
         from deployments.control.registry.controller_watch import ControllerKeeper
@@ -95,6 +97,10 @@ class RegistryActor:
     def _controller_ended(self) -> None:
         self._registry.controller_ended()
         self._wake()
+
+    async def code(self) -> str:
+        """Which code this process runs (`code_version`)."""
+        return self._code
 
     async def watch(self, revision: int, timeout_s: float) -> bytes:
         """The `View`, as soon as its revision differs from `revision`; b"" if it is still the same

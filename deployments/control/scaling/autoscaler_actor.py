@@ -29,6 +29,7 @@ from deployments.contract.scaling.messages import (
     POOL_REPORT,
     START,
 )
+from deployments.contract.version import code_version
 from deployments.control.scaling import store
 from deployments.control.scaling.cluster_resources import available_resources, most_resources
 from deployments.control.scaling.decider import Decider
@@ -50,6 +51,7 @@ class AutoscalerActor:
     async def __init__(self) -> None:  # type: ignore[misc]
         logs.configure_from_environment()
         self._loop_watch = watch_process()
+        self._code = code_version()
         self._decider = Decider(clock(), int(time.time() * 1000))
         self._text = ""
         self._pressed = asyncio.Event()
@@ -110,6 +112,10 @@ class AutoscalerActor:
 
     async def status(self) -> dict[str, Any]:
         return self._decider.status() | {"decided_s_ago": clock() - self._decided_at}
+
+    async def code(self) -> str:
+        """Which code this process runs (`code_version`)."""
+        return self._code
 
     async def ping(self) -> None:
         """Answers if the loop turns; for the registry, which watches this actor."""
