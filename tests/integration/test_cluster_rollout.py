@@ -72,29 +72,6 @@ def canary_went(cluster: Cluster) -> None:
     until(lambda: not cluster.replicas("model-m@canary"), 60)
 
 
-def named_actors(cluster: Cluster) -> set[int]:
-    return cluster.actors("RegistryActor") | cluster.actors("AutoscalerActor")
-
-
-def test_another_version_of_the_code_replaces_the_named_actors(cluster, load):
-    """The gateway goes on with the code that it has. The tests below show that it follows the new
-    registry."""
-    before, gateways = named_actors(cluster), cluster.replicas("gateway:")
-    imported = cluster.folder / "imported"
-    (cluster.folder / "code" / "deployments" / "control" / "__init__.py").write_text(
-        f"import os\nopen({str(imported)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    )
-    again = cluster.apply(cluster.file)
-    assert again.returncode == 0, again.stderr
-    until(lambda: len(named_actors(cluster)) == 2 and not named_actors(cluster) & before, 60)
-    assert named_actors(cluster) <= set(map(int, imported.read_text().split()))
-    answered = load.answered
-    until(lambda: load.answered > answered + 20, 30)
-    load.stop()
-    assert load.failures == []
-    assert cluster.replicas("gateway:") == gateways
-
-
 def test_a_good_version_is_promoted_by_the_cluster(cluster, load):
     before, pids = served_version(cluster), cluster.replicas("model-m:model")
     done = deploy(cluster, model_with_rollout(3))
@@ -107,6 +84,29 @@ def test_a_good_version_is_promoted_by_the_cluster(cluster, load):
     assert load.failures == []
     assert last(cluster)["phase"] == "promoted"
     assert not cluster.replicas("model-m:model") & pids
+
+
+def named_actors(cluster: Cluster) -> set[int]:
+    return cluster.actors("RegistryActor") | cluster.actors("AutoscalerActor")
+
+
+def test_another_version_of_the_code_replaces_the_named_actors(cluster, load):
+    """The gateway goes on with the code that it has. The tests below show that it follows the new
+    registry."""
+    before, gateways = named_actors(cluster), cluster.replicas("gateway:")
+    imported = cluster.folder / "imported"
+    (cluster.folder / "code" / "deployments" / "control" / "__init__.py").write_text(
+        f"import os\nopen({str(imported)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    )
+    again = deploy(cluster, model_with_rollout(3))
+    assert again.returncode == 0, again.stderr
+    until(lambda: len(named_actors(cluster)) == 2 and not named_actors(cluster) & before, 60)
+    assert named_actors(cluster) <= set(map(int, imported.read_text().split()))
+    answered = load.answered
+    until(lambda: load.answered > answered + 20, 30)
+    load.stop()
+    assert load.failures == []
+    assert cluster.replicas("gateway:") == gateways
 
 
 @pytest.mark.chaos

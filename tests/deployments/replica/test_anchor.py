@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from deployments.contract.description import DESCRIPTION, ModelDescription
 from deployments.contract.registry import OUTLINE, ModelOutline
@@ -137,26 +138,36 @@ async def test_it_tells_the_registry_whether_its_model_is_optional(starting):
     await ModelAnchor.__del__(run.anchor)
 
 
-async def test_it_asks_a_registry_that_hangs_again(starting, monkeypatch):
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def gone() -> None:
+    raise ActorDiedError
+
+
+@pytest.mark.parametrize("fails", [hang, gone])
+async def test_it_asks_a_registry_that_hangs_or_is_replaced_again(starting, monkeypatch, fails):
     monkeypatch.setattr(anchor, "_REGISTRY_S", 0.001)
+    monkeypatch.setattr(anchor, "LEASE_S", 0.01)
     run = starting(False)
     run.groups.changed.set()
     asked = {"begin": 0, "announce": 0}
 
-    def hangs_once(name: str) -> Method:
+    def fails_once(name: str) -> Method:
         answers = getattr(run.registry, name)
 
-        class Hanging:
+        class Failing:
             async def remote(self, *args: Any) -> Any:
                 asked[name] += 1
                 if asked[name] == 1:
-                    await asyncio.Event().wait()
+                    await fails()
                 return await answers.remote(*args)
 
-        return Hanging()  # type: ignore[return-value]
+        return Failing()  # type: ignore[return-value]
 
     for name in asked:
-        setattr(run.registry, name, hangs_once(name))
+        setattr(run.registry, name, fails_once(name))
     await asyncio.wait_for(await run.begin(), 5)
     assert asked == {"begin": 2, "announce": 2}
     assert run.registry.announced == [7]
