@@ -139,7 +139,7 @@ class ModelAnchor:
             task.cancel()
         self._described.stop()
         gone = self._registry.withdraw.remote(self._name, self._generation)
-        with contextlib.suppress(TimeoutError):  # then the lease runs out
+        with contextlib.suppress(TimeoutError, RayActorError):  # then the lease runs out
             await asyncio.wait_for(gone, _ANSWER_S)
 
 
