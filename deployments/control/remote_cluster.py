@@ -134,6 +134,8 @@ class RemoteCluster:
             running, wanted, settings, _dead(details), one_machine=self._one_machine
         )
         listed = done.listed.all()
+        if self._one_machine:  # its few processors are the models' first
+            listed[CONTROL_APP] = listed.pop(CONTROL_APP)
         canaries = {model_app(canary_of(name)) for name in settings.models}
         deployment = Deployment(
             tuple(name for name in listed if name not in canaries),

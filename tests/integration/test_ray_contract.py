@@ -19,6 +19,7 @@ import ray
 import ray.util
 from ray import serve
 from ray._private import state, worker
+from ray._private.node import Node
 from ray.actor import ActorHandle
 from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.experimental import internal_kv
@@ -150,6 +151,11 @@ def test_ray_says_what_a_cluster_has_or_may_come_to_have():
     assert "node_id" in schema.ReplicaDetails.model_fields
     assert {"replica_id", "state"} <= set(schema.ReplicaDetails.model_fields)
     assert "no_restart" in parameters(ray.kill)
+
+
+def test_a_node_starts_its_monitors_where_the_host_leaves_them_out():
+    assert "self.start_monitor()" in inspect.getsource(Node.start_head_processes)
+    assert "self.start_log_monitor()" in inspect.getsource(Node.start_ray_processes)
 
 
 def test_handles_take_the_options_of_pinned_calls():

@@ -16,10 +16,11 @@ import httpx
 import psutil
 import ray
 from ray import serve
+from ray._private.node import Node
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
-from deployments.control import serve_rest
+from deployments.control import publisher, serve_rest
 from deployments.control.dashboard import ClusterError, Dashboard, token_of
 from deployments.control.differences import by_name
 from deployments.control.listed import Listed
@@ -49,6 +50,7 @@ class LocalCluster(ServedModels):
     only, for which this process has no certificate."""
 
     def __init__(self, port: int, *, tls: bool = False) -> None:
+        _leave_monitors_out()
         context: Any = ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -74,7 +76,10 @@ class LocalCluster(ServedModels):
 
     def deploy(self, settings: Settings) -> None:
         """Put the first list of applications, and look whether it stands. Raises ClusterError."""
-        self.follow(by_name(serve_config(settings, one_machine=True)))
+        listed = by_name(serve_config(settings, one_machine=True))
+        self.follow(listed)
+        # As `headrace-control` would, whose start nobody has to wait for then.
+        publisher.publish(Listed.of(listed).control)
         self._deployer.deploy(settings)
 
     def declared(self) -> Mapping[str, ModelSettings]:
@@ -174,6 +179,13 @@ class LocalCluster(ServedModels):
         self._dashboard.close()
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+
+
+def _leave_monitors_out() -> None:
+    """Ray starts two processes of which nothing here hears: one reads workers' logs for a driver,
+    one adds nodes. Each takes 2 s of a processor at the start."""
+    for name in ("start_log_monitor", "start_monitor"):
+        setattr(Node, name, lambda _: None)
 
 
 def _raylet_address() -> str:
