@@ -1,15 +1,17 @@
 """Two gateways share one replica: both answer, busy answers lose nothing, both books balance, and
 tenants' weights hold although neither gateway sees both tenants. What one of them has seen end
-replicas, the other refuses."""
+replicas, the other refuses; a request that ends every gateway that parses it costs two gateways,
+however often it is sent, or three."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 
 import httpx
 import pytest
-from served import ANSWER_S, Completions, Server, infer_body, metric, synthetic
+from served import ANSWER_S, Completions, Server, get, infer_body, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
@@ -28,15 +30,46 @@ FRAIL = {**synthetic(options={"base_ms": 20, "die_ids": [FATAL]}), "replicas": {
 TOLD_S = 2.0  # twice as long as a gateway may not have heard yet
 TENANTS = {"heavy": {"weight": 4}, "light": {"weight": 1}}
 SETTLE_S, MEASURE_S = 4.0, 16.0
+SENT = 6
+# Imported by every process of the server; makes gateways die of a word in a body.
+FAULT = """
+import importlib.abc, importlib.machinery, os, signal, sys
+
+class Fatal(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "deployments.gateway.http.codecs":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            decode = module.InferCodec.decode
+
+            def fatal(self, body, *args):
+                if b"poison" in body:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return decode(self, body, *args)
+
+            module.InferCodec.decode = fatal
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Fatal())
+"""
 
 
 @pytest.fixture(scope="module")
-def server(serve) -> Server:
+def server(serve, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    folder = tmp_path_factory.mktemp("fault")
+    (folder / "sitecustomize.py").write_text(FAULT)
     made: Server = serve(
         {"device": DEVICE, "short": SHORT, "writes": WRITES, "frail": FRAIL},
         gateway={"replicas": 2},
         tenants={**TENANTS, "default": {}},
     )
+    made.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{made.environ['PYTHONPATH']}"
     return made.start()
 
 
@@ -118,3 +151,38 @@ def test_what_one_gateway_has_convicted_ends_no_replica_for_the_other(server):
     assert [ask(other, FATAL, 1) for _ in range(4)] == [422] * 4
     assert ask(other, 1, 2) == 200
     assert server.replicas("frail") == before
+
+
+def gateways(server: Server) -> set[int]:
+    return {p.pid for p in server.named("ray::ServeReplica:gateway")}
+
+
+def status(server: Server, body: dict[str, object]) -> int:
+    """0: the connection ended without an answer."""
+    url = f"{server.url}/v2/models/device/infer"
+    try:
+        return httpx.post(url, json=body, timeout=ANSWER_S).status_code
+    except httpx.RemoteProtocolError:
+        return 0
+
+
+def until_two(server: Server) -> None:
+    server.until(lambda: len(server.gateway_urls()) == 2, 60)
+    server.until(lambda: get(f"{server.url}/readyz") == 200, 30)
+
+
+def test_a_request_that_ends_gateways_costs_three_at_most_however_often_sent(server):
+    seen = gateways(server)
+    assert len(seen) == 2
+    poison = {**infer_body([1]), "id": "poison"}
+    answers: list[int] = []
+    while 422 not in answers and len(answers) < SENT:
+        answers.append(status(server, poison))
+        until_two(server)
+        seen |= gateways(server)
+    assert answers[-1] == 422, answers
+    assert [status(server, poison) for _ in range(SENT)] == [422] * SENT
+    assert status(server, infer_body([1])) == 200
+    # Three, and those in their places, where HAProxy sends it on before the kernel tells the second
+    # gateway of the first one's end.
+    assert len(seen | gateways(server)) in (4, 5), answers
