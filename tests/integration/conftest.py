@@ -14,7 +14,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from served import Server
+from served import Server, running
 
 Serve = Callable[..., Server]
 
@@ -38,6 +38,25 @@ def serve(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Se
         return server
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One server for the models in `SHARED` of all modules that are to run and have some."""
+    models: dict[str, Any] = {}
+    for item in request.session.items:
+        models |= getattr(getattr(item, "module", None), "SHARED", {})
+    # A test says of a model that nothing may run twice.
+    gateway = {"replay": False}
+    with running(Server(tmp_path_factory.mktemp("shared"), models, gateway=gateway)) as made:
+        yield made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that share a server come last, so that it does not run beside the others'."""
+    items.sort(key=lambda item: hasattr(getattr(item, "module", None), "SHARED"))
 
 
 @pytest.fixture(autouse=True)

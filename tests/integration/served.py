@@ -102,6 +102,7 @@ class Server:
 
     def __init__(self, folder: Path, models: dict[str, Any], **sections: Any) -> None:
         self.folder = folder
+        self.models = models
         gateways = sections.get("gateway", {}).get("replicas", 1)
         counts = {"metrics_port": gateways}
         ports = {name: free_port(counts.get(name, 1)) for name in PORTS}

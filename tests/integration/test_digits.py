@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,15 @@ from runtimes.fingerprint import Mismatch
 pytestmark = pytest.mark.integration
 EXAMPLE = Path(examples.__file__).parent / "digits.yaml"
 AT_ONCE = 64
+SHARED = yaml.safe_load(EXAMPLE.read_text())["models"]
+SHARED["digits"]["slo"] = {"latency_ms": 20_000}
 
 
 @pytest.fixture(scope="module")
-def server(serve) -> Server:
-    """Trains the model, since its cache is empty."""
-    models = yaml.safe_load(EXAMPLE.read_text())["models"]
-    models["digits"]["slo"] = {"latency_ms": 20_000}
-    made: Server = serve(models)
-    return made.start()
+def server(shared) -> Server:
+    """Trained the model, since its cache was empty."""
+    made: Server = shared
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +47,14 @@ def made(server: Server) -> Path:
     return folder
 
 
+opened = cache(onnxruntime.InferenceSession)
+
+
 def offline(made: Path, image: Image.Image, side: int) -> np.ndarray:
     """float64 [10] scores by Pillow, ONNX Runtime and numpy alone."""
-    session = onnxruntime.InferenceSession(str(made / "model.onnx"))
     grey = image.convert("L").resize((side, side), Image.Resampling.BILINEAR)
     row = ((np.asarray(grey, np.float32) / 255 - 0.5) / 0.5)[None, None]
-    (logits,) = session.run(["logits"], {"image": row})
+    (logits,) = opened(made / "model.onnx").run(["logits"], {"image": row})
     temperature = json.loads((made / "classify.json").read_text())["temperature"]
     found: np.ndarray = softmax(logits, temperature)[0]
     return found

@@ -19,10 +19,13 @@ def model(**spare: Any) -> dict[str, Any]:
     return synthetic(replicas={"groups": groups})
 
 
+SHARED = {"device": model()}
+
+
 @pytest.fixture(scope="module")
-def server(serve) -> Server:
-    made: Server = serve({"device": model()})
-    return made.start()
+def server(shared) -> Server:
+    made: Server = shared
+    return made
 
 
 def healthy(server: Server, group: str) -> float:
@@ -41,7 +44,7 @@ def test_replicas_of_both_groups_join_one_queue_and_the_faster_answers(server):
 
 
 def test_more_replicas_of_one_group_join_while_the_others_answer(server):
-    file = server.write("more.yaml", {"device": model(count=2)})
+    file = server.write("more.yaml", {**server.models, "device": model(count=2)})
     assert server.headrace("apply", str(file)).returncode == 0
     server.until(lambda: healthy(server, "spare") == 2, 60)
     assert healthy(server, "fast") == 1

@@ -12,12 +12,13 @@ pytestmark = pytest.mark.integration
 
 SMALL = synthetic(options={"base_ms": 1500}, cache={"max_bytes": 1_000_000}, coalesce=True)
 SLOW = synthetic(options={"load_s": 8}, fallback="small")
+SHARED = {"small": SMALL}
 
 
 @pytest.fixture(scope="module")
-def server(serve) -> Server:
-    made: Server = serve({"small": SMALL})
-    return made.start()
+def server(shared) -> Server:
+    made: Server = shared
+    return made
 
 
 def test_an_equal_request_is_answered_from_the_cache(server):
@@ -48,7 +49,7 @@ def test_identical_requests_share_a_run_whoever_leaves(server):
 
 
 def test_a_cheaper_model_stands_in_while_a_model_starts(server):
-    file = server.write("more.yaml", {"small": SMALL, "slow": SLOW})
+    file = server.write("more.yaml", {**server.models, "slow": SLOW})
     applied = Later(lambda: server.headrace("apply", str(file)))
     server.until(lambda: server.infer("slow", [5, 6]).status_code == 200, 15)
     meanwhile = server.infer("slow", [5, 6])

@@ -22,12 +22,13 @@ SLEEPY = synthetic(
     scaling={"policy": "scale-to-zero", "idle_s": IDLE_S},
 )
 WAITS = {"x-timeout-ms": str(int(ANSWER_S * 1000))}
+SHARED = {"sleepy": SLEEPY}
 
 
 @pytest.fixture(scope="module")
-def server(serve) -> Server:
-    made: Server = serve({"sleepy": SLEEPY})
-    return made.start()
+def server(shared) -> Server:
+    made: Server = shared
+    return made
 
 
 def sleeps(server: Server) -> None:
