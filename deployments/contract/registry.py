@@ -12,7 +12,7 @@ from deployments.contract.codec import Codec
 from deployments.contract.crash_reports import CrashReports
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
-from deployments.contract.rollout.cost_gate import Fit
+from deployments.contract.rollout.costs import Fit
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.route import RolloutRoute
 

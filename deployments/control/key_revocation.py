@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from deployments.contract.key_list import key_rows
 from deployments.process import line_files
+from deployments.process.key_list import key_rows
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load_tenants, parse_tenants
 from deployments.settings.tree import TenantsSettings

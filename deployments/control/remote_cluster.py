@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, CONTROL_APP, GATEWAY_APP, model_app
-from deployments.contract.key_list import KeyRow, key_rows
 from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
 from deployments.contract.rollout.terms import canary_of
@@ -32,6 +31,7 @@ from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
 from deployments.control.writing import Writer
+from deployments.process.key_list import KeyRow, key_rows
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import parse_tenants
 from deployments.settings.tree import Settings, TenantsSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.cost_gate import LIVE_COSTS, CostBounds, LiveCosts
+from deployments.contract.rollout.costs import LIVE_COSTS, CostBounds, LiveCosts
 from deployments.process.actors import registry
 from deployments.replica import cost_admission, describe
 from deployments.replica.device import DeviceWorker

@@ -15,7 +15,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts, late_rows, refusal
+from deployments.contract.rollout.costs import CostBounds, LiveCosts
+from deployments.process.cost_gate import late_rows, refusal
 from runtimes import staging
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure

@@ -16,11 +16,11 @@ from typing import Any
 
 import click
 
-from deployments.contract.key_list import KeyRow, key_rows
 from deployments.control.supervisor.server_files import commands_audit_file, state_folder
 from deployments.gateway.tenancy.tenants import new_key
 from deployments.process import audit
 from deployments.process.audit import AuditLine
+from deployments.process.key_list import KeyRow, key_rows
 from deployments.tools import operator
 from deployments.tools.tenants_file import add_key, as_item, remove_key, tenants_of
 from deployments.tools.where import Where

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from deployments.contract.key_list import KeyRow
 from deployments.control.registry.server_status import StatusSnapshot
+from deployments.process.key_list import KeyRow
 
 KEY = "HEADRACE_OPERATOR_KEY"
 _ANSWER_S = 15.0

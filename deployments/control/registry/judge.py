@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import sqrt
 
-from deployments.contract.rollout.latencies import Histogram, at_least, at_most, whole
+from deployments.contract.rollout.latencies import Histogram
 from deployments.contract.rollout.observations import (
     Observations,
     VersionObservations,
     commonest,
 )
 from deployments.contract.rollout.terms import RolloutTerms
+from deployments.control.registry.quantiles import at_least, at_most, whole
 
 _Z = 2.0  # standard deviations: about 95 %, two-sided
 _LEAST_FAILURES = 5  # fewer abort nothing

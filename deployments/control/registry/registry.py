@@ -32,7 +32,7 @@ from deployments.contract.registry import (
     View,
 )
 from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.cost_gate import Fit, LiveCosts
+from deployments.contract.rollout.costs import Fit, LiveCosts
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
 from deployments.control.registry.rollouts import Rollouts

@@ -30,7 +30,7 @@ from deployments.contract.registry import (
     RegistryStatus,
 )
 from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.cost_gate import LIVE_COSTS
+from deployments.contract.rollout.costs import LIVE_COSTS
 from deployments.contract.rollout.terms import TERMS
 from deployments.contract.version import code_version
 from deployments.control.registry.registry import Registry

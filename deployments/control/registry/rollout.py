@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.cost_gate import too_costly
 from deployments.contract.rollout.observations import Observations, summed
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
 from deployments.control.registry.judge import complaint
+from deployments.process.cost_gate import too_costly
 
 Phase = Literal["checking", "step", "promoting", "promoted", "aborted"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.account import RolloutAccount, VersionAccount
-from deployments.contract.rollout.latencies import median_s, whole
 from deployments.contract.rollout.observations import Observations, VersionObservations
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import RolloutTerms
+from deployments.control.registry.quantiles import median_s, whole
 from deployments.control.registry.rollout import Rollout
 
 

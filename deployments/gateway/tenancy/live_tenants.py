@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from deployments.contract.key_list import KeyRow, key_rows
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.process import audit
+from deployments.process.key_list import KeyRow, key_rows
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants, tenants_text
 from deployments.settings.tree import TenantsSettings

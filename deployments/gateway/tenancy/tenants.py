@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deployments.contract.errors import BadRequest, Forbidden, Unauthorized
-from deployments.contract.key_list import KeyRow
+from deployments.process.key_list import KeyRow
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.key import KeySettings, OperatorKeySettings, RateSettings
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings

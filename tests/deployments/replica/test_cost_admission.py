@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.contract.rollout.cost_gate import CostBounds, LiveCosts
+from deployments.contract.rollout.costs import CostBounds, LiveCosts
 from deployments.replica import cost_admission
 from deployments.replica.cost_admission import (
     MEASURES,

@@ -20,7 +20,7 @@ from deployments.contract.registry import (
     ModelSnapshot,
     ReplicaProgress,
 )
-from deployments.contract.rollout.cost_gate import LiveCosts
+from deployments.contract.rollout.costs import LiveCosts
 from deployments.control.registry.registry import GATHERS_S, Registry
 
 Describe = Callable[..., ModelDescription]

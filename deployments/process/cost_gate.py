@@ -14,42 +14,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
-from deployments.contract.codec import Codec
 from deployments.contract.description import ModelDescription
+from deployments.contract.rollout.costs import CostBounds, Fit, LiveCosts, Profile
 from deployments.contract.rollout.terms import RolloutTerms
 
 _NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions
 _SURELY_SLOWER = 1.5  # times the live version's time; less may be another load on the machine
-Profile = tuple[tuple[int, int, float], ...]
-Fit = tuple[float, float, float, float]
-"""Seconds of a batch: constant, for each row, for each token, for each token times the width."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveCosts:
-    """What batches of the live version take: `profile` as a replica measured them when it started,
-    `fits` as each gateway predicts them by now."""
-
-    profile: Profile
-    fits: tuple[Fit, ...] = ()
-
-    def seconds(self, rows: int, length: int) -> float:
-        """The longest that any of them says; 0 if none knows."""
-        measured = (s for r, n, s in self.profile if (r, n) == (rows, length))
-        return max((*measured, *(_predicted(fit, rows, length) for fit in self.fits)), default=0.0)
-
-
-LIVE_COSTS = Codec[LiveCosts | None](LiveCosts | None)
-
-
-@dataclass(frozen=True, slots=True)
-class CostBounds:
-    """What a new version that changes at once is held to."""
-
-    slo_s: float
-    max_ratio: float  # to the live version's time; 0: not compared
 
 
 def refusal(live: LiveCosts, new: Profile, bounds: CostBounds) -> str:
@@ -61,10 +32,10 @@ def refusal(live: LiveCosts, new: Profile, bounds: CostBounds) -> str:
 def _refusals(live: LiveCosts, new: Profile, bounds: CostBounds) -> Iterator[str]:
     surely = min(_SURELY_SLOWER, bounds.max_ratio)
     for length, new_s in _over(new, bounds.slo_s):
-        live_s = live.seconds(1, length)
+        live_s = live_seconds(live, 1, length)
         if 0.0 < live_s <= bounds.slo_s and new_s > live_s * surely + _NOISE_S:
             yield (f"{_late(length, new_s, bounds.slo_s)}; the live version takes {_ms(live_s)}")
-    common = tuple((r, n, live.seconds(r, n)) for r, n, _ in live.profile)
+    common = tuple((r, n, live_seconds(live, r, n)) for r, n, _ in live.profile)
     yield from _slower(common, new, bounds.max_ratio)
 
 
@@ -112,6 +83,12 @@ def _late(length: int, cost_s: float, slo_s: float) -> str:
 def _ms(seconds: float) -> str:
     digits = ".3g" if seconds < 0.999 else ".0f"
     return f"{seconds * 1000:{digits}} ms"
+
+
+def live_seconds(live: LiveCosts, rows: int, length: int) -> float:
+    """The longest that any of them says; 0 if none knows."""
+    measured = (s for r, n, s in live.profile if (r, n) == (rows, length))
+    return max((*measured, *(_predicted(fit, rows, length) for fit in live.fits)), default=0.0)
 
 
 def _predicted(fit: Fit, rows: int, length: int) -> float:

@@ -6,14 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.contract.rollout.cost_gate import (
-    CostBounds,
-    LiveCosts,
-    late_rows,
-    refusal,
-    too_costly,
-)
+from deployments.contract.rollout.costs import CostBounds, LiveCosts
 from deployments.contract.rollout.terms import RolloutTerms
+from deployments.process.cost_gate import late_rows, refusal, too_costly
 
 TERMS = RolloutTerms()
 LIVE = ((1, 8, 0.010), (4, 8, 0.030), (1, 64, 0.040), (4, 64, 0.100))
