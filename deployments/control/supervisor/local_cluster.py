@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import httpx
@@ -18,6 +18,7 @@ import ray
 from ray import serve
 from ray._private.node import Node
 
+from deployments.contract.app_names import model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
 from deployments.control import publisher, serve_rest
@@ -86,6 +87,14 @@ class LocalCluster(ServedModels):
         """Settings of the models that are to run, with what the autoscaler is told of them; by
         name."""
         return scaling_settings(Listed.of(ours(self.details())).control).models
+
+    def cannot_start(self, names: Collection[str]) -> dict[str, str]:
+        """Those, too, that were taken off the list meanwhile because they could not."""
+        details = self._serve.details()
+        entries = Listed.of(ours(details)).entries
+        gone = [n for n in names if model_app(n) not in details["applications"] and n in entries]
+        taken_back = {n: entries[n].why for n in gone if entries[n].why}
+        return taken_back | super().cannot_start(names)
 
     def keep_dashboard(self) -> None:
         """Start the dashboard again if it has ended or hangs."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 
+from deployments.contract.listed import Entry
 from deployments.contract.model_arguments import digests
 from deployments.contract.registry import (
     ALL_PROGRESS,
@@ -18,8 +19,11 @@ from deployments.contract.registry import (
     View,
 )
 from deployments.control.dashboard import ClusterError
-from deployments.control.serve_config import BUILDERS
+from deployments.control.differences import by_name
+from deployments.control.listed import Listed
+from deployments.control.serve_config import BUILDERS, serve_config
 from deployments.control.supervisor.local_cluster import LocalCluster
+from deployments.settings.tree import Settings
 
 
 class Hanging:
@@ -41,13 +45,14 @@ class Serve:
 
     def __init__(self) -> None:
         self.put_: list[Any] = []
+        self.listed: dict[str, Any] = {}
 
     def put(self, config: Any) -> None:
         self.put_.append(config)
 
     def details(self) -> Any:
         state = {"status": "RUNNING", "message": ""}
-        return {"applications": {"model-a": state}}
+        return {"applications": self.listed or {"model-a": state}}
 
 
 @pytest.fixture
@@ -132,6 +137,20 @@ def test_a_version_that_was_taken_back_may_fail_late(
     assert cluster.cannot_start(["a"]) == {}
     told.append(ReplicaProgress("a", "r2", "failed", 0.0, "no such file", digest=digest))
     assert cluster.cannot_start(["a"]) == {"a": "no such file"}
+
+
+def test_a_model_that_was_taken_off_the_list_could_not_start_either(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda _, timeout=None: ALL_PROGRESS.encode([]))
+    settings = Settings.model_validate({"models": {"b": {"runtime": "synthetic"}}})
+    applications = by_name(serve_config(settings, one_machine=True))
+    listed = Listed.of(applications).with_entry("a", Entry(1, "over", why="no such file"))
+    cluster._serve.listed = {  # type: ignore[attr-defined]
+        name: {"status": "RUNNING", "message": "", "deployed_app_config": app}
+        for name, app in listed.all().items()
+    }
+    assert cluster.cannot_start(["a", "b"]) == {"a": "no such file"}
 
 
 def seen_by(*gateways: dict[str, tuple[int, int]]) -> bytes:
