@@ -9,7 +9,6 @@ one machine, every interface otherwise.
 
 from __future__ import annotations
 
-from deployments.control.ray_env import resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 
 LOOPBACK = "127.0.0.1"
@@ -26,8 +25,6 @@ def in_cluster(gateway: GatewaySettings) -> GatewaySettings:
 
 def serve_host(gateway: GatewaySettings, *, one_machine: bool) -> str:
     """`http_options.host` of a Serve config. `one_machine`: the cluster has this machine only."""
-    if resolved_ingress(gateway.ingress) != "haproxy":
-        return gateway.host
     if one_machine:
         return LOOPBACK
     return "::" if ":" in gateway.host else EVERY_INTERFACE

@@ -15,12 +15,12 @@ from deployments.settings.tree import Settings
 @dataclass(frozen=True, slots=True)
 class Origin:
     """`folder`: of the first file, against which relative paths are resolved. `address`: the host
-    and port of the command line, which hold whatever a file says. `chosen`: ports, by setting,
-    where a file names none."""
+    and port of the command line, which hold whatever a file says. `chosen`: ports and the
+    ingress, by setting, where a file leaves them open."""
 
     folder: Path
     address: Mapping[str, Any] = field(default_factory=dict)
-    chosen: Mapping[str, int] = field(default_factory=dict)
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def told(cls, plain: Mapping[str, Any]) -> Origin:
@@ -32,8 +32,9 @@ class Origin:
 
     def completed(self, settings: Settings) -> Settings:
         """A file's settings, as this server runs them. Raises SettingsErrors."""
-        named = settings.gateway.model_fields_set
-        chosen = {name: port for name, port in self.chosen.items() if name not in named}
+        gateway = settings.gateway
+        named = gateway.model_fields_set - ({"ingress"} if gateway.ingress == "auto" else set())
+        chosen = {name: value for name, value in self.chosen.items() if name not in named}
         return with_address(settings, chosen | dict(self.address))
 
     def settings(self, written: Settings, folder: Path) -> Settings:

@@ -9,8 +9,9 @@ controller is created, never again. The raylet and other processes of `ray start
 set before it. Every variable may be set earlier than it must be: `headrace cluster env` prints all
 of them, for `ray start`.
 
-The plain proxy is the fallback where HAProxy cannot run. There direct ingress must be off, because
-Serve turns it on silently with the throughput settings (and then ignores proxy locations).
+Where the gateway itself takes callers (`gateway.ingress: direct`), Serve's own direct ingress must
+be off, because Serve turns it on silently with the throughput settings (and then ignores proxy
+locations).
 Source: reading of ray 2.60, `serve/_private/constants.py` and who imports what from it, and the
 raylet's configuration; that a controller's variables reach proxies and replicas was tested.
 """
@@ -111,7 +112,7 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
     log, replica = gateway.log, (Reader.REPLICA,)
     yield Variable(LOG_LEVEL, log.level, Layer.CONFIG, replica, "gateway.log.level")
     yield Variable(LOG_FORMAT, log.format, Layer.CONFIG, replica, "gateway.log.format")
-    if resolved_ingress(gateway.ingress) != "haproxy":
+    if gateway.ingress == "direct":
         return
     for name, value, why in (
         ("RAY_SERVE_HAPROXY_NBTHREAD", gateway.haproxy_threads, "gateway.haproxy_threads"),
@@ -164,24 +165,20 @@ def _of_tls(tls: TlsSettings | None) -> Iterator[tuple[str, str, str]]:
 
 
 def _of_node(gateway: GatewaySettings, program: Path | None) -> Iterator[Variable]:
-    if program is not None and resolved_ingress(gateway.ingress) == "haproxy":
+    if program is not None and gateway.ingress != "direct":
         yield Variable("RAY_SERVE_HAPROXY_BINARY_PATH", str(program), Layer.NODE,
                        (Reader.HAPROXY,), "HAProxy, behind the program that corrects Serve's "
                        "template", True)  # fmt: skip
 
 
-def resolved_ingress(ingress: str, platform: str = sys.platform) -> str:
-    """`haproxy` or `proxy`: what `auto` means on this platform."""
-    if ingress != "auto":
-        return ingress
-    return "haproxy" if platform.startswith("linux") else "proxy"
-
-
 def variables(gateway: GatewaySettings, program: Path | None = None) -> list[Variable]:
     """All variables that a cluster's processes need, except Ray's own token. `program`: what stands
     in HAProxy's place on this node; None leaves it out."""
-    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
-    return [*_baked(ha_proxy), *_of_node(gateway, program), *_of_settings(gateway)]
+    return [
+        *_baked(gateway.ingress != "direct"),
+        *_of_node(gateway, program),
+        *_of_settings(gateway),
+    ]
 
 
 def config_env(gateway: GatewaySettings) -> dict[str, str]:
@@ -219,7 +216,7 @@ def local_environment(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
 
     Raises FileNotFoundError if HAProxy is wanted and there is none.
     """
-    if resolved_ingress(gateway.ingress) != "haproxy":
+    if gateway.ingress == "direct":
         return {each.name: each.value for each in variables(gateway)} | _LOCAL
     wanted = variables(gateway, haproxy.program(folder))
     return {

@@ -80,7 +80,7 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
         applications.append(_pool_application(settings, settings.scaling.pool, gateway.replicas))
     return {
         **({} if one_machine else _controller(gateway)),
-        "proxy_location": "EveryNode",
+        "proxy_location": "Disabled" if gateway.ingress == "direct" else "EveryNode",
         "http_options": {
             "host": serve_host(gateway, one_machine=one_machine),
             "port": gateway.port,

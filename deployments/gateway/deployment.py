@@ -2,7 +2,7 @@
 
 That is settings, tenants, the registry, models and metrics. Background tasks are started in the
 constructor, where there is no request's context whose end would cancel them. Ray Serve gets the
-same app as the fast path, so both ways into the process lead to the same queues.
+same app as the fast path, so all ways into the process lead to the same queues.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -28,9 +29,10 @@ from deployments.contract.scaling.messages import (
     GatewayReport,
     ModelOutlook,
 )
-from deployments.gateway.app import assembled
+from deployments.gateway.app import GatewayApp, assembled
 from deployments.gateway.ending import Ending
 from deployments.gateway.http import fast_path, strict_protocol
+from deployments.gateway.http.direct_server import DirectServer
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.crash_exchange import CrashExchange
@@ -46,7 +48,7 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsSource,
 )
 from deployments.gateway.tenancy.shared_bound import MOST_USED
-from deployments.process import actors, audit, tenants_store
+from deployments.process import actors, audit, listening_socket, tenants_store
 from deployments.process.actors import registry
 from deployments.process.audit import AuditLine
 from deployments.process.loop_watch import watch_process
@@ -59,6 +61,7 @@ _REFRESH_S = 1.0  # how often metrics are refreshed, and the registry is told of
 _TENANTS_S = 0.5  # how often tenants are read: a revoked key is refused this long afterwards
 _PUSH_ANSWER_S = 2.0  # how long the registry may take for an answer
 _PUSHES_APART_S = 0.1  # shortest time between two pushes, whatever there is to tell
+_CATCH_UP_S = 3.0  # for a gateway to know the models that run, before it takes callers
 _TENANTS_TRIES = 120  # for the first tenants
 _TENANTS_PAUSE_S = 0.5  # between those tries
 _GC_THRESHOLDS = (10_000, 20, 100)  # net new objects; collections of the young; of the older
@@ -109,18 +112,34 @@ class Gateway:
         ]
         strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
         fast_path.install(self._app)
-        Ending(
+        holder = listening_socket.path_of_holder()
+        self._direct = DirectServer(self._app, settings) if holder else None
+        self._ending = Ending(
             self._models,
             settings.drain_s,
-            under_way=lambda: self._app.under_way,
+            under_way=self._under_way,
             gateways=lambda: self._app.rates.gateways,
             leave=self._leave,
-        ).watch()
+        )
+        self._ending.watch()
         settle()
         self._loop_watch = watch_process()
+        if self._direct is not None and holder is not None:
+            await self._catch_up()
+            await self._direct.start(holder)
 
-    def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
-        return fast_path.Wrapped(self._app)
+    async def _catch_up(self) -> None:
+        """Connect to the models that run, if that is quick: callers wait in the socket's queue."""
+        end = time.monotonic() + _CATCH_UP_S
+        while not self._models.caught_up and time.monotonic() < end:  # noqa: ASYNC110 - it is brief
+            await asyncio.sleep(0.02)
+
+    def _under_way(self) -> int:
+        """Requests, or the connections that may bring one more."""
+        return max(self._app.under_way, self._direct.open if self._direct else 0)
+
+    def __serve_build_asgi_app__(self) -> GatewayApp:
+        return self._app
 
     async def _follow_tenants(self) -> None:
         """Adopt changed tenants, revoked keys and the switch that freezes controllers, for ever.
@@ -182,6 +201,9 @@ class Gateway:
         os._exit(0)
 
     async def __del__(self) -> None:
+        if self._direct is not None:
+            await self._ending.finished()
+            self._direct.close()
         self._loop_watch.close()
         for task in self._tasks:
             task.cancel()

@@ -71,7 +71,6 @@ class Ending:
         """SIGTERM: accept nothing new, and end once nothing is under way."""
         if self._leaving is None:
             logger.warning("SIGTERM: ending, within %g s at most", self._drain_s)
-            self.gateway_ends()
             self._leaving = asyncio.get_running_loop().create_task(self._finish_and_leave())
 
     def _cut_later(self, *, begun_only: bool) -> None:
@@ -90,6 +89,12 @@ class Ending:
             model.queue.end_all(error, begun_only=self._begun_only and self._gateways() > 1)
 
     async def _finish_and_leave(self) -> None:
+        await self.finished()
+        await self._leave()
+
+    async def finished(self) -> None:
+        """Accept nothing new. Returns once nothing is under way, or the time is over."""
+        self.gateway_ends()
         strict_protocol.stop_accepting()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._drain_s
@@ -97,7 +102,6 @@ class Ending:
         while self._under_way() and loop.time() < end:  # noqa: ASYNC110 - as uvicorn does
             await asyncio.sleep(_LOOK_S)
         await asyncio.sleep(_SEND_S)
-        await self._leave()
 
 
 def _on_sigterm(told: Callable[[], None]) -> None:

@@ -86,14 +86,13 @@ class LimitSettings(Section):
         default=10,
         gt=0,
         le=3600,
-        description="A request's headers must have arrived within this time (with `ingress: "
-        "proxy`, 30 s).",
+        description="A request's headers must have arrived within this time.",
     )
     connections_per_source: int = Field(
         default=0,
         ge=0,
         le=65_536,
-        description="Connections that HAProxy accepts from one address at most. 0: no bound until "
+        description="Connections that are accepted from one address at most. 0: no bound until "
         "four fifths of all connections are taken, then a tenth of all. A load balancer or a load "
         "test is one address: leave this at 0 for a load test, and behind a load balancer leave it "
         "at 0 or name the balancer in `gateway.trusted_proxies`.",
@@ -205,10 +204,11 @@ class GatewaySettings(Section):
         "cluster of several nodes.",
     )
     port: Port = Field(default=8000, description="Port for callers' HTTP requests.")
-    ingress: Literal["haproxy", "proxy", "auto"] = Field(
+    ingress: Literal["auto", "direct", "haproxy"] = Field(
         default="auto",
-        description="What accepts callers' connections: Ray Serve's HAProxy (`haproxy`) or its "
-        "Python proxy (`proxy`). `auto`: haproxy on Linux, proxy elsewhere.",
+        description="What accepts callers' connections: the gateway itself (`direct`, one gateway "
+        "on one machine), or HAProxy (`haproxy`), which repeats what a dying gateway had not "
+        "answered. `auto`: `direct` where one gateway serves one machine without `compression`.",
     )
     metrics_port: Port = Field(
         default=9400,
@@ -224,8 +224,8 @@ class GatewaySettings(Section):
     )
     tls: TlsSettings | None = Field(
         default=None,
-        description="TLS between callers and HAProxy. Unset: no TLS, which is right behind a load "
-        "balancer that terminates TLS.",
+        description="TLS between callers and this server. Unset: no TLS, which is right behind a "
+        "load balancer that terminates TLS.",
     )
     haproxy_admin_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
@@ -275,9 +275,9 @@ class GatewaySettings(Section):
     trusted_proxies: Annotated[tuple[Network, ...], BeforeValidator(listed)] = Field(
         default=(),
         examples=[["10.0.0.0/8"]],
-        description="Networks of the load balancers in front of HAProxy. Their `X-Forwarded-For` "
-        "is taken as the caller's address, and limits on one source do not apply to them. From any "
-        "other address that header is replaced. Has no effect with `ingress: proxy`.",
+        description="Networks of the load balancers in front of this server. Their "
+        "`X-Forwarded-For` is taken as the caller's address, and limits on one source do not "
+        "apply to them. From any other address that header is replaced.",
     )
     replay: bool = Field(
         default=True,
@@ -310,16 +310,17 @@ class GatewaySettings(Section):
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged and how.")
 
     @model_validator(mode="after")
-    def _haproxy_ends_tls(self) -> GatewaySettings:
-        if self.tls is not None and self.ingress == "proxy":
-            raise wrong("needs HAProxy; must be left out with ingress: proxy", "tls")
+    def _direct_is_one_gateway(self) -> GatewaySettings:
+        if self.ingress == "direct" and (self.replicas > 1 or self.compression):
+            what = "compresses nothing" if self.replicas == 1 else "takes one gateway (replicas: 1)"
+            raise wrong(f"is direct, which {what}; must be haproxy, or auto", "ingress")
         return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> GatewaySettings:
         taken = {self.port: "port"}
         names = ["metrics_port"]
-        if self.ingress != "proxy":
+        if self.ingress != "direct":
             names += ["haproxy_stats_port", "haproxy_metrics_port"]
         for name in names:
             port = getattr(self, name)
@@ -346,3 +347,10 @@ class GatewaySettings(Section):
                 "metrics_port",
             )
         return self
+
+
+def one_machines_ingress(gateway: GatewaySettings) -> str:
+    """What `ingress` means for a server of one machine."""
+    if gateway.ingress != "auto":
+        return gateway.ingress
+    return "direct" if gateway.replicas == 1 and not gateway.compression else "haproxy"

@@ -1,4 +1,4 @@
-"""`gateway.tls`: HAProxy's certificate, and whether callers need one of their own."""
+"""`gateway.tls`: the server's certificate, and whether callers need one of their own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pydantic import Field, StringConstraints
 
 from yaml_document.section import Section
 
-# Made absolute where the file is read; it stands in HAProxy's configuration, unquoted.
+# Made absolute where the file is read; it may stand in HAProxy's configuration, unquoted.
 _File = Annotated[str, StringConstraints(pattern=r"^/[0-9A-Za-z._/+@-]+$", max_length=4096)]
 
 
 class TlsSettings(Section):
     certificate: _File = Field(
         examples=["/etc/headrace/tls.crt"],
-        description="PEM file, on every node with an HAProxy, of the server's certificate and its "
-        "intermediate certificates. A change takes effect within seconds.",
+        description="PEM file, on every node that callers reach, of the server's certificate and "
+        "its intermediate certificates. A change takes effect within seconds.",
     )
     key: _File = Field(
         examples=["/etc/headrace/tls.key"],

@@ -24,8 +24,9 @@ from deployments.control.ray_jobs import JobFailed, RayJobs
 from deployments.control.serve_config import serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import load
+from deployments.settings.load import SettingsErrors, load
 from deployments.settings.tree import Settings
+from yaml_document.mistakes import Mistake
 
 _CHECK_S = 180.0
 # The interpreter of the process that starts the command: jobs do not always have it on their PATH.
@@ -38,8 +39,17 @@ _SAYS = {
 
 
 def portable(path: Path) -> Settings:
-    """The settings for other machines: the models' files are not looked for on this one."""
-    return load(path, here=False, absolute=False)
+    """The settings for other machines: the models' files are not looked for on this one. Raises
+    SettingsErrors."""
+    settings = load(path, here=False, absolute=False)
+    _check_ingress(path, settings.gateway)
+    return settings
+
+
+def _check_ingress(path: Path, gateway: GatewaySettings) -> None:
+    if gateway.ingress == "direct":
+        said = "is direct, which one machine alone has; must be haproxy, or auto, on a cluster"
+        raise SettingsErrors([Mistake(str(path), 0, "gateway.ingress", said)])
 
 
 def build(path: Path) -> int:
@@ -51,7 +61,10 @@ def build(path: Path) -> int:
 def gateway_of(file: Path | None) -> GatewaySettings:
     """The gateway's settings for a cluster of several nodes; the defaults without a file. Raises
     SettingsErrors."""
-    settings = GatewaySettings() if file is None else load(file, here=False).gateway
+    if file is None:
+        return addresses.in_cluster(GatewaySettings())
+    settings = load(file, here=False).gateway
+    _check_ingress(file, settings)
     return addresses.in_cluster(settings)
 
 
@@ -59,7 +72,7 @@ def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
     """Print the variables. Returns the exit code."""
     gateway = gateway_of(file)
     try:
-        program = _program(gateway)
+        program = haproxy.program(server_files.state_folder() / "bin")
     except FileNotFoundError as error:
         click.echo(str(error), err=True)
         return 1
@@ -72,12 +85,6 @@ def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
             err=True,
         )
     return 0
-
-
-def _program(gateway: GatewaySettings) -> Path | None:
-    if ray_env.resolved_ingress(gateway.ingress) != "haproxy":
-        return None
-    return haproxy.program(server_files.state_folder() / "bin")
 
 
 def _as_json(wanted: Sequence[Variable]) -> str:

@@ -26,7 +26,7 @@ def test_too_few_open_files_are_named_before_anything_is_started(tmp_path):
     finally:
         left = server.end()
     assert "256 files open" in server.output
-    assert "HAProxy needs 450" in server.output
+    assert "connections need 450" in server.output
     assert left == []
 
 

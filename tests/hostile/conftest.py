@@ -1,5 +1,6 @@
-"""Two gateways in this process behind uvicorn with our protocol, and the real HAProxy in front of
-each: one gateway needs no key, the other has tenants with keys, an operator and TLS.
+"""Two gateways in this process behind uvicorn with our protocol, the real HAProxy in front of each,
+and its own server for callers beside it (`gateway.ingress: direct`): one gateway needs no key, the
+other has tenants with keys, an operator and TLS.
 
 All are asked by raw bytes. What arrives at a gateway's app is kept, so that a test sees a request
 that nobody sent. The tests' own modules are those of tests/deployments.
@@ -31,7 +32,11 @@ from real_haproxy import in_front_of
 from uvicorn_server import serving
 
 from deployments.control.ingress import haproxy
+from deployments.control.supervisor import ports
+from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http.direct_server import DirectServer
+from deployments.settings.gateway import GatewaySettings
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}
 GATEWAY = {
@@ -50,16 +55,17 @@ class Servers:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._running = AsyncExitStack()
-        self.edge, self.gateway = self._do(self._start(build, told))
+        self.edge, self.gateway, self.direct = self._do(self._start(build, told))
 
     def _do(self, what: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
     async def _start(
         self, build: Callable[[], Stand], told: dict[str, object]
-    ) -> tuple[Target, Target]:
+    ) -> tuple[Target, Target, Target]:
         stand = build()
         self._running.callback(stand.close)
+        direct = await self._started_directly(stand, told)
         whole_response.offer()
         config = uvicorn.Config(
             self._kept(stand.app), port=0, lifespan="off", log_config=None,
@@ -71,7 +77,22 @@ class Servers:
             in_front_of(port, folder=self._folder, wrapper=wrapper, **told)
         )
         edge = Target("edge", urlsplit(url).port or 0, arrived=self._arrived)
-        return edge, Target("gateway", port, arrived=self._arrived)
+        others = (Target("gateway", port), Target("direct", direct))
+        return edge, *(replace(each, arrived=self._arrived) for each in others)
+
+    async def _started_directly(self, stand: Stand, told: dict[str, object]) -> int:
+        port, path = ports.any_free(), self._folder / "ingress.sock"
+        self._running.callback(IngressSocket("127.0.0.1", port, path).close)
+        tls = {
+            "certificate": told["CERTIFICATE"], "key": told["KEY"],
+            "client_ca": told["CLIENT_CA"], "client_ca_for": "operators",
+        } if "KEY" in told else None  # fmt: skip
+        limits = GATEWAY["limits"] | {"headers_timeout_s": 1, "body_timeout_s": 1}
+        gateway = GatewaySettings.model_validate({"limits": limits, "tls": tls})
+        server = DirectServer(self._kept(stand.app), gateway)
+        await server.start(str(path))
+        self._running.callback(server.close)
+        return port
 
     def _kept(self, app: Any) -> Any:
         async def keeping(scope: Any, receive: Any, send: Any) -> None:
@@ -111,6 +132,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     found = Keyed(folder)
     running = Servers(folder, lambda: found.built(GATEWAY), EDGE | found.told)
     found.edge = replace(running.edge, tls=found.trusting())
+    found.direct = replace(running.direct, tls=found.trusting())
     found.gateway = running.gateway
     until_answered(replace(found.edge, says=CALLER))
     yield found
@@ -125,26 +147,26 @@ def _left_alone(*targets: Target) -> None:
     assert not [path for path, _ in targets[0].arrived if "smuggled" in path]
 
 
-@pytest.fixture(params=["edge", "gateway"])
+@pytest.fixture(params=["edge", "gateway", "direct"])
 def target(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Target]:
     """Where a hostile request is sent."""
     found: Target = getattr(servers, request.param)
     found.arrived.clear()
     yield found
-    _left_alone(servers.edge, servers.gateway)
+    _left_alone(servers.edge, servers.gateway, servers.direct)
 
 
-@pytest.fixture(params=["edge", "gateway"])
+@pytest.fixture(params=["edge", "gateway", "direct"])
 def locked(request: pytest.FixtureRequest, keyed: Keyed) -> Iterator[Target]:
     """As `target`, where callers need keys. Afterwards no key stands in any log."""
     found: Target = getattr(keyed, request.param)
     found.arrived.clear()
     yield found
-    _left_alone(*(replace(each, says=CALLER) for each in (keyed.edge, keyed.gateway)))
+    _left_alone(*(replace(each, says=CALLER) for each in (keyed.edge, keyed.gateway, keyed.direct)))
     assert not keyed.logged_secrets()
 
 
-@pytest.fixture(params=["edge", "gateway", "tls"])
+@pytest.fixture(params=["edge", "gateway", "direct", "tls"])
 def framed(request: pytest.FixtureRequest) -> Iterator[Target]:
     """As `target`, or HAProxy's TLS before the gateway with keys: there each request has a key, one
     that is smuggled, too."""
@@ -153,7 +175,8 @@ def framed(request: pytest.FixtureRequest) -> Iterator[Target]:
         others = [found]
     else:
         servers = request.getfixturevalue("servers")
-        found, others = getattr(servers, request.param), [servers.edge, servers.gateway]
+        found = getattr(servers, request.param)
+        others = [servers.edge, servers.gateway, servers.direct]
     found.arrived.clear()
     yield found
     _left_alone(*others)

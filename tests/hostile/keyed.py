@@ -1,6 +1,6 @@
 """A gateway whose callers need keys: two tenants with a model each and one that both may use, an
-adapter, an operator, and keys that open nothing. Its HAProxy speaks TLS, and wants a certificate of
-who asks for the operators' pages.
+adapter, an operator, and keys that open nothing. Its HAProxy and its own server speak TLS, and want
+a certificate of who asks for the operators' pages.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ CALLER = bearer(ACME) + b"\r\n"
 
 
 class Keyed:
-    """`edge`, `gateway`: where requests are sent; `told`: HAProxy's options; `stand`: what is
-    behind both, `engines` those of its model that generates."""
+    """`edge`, `gateway`, `direct`: where requests are sent; `told`: HAProxy's options; `stand`:
+    what is behind all, `engines` those of its model that generates."""
 
     edge: Target
     gateway: Target
+    direct: Target
     stand: Stand
 
     def __init__(self, folder: Path) -> None:

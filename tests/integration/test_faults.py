@@ -31,7 +31,9 @@ MODEL = {
 def server(serve) -> Server:
     calm = synthetic(options={"base_ms": 5})
     slow = synthetic(options={"base_ms": 2000}, batch={"max_size": 1})
-    made: Server = serve({"frail": MODEL, "calm": calm, "slow": slow})
+    made: Server = serve(
+        {"frail": MODEL, "calm": calm, "slow": slow}, gateway={"ingress": "haproxy"}
+    )
     return made.start()
 
 

@@ -233,7 +233,7 @@ print(json.dumps({n: getattr(c, n) for n in dir(c) if n.startswith("RAY_SERVE_")
 """
 
 
-@pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
+@pytest.mark.parametrize("ingress", ["haproxy", "direct"])
 def test_the_environment_makes_serve_what_we_mean(ingress, tmp_path):
     env = ray_env.local_environment(GatewaySettings(ingress=ingress, drain_s=30), tmp_path)
     shown = subprocess.run(

@@ -53,8 +53,7 @@ def test_the_printed_curl_works(server):
 
 def test_it_listens_on_loopback_alone(server):
     found = server.listening()
-    ports = {value for name, value in server.gateway.items() if name.endswith("port")}
-    assert {port for _, port, _ in found} >= ports
+    assert {port for _, port, _ in found} >= {server.port, server.gateway["metrics_port"]}
     open_to_all = [each for each in found if each[0] not in LOOPBACK]
     assert not open_to_all
 
@@ -117,10 +116,10 @@ def test_ctrl_c_drains_and_leaves_nothing(server):
 
 def test_a_foreign_listener_is_named_and_nothing_is_started(serve):
     server = serve({"device": synthetic()})
-    with socket.create_server(("127.0.0.1", server.gateway["haproxy_stats_port"])):
+    with socket.create_server(("127.0.0.1", server.port)):
         server.start(ready=False)
         assert server.wait(20) == 1
-    assert "haproxy_stats_port" in server.output
+    assert "gateway.port" in server.output
     assert "pytest" in server.output
     assert "pid" in server.output
     assert server.remaining() == []
@@ -185,7 +184,7 @@ def kill_cluster(server: Server) -> list[psutil.Process]:
 
 
 def test_what_a_killed_host_left_is_ended_by_the_next_start_and_by_stop(serve):
-    server = serve({"device": synthetic()}).start()
+    server = serve({"device": synthetic()}, gateway={"ingress": "haproxy"}).start()
     left = kill_cluster(server)
     server.start()
     assert f"that a killed server left on port {server.port}: " in plain(server.output)

@@ -33,7 +33,6 @@ def test_the_rule_holds_the_alerts_as_they_are(plain: Values) -> None:
         ({"haproxy_admin_host": "127.0.0.2"}, False),
         ({"haproxy_admin_host": "::1"}, False),
         ({"haproxy_admin_host": "0.0.0.0"}, True),
-        ({"haproxy_admin_host": "0.0.0.0", "ingress": "proxy"}, False),
     ],
 )
 def test_scrapers_reach_haproxys_metrics_only_where_they_leave_its_node(

@@ -21,6 +21,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"gateway": {"num_cpus": 0.5}}, "gateway.num_cpus is 0.5; must be left out"),
     ({"gateway": {"num_cpus": None}}, "gateway.num_cpus is 1; must be left out"),
+    ({"gateway": {"ingress": "direct"}}, "gateway.ingress is direct, which one machine alone has"),
     ({"workerGroups": []}, "which a pod of none of workerGroups has"),
     ({"workerGroups": [GROUP, GROUP]}, "workerGroups[1].name is cpu, which is taken"),
     ({"workerGroups": [GROUP | {"name": "gateways"}]}, "workerGroups[0].name is gateways"),

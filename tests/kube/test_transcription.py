@@ -17,7 +17,7 @@ _GATEWAY: dict[str, list[Any]] = {
     "replicas": [1, 2, 7],
     "replicas_per_node": [1, 3],
     "port": [80, 8000],
-    "ingress": ["auto", "haproxy", "proxy"],
+    "ingress": ["auto", "haproxy"],
     "host": ["0.0.0.0", "10.1.2.3", "::"],
     "metrics_port": [9400, 12000],
     "haproxy_admin_host": ["0.0.0.0"],

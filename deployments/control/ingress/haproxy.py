@@ -34,7 +34,9 @@ def program(folder: Path, scripts: Path | None = None) -> Path:
     try:
         haproxy_wrapper.program(Options.of(os.environ), os.environ)
     except Refused as why:
-        raise FileNotFoundError(f"{why}; or set gateway.ingress: proxy") from None
+        raise FileNotFoundError(
+            f"{why}; one gateway on one machine needs none (gateway.ingress: direct)"
+        ) from None
     installed = (scripts or Path(sysconfig.get_path("scripts"))) / NAME
     if os.access(installed, os.X_OK):
         return installed

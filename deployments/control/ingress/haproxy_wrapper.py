@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from deployments.control.ingress import haproxy_rules
-from deployments.control.ingress.haproxy_certificate import CertificateFiles, Renewal
+from deployments.control.ingress.haproxy_certificate import Renewal
 from deployments.control.ingress.haproxy_options import PREFIX, Options, Refused
 from deployments.control.ingress.haproxy_stand_in import (
     Files,
@@ -36,6 +36,7 @@ from deployments.control.ingress.haproxy_stand_in import (
     leave_watcher,
     takes_over,
 )
+from deployments.process.certificate_files import CertificateFiles
 
 KNOWN_RAY = "2.60"
 _EDITED = "# corrected by headrace-haproxy\n"
@@ -98,17 +99,16 @@ def connections(most: int, files: int | None = None) -> int:
 
 
 def too_few_files(files: int | None = None) -> str | None:
-    """Why HAProxy could not start with so many open files, by default this process's hard limit;
-    None where it can."""
+    """Why so many open files, by default this process's hard limit, are too few for whoever takes
+    callers' connections; None where they are not."""
     if files is None:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = int(_OTHER_FILES + _FEWEST_CONNECTIONS * _FILES_A_CONNECTION)
     if files == resource.RLIM_INFINITY or files >= needed:
         return None
     return (
-        f"a process may have {files} files open here, and HAProxy needs {needed} for "
-        f"{_FEWEST_CONNECTIONS} connections; raise the hard limit (ulimit -Hn 65536, or the "
-        "container's)"
+        f"a process may have {files} files open here, and {_FEWEST_CONNECTIONS} callers' "
+        f"connections need {needed}; raise the hard limit (ulimit -Hn 65536, or the container's)"
     )
 
 

@@ -33,12 +33,11 @@ class Question:
 
     variables: tuple[str, ...]  # names of environment variables
     ports: Mapping[str, tuple[str, int]]  # purpose: address and number
-    wrapper: bool  # whether HAProxy is to run
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Question:
         addresses = {what: (str(host), int(port)) for what, (host, port) in data["ports"].items()}
-        return cls(tuple(data["variables"]), addresses, bool(data["wrapper"]))
+        return cls(tuple(data["variables"]), addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class NodeFacts:
     error: str = ""  # why there are no further facts; "": there are
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    wrapper: str | None = None  # why HAProxy would not run well; None: it would, or is not wanted
+    wrapper: str | None = None  # why HAProxy would not run well; None: it would
     folders: tuple[Folder, ...] = ()
     open_files: int = UNLIMITED  # the hard limit
     busy: tuple[BusyPort, ...] = ()
@@ -98,7 +97,7 @@ def collected(question: Question, environ: Mapping[str, str]) -> dict[str, Any]:
     return {
         "versions": versions(),
         "environment": {n: environ[n] for n in question.variables if n in environ},
-        "wrapper": _wrapper(environ) if question.wrapper else None,
+        "wrapper": _wrapper(environ),
         "folders": tuple(folder(path) for path in _folders(environ)),
         "open_files": UNLIMITED if hard == resource.RLIM_INFINITY else hard,
         "busy": tuple(_busy(question.ports)),

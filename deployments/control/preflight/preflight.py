@@ -14,7 +14,7 @@ from typing import Literal
 from deployments.control.ingress import haproxy_wrapper
 from deployments.control.ingress.haproxy_options import Options
 from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts, Question
-from deployments.control.ray_env import Layer, Variable, resolved_ingress
+from deployments.control.ray_env import Layer, Variable
 from deployments.control.supervisor import ports
 from deployments.settings.gateway import GatewaySettings
 
@@ -46,8 +46,7 @@ def question(gateway: GatewaySettings, variables: Sequence[Variable]) -> Questio
         what: (ports.host_of(what, gateway), port) for what, port in ports.of(gateway).items()
     }
     wanted["metrics"] = (gateway.host, gateway.metrics_port)
-    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
-    return Question(tuple(each.name for each in variables), wanted, ha_proxy)
+    return Question(tuple(each.name for each in variables), wanted)
 
 
 def findings(
@@ -154,7 +153,7 @@ def _of_node(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
 
 
 def _of_files(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
-    if resolved_ingress(gateway.ingress) != "haproxy" or node.open_files == UNLIMITED:
+    if node.open_files == UNLIMITED:
         return
     if why := haproxy_wrapper.too_few_files(node.open_files):
         yield Finding("error", "open files", node.address, why, "then `ray start`")

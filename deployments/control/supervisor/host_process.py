@@ -24,19 +24,21 @@ from typing import Any
 
 from deployments.control.dashboard import ClusterError, token_of
 from deployments.control.ingress import haproxy_wrapper
-from deployments.control.ingress.haproxy_certificate import CertificateFiles
 from deployments.control.key_revocation import KeyRevocation
 from deployments.control.origin import Origin
-from deployments.control.ray_env import apply_environment, resolved_ingress
+from deployments.control.ray_env import apply_environment
 from deployments.control.supervisor import orphaned_processes, ports, server_files
 from deployments.control.supervisor.control_socket import ControlSocket, Handler
 from deployments.control.supervisor.event_lines import EventLines
+from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.control.supervisor.ready_message import ready_message
 from deployments.control.supervisor.server_log import ServerLog
 from deployments.process import audit, logs
 from deployments.process.audit import AUDIT_FILE, AuditLine
+from deployments.process.certificate_files import CertificateFiles
+from deployments.process.listening_socket import INGRESS_SOCKET
 from deployments.process.logs import LOG_SOCKET, LogSocket
-from deployments.settings.gateway import GatewaySettings
+from deployments.settings.gateway import GatewaySettings, one_machines_ingress
 from deployments.settings.load import SettingsErrors, dump, load, settings_digest, with_address
 from deployments.settings.sources import FOLDER
 from deployments.settings.tls import TlsSettings
@@ -85,6 +87,7 @@ class Host:
         self._looks_at_s = 0.0
         self._term_s = orphaned_processes.TERM_S
         self._logs: LogSocket | None = None
+        self._ingress: IngressSocket | None = None
         self._cluster: Any = None
         self._refused = ""  # why the list of applications was not put
 
@@ -128,18 +131,25 @@ class Host:
                     self._say("log", message=sentence)
         except TimeoutError as error:
             return str(error)
-        gateway = self._choose_ports()
-        return _files_refusal(gateway) or ports.refusal(gateway) or _tls_refusal(gateway.tls)
+        gateway = self._complete()
+        return (
+            haproxy_wrapper.too_few_files() or ports.refusal(gateway) or _tls_refusal(gateway.tls)
+        )
 
-    def _choose_ports(self) -> GatewaySettings:
-        """Take free ports for those that callers do not know. Returns the gateway's settings."""
-        chosen = ports.free_instead(self._settings.gateway)
-        for name, port in chosen.items():
+    def _complete(self) -> GatewaySettings:
+        """Choose the ingress, and free ports for those that callers do not know, where the file
+        leaves that open. Returns the gateway's settings."""
+        self._choose({"ingress": one_machines_ingress(self._settings.gateway)})
+        found = ports.free_instead(self._settings.gateway)
+        for name, port in found.items():
             default = getattr(self._settings.gateway, name)
             self._say("log", message=f"port {default} (gateway.{name}) is taken: {port} instead")
-        self._origin = replace(self._origin, chosen=chosen)
-        self._settings = self._origin.completed(self._settings)
+        self._choose(found)
         return self._settings.gateway
+
+    def _choose(self, values: Mapping[str, Any]) -> None:
+        self._origin = replace(self._origin, chosen={**self._origin.chosen, **values})
+        self._settings = self._origin.completed(self._settings)
 
     def _start(self) -> None:
         try:
@@ -194,7 +204,11 @@ class Host:
         log = ServerLog(server_files.log_file(self._port, self._states))
         self._logs = LogSocket(folder / "log.sock", lambda line: self._said(line, log))
         http, grpc = ports.several_free(2)
+        gateway, ingress = self._settings.gateway, folder / "ingress.sock"
+        if gateway.ingress == "direct":
+            self._ingress = IngressSocket(gateway.host, gateway.port, ingress)
         return {
+            INGRESS_SOCKET: str(ingress) if self._ingress else "",
             orphaned_processes.VARIABLE: self._id,
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
@@ -229,9 +243,11 @@ class Host:
             self._say_progress()
             if self._refused:
                 raise StartFailed(self._refused)
+            # In this order: once a model was taken off the list, gateways are ready without it.
+            is_ready = self._cluster.ready(self._settings.gateway.replicas)
             for name, reason in self._cluster.cannot_start(list(needed)).items():
                 raise StartFailed(f"model {name} cannot start: {reason}")
-            if self._cluster.ready(self._settings.gateway.replicas):
+            if is_ready:
                 self._say("progress", models=self._cluster.progress())
                 found = self._cluster.descriptions()
                 late = self._settings.models.keys() - needed - {each.name for each in found}
@@ -341,6 +357,8 @@ class Host:
             self._end_cluster()
         except Exception:
             logger.exception("the cluster did not end in order")
+        if self._ingress is not None:
+            self._ingress.close()
         self._end_processes()
         if self._logs is not None:
             self._logs.close()
@@ -377,12 +395,6 @@ def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -
     caller = threading.Thread(target=call, args=(argument,), daemon=True)
     caller.start()
     caller.join(limit_s)
-
-
-def _files_refusal(gateway: GatewaySettings) -> str | None:
-    if resolved_ingress(gateway.ingress) != "haproxy":
-        return None
-    return haproxy_wrapper.too_few_files()
 
 
 def _tls_refusal(tls: TlsSettings | None) -> str | None:

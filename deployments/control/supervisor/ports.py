@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import psutil
 
 from deployments.control.addresses import LOOPBACK
-from deployments.control.ray_env import resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5
@@ -35,7 +34,7 @@ SOMEBODY = "another user's process"
 def of(gateway: GatewaySettings) -> dict[str, int]:
     """The ports that a start needs, by purpose."""
     ports = {"http": gateway.port}
-    if resolved_ingress(gateway.ingress) == "haproxy":
+    if gateway.ingress != "direct":
         ports["haproxy_stats"] = gateway.haproxy_stats_port
         ports["haproxy_metrics"] = gateway.haproxy_metrics_port
     return ports
@@ -49,7 +48,7 @@ def host_of(what: str, gateway: GatewaySettings) -> str:
 def refusal(gateway: GatewaySettings) -> str | None:
     """Why a server with these settings cannot listen here: a host is not this machine's, or another
     process holds one of its ports. None if it can."""
-    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
+    ha_proxy = gateway.ingress != "direct"
     for setting in ("host", "haproxy_admin_host") if ha_proxy else ("host",):
         if unusable := _unusable(setting, getattr(gateway, setting)):
             return unusable
@@ -72,7 +71,7 @@ def free_instead(gateway: GatewaySettings) -> dict[str, int]:
     """Free ports for the settings in `UNCALLED` that the file does not name and whose defaults are
     taken."""
     found: dict[str, int] = {}
-    names = UNCALLED if resolved_ingress(gateway.ingress) == "haproxy" else UNCALLED[-1:]
+    names = UNCALLED if gateway.ingress != "direct" else UNCALLED[-1:]
     for name in names:
         if name in gateway.model_fields_set:
             continue

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from deployments.contract import errors
 from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.compression import AS_IT_IS, stays_as_it_is
-from deployments.gateway.http.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
+from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.whole_response import EXTENSION, TAKEN, UNCOUNTED_BYTES
 from deployments.gateway.tenancy.shared_bound import NOBODY
@@ -54,7 +54,7 @@ class Exchange:
     every reply carries it."""
 
     __slots__ = (
-        "_answer_bytes", "_at_once", "_held_bytes", "_named", "_receive", "_room", "_send", "_slow",
+        "_answer_bytes", "_at_once", "_held_bytes", "_receive", "_room", "_send", "_slow",
         "_whole", "arrived", "client", "headers", "is_large", "method", "path", "payer", "query",
         "replied", "request_id", "watch",
     )  # fmt: skip
@@ -75,9 +75,7 @@ class Exchange:
         self.payer = NOBODY
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
-        self._named = NAMED_BY_SERVE in scope
-        # Behind Serve's own wrapper the offer is of another process, and Serve looks for a head.
-        self._at_once = not self._named and EXTENSION in scope.get("extensions", ())
+        self._at_once = EXTENSION in scope.get("extensions", ())
         self._slow = self._whole = False
         self._held_bytes = 0
         self._answer_bytes = 0  # of those
@@ -287,7 +285,7 @@ class Exchange:
         head = [
             (b"content-type", answer.content_type),
             *size,
-            *([] if self._named else [(b"x-request-id", self.request_id)]),
+            (b"x-request-id", self.request_id),
             *answer.headers,
             *headers,
         ]
@@ -313,8 +311,8 @@ class Exchange:
     async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer whose body comes in chunks of unknown number."""
         self.replied = True
-        named = [] if self._named else [(b"x-request-id", self.request_id)]
-        head = [(b"content-type", content_type), *named, *headers]
+        named = (b"x-request-id", self.request_id)
+        head = [(b"content-type", content_type), named, *headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def send_chunk(self, data: bytes) -> None:

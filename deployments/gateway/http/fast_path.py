@@ -5,9 +5,7 @@ that is most of what a bare replica costs, and the gateway needs none of it: it 
 metrics, deadlines and disconnect watch, and its dispatch must run outside request contexts anyway.
 Serve adds the middlewares of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH outside that wrapper, in
 every process that listens; this one passes requests to the gateway living in the same process and
-everything else (`/-/healthz`, `/-/routes`, processes without a gateway) on to Serve. Where Serve's
-wrapper is in use all the same (the plain proxy), it writes `x-request-id` itself; `Wrapped` says so
-in the scope.
+everything else (`/-/healthz`, `/-/routes`, processes without a gateway) on to Serve.
 Measured gain: docs/decisions/0001-fast-path.md.
 """
 
@@ -25,7 +23,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-NAMED_BY_SERVE = "headrace.named_by_serve"
 _gateway: ASGIApp | None = None
 
 
@@ -44,17 +41,6 @@ class FastPath:
             await self._serve(scope, receive, send)
         else:
             await _gateway(scope, receive, send)
-
-
-class Wrapped:
-    """The app as Serve calls it, behind its own wrapper."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[NAMED_BY_SERVE] = True
-        await self._app(scope, receive, send)
 
 
 def middlewares() -> list[Middleware]:

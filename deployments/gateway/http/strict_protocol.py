@@ -214,8 +214,12 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             return  # read again by `_parse`
         if self.expect_100_continue and self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False
+        self.check_head()
         super().on_headers_complete()
         self.headers = _TRAILERS
+
+    def check_head(self) -> None:
+        """Raises HeadraceError for a head that is not to be read. HAProxy has looked at it."""
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():

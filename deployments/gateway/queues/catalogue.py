@@ -227,6 +227,11 @@ class Catalogue:
         return self._awaited is not None and not self._awaited and not self.draining
 
     @property
+    def caught_up(self) -> bool:
+        """Whether every model that runs answers here, as it may at other gateways."""
+        return self._all_known and all(self.ready(name) for name in self._live)
+
+    @property
     def descriptions(self) -> list[ModelDescription]:
         return [self._served[name].description for name in sorted(self._served)]
 

@@ -105,14 +105,11 @@ def _defaults() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-    """Environment variables that an image may set, by `gateway.ingress` and then by name."""
+    """Environment variables that an image may set, by name."""
     return {
-        ingress: {
-            each.name: {"value": each.value, "in_config": each.in_config}
-            for each in variables(GatewaySettings(ingress=ingress))
-            if each.layer is Layer.IMAGE
-        }
-        for ingress in ("haproxy", "proxy")
+        each.name: {"value": each.value, "in_config": each.in_config}
+        for each in variables(GatewaySettings())
+        if each.layer is Layer.IMAGE
     }
 
 

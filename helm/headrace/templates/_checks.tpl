@@ -58,6 +58,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if dig "tls" nil $given }}
 {{- fail "gateway.tls is set, but the probes of pods ask by plain HTTP; must be left out: TLS ends at an Ingress (ingress.tlsSecret) or a Gateway" }}
 {{- end }}
+{{- if eq (dig "ingress" "" $given) "direct" }}
+{{- fail "gateway.ingress is direct, which one machine alone has; must be haproxy, or auto, on a cluster" }}
+{{- end }}
 {{- $needs := or (eq (dig "auth" "" $given | default "") "required") (dig "tenants_path" nil $given) -}}
 {{- range .Values.tenants }}{{ if hasKey . "keys" }}{{ $needs = true }}{{ end }}{{ end -}}
 {{- $allowed := dig "allowed_hosts" list $given -}}
@@ -77,10 +80,8 @@ that runs before an installation (`check.enabled`). */}}
 {{- range $position := until (int $gateway.per_node) }}
 {{- $_ := set $ports "metrics_port" (append $ports.metrics_port (add $gateway.metrics_port $position)) }}
 {{- end }}
-{{- if eq $gateway.ingress "haproxy" }}
 {{- $_ := set $ports "haproxy_metrics_port" (list $gateway.haproxy_metrics_port) }}
 {{- $_ := set $ports "haproxy_stats_port" (list $gateway.haproxy_stats_port) }}
-{{- end }}
 {{- range $setting, $each := $ports }}
 {{- range $each }}
 {{- if has (int64 . | toString) $taken }}

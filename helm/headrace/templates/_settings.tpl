@@ -6,7 +6,6 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $g := .Values.gateway -}}
 {{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
 {{- $d := $defaults.gateway -}}
-{{- $proxy := eq (dig "ingress" $d.ingress $g) "proxy" -}}
 {{- $host := dig "host" "0.0.0.0" $g -}}
 {{- $every := ternary "::" "0.0.0.0" (contains ":" $host) -}}
 {{- $replicas := dig "replicas" $d.replicas $g -}}
@@ -39,9 +38,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
   "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
 -}}
-{{- if not $proxy }}
 {{- range $name, $value := $haproxy }}{{ $_ := set $environment $name (toString $value) }}{{ end }}
-{{- end }}
 {{- dict
   "replicas" $replicas
   "per_node" $per_node
@@ -50,12 +47,11 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "labels" (dig "labels" dict $g)
   "port" (dig "port" $d.port $g)
   "metrics_port" (dig "metrics_port" $d.metrics_port $g)
-  "haproxy_is_reached" (not (or $proxy (has $admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $admin_host)))
+  "haproxy_is_reached" (not (or (has $admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $admin_host)))
   "haproxy_metrics_port" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g)
   "haproxy_stats_port" (dig "haproxy_stats_port" $d.haproxy_stats_port $g)
   "host" $host
-  "serve_host" (ternary $host $every $proxy)
-  "ingress" (ternary "proxy" "haproxy" $proxy)
+  "serve_host" $every
   "keep_alive_s" (dig "keep_alive_s" $d.keep_alive_s $g | ceil)
   "drain_s" (dig "drain_s" $d.drain_s $g)
   "priorities" (dig "priorities" $d.priorities $g)
@@ -71,13 +67,11 @@ config can still say (docs/cluster.md, "Environment"). */}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
 {{- $pod := deepCopy $gateway.environment -}}
 {{- $config := deepCopy $gateway.environment -}}
-{{- range $name, $each := index (.Files.Get "files/environment.json" | fromJson) $gateway.ingress }}
+{{- range $name, $each := .Files.Get "files/environment.json" | fromJson }}
 {{- $_ := set $pod $name $each.value }}
 {{- if $each.in_config }}{{ $_ := set $config $name $each.value }}{{ end }}
 {{- end }}
-{{- if eq $gateway.ingress "haproxy" }}
 {{- $_ := set $pod "RAY_SERVE_HAPROXY_BINARY_PATH" .Values.image.haproxy }}
-{{- end }}
 {{- dict "pod" $pod "config" $config | toJson -}}
 {{- end }}
 

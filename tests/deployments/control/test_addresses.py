@@ -26,9 +26,3 @@ def test_on_one_machine_gateways_are_behind_haproxy_alone(host):
 )
 def test_haproxies_of_other_nodes_reach_a_gateway(host, expected):
     assert serve_host(gateway(host=host), one_machine=False) == expected
-
-
-@pytest.mark.parametrize("one_machine", [True, False])
-def test_the_plain_proxy_listens_where_the_settings_say(one_machine):
-    settings = gateway(ingress="proxy", host="10.0.0.7")
-    assert serve_host(settings, one_machine=one_machine) == "10.0.0.7"

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from deployments.control import ray_env
 from deployments.control.ingress.haproxy_options import Options
-from deployments.control.ray_env import Layer, config_env, local_environment, resolved_ingress
+from deployments.control.ray_env import Layer, config_env, local_environment
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import MAX_TIMEOUT_MS, SloSettings
 from deployments.tools import operator
@@ -21,21 +21,8 @@ def env(gateway: GatewaySettings) -> dict[str, str]:
     return {each.name: each.value for each in ray_env.variables(gateway, PROGRAM)}
 
 
-@pytest.mark.parametrize(
-    ("asked", "platform", "expected"),
-    [
-        ("auto", "linux", "haproxy"),
-        ("auto", "darwin", "proxy"),
-        ("proxy", "linux", "proxy"),
-        ("haproxy", "darwin", "haproxy"),
-    ],
-)
-def test_auto_is_haproxy_on_linux_alone(asked, platform, expected):
-    assert resolved_ingress(asked, platform) == expected
-
-
-def test_without_haproxy_direct_ingress_stays_off(tmp_path):
-    found = local_environment(GatewaySettings(ingress="proxy"), tmp_path)
+def test_without_haproxy_serves_own_direct_ingress_stays_off(tmp_path):
+    found = local_environment(GatewaySettings(ingress="direct"), tmp_path)
     assert found["RAY_SERVE_ENABLE_HA_PROXY"] == found["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
     assert not [name for name in found if "HEADRACE_HAPROXY" in name or "BINARY_PATH" in name]
 
@@ -62,14 +49,14 @@ def test_a_gateways_port_is_not_used_again_before_its_drain_is_over(tmp_path):
     assert int(found["RAY_SERVE_PORT_QUARANTINE_S"]) == 1090
 
 
-@pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
+@pytest.mark.parametrize("ingress", ["haproxy", "direct"])
 def test_telemetry_is_off(ingress):
     found = env(GatewaySettings(ingress=ingress))
     assert found["RAY_USAGE_STATS_ENABLED"] == "0"
     assert found["OPENVINO_TELEMETRY_OPT_OUT"] == "1"
 
 
-@pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
+@pytest.mark.parametrize("ingress", ["haproxy", "direct"])
 def test_gateways_and_replicas_run_at_ordinary_priority(ingress):
     assert env(GatewaySettings(ingress=ingress))["RAY_worker_niceness"] == "0"
 
@@ -126,6 +113,6 @@ def test_an_untold_wrapper_does_as_the_settings_do_by_default():
 def test_an_operators_key_does_not_reach_replicas(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "ray.serve", raising=False)
     found = {operator.KEY: "hr_secret", "PATH": "/bin"}
-    ray_env.apply_environment(GatewaySettings(ingress="proxy"), tmp_path, {"A": "1"}, found)
+    ray_env.apply_environment(GatewaySettings(ingress="direct"), tmp_path, {"A": "1"}, found)
     assert operator.KEY not in found
     assert (found["PATH"], found["A"]) == ("/bin", "1")

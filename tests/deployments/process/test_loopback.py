@@ -113,5 +113,5 @@ def test_the_command_line_and_rays_processes_have_it(monkeypatch, tmp_path) -> N
     assert "127.0.0.1" in os.environ["no_proxy"].split(",")
     environ: dict[str, str] = dict(PROXIES)
     monkeypatch.delitem(sys.modules, "ray.serve", raising=False)
-    apply_environment(GatewaySettings(ingress="proxy"), tmp_path, {}, environ)
+    apply_environment(GatewaySettings(ingress="direct"), tmp_path, {}, environ)
     assert "127.0.0.1" in environ["no_proxy"].split(",")

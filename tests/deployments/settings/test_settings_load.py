@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from settings_files import DEVICE, HASH_1, HASH_2, mistakes, write
 
+from deployments.settings.gateway import GatewaySettings, one_machines_ingress
 from deployments.settings.load import (
     SettingsErrors,
     digest,
@@ -232,9 +234,32 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file(tmp_path: Path) -> N
     ]
 
 
-def test_proxy_ingress_frees_haproxys_ports(tmp_path: Path) -> None:
-    text = DEVICE + "gateway: {ingress: proxy, port: 8404, metrics_port: 9101}\n"
+def test_direct_ingress_frees_haproxys_ports(tmp_path: Path) -> None:
+    text = DEVICE + "gateway: {ingress: direct, port: 8404, metrics_port: 9101}\n"
     assert load(write(tmp_path, text)).gateway.port == 8404
+
+
+@pytest.mark.parametrize(
+    ("gateway", "expected"),
+    [
+        ({}, "direct"),
+        ({"ingress": "haproxy"}, "haproxy"),
+        ({"replicas": 2}, "haproxy"),
+        ({"compression": True}, "haproxy"),
+    ],
+)
+def test_one_gateway_of_one_machine_takes_its_callers_itself(gateway: Any, expected: str) -> None:
+    assert one_machines_ingress(GatewaySettings.model_validate(gateway)) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [("replicas: 2", "takes one gateway"), ("compression: true", "compresses nothing")],
+)
+def test_what_direct_does_not_do_is_refused_with_it(tmp_path: Path, other: str, said: str) -> None:
+    with pytest.raises(SettingsErrors, match=said) as wrong:
+        load(write(tmp_path, DEVICE + f"gateway: {{ingress: direct, {other}}}\n"))
+    assert wrong.value.mistakes[0].path == "gateway.ingress"
 
 
 @pytest.mark.parametrize("length", [1, 2, 63])

@@ -12,6 +12,7 @@ from deployments.control.dashboard import Dashboard
 from deployments.control.preflight import node_survey
 from deployments.control.preflight.node_facts import NodeFacts, versions
 from deployments.control.ray_jobs import RayJobs
+from deployments.settings.load import SettingsErrors
 from deployments.tools import cluster
 
 FILE = """\
@@ -70,12 +71,20 @@ def test_a_node_without_a_token_is_told(file, capsys, monkeypatch, tmp_path):
     assert "ray get-auth-token --generate" in capsys.readouterr().err
 
 
+def test_a_cluster_has_no_direct_ingress(tmp_path):
+    path = tmp_path / "direct.yaml"
+    path.write_text(FILE.replace("ingress: haproxy", "ingress: direct"))
+    for command in (cluster.build, lambda path: cluster.env(path, (), as_json=False)):
+        with pytest.raises(SettingsErrors, match=r"gateway\.ingress: is direct, which one machine"):
+            command(path)
+
+
 def test_a_node_without_haproxy_is_told_and_exports_nothing(file, capsys, monkeypatch):
     monkeypatch.setenv("HEADRACE_HAPROXY_PROGRAM", "/nowhere/haproxy")
     assert cluster.env(file, (), as_json=False) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "gateway.ingress: proxy" in printed.err
+    assert "/nowhere/haproxy" in printed.err
 
 
 # ---- check --------------------------------------------------------------------------------------

@@ -13,13 +13,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from certificates import Authority
-from pydantic import ValidationError
 from real_haproxy import in_front_of
 
 from deployments.control.ingress import haproxy
-from deployments.control.ingress.haproxy_certificate import CertificateFiles
+from deployments.process.certificate_files import CertificateFiles
 from deployments.process.sockets import ChannelTls
-from deployments.settings.gateway import GatewaySettings
 
 pytestmark = pytest.mark.slow  # a real HAProxy each
 
@@ -199,9 +197,3 @@ async def test_haproxy_does_not_start_without_a_good_one_and_says_why(tmp_path: 
     _, said = await process.communicate()
     assert process.returncode == 1
     assert f"{tls.key} cannot be read: No such file" in said.decode()
-
-
-def test_pythons_proxy_ends_no_tls():
-    tls = {"certificate": "/a", "key": "/b"}
-    with pytest.raises(ValidationError, match="needs HAProxy"):
-        GatewaySettings.model_validate({"ingress": "proxy", "tls": tls})

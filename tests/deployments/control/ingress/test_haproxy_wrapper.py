@@ -165,7 +165,7 @@ def test_connections_fit_the_files_that_may_be_open(files, expected):
 @pytest.mark.parametrize(("files", "enough"), [(449, False), (450, True), (-1, True)])
 def test_haproxy_needs_files_for_its_fewest_connections(files, enough):
     why = too_few_files(files)
-    assert why is None if enough else "HAProxy needs 450" in str(why)
+    assert why is None if enough else "connections need 450" in str(why)
 
 
 def test_this_nodes_limit_of_files_bounds_the_connections(monkeypatch):

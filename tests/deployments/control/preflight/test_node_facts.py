@@ -20,8 +20,8 @@ from deployments.control.preflight.node_facts import (
 from deployments.control.supervisor.ports import Listener, any_free
 
 
-def question(wrapper: bool = False, **ports: tuple[str, int]) -> Question:
-    return Question(("RAY_worker_niceness", "HEADRACE_HAPROXY_HOST"), ports, wrapper)
+def question(**ports: tuple[str, int]) -> Question:
+    return Question(("RAY_worker_niceness", "HEADRACE_HAPROXY_HOST"), ports)
 
 
 def test_only_what_was_asked_for_is_told_of_an_environment():
@@ -62,13 +62,12 @@ def test_serves_own_listeners_are_known(name, command, serves):
     assert _serves(Listener(8000, "0.0.0.0", 7, name, command)) is serves
 
 
-def test_the_wrapper_is_tried_where_one_is_named_and_wanted(tmp_path):
+def test_the_wrapper_is_tried_where_one_is_named(tmp_path):
     good = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy.program(tmp_path, tmp_path))}
     bad = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(tmp_path / "none")}
-    assert collected(question(wrapper=True), good)["wrapper"] is None
-    assert collected(question(wrapper=True), bad)["wrapper"] == f"{tmp_path / 'none'} is no program"
-    assert collected(question(wrapper=True), {})["wrapper"] is None
-    assert collected(question(), bad)["wrapper"] is None
+    assert collected(question(), good)["wrapper"] is None
+    assert collected(question(), bad)["wrapper"] == f"{tmp_path / 'none'} is no program"
+    assert collected(question(), {})["wrapper"] is None
 
 
 def test_a_folder_that_is_not_there_yet_is_as_good_as_the_one_above_it(tmp_path):

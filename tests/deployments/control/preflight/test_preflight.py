@@ -205,12 +205,4 @@ def test_nodes_are_asked_for_the_addresses_of_the_settings():
         "haproxy_metrics": ("127.0.0.1", 9101),
         "metrics": ("0.0.0.0", 9400),
     }
-    assert asked.wrapper
     assert "RAY_AUTH_TOKEN" not in asked.variables
-
-
-def test_without_haproxy_no_node_is_asked_for_its_wrapper():
-    gateway = GatewaySettings(ingress="proxy")
-    asked = question(gateway, ray_env.variables(gateway))
-    assert not asked.wrapper
-    assert set(asked.ports) == {"http", "metrics"}

@@ -57,7 +57,7 @@ def test_a_second_server_takes_free_ports_and_says_so(host, monkeypatch):
     gateway = host._settings.gateway.model_dump(exclude={"haproxy_stats_port"})
     models = {"m": {"runtime": "synthetic"}}
     host._settings = Settings.model_validate({"models": models, "gateway": {"port": host._port}})
-    assert host._choose_ports().haproxy_stats_port == 45678
+    assert host._complete().haproxy_stats_port == 45678
     assert "port 8404 (gateway.haproxy_stats_port) is taken: 45678 instead" in said(host)
     file = Settings.model_validate({"models": models, "gateway": {"port": host._port}})
     assert host._origin.completed(file).gateway.haproxy_stats_port == 45678
@@ -78,9 +78,9 @@ def test_the_state_of_a_dead_server_is_no_hindrance(host):
     assert host._clear_the_way() is None
 
 
-def test_so_few_open_files_that_haproxy_cannot_start_refuse_the_start(host, monkeypatch):
+def test_so_few_open_files_that_nobody_could_connect_refuse_the_start(host, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    assert "256 files open here, and HAProxy needs 450" in host._clear_the_way()
+    assert "256 files open here, and 100 callers' connections need 450" in host._clear_the_way()
 
 
 def test_what_a_killed_server_left_is_ended_and_said(host):

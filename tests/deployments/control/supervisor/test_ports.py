@@ -58,7 +58,7 @@ def test_defaults_that_callers_do_not_know_give_way_to_free_ports(monkeypatch):
         for port in (first, first + 1):
             socket.create_server(("127.0.0.1", port)).close()
     assert ports.free_instead(GatewaySettings(replicas=1)).keys() == {"haproxy_stats_port"}
-    assert ports.free_instead(GatewaySettings(ingress="proxy", metrics_port=9401)) == {}
+    assert ports.free_instead(GatewaySettings(ingress="direct", metrics_port=9401)) == {}
     named = GatewaySettings(haproxy_stats_port=8404, metrics_port=9401)
     assert ports.free_instead(named) == {}  # the user's own choice: refused, not replaced
 
@@ -77,7 +77,7 @@ def test_a_host_that_is_here_is_fine(host):
 def test_haproxys_own_pages_need_an_address_that_is_here_where_haproxy_runs():
     sentence = ports.refusal(gateway(haproxy_admin_host="192.0.2.1"))
     assert "gateway.haproxy_admin_host 192.0.2.1 is not an address" in sentence
-    assert ports.refusal(gateway(ingress="proxy", haproxy_admin_host="192.0.2.1")) is None
+    assert ports.refusal(gateway(ingress="direct", haproxy_admin_host="192.0.2.1")) is None
 
 
 def test_haproxys_own_pages_meet_only_who_listens_at_their_address():
@@ -88,10 +88,10 @@ def test_haproxys_own_pages_meet_only_who_listens_at_their_address():
         assert "gateway.haproxy_stats_port" in ports.refusal(elsewhere)
 
 
-def test_the_proxy_needs_no_port_of_haproxy():
+def test_the_gateway_itself_needs_no_port_of_haproxy():
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        settings = gateway(ingress="proxy", haproxy_stats_port=taken)
+        settings = gateway(ingress="direct", haproxy_stats_port=taken)
         assert ports.refusal(settings) is None
 
 

@@ -14,7 +14,6 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn_server import serving
 
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.fast_path import NAMED_BY_SERVE
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.whole_response import (
     EXTENSION,
@@ -89,19 +88,6 @@ async def test_other_messages_go_their_usual_way() -> None:
     finally:
         app = kept
     assert data.endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
-
-
-async def test_behind_serves_own_wrapper_an_answer_has_a_head_that_serve_can_see() -> None:
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    # The plain proxy's server made the offer, and the scope came here with it.
-    scope = {"type": "http", "method": "GET", "raw_path": b"/a", "headers": [],
-             "extensions": {EXTENSION: {}}, NAMED_BY_SERVE: True}  # fmt: skip
-    await Exchange(scope, send, send).reply(200, ANSWER)  # type: ignore[arg-type]
-    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
 
 
 def test_uvicorn_has_what_is_used_of_it_and_makes_the_cycle_that_is_offered() -> None:

@@ -31,6 +31,17 @@ async def test_an_announced_model_is_found_and_ready_once_a_replica_runs(
     assert following.catalogue.all_ready
 
 
+async def test_a_gateway_has_caught_up_when_it_reaches_what_runs(
+    following: Following, description: Describe
+) -> None:
+    assert not following.catalogue.caught_up
+    await following.registry.tell(description(), declared="device later")
+    assert not following.catalogue.caught_up
+    following.run(description())
+    await following.registry.tell(description(), declared="device later")
+    assert following.catalogue.caught_up  # nobody reaches the other one yet
+
+
 async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Following) -> None:
     await following.registry.tell(declared="device")
     with pytest.raises(errors.NotReady):

@@ -117,6 +117,5 @@ e: []
 
 def test_files_of_defaults_are_complete() -> None:
     environment = json.loads(generated()[Path("files/environment.json")])
-    assert environment["haproxy"]["RAY_SERVE_ENABLE_HA_PROXY"] == {"value": "1", "in_config": True}
-    assert environment["proxy"]["RAY_SERVE_ENABLE_HA_PROXY"] == {"value": "0", "in_config": True}
-    assert environment["haproxy"]["RAY_worker_niceness"]["in_config"] is False
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == {"value": "1", "in_config": True}
+    assert environment["RAY_worker_niceness"]["in_config"] is False

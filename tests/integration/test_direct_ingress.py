@@ -1,4 +1,5 @@
-"""Serve's own Python proxy instead of HAProxy: what is used where HAProxy cannot run."""
+"""The gateway takes its callers itself, on a socket that the host holds: no HAProxy runs, and who
+connects while a gateway is replaced waits for the next."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
     models = {"device": synthetic(), "slow": synthetic(options={"base_ms": 5000})}
-    made: Server = serve(models, gateway={"ingress": "proxy"})
+    made: Server = serve(models)
     return made.start()
 
 
@@ -72,6 +73,31 @@ def test_it_listens_on_loopback_alone_and_on_one_public_port(server):
     ports = {port for _, port, _ in found}
     assert server.port in ports
     assert not ports & {server.gateway["haproxy_stats_port"]}
+
+
+def test_while_a_killed_gateway_is_replaced_nobody_is_refused(server):
+    """What it had is lost: at most one request of each client."""
+    (gateway,) = server.named("ray::ServeReplica:gateway")
+    with server.load("device", 8) as load:
+        server.until(lambda: load.answered > 100, 20)
+        gateway.kill()
+        # Connected to nobody yet: it waits in the socket's queue.
+        waited = Later(lambda: server.infer("device", [20, 22]))
+        assert total(waited.answer()) == 42
+        before = load.answered
+        server.until(lambda: load.answered > before + 100, 20)
+    assert len(load.failures) <= 8
+    assert not [each for each in load.failures if "refused" in str(each).lower()]
+
+
+def test_a_gateway_that_is_told_to_end_answers_what_it_has(server):
+    running = Later(lambda: server.infer("slow", [20, 22]))
+    server.works_on("slow")
+    (gateway,) = server.named("ray::ServeReplica:gateway")
+    gateway.terminate()
+    assert total(running.answer()) == 42
+    # Serve starts the next one when this one has ended; whoever waited for 10 s is told so.
+    server.until(lambda: server.infer("device", [1, 2], within_s=30).status_code == 200, 30)
 
 
 def test_a_stop_drains_and_leaves_nothing(server):
