@@ -88,9 +88,9 @@ def nameable(name: str) -> str:
     return "?" if name.startswith("hr_") or redacted(name) != name else name[:_LONGEST_NAME]
 
 
-def user(uid: int | None = None) -> str:
-    """The operating system's user with this id, by default the one that this process runs as."""
-    uid = os.getuid() if uid is None else uid
+def user() -> str:
+    """The operating system's user that this process runs as."""
+    uid = os.getuid()
     try:
         name = _name_of(uid)  # not from the environment, which anyone may set
     except (ImportError, KeyError, OSError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
@@ -30,20 +29,14 @@ class DashboardProcess:
     def __init__(self, found: psutil.Process) -> None:
         self._process = found
         self._command, self._environ, self._folder = found.cmdline(), found.environ(), found.cwd()
-        self._starting = threading.Lock()
-        self.starts = 0  # again, since Ray's own
 
-    def start_again(self, seen: int, answers: Callable[[], bool]) -> bool:
-        """For who got no answer after `seen` starts: whether another answers now. One that does not
-        answer is killed; one that does is left alone. `answers` has a limit of its own."""
-        with self._starting:
-            if answers():
-                return self.starts > seen
-            self._start()
-            end = time.monotonic() + _STARTS_S
-            while not (answered := answers()) and runs(self._process) and time.monotonic() < end:
-                time.sleep(_LOOKS_S)
-            return answered
+    def start_again(self, answers: Callable[[], bool]) -> None:
+        """End it, if it hangs, and start another; returns once that answers, has ended too, or a
+        minute is over. `answers` has a limit of its own."""
+        self._start()
+        end = time.monotonic() + _STARTS_S
+        while not answers() and runs(self._process) and time.monotonic() < end:
+            time.sleep(_LOOKS_S)
 
     def _start(self) -> None:
         why = "hangs and is ended" if runs(self._process) else "has ended"
@@ -51,7 +44,6 @@ class DashboardProcess:
         if runs(self._process):
             self._process.kill()
             psutil.wait_procs([self._process], timeout=_STARTS_S)
-        self.starts += 1
         self._process = psutil.Popen(
             self._command,
             env=self._environ,

@@ -98,11 +98,8 @@ class LocalCluster(ServedModels):
 
     def keep_dashboard(self) -> None:
         """Start the dashboard again if it has ended or hangs."""
-        if self._own is None:
-            return
-        seen = self._own.starts
-        if not any(self._rest.answers() for _ in range(_SILENT_LOOKS)):
-            self._own.start_again(seen, self._rest.answers)
+        if self._own and not any(self._rest.answers() for _ in range(_SILENT_LOOKS)):
+            self._own.start_again(self._rest.answers)
 
     def published_tenants(self) -> str | None:
         """The text of the tenants in force; None if none was published."""

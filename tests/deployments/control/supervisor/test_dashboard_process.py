@@ -87,31 +87,18 @@ def test_a_dashboard_of_another_address_is_not_ones_own(sleeping):
     assert own(sleeping.address) is not None
 
 
-def test_one_that_answers_is_left_alone(sleeping):
-    process = sleeping.own()
-    assert not process.start_again(0, lambda: True)
-    assert [each.pid for each in sleeping.running()] == [sleeping.first.pid]
-
-
-def test_who_asked_before_another_was_started_may_ask_again(sleeping):
-    process, answers = sleeping.own(), iter([False, True, True])
-    assert process.start_again(0, lambda: next(answers))
-    assert process.start_again(0, lambda: next(answers))
-    assert process.starts == 1
-    assert len(sleeping.running()) == 1
-
-
-def test_one_that_ends_at_its_start_is_no_success(sleeping):
+def test_one_that_ends_at_its_start_is_not_waited_for(sleeping):
     process = sleeping.own()
     (Path(sleeping.first.args[2])).write_text("")
-    assert not process.start_again(0, lambda: False)
+    process.start_again(lambda: False)
+    assert sleeping.running() == []
 
 
 def test_one_that_has_ended_runs_again_where_it_was_and_as_it_was(serving):
     rest, process = ServeRest(Dashboard(serving.address, None)), serving.own()
     serving.first.kill()
     serving.first.wait()
-    assert process.start_again(0, rest.answers)
+    process.start_again(rest.answers)
     assert rest.details() == {"applications": {}, "mark": "mine"}
     assert len(serving.running()) == 1
 
@@ -120,7 +107,7 @@ def test_one_that_hangs_is_ended_and_another_answers(serving, monkeypatch):
     monkeypatch.setattr(serve_rest, "_ALIVE_S", 0.2)
     rest, process = ServeRest(Dashboard(serving.address, None, answer_s=0.2)), serving.own()
     serving.first.send_signal(signal.SIGSTOP)
-    assert process.start_again(0, rest.answers)
+    process.start_again(rest.answers)
     assert rest.details()["mark"] == "mine"
     assert [each.pid for each in serving.running()] != [serving.first.pid]
 
@@ -130,7 +117,7 @@ def test_who_reads_waits_for_another_and_hears_what_goes_on_if_none_comes(servin
     process = serving.own()
     serving.first.kill()
     serving.first.wait()
-    again = threading.Timer(0.0, process.start_again, (0, rest.answers))
+    again = threading.Timer(0.0, process.start_again, (rest.answers,))
     again.start()
     assert rest.details()["mark"] == "mine"
     again.join()
