@@ -1,7 +1,7 @@
 """What callers notice when a process of a server with two gateways and two replicas is killed,
 asked to end, or hangs. `make chaos` runs every process and every fault, CI those without marks.
 
-Those whose end is the server's are in `test_ended_servers.py`.
+Others whose end is the server's than the last are in `test_ended_servers.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from blocked_output import block
 from fault_cost import LOADS, Blow, FaultCost, cost_of, measured, outcome
 from process_faults import BESIDE, ENDS_SERVER, FOUND, Fault, all_run, blow, processes
-from served import Server, patient, running, synthetic
+from served import Server, listens, patient, running, synthetic
 
 HANGS_S, LASTS_S = 60.0, 8.0
 QUICK = [
@@ -167,6 +167,21 @@ def test_a_replica_is_replaced_while_nobody_reads_what_the_server_writes(server)
         server.reads.set()
     print(cost)
     assert (cost.lost, cost.refused) == (0, 0), cost
+
+
+@pytest.mark.integration
+def test_a_host_that_hangs_when_rays_control_store_ends_is_ended_with_all_it_left(server):
+    server.host().suspend()
+    (killed,) = server.called("gcs_server")
+    killed.kill()
+    began = time.monotonic()
+    assert server.wait() == 1
+    print(f"ended after {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < patient(20)
+    assert f"(gcs_server), process {killed.pid}, has ended" in server.output
+    assert "that a killed server left" in server.output
+    assert server.processes() == []
+    assert not [port for port in server.gateway.values() if listens(port)]
 
 
 def test_a_cost_is_counted_from_the_fault_on():

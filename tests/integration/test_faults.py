@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import httpx
 import psutil
 import pytest
-from served import ANSWER_S, Later, Load, Server, get, metric, patient, synthetic, total
+from served import ANSWER_S, Later, Load, Server, get, listens, metric, patient, synthetic, total
 
 pytestmark = pytest.mark.integration
 
@@ -282,3 +283,10 @@ def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, titl
     print(f"longest without an answer {longest_s:.2f} s; the last of them after {whole_s:.0f} s")
     assert statuses <= {0, 200}
     assert longest_s < patient(2.0)
+
+
+def test_the_host_stops_when_its_terminal_is_gone(server):
+    server.process.send_signal(signal.SIGKILL)
+    server.wait()
+    assert server.remaining(30) == []
+    assert not listens(server.port)

@@ -125,39 +125,6 @@ def test_a_foreign_listener_is_named_and_nothing_is_started(serve):
     assert server.remaining() == []
 
 
-def test_the_host_stops_when_its_terminal_is_gone(serve):
-    server = serve({"device": synthetic()}).start()
-    server.process.send_signal(signal.SIGKILL)
-    server.wait()
-    assert server.remaining(30) == []
-    assert not listens(server.port)
-
-
-def kill_control_store(server: Server, limit_s: float) -> None:
-    """Fails where the server does not end within the limit, says why, and leaves nothing."""
-    (killed,) = server.called("gcs_server")
-    killed.kill()
-    began = time.monotonic()
-    assert server.wait() == 1
-    print(f"ended after {time.monotonic() - began:.1f} s")
-    assert time.monotonic() - began < patient(limit_s)
-    assert f"(gcs_server), process {killed.pid}, has ended" in plain(server.output)
-    assert server.processes() == []
-    assert not [port for port in server.gateway.values() if listens(port)]
-
-
-@pytest.mark.chaos
-def test_the_host_ends_all_when_rays_control_store_ends(serve):
-    kill_control_store(serve({"device": synthetic()}).start(), 10)
-
-
-def test_a_host_that_hangs_when_rays_control_store_ends_is_ended_with_all_it_left(serve):
-    server = serve({"device": synthetic()}).start()
-    server.host().suspend()
-    kill_control_store(server, 20)
-    assert "that a killed server left" in plain(server.output)
-
-
 def kill_cluster(server: Server) -> list[psutil.Process]:
     """Kills the host and the command line, as the kernel does that is out of memory; what is left
     of the server, HAProxy included."""
