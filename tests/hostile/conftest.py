@@ -40,9 +40,9 @@ from deployments.settings.gateway import GatewaySettings
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}
 GATEWAY = {
-    "limits": {"max_body_bytes": 400_000, "max_inflated_bytes": 500_000, "body_timeout_s": 0.3}
+    "limits": {"max_body_bytes": 400_000, "max_inflated_bytes": 500_000, "body_timeout_s": 1}
 }
-EDGE = {"BODY_S": 1, "HEADERS_S": 1, "MAX_BODY_BYTES": 400_000}
+EDGE = {"BODY_S": 2, "HEADERS_S": 1, "MAX_BODY_BYTES": 400_000}
 
 
 class Servers:
@@ -87,7 +87,7 @@ class Servers:
             "certificate": told["CERTIFICATE"], "key": told["KEY"],
             "client_ca": told["CLIENT_CA"], "client_ca_for": "operators",
         } if "KEY" in told else None  # fmt: skip
-        limits = GATEWAY["limits"] | {"headers_timeout_s": 1, "body_timeout_s": 1}
+        limits = GATEWAY["limits"] | {"headers_timeout_s": 1, "body_timeout_s": 2}
         gateway = GatewaySettings.model_validate({"limits": limits, "tls": tls})
         server = DirectServer(self._kept(stand.app), gateway)
         await server.start(str(path))

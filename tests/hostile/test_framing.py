@@ -149,7 +149,7 @@ def test_trailers_never_say_who_calls(framed: Target, together: bool):
 
 def test_pipelined_requests_are_answered_in_their_order(framed: Target):
     asks = [post(BODY), head(method=b"GET", path=b"/nowhere"), post(BODY)]
-    assert framed.ask(b"".join(asks)).statuses == [200, 404, 200]
+    assert framed.ask(b"".join(asks), idle_s=0.3).statuses == [200, 404, 200]
 
 
 def test_a_chunked_body_is_a_body(framed: Target):

@@ -121,7 +121,7 @@ async def test_a_request_expires_while_it_waits(description: Describe) -> None:
 
 async def test_a_request_expires_while_it_streams(description: Describe) -> None:
     async with bench(description) as b:
-        pending = b.submit(expires_s=0.02)
+        pending = b.submit(expires_s=0.5)  # it begins before that on a busy machine too
         b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
         assert await pending.next() == b"half"
         with pytest.raises(errors.Expired):
