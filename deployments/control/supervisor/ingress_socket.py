@@ -15,8 +15,8 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
-
+from deployments.contract.errors import Overloaded
+from deployments.gateway.http.protocols import error_shapes
 from deployments.process.listening_socket import hand_over
 
 _SILENT_S = 10.0  # without a gateway, until callers are told so
@@ -25,7 +25,7 @@ _CALLER_SILENCE_MS = 30_000  # of one that has not acknowledged what it was sent
 _HEAD_S = 2.0  # for a caller to say what it wants
 _MOST_HEAD_BYTES = 32_768
 _QUEUE = 4096  # as many as may wait (deployments/gateway/http/strict_protocol.py)
-_SAID = "no gateway can take the request now; send it again"
+_NOBODY = Overloaded("no gateway can take the request now; send it again", retry_after_s=1.0)
 logger = logging.getLogger("headrace.host")
 
 
@@ -129,13 +129,12 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 def _refusal(target: bytes) -> bytes:
     """In the shape of the API that the path belongs to."""
-    path = target.partition(b"?")[0]
-    error: object = _SAID
-    if path.startswith(b"/v1/") and not path.endswith((b":predict", b":classify")):
-        error = {"message": _SAID, "type": "server_error", "param": None, "code": "overloaded"}
-    body = msgspec.json.encode({"error": error})
-    head = (
-        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-        b"retry-after: 1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-    )
-    return head + body
+    answer = error_shapes.of_path(target.partition(b"?")[0].decode("latin-1"))(_NOBODY)
+    lines = [
+        b"HTTP/1.1 503 Service Unavailable",
+        b"content-type: " + answer.content_type,
+        *(b"%b: %b" % header for header in _NOBODY.headers()),
+        b"connection: close",
+        b"content-length: %d" % len(answer.body),
+    ]
+    return b"\r\n".join([*lines, b"", answer.body])
