@@ -65,39 +65,32 @@ class Connections:
         most = 1 << 20 if files == resource.RLIM_INFINITY else max(files - _OTHER_FILES, _FEWEST)
         return cls(most, gateway.limits.connections_per_source, gateway.trusted_proxies)
 
-    def trusts(self, address: str) -> bool:
-        """Whether it is one of a load balancer before this server."""
-        if not self._networks:
-            return False
+    def source(self, address: str) -> object:
+        """What an address counts as; None for one of a trusted network."""
         found = _plain(address)
-        return any(found in each for each in self._networks)
+        if any(found in each for each in self._networks):
+            return None
+        return int(found) >> 64 if isinstance(found, IPv6Address) else found
 
-    def take(self, address: str) -> bool:
+    def take(self, source: object) -> bool:
         """Whether one more may come from there; if so, it is counted until `give`."""
-        source = self._source(address)
         own = self._by_source[source] + 1
-        scarce = self._taken >= self._most * _MOST_TAKEN and source is not None
-        if self._taken >= self._most or (
-            source is not None
-            and own > min(self._of_source, self._most * _SOURCE_SHARE if scarce else self._most)
-        ):
+        if self._taken >= self._most:
             return False
+        if source is not None:
+            few_are_left = self._taken >= self._most * _MOST_TAKEN
+            share = self._most * _SOURCE_SHARE if few_are_left else self._most
+            if own > min(self._of_source, share):
+                return False
         self._taken += 1
         self._by_source[source] = own
         return True
 
-    def give(self, address: str) -> None:
-        source = self._source(address)
+    def give(self, source: object) -> None:
         self._taken -= 1
         self._by_source[source] -= 1
         if not self._by_source[source]:
             del self._by_source[source]
-
-    def _source(self, address: str) -> object:
-        if self.trusts(address):
-            return None
-        found = _plain(address)
-        return int(found) >> 64 if isinstance(found, IPv6Address) else found
 
 
 def _plain(address: str) -> Any:
@@ -114,20 +107,22 @@ class DirectProtocol(StrictProtocol):
         super().__init__(*args, **more)
         self._open = connections
         self._operators_certificate = operators_certificate
+        self._source: object = None
         self._counted = self._trusted = self._stops = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.client:  # else it has left already
-            self._trusted = self._open.trusts(self.client[0])
-            self._counted = self._open.take(self.client[0])
+            self._source = self._open.source(self.client[0])
+            self._trusted = self._source is None
+            self._counted = self._open.take(self._source)
         if not self._counted:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted and self.client:
+        if self._counted:
             self._counted = False
-            self._open.give(self.client[0])
+            self._open.give(self._source)
         super().connection_lost(exc)
 
     def check_head(self) -> None:

@@ -142,13 +142,17 @@ async def test_more_connections_of_one_address_than_it_may_have_end_at_once(tmp_
 
 def test_when_few_connections_are_left_one_address_may_have_a_tenth():
     connections = Connections(100, 0, ["10.0.0.0/8"])
-    assert all(connections.take(f"2001:db8:0:{n}::1") for n in range(80))
-    assert all(connections.take(f"2001:db8:1::{n}") for n in range(1, 11))
-    assert not connections.take("2001:db8:1::ffff")  # of the same 64 bits
-    assert all(connections.take("10.1.2.3") for _ in range(10))
-    assert not connections.take("10.1.2.3")  # there are no more
-    connections.give("10.1.2.3")
-    assert connections.take("::ffff:192.0.2.1")
+
+    def taken(address):
+        return connections.take(connections.source(address))
+
+    assert all(taken(f"2001:db8:0:{n}::1") for n in range(80))
+    assert all(taken(f"2001:db8:1::{n}") for n in range(1, 11))
+    assert not taken("2001:db8:1::ffff")  # of the same 64 bits
+    assert all(taken("10.1.2.3") for _ in range(10))
+    assert not taken("10.1.2.3")  # there are no more
+    connections.give(connections.source("10.1.2.3"))
+    assert taken("::ffff:192.0.2.1")
 
 
 async def test_when_it_stops_an_idle_connection_may_be_used_once_more(tmp_path):
