@@ -156,8 +156,13 @@ class ServedModels:
 
     def applications(self) -> dict[str, tuple[str, str]]:
         """State and Serve's message of each application."""
-        apps = self._serve.details()["applications"]
-        return {name: (app["status"], app["message"]) for name, app in apps.items()}
+        return states_of(self._serve.details())
+
+
+def states_of(details: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """State and message of each application of Serve's details."""
+    apps = details["applications"]
+    return {name: (app["status"], app["message"]) for name, app in apps.items()}
 
 
 def runs(apps: States, name: str) -> bool:

@@ -196,13 +196,17 @@ class Gateway:
 
     async def _leave(self) -> None:
         """End this process. Serve starts another gateway."""
-        await self.__del__()
+        self._close()
         logging.shutdown()
         os._exit(0)
 
     async def __del__(self) -> None:
         if self._direct is not None:
             await self._ending.finished()
+        self._close()
+
+    def _close(self) -> None:
+        if self._direct is not None:
             self._direct.close()
         self._loop_watch.close()
         for task in self._tasks:

@@ -30,7 +30,7 @@ from deployments.control.remote_cluster import RemoteCluster
 from deployments.control.scaling.scaling_terms import scaling_settings
 from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
-from deployments.control.served_models import ServedModels
+from deployments.control.served_models import ServedModels, states_of
 from deployments.control.supervisor import dashboard_process, ports, ray_processes
 from deployments.control.supervisor.waiting import why_waiting
 from deployments.process import tenants_store
@@ -94,7 +94,7 @@ class LocalCluster(ServedModels):
         entries = Listed.of(ours(details)).entries
         gone = [n for n in names if model_app(n) not in details["applications"] and n in entries]
         taken_back = {n: entries[n].why for n in gone if entries[n].why}
-        return taken_back | super().cannot_start(names)
+        return taken_back | self.failures(names, states_of(details))
 
     def keep_dashboard(self) -> None:
         """Start the dashboard again if it has ended or hangs."""
