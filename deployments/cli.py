@@ -59,7 +59,7 @@ def _explained(error: Exception) -> int | None:
     """Prints a known error and gives its exit code; None for what nobody expected."""
     # Looked up rather than imported: only what a command has imported can have been raised.
     for module, name, code in (
-        ("deployments.settings.load", "SettingsErrors", 2),
+        ("deployments.settings.plain", "SettingsErrors", 2),
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
         ("deployments.tools.simulate.plots", "NoPlots", 1),
@@ -133,7 +133,7 @@ def check(file: Path, elsewhere: bool, fingerprint: str | None, write: bool) -> 
         call("deployments.tools.verify.stamp", "show", file, fingerprint, write=write)
     if write:
         raise click.UsageError("--write stores a fingerprint: it needs --fingerprint MODEL")
-    from deployments.settings.load import load
+    from deployments.settings_files.load import load
 
     settings = load(file, here=not elsewhere)
     click.echo(summary(settings))

@@ -152,7 +152,7 @@ _NODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def write_facts(folder: Path, temperature: float) -> None:
     """What the service reads beside the weights."""
-    from deployments.settings.preprocessing_support import image_fingerprint
+    from deployments.settings_files.preprocessing_support import image_fingerprint
     from runtimes import fingerprint
 
     facts = {

@@ -93,6 +93,20 @@ def test_islands_do_not_read_the_environment(island):
     assert not readers
 
 
+def test_settings_and_contract_open_nothing():
+    opening = {"open", "read_text", "read_bytes", "exists", "is_file", "is_dir", "environ", "Popen"}
+    openers = [
+        str(path)
+        for package in ("settings", "contract")
+        for path in (ROOT / "deployments" / package).rglob("*.py")
+        for node in ast.walk(tree(path))
+        if (isinstance(node, ast.Attribute) and node.attr in opening)
+        or (isinstance(node, ast.Name) and node.id in opening)
+    ]
+    # The policies that come with Headrace, which are part of the package.
+    assert openers == [str(ROOT / "deployments/settings/scaling.py")]
+
+
 def test_only_the_shell_imports_ray():
     offenders = [
         str(path)

@@ -12,8 +12,8 @@ from typing import Any
 
 from deployments.settings.channel import ChannelSettings
 from deployments.settings.groups import POOL_GROUP
-from deployments.settings.load import settings_digest
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import settings_digest
 
 _OVERRIDES = (  # settings of replicas that do not shape them
     "count", "min", "max", "spare", "survive", "priority", "cost_per_hour", "num_cpus", "num_gpus",

@@ -11,11 +11,11 @@ import threading
 from typing import Any
 
 from deployments.contract.listed import Control, parse
-from deployments.contract.version import code_version
 from deployments.control import publisher
 from deployments.control.driver import Driver, drive
 from deployments.control.replacement import RayActors, Replacement
 from deployments.process import logs
+from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_replica_calls_local
 

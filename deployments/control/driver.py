@@ -38,8 +38,8 @@ from deployments.control.rollout_reasons import ANOTHER, STILL_IN_FILE
 from deployments.control.writing import GAP_S
 from deployments.process import audit
 from deployments.process.audit import AuditLine
-from deployments.settings.load import settings_digest
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import settings_digest
 
 _HEARD_S = 2.0  # gateways hear of the end, and say what they have, within this
 _DRAINS_S = 10.0

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from deployments.process import line_files
 from deployments.process.key_list import key_rows
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import load_tenants, parse_tenants
 from deployments.settings.tree import TenantsSettings
+from deployments.settings_files.load import load_tenants, parse_tenants
 
 logger = logging.getLogger("headrace.host")
 _KEEPS_S = 1.0

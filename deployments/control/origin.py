@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.control.source_folders import relative_to
-from deployments.settings.load import with_address
+from deployments.settings.plain import with_address
 from deployments.settings.tree import Settings
 
 

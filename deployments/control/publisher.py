@@ -19,12 +19,8 @@ from deployments.control.scaling import store
 from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.process import audit, tenants_store
 from deployments.process.audit import AuditLine
-from deployments.settings.load import (
-    SettingsErrors,
-    parse_tenants,
-    settings_digest,
-    tenants_text,
-)
+from deployments.settings.plain import SettingsErrors, settings_digest
+from deployments.settings_files.load import parse_tenants, tenants_text
 from yaml_document.mistakes import Mistake
 
 logger = logging.getLogger("headrace.control")

@@ -18,7 +18,6 @@ from deployments.contract.app_names import ANCHOR_DEPLOYMENT, CONTROL_APP, GATEW
 from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
 from deployments.contract.rollout.terms import canary_of
-from deployments.contract.version import code_version
 from deployments.control import plan
 from deployments.control.dashboard import ClusterError
 from deployments.control.differences import Applications, Difference, by_name, changes
@@ -31,10 +30,11 @@ from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import serve_config
 from deployments.control.serve_rest import ServeRest
 from deployments.control.writing import Writer
+from deployments.process.code_version import code_version
 from deployments.process.key_list import KeyRow, key_rows
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import parse_tenants
 from deployments.settings.tree import Settings, TenantsSettings
+from deployments.settings_files.load import parse_tenants
 
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"

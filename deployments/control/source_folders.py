@@ -10,8 +10,9 @@ from __future__ import annotations
 import filecmp
 from pathlib import Path
 
-from deployments.settings import model_paths, sources
+from deployments.settings import model_paths
 from deployments.settings.tree import Settings
+from deployments.settings_files import sources
 
 
 def relative_to(settings: Settings, folder: Path, served: Path) -> Settings:

@@ -27,8 +27,8 @@ import numpy as np
 
 from deployments.replica import backend_env
 from deployments.replica.describe import runtime_settings
-from deployments.settings.load import load
-from deployments.settings.made import cache_dir
+from deployments.settings_files.load import load
+from deployments.settings_files.made import cache_dir
 from runtimes import catalog
 from runtimes.types import Batch, Limits, Prefetching, Ragged, Result, Runtime, RuntimeSettings
 from runtimes.warmup import batch as zeros_batch

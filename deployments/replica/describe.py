@@ -31,12 +31,13 @@ from deployments.replica.image_model import (
 )
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.scheduling import scheduling
-from deployments.settings import model_paths, preprocessing_support, remote_source
+from deployments.settings import model_paths, remote_source
 from deployments.settings.lengths import bucket_edges
-from deployments.settings.load import digest as version_digest
 from deployments.settings.model import ModelSettings
-from deployments.settings.sources import PREFIXES
-from deployments.settings.sources import resolve as source_path
+from deployments.settings.plain import digest as version_digest
+from deployments.settings_files import preprocessing_support
+from deployments.settings_files.sources import PREFIXES
+from deployments.settings_files.sources import resolve as source_path
 from runtimes import calibration
 from runtimes import source as artifacts
 from runtimes.digest import digest_of

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from deployments.contract.description import ModelDescription
 from deployments.process.description_store import StoredDescription
 from deployments.replica.groups import combined
-from deployments.settings.load import settings_digest
+from deployments.settings.plain import settings_digest
 
 _PAUSE_S = 2.0  # before another try
 logger = logging.getLogger("headrace.anchor")

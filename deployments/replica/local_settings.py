@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from deployments.settings.load import make_paths_absolute
 from deployments.settings.model import ModelSettings
-from deployments.settings.sources import sources_folder
+from deployments.settings_files.load import make_paths_absolute
+from deployments.settings_files.sources import sources_folder
 
 
 def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:

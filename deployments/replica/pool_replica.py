@@ -29,7 +29,7 @@ from deployments.replica.pool.orders import Announcements, PoolOrders
 from deployments.replica.pool.resident import Place
 from deployments.replica.pool.residents import Residents
 from deployments.replica.processors import reserved_cpus
-from deployments.settings.made import cache_dir
+from deployments.settings_files.made import cache_dir
 from runtimes import catalog
 
 logger = logging.getLogger("headrace.pool")

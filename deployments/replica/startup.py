@@ -39,8 +39,8 @@ from deployments.replica.local_settings import settings_here
 from deployments.replica.siblings import LONGEST_WAIT_S, together
 from deployments.replica.startup_progress import StartupProgress, process_age_s, took
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
-from deployments.settings.load import settings_digest
-from deployments.settings.made import cache_dir
+from deployments.settings.plain import settings_digest
+from deployments.settings_files.made import cache_dir
 
 _OPTIONAL_ENDS_S = 600.0
 _COLD_S = 1.0  # fetching and converting take longer; looking for what is there takes less

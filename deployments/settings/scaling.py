@@ -8,19 +8,18 @@ do is described in `autoscaling/settings.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from yaml_document.document import Document, read_document, read_file
-from yaml_document.mistakes import Mistake, explain
+from yaml_document.document import read_document
 from yaml_document.section import Section, listed, off_is_a_word, wrong
 
-_ENDINGS = (".yaml", ".yml")
+POLICY_ENDINGS = (".yaml", ".yml")
 _LONGEST_WINDOW_S = 3600.0
 
 
@@ -141,7 +140,7 @@ class PolicyFile(PolicyTuning):
 def named_policies() -> Mapping[str, Mapping[str, Any]]:
     """The policies that come with Headrace: name to the fields that its file sets."""
     folder = files("autoscaling").joinpath("policies")
-    found = [each for each in folder.iterdir() if each.name.endswith(_ENDINGS)]
+    found = [each for each in folder.iterdir() if each.name.endswith(POLICY_ENDINGS)]
     return {
         Path(each.name).stem: read_document(each.read_text(), each.name).data or {}
         for each in sorted(found, key=lambda each: each.name)
@@ -192,44 +191,3 @@ class ModelScalingSettings(PolicyTuning):
         whole = PolicyFile.model_validate(dict(policy or {}))
         own = self.model_dump(exclude_none=True, exclude={"policy"})
         return whole.model_dump(exclude_none=True) | own
-
-
-def inline_policy_files(models: Any, document: Document, folder: Path) -> list[Mistake]:
-    """Replace each policy's file name, in the plain data of models, by the file's content.
-
-    Returns the mistakes in these files, and the names of files that do not exist.
-    """
-    mistakes: list[Mistake] = []
-    for name, scaling in _sections(models):
-        policy = scaling.get("policy")
-        if isinstance(policy, str) and policy.endswith(_ENDINGS):
-            file = folder / policy
-            if not file.is_file():
-                at = ("models", name, "scaling", "policy")
-                mistakes.append(document.mistake(at, f"no file {str(file)!r}"))
-                del scaling["policy"]
-                continue
-            scaling["policy"], wrongs = _content(file)
-            mistakes += wrongs
-    return mistakes
-
-
-def _sections(models: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, model in models.items() if isinstance(models, dict) else ():
-        scaling = model.get("scaling") if isinstance(model, dict) else None
-        if isinstance(scaling, dict):
-            yield name, scaling
-
-
-def _content(file: Path) -> tuple[dict[str, Any], list[Mistake]]:
-    """A policy file's fields, empty if anything is wrong with it; and its mistakes."""
-    read = read_file(file)
-    if read.mistakes:
-        return {}, read.mistakes
-    if not isinstance(read.data, dict):
-        return {}, [read.mistake((), "must be a mapping, such as knee: 0.8")]
-    try:
-        PolicyFile.model_validate(read.data)
-    except ValidationError as error:
-        return {}, explain(error, PolicyFile, read.mistake)
-    return read.data, []

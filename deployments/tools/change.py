@@ -19,7 +19,7 @@ from deployments.control.remote_cluster import Deployment
 from deployments.control.rollout_reasons import BY_HAND, STILL_IN_FILE
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
-from deployments.settings.load import dump, settings_digest
+from deployments.settings.plain import dump, settings_digest
 from deployments.tools import operator
 from deployments.tools.watching import called, wait_for_all
 from deployments.tools.where import ServerRefused, Where

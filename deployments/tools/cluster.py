@@ -24,8 +24,9 @@ from deployments.control.ray_jobs import JobFailed, RayJobs
 from deployments.control.serve_config import serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import Settings
+from deployments.settings_files.load import load
 from yaml_document.mistakes import Mistake
 
 _CHECK_S = 180.0

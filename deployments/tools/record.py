@@ -26,10 +26,11 @@ from deployments.gateway.recording.part import GENERATED, HEADER, PARTS, TRACE
 from deployments.replica.image_model import row_shapes, with_image_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
-from deployments.settings import object_store, remote_source
+from deployments.settings import remote_source
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
+from deployments.settings_files import object_store
 from deployments.tools.verify.command import chosen
 from runtimes import ragged_file
 from runtimes.graph.bert import INPUT_IDS

@@ -25,7 +25,7 @@ import psutil
 
 from deployments.control.supervisor import ray_processes
 from deployments.control.supervisor.server_guard import ServerGuard
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from deployments.tools.console.terminal import StartupDisplay
 
 _LAST_WORDS_S = 5.0

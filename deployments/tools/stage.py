@@ -19,11 +19,11 @@ from deployments.contract.model_arguments import shaping
 from deployments.replica import backend_env, describe
 from deployments.replica.artifacts.local_model import PHASE, local_model, local_options
 from deployments.replica.local_settings import settings_here
-from deployments.settings.load import load
-from deployments.settings.made import CannotMake, cache_dir
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import SourceError, is_url
-from deployments.settings.sources import resolve, sources_folder
+from deployments.settings_files.load import load
+from deployments.settings_files.made import CannotMake, cache_dir
+from deployments.settings_files.sources import resolve, sources_folder
 from deployments.tools.verify.command import shown_progress
 from runtimes import catalog
 from runtimes.errors import RuntimeFault

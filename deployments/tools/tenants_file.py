@@ -18,8 +18,9 @@ from typing import Any
 import yaml
 
 from deployments.settings.gateway import PRIORITIES
-from deployments.settings.load import SettingsErrors, parse_tenants
+from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
+from deployments.settings_files.load import parse_tenants
 
 OPERATORS = "operators"
 

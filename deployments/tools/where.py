@@ -105,7 +105,7 @@ class Where:
         """Those of a file, as the cluster or the server would run them. Raises SettingsErrors, and
         as `dashboard`."""
         from deployments.control.origin import Origin
-        from deployments.settings.load import load
+        from deployments.settings_files.load import load
         from deployments.tools.cluster import portable
 
         if self.address is not None:

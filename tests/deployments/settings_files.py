@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings.load import (
-    SettingsErrors,
-    load,
-)
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
 
 HASH_1 = "sha256:" + "1" * 64
 HASH_2 = "sha256:" + "2" * 64

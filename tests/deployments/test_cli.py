@@ -15,7 +15,7 @@ import routers.core
 from deployments import cli
 from deployments.control.manual_target import ManualTarget
 from deployments.gateway.tenancy.tenants import hash_key
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from deployments.tools import change
 from deployments.tools import serve as host
 from deployments.tools.where import ServerRefused, Where
@@ -246,5 +246,5 @@ def test_help_imports_nothing_slow() -> None:
 def test_check_imports_no_backend_and_no_cluster(good: Path) -> None:
     slow = {"ray", "torch", "openvino", "onnxruntime", "tokenizers", "rich"}
     assert not slow & imported_by(
-        f"from deployments.settings.load import load; load({str(good)!r})"
+        f"from deployments.settings_files.load import load; load({str(good)!r})"
     )

@@ -39,8 +39,9 @@ from in_process import Stand, ask  # noqa: E402
 from deployments.contract.channel.frames import Buffer, Kind  # noqa: E402
 from deployments.contract.channel.stream_messages import StreamEnd  # noqa: E402
 from deployments.replica.artifacts import archive  # noqa: E402
-from deployments.settings.load import SettingsErrors, load  # noqa: E402
+from deployments.settings.plain import SettingsErrors  # noqa: E402
 from deployments.settings.remote_source import SourceError  # noqa: E402
+from deployments.settings_files.load import load  # noqa: E402
 from tests.deployments.conftest import described  # noqa: E402
 
 SEED = 17

@@ -26,7 +26,7 @@ from deployments.contract.scaling.messages import (
     PoolOrder,
     PoolReport,
 )
-from deployments.contract.version import code_version
+from deployments.process.code_version import code_version
 
 NAME = "headrace-autoscaler"
 _GONE_S = 5.0  # without a report: a replica reports once a second
@@ -80,7 +80,7 @@ class StandIn:
 def main(file: Path) -> None:
     """`file`: the settings that are to be deployed."""
     from deployments.control.scaling.scaling_terms import scaling_document
-    from deployments.settings.load import load
+    from deployments.settings_files.load import load
 
     pooled = scaling_document(load(file, here=False, absolute=False)).pool_models
     known = {each.name: each for each in pooled}

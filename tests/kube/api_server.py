@@ -23,7 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
 from tests.kube.chart import Object
 
 _KINDS = {

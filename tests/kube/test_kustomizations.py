@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deployments.control.serve_config import serve_config
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from tests.kube.chart import ROOT, Object, cluster_of, ray_service, serve_config_of
 from tests.kube.crds import Crds
 from tests.kube.kustomize_base import base

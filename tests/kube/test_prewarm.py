@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from tests.kube import built_ins
 from tests.kube.chart import Object, cluster_of, objects
 from tests.kube.kuberay import rolls

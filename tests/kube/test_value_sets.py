@@ -12,8 +12,9 @@ import yaml
 
 from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.control.serve_config import serve_config
-from deployments.settings.load import load, parse
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import parse
+from deployments.settings_files.load import load
 from tests.kube.chart import (
     CHART,
     SECTIONS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings.load import parse
+from deployments.settings.plain import parse
 from deployments.tools.simulate.devices import devices
 from deployments.tools.simulate.scaling_controller import ScalingController
 from deployments.tools.simulate.scaling_setup import scaling_setup_of, with_reserve

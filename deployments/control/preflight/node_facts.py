@@ -20,7 +20,7 @@ from typing import Any
 
 from deployments.control.ingress import haproxy
 from deployments.control.supervisor import ports
-from deployments.settings.made import cache_dir
+from deployments.settings_files.made import cache_dir
 
 UNLIMITED = -1
 _HAPROXY_FOLDER = "/tmp/haproxy-serve"  # where Serve keeps HAProxy's files by default

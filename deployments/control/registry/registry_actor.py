@@ -32,11 +32,11 @@ from deployments.contract.registry import (
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.costs import LIVE_COSTS
 from deployments.contract.rollout.terms import TERMS
-from deployments.contract.version import code_version
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status
 from deployments.control.scaling.watch import keep_alive
 from deployments.process import actors, logs
+from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 
 _ASKS_SERVE_S = 1.0

@@ -29,11 +29,11 @@ from deployments.contract.scaling.messages import (
     POOL_REPORT,
     START,
 )
-from deployments.contract.version import code_version
 from deployments.control.scaling import store
 from deployments.control.scaling.cluster_resources import available_resources, most_resources
 from deployments.control.scaling.decider import Decider
 from deployments.process import logs
+from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 
 DECIDES_S = 1.0

@@ -25,8 +25,8 @@ from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import PoolModel
 from deployments.settings.capacity import BudgetSettings, PoolSettings
 from deployments.settings.channel import ChannelSettings
-from deployments.settings.load import parse, settings_digest
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import parse, settings_digest
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 

@@ -39,10 +39,11 @@ from deployments.process.certificate_files import CertificateFiles
 from deployments.process.listening_socket import INGRESS_SOCKET
 from deployments.process.logs import LOG_SOCKET, LogSocket
 from deployments.settings.gateway import GatewaySettings, one_machines_ingress
-from deployments.settings.load import SettingsErrors, dump, load, settings_digest, with_address
-from deployments.settings.sources import FOLDER
+from deployments.settings.plain import SettingsErrors, dump, settings_digest, with_address
 from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
+from deployments.settings_files.load import load
+from deployments.settings_files.sources import FOLDER
 
 _POLL_S = 0.2
 _LOOKS_S = 1.0  # between two looks at what models wait for

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from deployments.settings import object_store, remote_source
+from deployments.settings import remote_source
+from deployments.settings_files import object_store
 from runtimes import ragged_file
 
 HEADER = ("time", "length", "tenant")

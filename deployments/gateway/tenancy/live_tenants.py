@@ -21,8 +21,9 @@ from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.process import audit
 from deployments.process.key_list import KeyRow, key_rows
 from deployments.settings.gateway import PRIORITIES
-from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants, tenants_text
+from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
+from deployments.settings_files.load import load_tenants, parse_tenants, tenants_text
 from yaml_document.mistakes import Mistake
 
 _OPENS = (

@@ -21,8 +21,8 @@ from deployments.replica.artifacts.checksum import mismatch
 from deployments.replica.artifacts.download import RemoteFile, Sleep, download, size_of, trying
 from deployments.replica.artifacts.readers import HttpReader, StoreReader, store_faults
 from deployments.replica.artifacts.room import check_room, disk_fault
-from deployments.settings.object_store import files_below, store
 from deployments.settings.remote_source import HTTP, RemoteSource, SourceError, escapes_folder
+from deployments.settings_files.object_store import files_below, store
 from runtimes.staging import KEPT_UNUSED_S
 
 MOST_FILES = 10_000

@@ -15,10 +15,11 @@ from typing import Any
 from deployments.replica.artifacts import archive
 from deployments.replica.artifacts.checksum import mismatch
 from deployments.replica.artifacts.fetch import Fetch
-from deployments.settings import model_paths, remote_source, sources
+from deployments.settings import model_paths, remote_source
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import RemoteSource, SourceError
+from deployments.settings_files import sources
 from runtimes import staging
 
 PHASE = "staging"

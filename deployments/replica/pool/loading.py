@@ -35,7 +35,7 @@ from deployments.replica.verify import gate
 from deployments.settings.channel import ChannelSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
-from deployments.settings.sources import resolve
+from deployments.settings_files.sources import resolve
 from runtimes import catalog, source, warmup
 from runtimes.errors import LoadError
 

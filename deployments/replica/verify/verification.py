@@ -23,7 +23,7 @@ from deployments.replica.verify.sample_file import Reading, SampleFile
 from deployments.replica.verify.samples import LEAST, Sample, completed, drawn, intervals
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.reference import CannotVerify
-from deployments.settings.sources import resolve as source_path
+from deployments.settings_files.sources import resolve as source_path
 from runtimes import catalog
 from runtimes.types import Limits, Runtime, RuntimeSettings
 

@@ -21,7 +21,7 @@ import yaml
 from deployments.control.addresses import EVERY_INTERFACE, LOOPBACK
 from deployments.process.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from deployments.tools.observability import grafana_server, page_server, prometheus_server
 from deployments.tools.observability.local_server import ServerFailed
 from deployments.tools.observability.prometheus_binary import NoPrometheus

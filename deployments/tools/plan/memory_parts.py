@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deployments.settings import remote_source, sources
+from deployments.settings import remote_source
 from deployments.settings.model import ModelSettings
+from deployments.settings_files import sources
 from runtimes import footprint, options
 from runtimes.errors import LoadError
 from runtimes.footprint import ITEM_BYTES, Architecture

@@ -16,8 +16,8 @@ import yaml
 from autoscaling.mig.gpus import GPUS, Gpu, Profile, with_usable
 from autoscaling.mig.packing import pack, profile_for
 from autoscaling.mig.types import Demand
-from deployments.settings.load import load
 from deployments.settings.tree import Settings
+from deployments.settings_files.load import load
 from deployments.tools.console import mig_table
 from deployments.tools.plan import manifests
 from deployments.tools.plan.needs import MemoryOverrides, Need, names, needs

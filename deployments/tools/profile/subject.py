@@ -13,9 +13,9 @@ from deployments.replica import backend_env
 from deployments.replica.describe import runtime_settings
 from deployments.replica.image_model import with_image_lengths
 from deployments.replica.stored_profile import identity_of
-from deployments.settings.load import load
-from deployments.settings.made import cache_dir
 from deployments.settings.model import ModelSettings
+from deployments.settings_files.load import load
+from deployments.settings_files.made import cache_dir
 from deployments.tools.profile.errors import CannotProfile, WrongArguments
 from deployments.tools.profile.findings import Subject
 from deployments.tools.profile.lengths import RowLengths, as_taken, lengths_for

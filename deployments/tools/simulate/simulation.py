@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deployments.settings.load import dump, load, parse
+from deployments.settings.plain import dump, parse
 from deployments.settings.tree import Settings
+from deployments.settings_files.load import load
 from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
 from deployments.tools.simulate.scaling_controller import ScalingSetup

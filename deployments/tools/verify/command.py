@@ -29,10 +29,10 @@ from deployments.replica.verify.verification import (
     of_command_line,
     verify,
 )
-from deployments.settings.load import load
-from deployments.settings.made import cache_dir
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
+from deployments.settings_files.load import load
+from deployments.settings_files.made import cache_dir
 from deployments.tools.console import verify_report
 from deployments.tools.verify.layers import lines as layer_lines
 from deployments.tools.verify.layers import look

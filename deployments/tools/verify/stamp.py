@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from deployments.replica.artifacts.local_model import local_file
-from deployments.settings import preprocessing_support
-from deployments.settings.made import cache_dir
 from deployments.settings.reference import CannotVerify
 from deployments.settings.remote_source import is_remote, redacted
+from deployments.settings_files import preprocessing_support
+from deployments.settings_files.made import cache_dir
 from deployments.tools.verify.command import chosen, shown_progress
 from runtimes import fingerprint
 

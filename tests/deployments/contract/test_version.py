@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deployments.contract.version import SPOKEN, WIRE, code_version, sources_digest
+from deployments.contract.version import SPOKEN, WIRE
+from deployments.process.code_version import code_version, sources_digest
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +40,7 @@ def test_an_installed_copy_has_the_digest_of_its_sources(tmp_path: Path) -> None
             target = tmp_path / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
-    said = "from deployments.contract.version import code_version; print(code_version())"
+    said = "from deployments.process.code_version import code_version; print(code_version())"
 
     def digest() -> str:
         command = [sys.executable, "-c", said]

@@ -10,7 +10,7 @@ from ray.serve._private.build_app import build_app
 from deployments.control.differences import by_name
 from deployments.control.serve_config import serve_config
 from deployments.replica.application import model
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

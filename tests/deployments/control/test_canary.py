@@ -9,8 +9,8 @@ import pytest
 from deployments.contract.model_arguments import digests, model_arguments
 from deployments.control.canary import canary_settings, rollout_terms
 from deployments.settings.channel import ChannelSettings
-from deployments.settings.load import parse
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import parse
 from deployments.settings.rollout import RolloutSettings
 
 

@@ -14,7 +14,8 @@ from deployments.control.publisher import pin
 from deployments.control.scaling import store
 from deployments.process import tenants_store
 from deployments.process.audit import AuditLine
-from deployments.settings.load import SettingsErrors, parse_tenants
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import parse_tenants
 
 MODELS = {"m": {"runtime": "synthetic", "replicas": {"max": 4}}}
 SCALING = {"models": MODELS}

@@ -12,8 +12,8 @@ from fake_runtimes import Encoder, Moody, Shout
 from deployments.contract.description import Generating
 from deployments.replica import describe
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import preprocessing_support
 from deployments.settings.model import ModelSettings
+from deployments.settings_files import preprocessing_support
 from runtimes import fingerprint
 from runtimes.errors import LoadError
 from runtimes.types import Limits, StreamLimits, TensorSpec

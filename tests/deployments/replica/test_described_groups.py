@@ -13,7 +13,7 @@ from deployments.process import description_store
 from deployments.process.description_store import StoredDescription
 from deployments.replica import described_groups
 from deployments.replica.described_groups import DescribedGroups
-from deployments.settings.load import settings_digest
+from deployments.settings.plain import settings_digest
 from runtimes.types import TensorSpec
 
 Describe = Callable[..., ModelDescription]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from deployments.settings.load import SettingsErrors, load, parse_tenants
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load, parse_tenants
 
 OURS = "hr_Zk3vQ8s-1yXbT0aWm4LrN7cJ5dGf2hUe9iOoKpRtYxB"
 KEYS = [OURS, OURS[3:], "5d9f47c36b997ef4d375eed037a63981a2d69842489063a9f7653b3a94d361a6",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.settings import remote_source, sources
+from deployments.settings import remote_source
 from deployments.settings.remote_source import SourceError, is_remote, is_url, parse, redacted
+from deployments.settings_files import sources
 
 HEX = "0123456789abcdef" * 4
 

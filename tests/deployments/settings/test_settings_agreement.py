@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 from settings_files import mistakes, write
 
-from deployments.settings.load import (
-    dump,
-    load,
-    parse,
-)
+from deployments.settings.plain import dump, parse
+from deployments.settings_files.load import load
 
 ONNX = b"\x08\x09"  # ir_version: 9, and nothing else
 

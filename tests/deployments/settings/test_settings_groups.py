@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.settings.groups import group_views
-from deployments.settings.load import SettingsErrors, parse, settings_digest
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import SettingsErrors, parse, settings_digest
 
 GPU = {"name": "gpu", "num_gpus": 1}
 CPU = {"name": "cpu", "count": 4, "threads": 2, "options": {"base_ms": 20}}
@@ -121,7 +121,7 @@ def test_a_replica_may_ask_for_memory_custom_resources_and_labels() -> None:
 
 
 def test_options_that_a_groups_backend_does_not_know_are_told_at_the_group(tmp_path: Any) -> None:
-    from deployments.settings.load import load
+    from deployments.settings_files.load import load
 
     path = tmp_path / "settings.yaml"
     path.write_text(

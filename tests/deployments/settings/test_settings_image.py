@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from deployments.settings.image import patches
-from deployments.settings.load import SettingsErrors, digest, dump, load, parse
 from deployments.settings.model import ModelSettings
+from deployments.settings.plain import SettingsErrors, digest, dump, parse
 from deployments.settings.tree import Settings
+from deployments.settings_files.load import load
 
 
 def model(**fields: Any) -> dict[str, Any]:

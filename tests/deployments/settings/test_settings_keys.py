@@ -9,7 +9,7 @@ import pytest
 from settings_files import DEVICE, HASH_1, HASH_2, mistakes, write
 
 from deployments.settings.key import KeySettings
-from deployments.settings.load import load, parse_tenants, tenants_text
+from deployments.settings_files.load import load, parse_tenants, tenants_text
 
 MOMENT = "2027-01-31T00:00:00Z"
 MOMENT_S = 1_801_353_600.0

@@ -11,14 +11,8 @@ import pytest
 from settings_files import DEVICE, HASH_1, HASH_2, mistakes, write
 
 from deployments.settings.gateway import GatewaySettings, one_machines_ingress
-from deployments.settings.load import (
-    SettingsErrors,
-    digest,
-    dump,
-    load,
-    parse,
-    with_address,
-)
+from deployments.settings.plain import SettingsErrors, digest, dump, parse, with_address
+from deployments.settings_files.load import load
 from yaml_document.document import MOST_BYTES
 from yaml_document.mistakes import Mistake
 

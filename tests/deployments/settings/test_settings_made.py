@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import examples
-from deployments.settings.sources import SourceError, absolute
-from deployments.settings.sources import resolve as source_path
+from deployments.settings_files.sources import SourceError, absolute
+from deployments.settings_files.sources import resolve as source_path
 
 SCRIPT = (
     "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(); (p / 'it').write_text('x')\n"

@@ -12,7 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deployments.settings.load import SettingsErrors, dump, load, load_tenants, parse
+from deployments.settings.plain import SettingsErrors, dump, parse
+from deployments.settings_files.load import load, load_tenants
 from yaml_document.mistakes import Mistake
 
 WHOLE = """\

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
 
 FILE = """models:
   a: {runtime: synthetic, record: {folder: recorded}}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
 
 
 def file_of(folder: Path, models: dict[str, str], more: str = "") -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.settings.load import SettingsErrors, parse
+from deployments.settings.plain import SettingsErrors, parse
 
 
 def refusal(rollout: dict[str, Any], **model: Any) -> str:

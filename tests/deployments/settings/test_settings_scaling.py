@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from autoscaling.settings import PolicySettings
-from deployments.settings.load import SettingsErrors, load, parse
+from deployments.settings.plain import SettingsErrors, parse
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.scaling import PolicyFile, PolicyTuning, named_policies
+from deployments.settings_files.load import load
 
 
 def model(**fields: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings.load import SettingsErrors, load
-from deployments.settings.sources import SourceError, absolute, resolve
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
+from deployments.settings_files.sources import SourceError, absolute, resolve
 
 
 @pytest.fixture

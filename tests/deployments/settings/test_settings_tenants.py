@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 from settings_files import DEVICE, HASH_1, mistakes, write
 
-from deployments.settings.load import (
-    SettingsErrors,
-    load,
-    load_tenants,
-    parse_tenants,
-    tenants_text,
-)
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load, load_tenants, parse_tenants, tenants_text
 
 
 def test_a_key_in_the_place_of_its_hash_is_not_shown(tmp_path: Path) -> None:

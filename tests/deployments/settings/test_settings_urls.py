@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
 
 HEX = "0" * 64
 FILE = """models:

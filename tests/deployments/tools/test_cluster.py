@@ -12,7 +12,7 @@ from deployments.control.dashboard import Dashboard
 from deployments.control.preflight import node_survey
 from deployments.control.preflight.node_facts import NodeFacts, versions
 from deployments.control.ray_jobs import RayJobs
-from deployments.settings.load import SettingsErrors
+from deployments.settings.plain import SettingsErrors
 from deployments.tools import cluster
 
 FILE = """\

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployments import cli
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from deployments.tools.init import text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.settings.load import SettingsErrors
+from deployments.settings.plain import SettingsErrors
 from deployments.tools.tenants_file import CannotEdit, add_key, remove_key, tenants_of
 
 ONE, TWO, THREE = ("sha256:" + digit * 64 for digit in "123")

@@ -6,7 +6,7 @@ from typing import Any
 
 from autoscaling.settings import Budget, Mode, Needs, PolicySettings, PoolTerms
 from deployments.control.scaling.scaling_terms import policy_settings, scaling_document
-from deployments.settings.load import parse, settings_digest
+from deployments.settings.plain import parse, settings_digest
 from deployments.settings.tree import Settings
 
 MIB = 1 << 20

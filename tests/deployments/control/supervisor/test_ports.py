@@ -51,7 +51,8 @@ def test_all_clashes_are_in_one_message():
 
 def test_defaults_that_callers_do_not_know_give_way_to_free_ports(monkeypatch):
     busy = {8404, 9401}
-    monkeypatch.setattr(ports, "listener", lambda host, port: port in busy or None)
+    real = ports.listener
+    monkeypatch.setattr(ports, "listener", lambda host, port: port in busy or real(host, port))
     chosen = ports.free_instead(GatewaySettings(replicas=2))
     assert chosen.keys() == {"haproxy_stats_port", "metrics_port"}  # 9401 is the second gateway's
     for first in chosen.values():

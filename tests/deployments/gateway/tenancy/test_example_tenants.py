@@ -11,7 +11,8 @@ import pytest
 from in_process import Answer, Stand, ask, standing
 
 from deployments import cli
-from deployments.settings.load import dump, load
+from deployments.settings.plain import dump
+from deployments.settings_files.load import load
 
 INFER = "/v2/models/device/infer"
 

@@ -15,7 +15,7 @@ from deployments.gateway.tenancy.live_tenants import (
     PublishedTenants,
     TenantsPath,
 )
-from deployments.settings.load import SettingsErrors
+from deployments.settings.plain import SettingsErrors
 
 
 def replace(path: Path, text: str) -> None:

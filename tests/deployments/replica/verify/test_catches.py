@@ -16,7 +16,7 @@ from deployments.cli import main
 from deployments.preprocess.images import prepared
 from deployments.replica.image_model import image_input, row_shapes
 from deployments.settings.image import ImageSettings
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from runtimes import fingerprint, ragged_file
 from runtimes.types import Limits, TensorSpec
 

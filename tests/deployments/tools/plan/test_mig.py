@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from autoscaling.mig.gpus import GPUS
 from deployments import cli
-from deployments.settings.load import parse
+from deployments.settings.plain import parse
 from deployments.tools.plan.commands import GPU_NAMES
 
 SCHEMA = Path(__file__).parents[4] / "helm" / "headrace" / "values.schema.json"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from deployments.settings.load import load
+from deployments.settings_files.load import load
 from deployments.tools.plan.memory_parts import CONTEXT_MIB, GRAPHS_MIB
 from deployments.tools.plan.needs import MemoryOverrides, Need, needs
 

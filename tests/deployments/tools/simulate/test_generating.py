@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deployments.settings.load import parse
+from deployments.settings.plain import parse
 from deployments.tools.console.simulated import show, show_fifo
 from deployments.tools.simulate.engines import Prompts
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up

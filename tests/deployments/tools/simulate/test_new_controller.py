@@ -5,7 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.plain import SettingsErrors
+from deployments.settings_files.load import load
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from routers.api.requests import Reason
 from routers.policies.admission.types import ADMIT, REFUSE, OnArrival

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from deployments.settings.load import parse
+from deployments.settings.plain import parse
 from deployments.tools.simulate.callers import Callers
 from deployments.tools.simulate.devices import devices
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from deployments.settings import model_paths, remote_source, sources
+from deployments.settings import model_paths, remote_source
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
+from deployments.settings_files import sources
 from yaml_document.document import Document
 from yaml_document.mistakes import Mistake
 
@@ -68,7 +69,7 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
     if remote_source.is_remote(model.source) or not here:
         return []
     # Imported late, for the reason in `_backend_complaints`.
-    from deployments.settings import preprocessing_support
+    from deployments.settings_files import preprocessing_support
     from runtimes import file_check
     from runtimes.errors import LoadError
 

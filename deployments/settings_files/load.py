@@ -1,17 +1,12 @@
-"""Reads settings from a file or from plain data, and writes them back.
+"""Reads settings from a file, and says everything that is wrong with it at once.
 
-`load` reads a file, validates it, checks that the models' files are there, and reports every
-mistake at once. `dump` and `parse` carry settings between processes as plain data. `digest` is a
-model's default version: it changes when the model's answers may change, and not when only batching
-or replicas change.
+`load` reads a file, validates it, and checks that the models' files are there.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,27 +15,19 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deployments.settings import model_paths, sources
+from deployments.settings import model_paths
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
-from deployments.settings.model import ModelSettings
-from deployments.settings.model_checks import model_mistakes
+from deployments.settings.plain import SettingsErrors
 from deployments.settings.record import shared_folders
 from deployments.settings.reuse import fallback_mistakes
-from deployments.settings.scaling import inline_policy_files
 from deployments.settings.tree import Settings, TenantsSettings, unknown_models, unknown_priorities
+from deployments.settings_files import sources
+from deployments.settings_files.model_checks import model_mistakes
+from deployments.settings_files.policy_files import inline_policy_files
 from yaml_document.document import Document, read_document, read_file
-from yaml_document.mistakes import DocumentErrors, Mistake, explain
+from yaml_document.mistakes import Mistake, explain
 
-_SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
-_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"max_pixels"}}
-# Optional sections that shape answers. They enter the digest only where they differ from their
-# defaults, so that the version of a model without them does not depend on them.
-_SHAPE_SOME = ("image", "classify")
 TLS_FILES = ("certificate", "key", "authority", "client_ca")
-
-
-class SettingsErrors(DocumentErrors):
-    """Every mistake in the settings, each with file, line and path."""
 
 
 def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Settings:
@@ -142,48 +129,6 @@ def _join(into: dict[str, Any], data: dict[str, Any]) -> Iterator[tuple[str, ...
             yield from ((name, *path) for path in _join(into[name], value))
         else:
             yield (name,)
-
-
-def parse(data: Mapping[str, Any]) -> Settings:
-    """The inverse of `dump`. Raises SettingsErrors."""
-    try:
-        return Settings.model_validate(data)
-    except ValidationError as error:
-        raise SettingsErrors(explain(error, Settings, Document("").mistake)) from None
-
-
-def dump(settings: Settings) -> dict[str, Any]:
-    """Plain data that JSON can carry."""
-    return settings.model_dump(mode="json")
-
-
-def with_address(settings: Settings, address: Mapping[str, Any]) -> Settings:
-    """The settings with the command line's `host` and `port`, as far as it gave them. Raises
-    SettingsErrors, as for a file."""
-    data = settings.model_dump(mode="json", exclude_unset=True)
-    data["gateway"] = data.get("gateway", {}) | address
-    return parse(data)
-
-
-def settings_digest(written: Mapping[str, Any]) -> str:
-    """SHA-256 of settings as they were written: of a model, to tell its replicas' settings apart,
-    or of another application's arguments. 64 hex digits."""
-    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-
-
-def digest(model: ModelSettings, artifact_digest: str) -> str:
-    """A model's default version: 12 hex digits of a hash of the artifact's digest and of the
-    settings that shape answers."""
-    given = {name for name in _SHAPE_SOME if getattr(model, name) != _default_of(name)}
-    shaping = model.model_dump(
-        mode="json", include=_SHAPE_ANSWERS | given, exclude=_SHAPE_NO_ANSWERS
-    )
-    text = json.dumps([artifact_digest, shaping], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _default_of(name: str) -> Any:
-    return ModelSettings.model_fields[name].get_default(call_default_factory=True)
 
 
 def _read(path: Path | str) -> Document:

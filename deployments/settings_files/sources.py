@@ -14,8 +14,9 @@ import importlib.util
 import os
 from pathlib import Path, PurePosixPath
 
-from deployments.settings import made, object_store, remote_source
+from deployments.settings import remote_source
 from deployments.settings.remote_source import SourceError as SourceError
+from deployments.settings_files import made, object_store
 
 PREFIX = "package:"
 FOLDER = "HEADRACE_SOURCES"
