@@ -62,11 +62,6 @@ def registry() -> Any:
     return NamedActor(REGISTRY)
 
 
-def autoscaler() -> Any:
-    """The autoscaler's handle. Creates the actor if there is none."""
-    return made(AUTOSCALER)
-
-
 def running_autoscaler() -> Any:
     """The autoscaler's handle. Raises ValueError while there is none."""
     return ray.get_actor(AUTOSCALER, namespace=NAMESPACE)

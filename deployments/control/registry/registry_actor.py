@@ -34,12 +34,12 @@ from deployments.contract.rollout.costs import LIVE_COSTS
 from deployments.contract.rollout.terms import TERMS
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status
-from deployments.control.scaling.watch import keep_alive
 from deployments.process import actors, logs
 from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 
 _ASKS_SERVE_S = 1.0
+_ASKS_AUTOSCALER_S, _ANSWER_S = 1.0, 5.0
 _ACCOUNT_S = 2.0  # to wait for the autoscaler's status
 clock = time.monotonic
 logger = logging.getLogger("headrace.registry")
@@ -60,9 +60,7 @@ class RegistryActor:
         self._serve = ServeList()
         self._controller = ControllerKeeper(self._controller_ended)
         loop = asyncio.get_running_loop()
-        from deployments.process.actors import autoscaler
-
-        work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler), self._controller.run())
+        work = (self._sweep(), self._follow_serve(), keep_autoscaler(), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
         self._loop_watch = watch_process()  # last: the imports above block the loop
 
@@ -217,6 +215,21 @@ class RegistryActor:
         found = server_status(self._status(), targets)
         found["problem"] = found["problem"] or self._controller.problem()
         return found | {"rollouts": await self.rollouts(), "scaling": await _scaling()}
+
+
+async def keep_autoscaler() -> None:
+    """Create the autoscaler where there is none, for ever. Ray restarts one that ended, and its own
+    watchdogs end one that hangs; a call to one that is gone for good finds or creates the next."""
+    actor: actors.NamedActor | None = None
+    while True:
+        try:
+            if actor is None:
+                actor = await asyncio.to_thread(actors.NamedActor, actors.AUTOSCALER)
+            async with asyncio.timeout(_ANSWER_S):
+                await actor.ping.remote()
+        except Exception as fault:
+            logger.debug("the autoscaler does not answer: %r", fault)
+        await asyncio.sleep(_ASKS_AUTOSCALER_S)
 
 
 async def _scaling() -> dict[str, Any] | None:
