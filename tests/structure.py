@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests", "yaml_document")
 FLOORS = {
     "cli": 7, "tools": 6, "control": 5, "gateway": 4, "replica": 4, "process": 3, "preprocess": 2,
-    "contract": 1, "settings": 0,
+    "settings_files": 2, "contract": 1, "settings": 0,
 }  # fmt: skip
 """Packages of deployments/: a package imports from lower floors alone."""
 Graph = dict[str, frozenset[str]]
@@ -156,7 +156,7 @@ async def infer(switch: Callable[[bool], None]) -> None:
 
 
 async def chat(switch: Callable[[bool], None]) -> None:
-    from conftest import _description
+    from conftest import described
     from generating import CHAT, Client, add, streamed
     from in_process import Stand
 
@@ -164,7 +164,7 @@ async def chat(switch: Callable[[bool], None]) -> None:
 
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))
-        engines = add(stand, _description)
+        engines = add(stand, described)
         for on in (False, True):
             switch(on)
             client = Client(stand, CHAT, streamed())

@@ -31,7 +31,7 @@ QUEUE = "is no cache: it holds what waits, in order"
 CACHES = {
     "deployments/preprocess/tokenizer.py": TENANT,
     "deployments/control/scaling/target_reader.py": NO_INPUT,
-    "deployments/contract/version.py": NO_INPUT,
+    "deployments/process/code_version.py": NO_INPUT,
     "deployments/gateway/http/compression.py": "parsed accept-encoding headers, some microseconds",
     "deployments/gateway/http/pages.py": NO_INPUT,
     "deployments/gateway/http/protocols/classify.py": NO_INPUT,  # the length of models' labels

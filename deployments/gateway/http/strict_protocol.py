@@ -45,6 +45,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http import auto, httptools_impl
 
 from deployments.contract import errors
+from deployments.gateway.http.batched_writes import BatchedTransport
 from deployments.gateway.http.protocols import error_shapes
 
 MOST_HEADERS = 100
@@ -85,7 +86,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(BatchedTransport(transport))  # type: ignore[arg-type]
         if (own := transport.get_extra_info("socket")) is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._start_clock()

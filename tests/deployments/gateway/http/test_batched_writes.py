@@ -1,0 +1,103 @@
+"""What a turn of the loop writes leaves together, in order, and nothing of it is lost or kept."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from deployments.gateway.http.batched_writes import MOST_BYTES, BatchedTransport
+
+
+class Wire:
+    """A transport that notes what is asked of it."""
+
+    def __init__(self, said: list[Any], name: str = "") -> None:
+        self._said, self._name = said, name
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self._said.append((self._name, data) if self._name else data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def write_eof(self) -> None:
+        self._said.append("eof")
+
+    def close(self) -> None:
+        self.closing = True
+        self._said.append("close")
+
+    def abort(self) -> None:
+        self.closing = True
+        self._said.append("abort")
+
+    def get_write_buffer_size(self) -> int:
+        return 100
+
+    def pause_reading(self) -> None:
+        self._said.append("pause")
+
+
+async def test_the_writes_of_one_turn_go_out_together_after_it() -> None:
+    said: list[Any] = []
+    one, two = BatchedTransport(Wire(said, "one")), BatchedTransport(Wire(said, "two"))
+    one.write(b"a")
+    two.write(b"b")
+    one.write(b"c")
+    assert said == []
+    assert one.get_write_buffer_size() == 102
+    await asyncio.sleep(0)
+    assert said == [("one", b"ac"), ("two", b"b")]
+    assert one.get_write_buffer_size() == 100
+    one.write(b"d")
+    await asyncio.sleep(0)
+    assert said[2:] == [("one", b"d")]
+
+
+async def test_what_ends_a_connection_comes_after_what_was_written() -> None:
+    said: list[Any] = []
+    wire = BatchedTransport(Wire(said))
+    wire.write(b"a")
+    wire.write_eof()
+    wire.write(b"b")
+    wire.close()
+    await asyncio.sleep(0)
+    assert said == [b"a", "eof", b"b", "close"]
+
+
+async def test_an_aborted_or_lost_connection_gets_nothing_and_holds_up_no_other() -> None:
+    said: list[Any] = []
+    lost, aborted, good = Wire(said), BatchedTransport(Wire(said)), BatchedTransport(Wire(said))
+    BatchedTransport(lost).write(b"a")
+    aborted.write(b"b")
+    aborted.abort()
+    good.write(b"c")
+    lost.closing = True
+    await asyncio.sleep(0)
+    assert said == ["abort", b"c"]
+
+
+async def test_much_is_written_at_once_so_that_flow_control_holds() -> None:
+    said: list[Any] = []
+    wire = BatchedTransport(Wire(said))
+    wire.write(b"head")
+    wire.write(bytes(MOST_BYTES))
+    assert said == [b"head" + bytes(MOST_BYTES)]
+    wire.write(b"more")
+    wire.pause_reading()
+    await asyncio.sleep(0)
+    assert said[1:] == ["pause", b"more"]
+
+
+def test_a_loop_that_ended_before_its_writes_does_not_hold_up_the_next_one() -> None:
+    said: list[Any] = []
+
+    async def write(then: float | None) -> None:
+        BatchedTransport(Wire(said)).write(b"a")
+        if then is not None:
+            await asyncio.sleep(then)
+
+    asyncio.run(write(None))
+    asyncio.run(write(0))
+    assert said[-1:] == [b"a"]
