@@ -37,7 +37,7 @@ def model(args: dict[str, Any]) -> Any:
         max_surge_percent=100,
         graceful_shutdown_timeout_s=_GRACE_S,
         graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=0.5,
+        health_check_period_s=2,
     )
     return anchor.bind(args, *[_replicas(each) for each in group_arguments(args)])
 
@@ -54,7 +54,7 @@ def pool(args: dict[str, Any]) -> Any:
         max_ongoing_requests=_CALLS,
         max_queued_requests=-1,
         graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=0.5,
+        health_check_period_s=2,
         request_router_config=_pinned(POOL_DIRECTORY),
     )
     anchor: Any = serve.deployment(
@@ -70,7 +70,7 @@ def _replicas(args: dict[str, Any]) -> Any:
         max_ongoing_requests=_CALLS,
         max_queued_requests=-1,
         graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=0.5,
+        health_check_period_s=2,
         request_router_config=_pinned(directory_key(args["name"], group)),
     )(_streams() if settings.task == "generate" else _batches())
     return replica.bind(args)

@@ -219,16 +219,19 @@ class RegistryActor:
 
 async def keep_autoscaler() -> None:
     """Create the autoscaler where there is none, for ever. Ray restarts one that ended, and its own
-    watchdogs end one that hangs; a call to one that is gone for good finds or creates the next."""
-    actor: actors.NamedActor | None = None
+    watchdogs end one that hangs."""
+    actor: Any = None
     while True:
         try:
             if actor is None:
-                actor = await asyncio.to_thread(actors.NamedActor, actors.AUTOSCALER)
+                actor = await asyncio.to_thread(actors.made, actors.AUTOSCALER)
             async with asyncio.timeout(_ANSWER_S):
                 await actor.ping.remote()
-        except Exception as fault:
-            logger.debug("the autoscaler does not answer: %r", fault)
+        except TimeoutError:
+            logger.debug("the autoscaler does not answer yet")
+        except Exception as fault:  # it may be gone for good: find or create the next
+            logger.debug("the autoscaler is away: %r", fault)
+            actor = None
         await asyncio.sleep(_ASKS_AUTOSCALER_S)
 
 

@@ -9,9 +9,12 @@ Measured gain: docs/decisions/0054-one-gateway-takes-its-callers-itself.md.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 MOST_BYTES = 16_384  # that a connection keeps back: more is written at once, so flow control holds
+logger = logging.getLogger("headrace.gateway")
 _unsent: dict[asyncio.AbstractEventLoop, list[BatchedTransport]] = {}
 
 
@@ -23,6 +26,7 @@ class BatchedTransport:
         self._transport = transport
         self._kept: list[bytes] = []
         self._bytes = 0
+        self._ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -32,6 +36,9 @@ class BatchedTransport:
         return closing
 
     def write(self, data: bytes) -> None:
+        """After `write_eof` nothing goes out any more: the connection only lingers."""
+        if self._ended:
+            return
         if not self._kept:
             _send_later(self)
         self._kept.append(data)
@@ -47,8 +54,12 @@ class BatchedTransport:
             if not self._transport.is_closing():
                 self._transport.write(data)
 
+    def writelines(self, lines: Iterable[bytes]) -> None:
+        self.write(b"".join(lines))
+
     def write_eof(self) -> None:
         self.send()
+        self._ended = True
         self._transport.write_eof()
 
     def close(self) -> None:
@@ -74,4 +85,8 @@ def _send_later(transport: BatchedTransport) -> None:
 
 def _send(loop: asyncio.AbstractEventLoop) -> None:
     for each in _unsent.pop(loop):
-        each.send()
+        try:
+            each.send()
+        except Exception:  # the others' answers must not wait for this connection
+            logger.exception("a connection took no answer and is ended")
+            each.abort()

@@ -96,6 +96,11 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self._stop_looking()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """The client sends no more; the transport closes when this returns."""
+        self.transport.send()  # type: ignore[attr-defined]
+        super().eof_received()
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return

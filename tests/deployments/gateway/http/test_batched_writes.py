@@ -60,10 +60,12 @@ async def test_what_ends_a_connection_comes_after_what_was_written() -> None:
     wire = BatchedTransport(Wire(said))
     wire.write(b"a")
     wire.write_eof()
-    wire.write(b"b")
     wire.close()
+    other = BatchedTransport(Wire(said))
+    other.write(b"b")
+    other.close()
     await asyncio.sleep(0)
-    assert said == [b"a", "eof", b"b", "close"]
+    assert said == [b"a", "eof", "close", b"b", "close"]
 
 
 async def test_an_aborted_or_lost_connection_gets_nothing_and_holds_up_no_other() -> None:
@@ -101,3 +103,25 @@ def test_a_loop_that_ended_before_its_writes_does_not_hold_up_the_next_one() -> 
     asyncio.run(write(None))
     asyncio.run(write(0))
     assert said[-1:] == [b"a"]
+
+
+async def test_a_connection_that_takes_nothing_holds_up_no_other(caplog: Any) -> None:
+    said: list[Any] = []
+    wire = Wire(said)
+    wire.write = lambda data: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    bad, good = BatchedTransport(wire), BatchedTransport(Wire(said))
+    bad.write(b"a")
+    good.write(b"b")
+    await asyncio.sleep(0)
+    assert said == ["abort", b"b"]
+    assert "took no answer" in caplog.text
+
+
+async def test_nothing_follows_the_end_of_what_is_written() -> None:
+    said: list[Any] = []
+    wire = BatchedTransport(Wire(said))
+    wire.write_eof()
+    wire.write(b"100 Continue")
+    wire.writelines([b"a"])
+    await asyncio.sleep(0)
+    assert said == ["eof"]

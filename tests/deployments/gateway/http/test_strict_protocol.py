@@ -322,3 +322,41 @@ async def test_where_no_rate_is_asked_for_answers_wait(slow_port):
 async def test_who_connected_is_not_written_over_by_what_a_header_says(port: int) -> None:
     head = b"GET /client HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 192.0.2.7\r\n" + CLOSE
     assert (await said(port, head)).endswith(b"\r\n\r\n127.0.0.1")
+
+
+async def test_a_client_that_sends_no_more_gets_the_answer_that_was_written(port):
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        writer.write_eof()
+        async with asyncio.timeout(5.0):
+            assert status(await reader.read()) == b"200"
+        writer.close()
+
+
+async def test_a_refused_request_that_waits_for_a_go_ahead_holds_up_nobody_elses_answer() -> None:
+    """The refusal ends what is written; the request's own task then writes once more."""
+    go = asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/refused":
+            asked = asyncio.create_task(receive())
+            go.set()
+            await asked
+            return
+        await go.wait()
+        await app(scope, receive, send)
+
+    strict_protocol.enforce(30.0)
+    config = uvicorn.Config(waits, port=0, lifespan="off", log_config=None)
+    try:
+        async with serving(config) as port, asyncio.timeout(5.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET + b"\r\n")
+            await asyncio.sleep(SOON_S)
+            head = b"POST /refused HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+            await said(port, head + b"transfer-encoding: chunked\r\n\r\nZZ\r\n")
+            assert status(await reader.read(100)) == b"200"
+            writer.close()
+    finally:
+        auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
