@@ -22,7 +22,7 @@ from runtimes.types import RuntimeSettings
 
 Array = np.ndarray[Any, Any]
 TRACERS: Mapping[str, str] = {
-    "onnxruntime": "runtimes.onnx.layers",
+    "onnxruntime": "runtimes.onnxruntime.layers",
     "openvino": "runtimes.openvino.layers",
     "torch": "runtimes.torch.layers",
 }

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -66,14 +66,18 @@ def _imported(path: Path, modules: dict[str, Path]) -> set[str]:
 @cache
 def closure(module: str) -> frozenset[str]:
     """All that is imported with it."""
+    return frozenset(_reached(imports(), module))
+
+
+def _reached(graph: Mapping[str, Collection[str]], start: str) -> set[str]:
     seen: set[str] = set()
-    coming = [*imports()[module]]
+    coming = [*graph[start]]
     while coming:
         each = coming.pop()
         if each not in seen:
             seen.add(each)
-            coming += imports()[each]
-    return frozenset(seen)
+            coming += graph.get(each, ())
+    return seen
 
 
 def cycles() -> list[tuple[str, ...]]:
@@ -85,6 +89,35 @@ def cycles() -> list[tuple[str, ...]]:
         if name in inside[name]
     }
     return sorted(found)
+
+
+def package_cycles() -> list[tuple[str, ...]]:
+    """Groups of packages, beside each other at any depth, that import each other, directly or
+    not."""
+    packages = {_module(path.parent / "__init__.py") for path in sources()}
+    beside: dict[str, set[str]] = {}
+    for name, targets in imports().items():
+        for target in targets:
+            one, other = _apart(name, target)
+            if one in packages and other in packages:
+                beside.setdefault(one, set()).add(other)
+    inside = {name: _reached(beside, name) for name in beside}
+    found = {
+        tuple(sorted(other for other in inside[name] if name in inside.get(other, ())))
+        for name in inside
+        if name in inside[name]
+    }
+    return sorted(found)
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """The two names as far as the first part in which they differ."""
+    mine, theirs = one.split("."), other.split(".")
+    depth = next(
+        (at for at, both in enumerate(zip(mine, theirs, strict=False)) if both[0] != both[1]),
+        min(len(mine), len(theirs)),
+    )
+    return ".".join(mine[: depth + 1]), ".".join(theirs[: depth + 1])
 
 
 def wrong_arrows() -> list[str]:
@@ -184,12 +217,18 @@ def main() -> None:
     print(f"files {len(lines)}, lines {sum(lines)}, median {median(lines):g} lines a file")
     print(f"packages {len(packages)}")
     print(f"import cycles {[len(each) for each in cycles()]} files; wrong arrows {wrong_arrows()}")
-    print(f"closure of the pipeline: {len(closure('deployments.gateway.pipeline'))} modules")
+    print(f"package cycles {package_cycles()}")
+    modules = closure("deployments.gateway.pipeline")
+    print(f"closure of the pipeline: {outside_core(modules)} modules and the core's")
     for walk in (infer, chat):
         files = entered(walk)
-        print(f"one {walk.__name__} request enters {len(files)} files")
+        print(f"one {walk.__name__} request enters {outside_core(files)} files and the core's")
         if "-v" in sys.argv:
             print(*(f"  {file}" for file in files), sep="\n")
+
+
+def outside_core(names: Collection[str]) -> int:
+    return sum(not name.startswith("routers") for name in names)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ WRITERS = {
     "TrackedRequest": {"rows"},
 }
 """Shared record of the core → modules of routers/state/ that assign its fields."""
+MOST_ENTERED = {"closure of the pipeline": 116, "one infer": 45, "one chat": 38}
+"""Files outside routers/ that the pipeline's imports reach, and that a request enters."""
 FORBIDDEN_NAMES = {"common", "utils", "helpers", "util", "helper", "misc"}
 
 
@@ -60,6 +63,20 @@ def test_each_package_of_the_shell_imports_only_what_lies_below_it():
 
 def test_nothing_imports_itself_in_a_circle():
     assert structure.cycles() == []
+
+
+def test_no_package_imports_one_that_imports_it():
+    assert structure.package_cycles() == []
+
+
+def test_a_request_takes_no_longer_way_than_it_did():
+    """`MOST_ENTERED` only falls. In a process of its own, since coverage uses the same hook."""
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.structure"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    found = {what: int(re.search(f"{what}[^0-9]*([0-9]+)", told)[1]) for what in MOST_ENTERED}
+    assert {what: n for what, n in found.items() if n > MOST_ENTERED[what]} == {}
 
 
 def test_functions_take_few_parameters():

@@ -24,12 +24,12 @@ from deployments.gateway.http.codecs import (
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.head_checks import NO_CORS, HeadChecks
-from deployments.gateway.http.operator_pages import OperatorPages
-from deployments.gateway.http.pages import Pages
 from deployments.gateway.http.protocols import error_shapes, openai_generation
+from deployments.gateway.models.catalogue import Catalogue
+from deployments.gateway.operator_pages import OperatorPages
+from deployments.gateway.pages import Pages
 from deployments.gateway.pipeline import Pipeline
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.request_context import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KnownTenants

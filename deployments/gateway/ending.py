@@ -24,7 +24,7 @@ import ray._private.worker
 
 from deployments.contract import errors
 from deployments.gateway.http import strict_protocol
-from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.models.catalogue import Catalogue
 
 _RETRY_AFTER_S = 2.0
 _LOOK_S = 0.1  # as often as uvicorn looks whether it should end

@@ -18,7 +18,8 @@ from time import monotonic
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.body_bounds import bound_of
+from deployments.gateway.fallback import ModelSelection
+from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
@@ -33,7 +34,6 @@ from deployments.gateway.request_context import (
     check_tenant_bounds,
     demand_of,
 )
-from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
 from deployments.preprocess.tokenizer import TextTokenizer

@@ -24,19 +24,20 @@ from typing import Any, TypeVar
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway import large_answers
+from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.generation import generate
 from deployments.gateway.http.answer_bounds import AnswerSize
-from deployments.gateway.http.body_bounds import BodyBound, bound_of, widest
+from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.http.protocols.pieces import LargeAnswer
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.large_answers import held_at_once
-from deployments.gateway.queues.catalogue import unknown_model
+from deployments.gateway.models.catalogue import unknown_model
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
-from deployments.gateway.queues.crash_records import fingerprints
+from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
-from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import (
     GatewayServices,
     RequestContext,
@@ -44,11 +45,9 @@ from deployments.gateway.request_context import (
     demand_of,
 )
 from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
-from deployments.gateway.reuse.fallback import ModelSelection
-from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rollout.copies import Answered
-from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.rows import RowAnswer, Rows, row_keys
 from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 

@@ -17,21 +17,20 @@ from typing import Any, Protocol, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
-from deployments.gateway.http.body import ArrivingBodies, BodyLimits, BodyRoom, Inflation
-from deployments.gateway.http.body_bounds import BodyBound
+from deployments.gateway.http.body import ArrivingBodies, BodyBound, BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.exchange import Exchange, RequestOptions
+from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
-from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rollout.rollouts import GatewayRollouts
-from deployments.gateway.rows.types import RowAnswer
+from deployments.gateway.rows import RowAnswer
 from deployments.gateway.suspected_requests import SuspectedRequests, Work
-from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
+from deployments.gateway.trace_context import TraceContext
 from deployments.preprocess.images import Encoded, row_bytes
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.settings.gateway import GatewaySettings

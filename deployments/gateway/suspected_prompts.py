@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 from deployments.contract import errors
+from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.request_context import RequestContext, demand_of
-from deployments.gateway.reuse.fallback import ModelSelection
 
 _WAIT_SHARE = 0.5  # of a suspect's remaining time that it may wait for its permit
 

@@ -15,21 +15,198 @@ Requests are known by their path and body, whoever sends them. For the event loo
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
 import logging
-from collections.abc import Sequence
+import mmap
+import os
+import select
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from deployments.contract.description import CrashTerms
-from deployments.gateway.queues.crash_records import CrashRecords
+from deployments.gateway.queues.lost_replicas import CrashRecords
 from deployments.gateway.queues.suspect_permits import Permit, SuspectPermits
-from deployments.gateway.request_journal import (
-    NO_SLOT,
-    Note,
-    RequestJournal,
-    Siblings,
-    key_of,
-)
+
+_KEY_BYTES = 16
+_HEAD = struct.Struct("<16sI44x")  # the format's name, the owner's process id
+_MAGIC = b"headrace-notes-1"
+_SLOT = 1 + _KEY_BYTES  # how the request runs, and its key; zeros: free
+_FREE = bytes(_SLOT)
+_BESIDE, _ALONE = b"\x01", b"\x02"
+_SUFFIX = ".requests"
+_WHOLE_BYTES = 4096  # of a longer body, its ends and every so many bytes are hashed
+_END_BYTES = 1024
+NO_SLOT = -1
+
+
+def key_of(path: str, body: bytes) -> bytes:
+    """What a request is known by, the same at every gateway. Of a body of more than 4 KiB 4 KiB
+    are looked at, evenly spread: hashing all of it would take as long as parsing it."""
+    digest = hashlib.blake2b(path.encode(), digest_size=_KEY_BYTES)
+    if len(body) <= _WHOLE_BYTES:
+        digest.update(body)
+        return digest.digest()
+    digest.update(b"\n%d\n" % len(body))
+    digest.update(body[:_END_BYTES])
+    digest.update(body[-_END_BYTES:])
+    digest.update(body[:: -(-len(body) // (_WHOLE_BYTES - 2 * _END_BYTES))])
+    return digest.digest()
+
+
+class Note(NamedTuple):
+    """A request that a gateway was working on. `alone`: no other suspect was beside it."""
+
+    key: bytes
+    alone: bool
+
+
+class RequestJournal:
+    """This gateway's own notes. Raises OSError where the folder cannot be used."""
+
+    def __init__(self, folder: Path, name: str, slots: int) -> None:
+        if sys.platform != "linux":
+            raise OSError("needs Linux")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = folder / f"{name}{_SUFFIX}"
+        size = _HEAD.size + slots * _SLOT
+        new = self._path.with_suffix(".new")
+        self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Before it has its name: who finds it without its lock takes its owner for dead.
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(self._file, 0, size)  # or a full disk would end us at a note (SIGBUS)
+        self._notes = mmap.mmap(self._file, size)
+        self._notes[: _HEAD.size] = _HEAD.pack(_MAGIC, os.getpid())
+        os.replace(new, self._path)
+        self._free = [_HEAD.size + i * _SLOT for i in range(slots)]
+
+    def note(self, key: bytes, *, alone: bool) -> int:
+        """Where the note stands; `NO_SLOT`: there was no room."""
+        if not self._free:
+            return NO_SLOT
+        at = self._free.pop()
+        self._notes[at : at + _SLOT] = (_ALONE if alone else _BESIDE) + key
+        return at
+
+    def clear(self, at: int) -> None:
+        if at != NO_SLOT:
+            self._notes[at : at + _SLOT] = _FREE
+            self._free.append(at)
+
+    def close(self) -> None:
+        """This gateway ends in order: what it still has is not suspect, and may be noted on."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+@dataclass(slots=True)
+class _Sibling:
+    """Another gateway of this node. `handle`: its pidfd."""
+
+    path: Path
+    file: int
+    handle: int
+
+
+@dataclass(slots=True)
+class Siblings:
+    """The other gateways of this node. `on_end` is called once for each that has ended without
+    closing its journal, with its name and its notes."""
+
+    folder: Path
+    own: str  # this gateway's name
+    on_end: Callable[[str, Sequence[Note]], None]
+    _living: dict[str, _Sibling] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+    _poll: select.poll = field(default_factory=select.poll)
+
+    def start(self) -> None:
+        """Take in what gateways before this one have left, and remove it."""
+        self.look()
+        for name in self._ended:
+            (self.folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)
+
+    def look(self) -> None:
+        """Find gateways that are new."""
+        for name, path in self._files():
+            if name != self.own and name not in self._living and name not in self._ended:
+                with suppress(OSError):
+                    self._meet(name, path)
+
+    def check(self) -> None:
+        """Notice at once who has ended: HAProxy may be quicker than the loop. Takes 1 us."""
+        if self._living and (found := self._poll.poll(0)):
+            ended = {handle for handle, _ in found}
+            for name, each in list(self._living.items()):
+                if each.handle in ended:
+                    self._has_ended(name)
+
+    def close(self) -> None:
+        for name in list(self._living):
+            os.close(self._forget(name).file)
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        with suppress(FileNotFoundError):
+            for path in self.folder.glob(f"*{_SUFFIX}"):
+                yield path.name.removesuffix(_SUFFIX), path
+
+    def _meet(self, name: str, path: Path) -> None:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._follow(name, path, file)
+            return
+        self._read(name, file)
+
+    def _follow(self, name: str, path: Path, file: int) -> None:
+        """It lives."""
+        try:
+            _, pid = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
+            handle = os.pidfd_open(pid)
+        except (struct.error, OSError):  # it ends just now, or is of another pid namespace
+            os.close(file)
+            return
+        self._living[name] = _Sibling(path, file, handle)
+        self._poll.register(handle, select.POLLIN)
+        asyncio.get_running_loop().add_reader(handle, self._has_ended, name)
+
+    def _has_ended(self, name: str) -> None:
+        if name in self._living:
+            each = self._forget(name)
+            # Without its file it ended in order, or a new gateway has told of it already.
+            if each.path.exists():
+                self._read(name, each.file)
+            else:
+                os.close(each.file)
+
+    def _forget(self, name: str) -> _Sibling:
+        each = self._living.pop(name)
+        asyncio.get_running_loop().remove_reader(each.handle)
+        self._poll.unregister(each.handle)
+        os.close(each.handle)
+        return each
+
+    def _read(self, name: str, file: int) -> None:
+        self._ended.add(name)
+        content = os.pread(file, os.fstat(file).st_size, 0)
+        os.close(file)
+        if content.startswith(_MAGIC):
+            self.on_end(name, list(_notes(content)))
+
+
+def _notes(content: bytes) -> Iterator[Note]:
+    for at in range(_HEAD.size, len(content) - _SLOT + 1, _SLOT):
+        how, key = content[at : at + 1], content[at + 1 : at + _SLOT]
+        if how in (_BESIDE, _ALONE):
+            yield Note(key, how == _ALONE)
+
 
 TERMS = CrashTerms(refuse_s=600, tenant_budget=0, hold_s=1.0)
 """As of replicas. A suspect waits for its turn for `hold_s` at most: a turn takes milliseconds."""

@@ -26,7 +26,7 @@ from runtimes.calibration import GraphInput
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph.options import GraphOptions
 from runtimes.onnx import model as onnx_model
-from runtimes.onnxruntime import session as onnxruntime_session
+from runtimes.onnx import session as onnxruntime_session
 from runtimes.types import RuntimeSettings
 
 KINDS = ("MatMul", "Gemm", "Conv")

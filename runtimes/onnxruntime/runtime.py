@@ -32,9 +32,9 @@ from runtimes.graph import bert as bert_graph
 from runtimes.graph.runtime import Engine, GraphRuntime
 from runtimes.onnx import int8 as onnx_int8
 from runtimes.onnx import model as onnx_model
-from runtimes.onnxruntime import options as onnxruntime_options
-from runtimes.onnxruntime import session as onnxruntime_session
-from runtimes.onnxruntime.options import (
+from runtimes.onnx import session as onnxruntime_session
+from runtimes.onnx import session_options as onnxruntime_options
+from runtimes.onnx.session_options import (
     CUDA,
     TENSORRT,
     ONNXRuntimeOptions,

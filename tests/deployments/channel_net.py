@@ -24,7 +24,7 @@ from deployments.contract.channel.frames import (
     framed,
 )
 from deployments.contract.channel.handshake import ReplicaHandshake, new_key
-from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 from deployments.process.sockets import address_of, host_and_port
 from deployments.replica.channel_server import ChannelServer, GatewayLink

@@ -27,8 +27,7 @@ from deployments.contract.channel.stream_messages import (
     encode_steps,
 )
 from deployments.contract.version import WIRE
-from deployments.gateway.queues.replica_channel import ChannelListener
-from deployments.gateway.queues.replica_link import LinkCounts
+from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.process.replica_directory import RunningReplica
 from runtimes.types import EngineLoad
 

@@ -17,8 +17,7 @@ from deployments.contract.channel.messages import (
     from_ragged,
 )
 from deployments.contract.version import WIRE
-from deployments.gateway.queues.replica_channel import ChannelListener
-from deployments.gateway.queues.replica_link import LinkCounts
+from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.process.replica_directory import RunningReplica
 from runtimes.types import Ragged
 

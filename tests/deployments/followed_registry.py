@@ -14,7 +14,7 @@ from deployments.contract.description import (
     ModelDescription,
 )
 from deployments.contract.registry import VIEW, View
-from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.models.catalogue import Catalogue
 from deployments.process.replica_directory import RunningReplica, directory_for
 
 Describe = Callable[..., ModelDescription]

@@ -13,8 +13,8 @@ from in_process import Stand
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.rollout.terms import is_canary
-from deployments.gateway.queues.catalogue import _public_description
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.models.catalogue import _public_description
+from deployments.gateway.models.served_model import ServedModel
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica.scheduling import scheduling

@@ -30,11 +30,10 @@ from deployments.contract.rollout.terms import (
 )
 from deployments.contract.version import WIRE
 from deployments.gateway.app import assembled
+from deployments.gateway.models.catalogue import Catalogue, _public_description
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.queues.catalogue import Catalogue, _public_description
-from deployments.gateway.queues.replica_channel import ChannelListener
-from deployments.gateway.queues.replica_link import LinkCounts
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.preprocess.tokenizer import TextTokenizer

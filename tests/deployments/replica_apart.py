@@ -14,7 +14,7 @@ from typing import Any
 
 from in_process import Stand
 
-from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 from deployments.replica import describe
 from deployments.replica.channel_server import ChannelServer

@@ -17,9 +17,9 @@ from deployments.contract.description import (
     ModelDescription,
     dispatcher_settings,
 )
+from deployments.gateway.models.served_model import terms
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
-from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.process.replica_directory import RunningReplica
 from routers.api.requests import Generation

@@ -17,7 +17,7 @@ import pytest
 from served import environment, patient
 
 from deployments.contract.channel.frames import Kind
-from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 from deployments.process.sockets import FOUND_DEAD_S
 

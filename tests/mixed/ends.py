@@ -21,11 +21,15 @@ from in_process import ask
 from replica_apart import FarReplica, StandApart, replica_of
 
 import deployments
-from deployments.gateway.queues.replica_channel import RunningReplica, TcpReplicaChannel
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.stream_core import StreamCore
 from runtimes.synthetic.stream import SyntheticStreamRuntime
 from runtimes.types import RuntimeSettings
+
+try:
+    from deployments.gateway.queues.connections import RunningReplica, TcpReplicaChannel
+except ImportError:  # of a version before
+    from deployments.gateway.queues.replica_channel import RunningReplica, TcpReplicaChannel
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 2}}
 REQUESTS = 200

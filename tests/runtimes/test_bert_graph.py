@@ -270,7 +270,8 @@ def test_minilm_embeds_as_transformers_does_alone_and_in_a_ragged_batch(
         pytest.skip(str(error))
     together = loaded.run(rows).outputs["sentence_embedding"].data.reshape(expected.shape)
     norms = np.linalg.norm(together, axis=1)
-    np.testing.assert_allclose(norms, 1, atol=1e-5)  # pooled and scaled in float32
+    # Pooled and scaled in float32, except where the processor has half precision of its own.
+    np.testing.assert_allclose(norms, 1, atol=1e-4 if precision == "fp16" else 1e-5)
     assert ((together * expected).sum(1) / norms >= least).all()
     for row, ids in enumerate(rows_of(rows)):
         single = Ragged("INT64", ids.numpy().ravel(), (tuple(ids.shape[1:]),))

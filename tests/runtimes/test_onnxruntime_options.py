@@ -14,15 +14,15 @@ from runtimes.cuda import driver
 from runtimes.cuda.driver import Gpu
 from runtimes.device import CPU, Device
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.onnxruntime import runtime as onnxruntime
-from runtimes.onnxruntime import session
-from runtimes.onnxruntime.options import (
+from runtimes.onnx import session
+from runtimes.onnx.session_options import (
     ONNXRuntimeOptions,
     profile_options,
     providers,
     run_options,
     session_options,
 )
+from runtimes.onnxruntime import runtime as onnxruntime
 from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.types import RuntimeSettings, TensorSpec
 

@@ -18,8 +18,7 @@ from math import prod
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols.tensors import Array
-from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.rows import Array, RowAnswer, Rows
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 

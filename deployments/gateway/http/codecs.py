@@ -42,7 +42,7 @@ from deployments.gateway.http.protocols.types import (
     InferAnswer,
     InferCall,
 )
-from deployments.gateway.rows.conversion import (
+from deployments.gateway.http.row_conversion import (
     check_claim,
     encoded_images,
     from_rows,
@@ -52,7 +52,7 @@ from deployments.gateway.rows.conversion import (
     split,
     wanted_outputs,
 )
-from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.rows import RowAnswer, Rows
 from deployments.preprocess.images import Encoded as EncodedImage
 
 Answers = tuple[RowAnswer, ...] | None

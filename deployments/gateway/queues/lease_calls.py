@@ -18,19 +18,66 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
 
+from deployments.contract import errors
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
 from deployments.contract.channel.messages import MessageError
-from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd
-from deployments.gateway.queues.replica_channel import ReplicaChannel
+from deployments.gateway.queues.connections import ReplicaChannel
+from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
-from routers.api.requests import LeaseEnd, Report
+from routers.api.requests import FlowWork, LeaseEnd, Report
+from routers.staging import REPORT_EVERY_S
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A replica, as a messenger between gateways."""
+
+    last_reported: float = -inf  # when it was last told what waits here
+    known: tuple[FlowWork, ...] = ()  # what it last said of the other gateways' queues
+
+
+class PeerDemand:
+    """What each replica was told of this gateway's queue, and has said of the others'. Times are
+    seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Peer] = {}  # by replica
+
+    def to_report(
+        self, replica_id: str, waiting: tuple[FlowWork, ...], now: float
+    ) -> tuple[FlowWork, ...] | None:
+        """What a call to this replica reports of the work that waits here; None: nothing, the last
+        report still holds."""
+        peer = self._peers.setdefault(replica_id, _Peer())
+        if waiting and now - peer.last_reported < REPORT_EVERY_S:
+            return None
+        peer.last_reported = now
+        return waiting
+
+    def report_lost(self, replica_id: str) -> None:
+        """A call with a report may not have arrived: the next call reports again."""
+        peer = self._peers.get(replica_id)
+        if peer is not None:
+            peer.last_reported = -inf
+
+    def update(self, replica_id: str, waiting: tuple[FlowWork, ...] | None) -> tuple[FlowWork, ...]:
+        """What waits at other gateways, after a reply that reports `waiting` (None: as before)."""
+        peer = self._peers.setdefault(replica_id, _Peer())
+        if waiting is not None:
+            peer.known = waiting
+        return peer.known
+
+    def forget(self, running: Set[str]) -> None:
+        """Forget all replicas but those that run."""
+        self._peers = {uid: peer for uid, peer in self._peers.items() if uid in running}
+
 
 UNREACHED_RETRY_S = 0.01  # after which a replica without a connection may get a lease again
 _LATE_EVERY_S = 1.0  # how often leases are checked against their `limit_s`
@@ -49,6 +96,20 @@ class SentLease:
     at_replica: bool = False  # its message was sent, and its replica's last one has not come
     aborted: bool = False  # the replica was asked to drop it, or need not be
     unsent: bool = False  # it was lost, but its replica is well: the answer could not be sent
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SentBatch(SentLease):
+    """The lease of a batch at its replica."""
+
+    members: Sequence[PendingBatchRequest]  # `members[i]` waits for `lease.rows[i]`
+    version: str  # of the model, to which the batch was sent
+    begun: bool = False  # the replica has announced the start, which it is asked to do for some
+
+    # From the reply.
+    failed: tuple[int, ...] = ()  # positions of the rows that the runtime failed on
+    # Requests with a row that had any other error, which they are told when the lease has closed.
+    refused: list[tuple[PendingBatchRequest, errors.HeadraceError]] = field(default_factory=list)
 
 
 S = TypeVar("S", bound=SentLease)

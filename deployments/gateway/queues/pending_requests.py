@@ -22,8 +22,8 @@ from deployments.contract.channel.messages import BatchReply
 from deployments.contract.channel.stream_messages import Piece
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.suspect_permits import Permit
-from deployments.gateway.rows.types import RowAnswer, Rows
-from deployments.gateway.telemetry.tracing import TraceContext
+from deployments.gateway.rows import RowAnswer, Rows
+from deployments.gateway.trace_context import TraceContext
 from routers.api.requests import Generation, LeaseEnd, Request, Tokens
 
 MOST_UNREAD_BYTES = 1 << 20  # of one answer; one piece may be larger

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from deployments.contract.description import Recording
 from deployments.gateway.recording.part import GENERATED, HEADER, Line, part_of
 from deployments.gateway.recording.reservoir import Reservoir
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.rows import Rows
 from deployments.settings.remote_source import SourceError
 
 _LAST_WRITE_S = 5.0  # at the end, a part may take this share of its interval, and 5 s at least

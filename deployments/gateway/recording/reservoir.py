@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.rows import Rows
 
 Array = np.ndarray[Any, Any]
 StoredRow = dict[str, Array]

@@ -19,13 +19,9 @@ from functools import partial
 
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
-from deployments.gateway.reuse.response_cache import (
-    ResponseCache,
-    ResponseCacheStatistics,
-    joint_key,
-)
+from deployments.gateway.reuse.response_cache import ResponseCache, ResponseCacheStatistics
 from deployments.gateway.reuse.single_flight import Answers, Follower, SingleFlight
-from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.rows import RowAnswer, Rows, joint_key
 
 clock = time.monotonic
 _EVERYBODY = ""  # the holder of public answers

@@ -15,73 +15,18 @@ Source: RFC 7693 (BLAKE2).
 
 from __future__ import annotations
 
-import secrets
-import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
-from deployments.gateway.http.protocols.tensors import Array
-from deployments.gateway.rows.types import RowAnswer, RowColumn, Rows
+from deployments.gateway.rows import Array, RowAnswer
 
-_SECRET = secrets.token_bytes(32)
-_KEY_BYTES = 32
 # What Python takes besides an output's elements, measured with tracemalloc: for an entry with its
 # key and its slot in a dictionary that has just grown, and for each output.
 _ENTRY_BYTES = 640
 _OUTPUT_BYTES = 176
 _LARGEST_SHARE = 16  # no entry is larger than the cache divided by this
-
-
-def row_keys(
-    rows: Rows, version: str, outputs: Iterable[str], secret: bytes = _SECRET
-) -> list[bytes]:
-    """The rows' keys, in order. `outputs`: the names of all the model's outputs, for rows that want
-    all. `secret`: b"" for keys that are to be the same in every process. Takes about 1 ns a byte:
-    large inputs belong in a thread."""
-    names = sorted(rows.inputs)
-    query = sorted(outputs if rows.outputs is None else rows.outputs)
-    start = blake2b(key=secret, digest_size=_KEY_BYTES)
-    start.update(_texts([version]) + _texts(query) + _texts(names))
-    start.update(_texts([rows.inputs[name].datatype for name in names]))
-    columns = [rows.inputs[name] for name in names]
-    keys = []
-    for row in range(rows.count):
-        one = start.copy()
-        one.update(b"".join(_parts(columns, row)))
-        keys.append(one.digest())
-    return keys
-
-
-def joint_key(keys: Sequence[bytes]) -> bytes:
-    """The key of a request's rows together, in this order."""
-    if len(keys) == 1:
-        return keys[0]
-    return blake2b(b"".join(keys), key=_SECRET, digest_size=_KEY_BYTES, person=b"rows").digest()
-
-
-def _parts(columns: Sequence[RowColumn], row: int) -> Iterator[bytes]:
-    for column in columns:
-        elements, shape = column.rows[row], column.shapes[row]
-        yield struct.pack(f"<{len(shape) + 1}q", len(shape), *shape)
-        if column.datatype == "BYTES":
-            yield from _strings(elements)
-        else:
-            # Shape and datatype tell how many bytes there are: no size needs to precede them.
-            yield elements.tobytes()
-
-
-def _strings(elements: Array) -> Iterator[bytes]:
-    strings: list[bytes] = elements.tolist()
-    yield struct.pack(f"<{len(strings)}q", *map(len, strings))
-    yield from strings
-
-
-def _texts(texts: Sequence[str]) -> bytes:
-    parts = [text.encode() for text in texts]
-    return struct.pack(f"<{len(parts) + 1}q", len(parts), *map(len, parts)) + b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

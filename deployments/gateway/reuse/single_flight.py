@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from deployments.contract import errors
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
-from deployments.gateway.rows.types import RowAnswer
+from deployments.gateway.rows import RowAnswer
 from routers.api.requests import Reason
 
 Answers = tuple[RowAnswer, ...]

@@ -20,14 +20,14 @@ from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.terms import AgreementTerms
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import Demand
-from deployments.gateway.queues.crash_records import CRASH_BUDGET, fingerprints
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.queues.lost_replicas import CRASH_BUDGET, fingerprints
 from deployments.gateway.rollout.agreement import Outputs, agrees
 from deployments.gateway.rollout.trial import count_answer, count_failure
-from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.rows import RowAnswer, Rows
 
 MOST = 16  # copies under way
 MOST_BYTES = 64 << 20  # of their requests and answers, which no caller's bounds count any more

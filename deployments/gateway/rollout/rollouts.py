@@ -11,9 +11,9 @@ from random import Random
 
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.route import RolloutRoute
+from deployments.gateway.models.catalogue import Catalogue
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.rollout.copies import Answered, Copies
 from deployments.gateway.rollout.even_share import EvenShare
 from deployments.gateway.rollout.trial import Trial

@@ -21,8 +21,8 @@ from deployments.contract.rollout.observations import (
     VersionObservations,
     length_bin,
 )
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.core_loop import Demand
-from deployments.gateway.queues.served_model import ServedModel
 from routers.api.requests import Reason
 
 _FAULT = 500  # statuses from here on are the server's own

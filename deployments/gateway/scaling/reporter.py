@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from deployments.contract.scaling.messages import GatewayReport, ModelLoad, ModelOutlook
-from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.models.catalogue import Catalogue
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.scaling.demand import crossing_s, model_load
 
 EVERY_S = 1.0

@@ -15,10 +15,10 @@ from deployments.contract import errors
 from deployments.contract.registry import GatewaySnapshot
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
+from deployments.gateway.models.catalogue import Catalogue
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import ENGINE_REFUSED, Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
 from deployments.gateway.telemetry.inference_statistics import InferenceStatistics
@@ -39,8 +39,9 @@ from deployments.gateway.telemetry.sample_tables import (
     RequestLabels,
     RequestTimes,
 )
-from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
+from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, Tracing
 from deployments.gateway.tenancy.tenants import KnownTenants
+from deployments.gateway.trace_context import TraceContext
 from deployments.process import audit, logs
 from deployments.process.audit import AuditLine
 from deployments.settings.gateway import GatewaySettings

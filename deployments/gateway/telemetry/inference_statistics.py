@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from deployments.gateway.http.protocols import triton
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.request_context import RequestContext
 from deployments.gateway.telemetry.sample_tables import ANSWERED
@@ -86,10 +87,36 @@ class ModelStatistics:
             total.add(seconds, len(record.traces))
             alike.add(seconds)
 
+    def entry(self, name: str) -> triton.ModelStatisticsEntry:
+        """What Triton's page says of the model `name`."""
+        fields = triton.InferenceTimes.__struct_fields__
+        sizes = [
+            triton.BatchTimes(
+                size,
+                _duration(each.compute_input),
+                _duration(each.compute_infer),
+                _duration(each.compute_output),
+            )
+            for size, each in sorted(self.by_size.items())
+        ]
+        return triton.ModelStatisticsEntry(
+            name,
+            self.version,
+            self.last_inference_ms,
+            self.inference_count,
+            self.execution_count,
+            triton.InferenceTimes(**{field: _duration(getattr(self, field)) for field in fields}),
+            sizes,
+        )
+
     def _executed(self, rows: int) -> None:
         self.inference_count += rows
         self.execution_count += 1
         self.last_inference_ms = int(time.time() * 1000)
+
+
+def _duration(found: Duration) -> triton.StatisticDuration:
+    return triton.StatisticDuration(found.count, found.ns)
 
 
 class InferenceStatistics:

@@ -20,7 +20,7 @@ from deployments.tools.kube.types import Row, Snapshot
 
 def status(name: str | None, namespace: str | None, context: str | None, *, as_json: bool) -> int:
     """Prints a table of the release's pods, or JSON. Raises KubernetesError."""
-    from deployments.tools.console import release_table
+    from deployments.tools.kube import release_table
 
     snapshot = Kubernetes(context, namespace).snapshot(name)
     now = datetime.now(UTC)
@@ -36,7 +36,7 @@ def why(target: str | None, namespace: str | None, context: str | None, name: st
 
     `target`: only this pod, group or model. Raises KubernetesError.
     """
-    from deployments.tools.console import release_table
+    from deployments.tools.kube import release_table
 
     snapshot = Kubernetes(context, namespace).snapshot(name)
     made, not_running = release.rows(snapshot), release.not_running(snapshot)

@@ -18,8 +18,7 @@ from autoscaling.mig.packing import pack, profile_for
 from autoscaling.mig.types import Demand
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
-from deployments.tools.console import mig_table
-from deployments.tools.plan import manifests
+from deployments.tools.plan import manifests, mig_table
 from deployments.tools.plan.needs import MemoryOverrides, Need, names, needs
 from deployments.tools.plan.types import MigPlan, MigRequest
 

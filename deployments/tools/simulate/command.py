@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deployments.tools.console.progress_bar import SimulatedTimeBar
-from deployments.tools.console.simulated import show, show_beside, show_fifo
+from deployments.tools.simulate.simulated import show, show_beside, show_fifo
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
-from deployments.gateway.http import access, router
+from deployments.gateway.http import router
+from deployments.gateway.pages import ADMIN, PUBLIC
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.process import audit
 from deployments.process.audit import AuditLine
@@ -56,7 +57,7 @@ async def test_nothing_is_answered_without_a_key_but_what_is_public(
 ) -> None:
     for key in ("", "hr_unknown"):
         answer = await get(stand, path, key, method)
-        if endpoint in access.PUBLIC:
+        if endpoint in PUBLIC:
             assert answer.status == 200
         else:
             assert answer.status == 401
@@ -68,7 +69,7 @@ async def test_nothing_is_answered_without_a_key_but_what_is_public(
 async def test_an_operator_reads_every_page(
     stand: Stand, endpoint: str, method: str, path: str
 ) -> None:
-    if endpoint not in access.ADMIN:
+    if endpoint not in ADMIN:
         assert (await get(stand, path, OPERATOR, method)).status == 200
 
 

@@ -15,7 +15,7 @@ from held_calls import INFER, body_of, data
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import ReuseSettings
-from deployments.gateway.reuse.response_cache import row_keys
+from deployments.gateway.rows import row_keys
 from runtimes.errors import BadRows
 
 CACHED = {

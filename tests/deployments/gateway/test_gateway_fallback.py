@@ -17,8 +17,8 @@ from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import ReuseSettings
 from deployments.contract.scaling.messages import ModelOutlook
+from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.queues.core_loop import Demand, refusal
-from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Reason
@@ -362,7 +362,7 @@ async def test_who_is_refused_by_its_headers_was_asked_for_all_the_same(stand: S
 async def test_a_model_that_nobody_can_reach_is_asked_for_all_the_same(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.gateway.queues.absences.HOLD_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.models.catalogue.HOLD_S", 0.0)
     stand.run_replicas("device", [])
     assert served_by(await post(stand)) == b"small"
     assert offered(stand, "device") == 1

@@ -12,8 +12,8 @@ import pytest
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.errors import Unauthorized
+from deployments.gateway import operator_pages
 from deployments.gateway.app import assembled
-from deployments.gateway.http import operator_pages
 from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
 from deployments.gateway.tenancy.tenants import hash_key, new_key
 from deployments.process import audit

@@ -20,7 +20,7 @@ from fake_engines import until
 from in_process import LocalChannel, Stand, ask, standing
 from process_ends import Deaths
 
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.models.served_model import ServedModel
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
 from deployments.replica.stream_core import StreamCore

@@ -26,8 +26,8 @@ from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
 from deployments.gateway import suspected_requests
 from deployments.gateway.http.codecs import InferCodec
-from deployments.gateway.queues.crash_exchange import CrashExchange
-from deployments.gateway.request_journal import Note, key_of
+from deployments.gateway.models.crash_exchange import CrashExchange
+from deployments.gateway.suspected_requests import Note, key_of
 from routers.api.requests import Reason
 
 MODELS = {"device": SYNTHETIC}
@@ -38,7 +38,7 @@ POISON, OTHER = body_of([4]), body_of([5])
 # A gateway that works on the keys that it is given.
 GATEWAY = """
 import pathlib, sys
-from deployments.gateway.request_journal import RequestJournal
+from deployments.gateway.suspected_requests import RequestJournal
 folder, name, *keys = sys.argv[1:]
 journal = RequestJournal(pathlib.Path(folder), name, 200)
 for key in keys:

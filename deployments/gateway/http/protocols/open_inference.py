@@ -42,6 +42,7 @@ from deployments.gateway.http.protocols.types import (
     Tensor,
     documented,
 )
+from deployments.gateway.rows import Array
 
 OCTET_STREAM = b"application/octet-stream"
 HEADER_LENGTH = b"inference-header-content-length"
@@ -226,7 +227,7 @@ def _head(item: InputTensor) -> tuple[str, str, list[int]]:
     return item.name, item.datatype, item.shape
 
 
-def _from_json(item: InputTensor) -> tensors.Array:
+def _from_json(item: InputTensor) -> Array:
     if item.datatype in tensors.HALVES:
         raise BadRequest(
             f"Tensor '{item.name}': {item.datatype} has no JSON form; send it as binary data "
@@ -410,7 +411,7 @@ def json_values(tensor: Tensor) -> Any:
     return flat.astype(np.float32) if tensor.datatype in tensors.HALVES else flat
 
 
-def _texts(name: str, flat: tensors.Array) -> list[str]:
+def _texts(name: str, flat: Array) -> list[str]:
     try:
         return [item.decode() for item in flat.tolist()]
     except UnicodeDecodeError:

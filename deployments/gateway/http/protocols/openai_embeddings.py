@@ -23,13 +23,13 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, slices
 from deployments.gateway.http.protocols.pieces import LargeAnswer, Parts, nested
-from deployments.gateway.http.protocols.tensors import Array
 from deployments.gateway.http.protocols.types import (
     EmbeddingsCall,
     Encoded,
     any_of,
     documented,
 )
+from deployments.gateway.rows import Array
 
 MAX_INPUTS = 2048
 _BASE64_STEP = 196_608  # bytes; a multiple of 3

@@ -18,7 +18,8 @@ import numpy as np
 import orjson
 
 from deployments.gateway.http.protocols.slices import Breaks
-from deployments.gateway.http.protocols.tensors import HALVES, Array
+from deployments.gateway.http.protocols.tensors import HALVES
+from deployments.gateway.rows import Array
 
 STEP = 16_384  # elements
 TEXT_STEP = 65_536  # characters

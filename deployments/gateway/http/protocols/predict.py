@@ -22,13 +22,13 @@ import orjson
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
-from deployments.gateway.http.body_bounds import bound_of
+from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.protocols import malformed, slices
 from deployments.gateway.http.protocols.pieces import LargeAnswer, Parts, listed, nested
-from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
+from deployments.gateway.http.protocols.tensors import HALVES, row_from_json
 from deployments.gateway.http.protocols.types import Encoded, PredictCall, documented
-from deployments.gateway.rows.conversion import RowsOut, check_count, from_rows
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.http.row_conversion import RowsOut, check_count, from_rows
+from deployments.gateway.rows import Array, Rows
 from runtimes.types import TensorSpec
 
 _ROWS = documented(

@@ -25,9 +25,8 @@ import numpy as np
 
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, slices
+from deployments.gateway.rows import Array
 from runtimes.datatypes import DTYPES
-
-Array = np.ndarray[Any, Any]
 
 HALVES = frozenset({"FP16", "BF16"})
 MAX_RANK = 16

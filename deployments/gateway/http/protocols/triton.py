@@ -15,7 +15,6 @@ import msgspec
 
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.telemetry.inference_statistics import ModelStatistics
 from runtimes.types import TensorSpec
 
 
@@ -129,33 +128,6 @@ def _tensor(spec: TensorSpec, optional: bool = False) -> ConfigTensor:
     return ConfigTensor(spec.name, f"TYPE_{kind}", tuple(spec.shape[1:]), optional)
 
 
-def statistics(found: Iterable[tuple[str, ModelStatistics]]) -> Encoded:
+def statistics(entries: Iterable[ModelStatisticsEntry]) -> Encoded:
     """`GET /v2/models/stats` and `/v2/models/{name}[/versions/{version}]/stats`."""
-    entries = [_entry(name, each) for name, each in found]
-    return Encoded(msgspec.json.encode(StatisticsResponse(entries)))
-
-
-def _entry(name: str, found: ModelStatistics) -> ModelStatisticsEntry:
-    times = {field: _duration(getattr(found, field)) for field in InferenceTimes.__struct_fields__}
-    sizes = [
-        BatchTimes(
-            size,
-            _duration(each.compute_input),
-            _duration(each.compute_infer),
-            _duration(each.compute_output),
-        )
-        for size, each in sorted(found.by_size.items())
-    ]
-    return ModelStatisticsEntry(
-        name,
-        found.version,
-        found.last_inference_ms,
-        found.inference_count,
-        found.execution_count,
-        InferenceTimes(**times),
-        sizes,
-    )
-
-
-def _duration(found: Any) -> StatisticDuration:
-    return StatisticDuration(found.count, found.ns)
+    return Encoded(msgspec.json.encode(StatisticsResponse(list(entries))))

@@ -16,8 +16,7 @@ import pytest
 from in_process import Stand, ask, standing
 
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
-from deployments.gateway.http.body import BodyLimits, BodyRoom, Inflation
-from deployments.gateway.http.body_bounds import UNBOUNDED, BodyBound
+from deployments.gateway.http.body import UNBOUNDED, BodyBound, BodyLimits, BodyRoom, Inflation
 
 INFER = "/v2/models/device/infer"
 GOOD = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [4]}]}'

@@ -14,7 +14,7 @@ from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import BodyTooLarge
-from deployments.gateway.http.body_bounds import UNBOUNDED, bound_of, widest
+from deployments.gateway.http.body import UNBOUNDED, bound_of, widest
 
 MODEL = {
     "runtime": "synthetic",

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply, RowError, from_ragged, to_batch
-from deployments.gateway.queues.batch_calls import build_call, deliver_rows
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.queues.batch_queue import build_call, deliver_rows
+from deployments.gateway.rows import RowColumn, Rows
 from routers.api.actions import Dispatch
 from runtimes.types import Batch, Ragged
 

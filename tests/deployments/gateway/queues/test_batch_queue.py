@@ -16,7 +16,7 @@ from deployments.contract.channel.messages import RowError
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import RowColumn, Rows
 from routers.api.actions import Abort, Action, Dispatch, Evict
 from routers.api.events import Arrive, Cancel, Closed, Event, Opened
 from routers.api.requests import LeaseEnd, Reason

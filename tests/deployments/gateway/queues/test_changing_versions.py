@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import Stand, standing
 
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.models.served_model import ServedModel
 from deployments.process.replica_directory import RunningReplica
 from deployments.settings.groups import POOL_GROUP
 

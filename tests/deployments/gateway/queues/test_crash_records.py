@@ -10,10 +10,9 @@ import pytest
 
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
-from deployments.gateway.queues import crash_records
-from deployments.gateway.queues.crash_records import CrashRecords, fingerprints, same_row
-from deployments.gateway.queues.unexplained_losses import LostRow
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.queues import lost_replicas
+from deployments.gateway.queues.lost_replicas import CrashRecords, LostRow, fingerprints, same_row
+from deployments.gateway.rows import RowColumn, Rows
 
 ROW, OTHER = b"row", b"other"
 
@@ -178,7 +177,7 @@ def test_rows_of_requests_that_were_sent_once_are_not_looked_at(
     assert not list(records.lost_with(sent_batch(), 0.0))
     sent = sent_batch()
     sent.members[0].sent_again = False
-    monkeypatch.setattr(crash_records, "fingerprints", lambda *_: pytest.fail("it was hashed"))
+    monkeypatch.setattr(lost_replicas, "fingerprints", lambda *_: pytest.fail("it was hashed"))
     records.answered_among_others(sent)
 
 
@@ -237,8 +236,8 @@ def test_a_budget_of_0_is_none() -> None:
 def test_what_is_remembered_is_bounded(
     records: CrashRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_records, "_MOST_ROWS", 2)
-    monkeypatch.setattr(crash_records, "_MOST_TENANTS", 2)
+    monkeypatch.setattr(lost_replicas, "_MOST_ROWS", 2)
+    monkeypatch.setattr(lost_replicas, "_MOST_TENANTS", 2)
     for number in range(5):
         convict(records, b"%d" % number, f"tenant {number}")
     assert (len(records._rows), len(records._spent)) == (2, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.contract.crash_reports import CrashedInput, CrashReport
-from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere
+from deployments.gateway.queues.lost_replicas import CrashesElsewhere
 
 KEY, OTHER = b"key", b"other"
 

@@ -16,11 +16,11 @@ from far_end import FarEnd, reply_of
 
 from deployments.contract.channel.frames import Frame, Kind
 from deployments.gateway.queues import lease_calls
-from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch
+from deployments.gateway.queues.batch_queue import BatchCalls, SentBatch
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.lease_calls import UNREACHED_RETRY_S
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import RowColumn, Rows
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd, Report, Request
@@ -218,7 +218,7 @@ async def test_a_batch_that_cannot_be_made_into_a_message_is_an_error_to_its_cal
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as broken:
-        broken.setattr("deployments.gateway.queues.batch_calls.build_call", fails)
+        broken.setattr("deployments.gateway.queues.batch_queue.build_call", fails)
         out.send(1)
     out.send(2)
     assert out.owner.failures == []  # the dispatcher is still at work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.gateway.queues.peer_demand import PeerDemand
+from deployments.gateway.queues.lease_calls import PeerDemand
 from routers.staging import REPORT_EVERY_S
 
 SOME, OTHER = ((0, "x", 1.0),), ((0, "x", 2.0),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.gateway.queues.prompt_suspects import PromptSuspect, convicts
+from deployments.gateway.queues.lost_replicas import PromptSuspect, convicts
 
 
 def suspect(losses: int, key: bytes = b"it", *, reading: bool = True) -> PromptSuspect:

@@ -19,7 +19,7 @@ from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import CoreLoop, Demand, VersionTerms, clock
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import RowColumn, Rows
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Action
 from routers.api.settings import DispatcherSettings

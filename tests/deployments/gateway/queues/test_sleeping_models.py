@@ -13,7 +13,7 @@ from deployments.contract.description import (
     ModelDescription,
 )
 from deployments.contract.scaling.messages import ModelOutlook
-from deployments.gateway.queues import absences
+from deployments.gateway.models import catalogue
 
 Describe = Callable[..., ModelDescription]
 
@@ -22,7 +22,7 @@ async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
     following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(absences.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
     models = following.catalogue
     await following.registry.tell(description())
     assert not models.all_ready
@@ -32,7 +32,7 @@ async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
     assert models.all_ready
     assert models.waiting_for == []
     assert models.find("device")
-    now[0] += 10 * absences.HOLD_S
+    now[0] += 10 * catalogue.HOLD_S
     assert models.find("device")
     following.run(description())
     await until(lambda: not models.asleep("device"))

@@ -17,9 +17,9 @@ from deployments.contract.description import (
     ModelDescription,
     dispatcher_settings,
 )
+from deployments.gateway.models.served_model import terms
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.pending_requests import Prompt
-from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.process.replica_directory import RunningReplica
 from deployments.replica.stream_core import StreamCore

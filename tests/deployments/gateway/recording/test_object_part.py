@@ -19,7 +19,7 @@ from deployments.contract.description import Recording
 from deployments.gateway.recording import part as module
 from deployments.gateway.recording.part import Line, ObjectPart
 from deployments.gateway.recording.recorder import Recorder
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import RowColumn, Rows
 from loadtests.traffic.traces import read_trace
 from runtimes import ragged_file
 

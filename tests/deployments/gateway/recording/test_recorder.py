@@ -16,7 +16,7 @@ from deployments.cli import main
 from deployments.contract.description import Recording
 from deployments.gateway.recording.part import FolderPart
 from deployments.gateway.recording.recorder import Recorder, steady_wall_clock
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import RowColumn, Rows
 from deployments.settings.model import ModelSettings
 from deployments.tools import record as join
 from loadtests.traffic.traces import read_trace

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deployments.gateway.recording.reservoir import Reservoir
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import RowColumn, Rows
 
 
 def rows(*lengths: int, first: int = 0, name: str = "ids") -> Rows:

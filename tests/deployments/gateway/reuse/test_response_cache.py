@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.gateway.reuse.response_cache import ResponseCache, joint_key, row_keys
-from deployments.gateway.rows.types import RowAnswer, RowColumn, Rows
+from deployments.gateway.reuse.response_cache import ResponseCache
+from deployments.gateway.rows import RowAnswer, RowColumn, Rows, joint_key, row_keys
 
 OUTPUTS = ("pooled", "hidden")
 TTL_S = 10.0

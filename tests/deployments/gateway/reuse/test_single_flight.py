@@ -17,7 +17,7 @@ from deployments.contract import errors
 from deployments.gateway.queues.core_loop import VersionTerms, refusal
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.reuse.single_flight import Follower, SingleFlight
-from deployments.gateway.rows.types import RowAnswer, Rows
+from deployments.gateway.rows import RowAnswer, Rows
 from routers.api.requests import Reason, Request
 
 KEY = ("tenant", b"key")

@@ -25,7 +25,7 @@ from rolling_out import (
 )
 
 from deployments.contract.rollout.terms import AgreementTerms
-from deployments.gateway.queues.crash_records import fingerprints
+from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.rollout import copies
 from deployments.gateway.rollout.copies import Copies
 from runtimes.types import Batch, Ragged, Result, StageTimes

@@ -26,8 +26,8 @@ from deployments.contract.channel.messages import (
 )
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
+from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.gateway.queues.pool_replicas import as_replica
-from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool import loading
 from deployments.replica.pool.loading import ModelLoader, PoolLoading

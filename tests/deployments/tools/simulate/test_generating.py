@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from deployments.settings.plain import parse
-from deployments.tools.console.simulated import show, show_fifo
 from deployments.tools.simulate.engines import Prompts
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
+from deployments.tools.simulate.simulated import show, show_fifo
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import check

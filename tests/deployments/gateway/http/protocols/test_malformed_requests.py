@@ -23,8 +23,8 @@ from deployments.gateway.http.protocols import (
     predict,
 )
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
+from deployments.gateway.http.row_conversion import from_tokens, split
 from deployments.gateway.preprocess.prompts import prompt_of, pseudo_ids
-from deployments.gateway.rows.conversion import from_tokens, split
 
 SEEDS = [
     json.dumps(

@@ -24,7 +24,7 @@ from deployments.gateway.http.protocols import (
 )
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
 from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
-from deployments.gateway.rows.conversion import split
+from deployments.gateway.http.row_conversion import split
 from deployments.gateway.telemetry.inference_statistics import (
     BatchSizeStatistics,
     ModelStatistics,
@@ -272,7 +272,7 @@ def test_what_is_written_conforms_to_its_schema(
         "ServerMetadata": metadata.server_metadata(),
         "ModelMetadata": metadata.model_metadata(d),
         "ModelConfig": triton.model_config(d),
-        "StatisticsResponse": triton.statistics([("m", counted)]),
+        "StatisticsResponse": triton.statistics([counted.entry("m")]),
         "Index": metadata.repository_index(states),
         "OpenAIModel": metadata.openai_model(d),
         "OpenAIModels": metadata.openai_models([d], lambda *_: True),

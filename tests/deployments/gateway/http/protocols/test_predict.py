@@ -10,7 +10,7 @@ import pytest
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.protocols import predict
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.rows import Rows
 from runtimes.types import TensorSpec
 
 Describe = Callable[..., ModelDescription]

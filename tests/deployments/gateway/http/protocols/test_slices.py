@@ -20,7 +20,7 @@ from deployments.gateway.http.protocols import (
     tensors,
 )
 from deployments.gateway.http.protocols.tensors import from_json, row_from_json
-from deployments.gateway.rows.conversion import check_claim
+from deployments.gateway.http.row_conversion import check_claim
 
 FEW, MANY = 3, 40_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from both_loops import event_loop_policy as event_loop_policy
 
-CHANNEL = "deployments.gateway.queues.replica_channel"
+CHANNEL = "deployments.gateway.queues.connections"
 
 
 @pytest.fixture(autouse=True)

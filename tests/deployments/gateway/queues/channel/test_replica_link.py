@@ -21,9 +21,9 @@ from deployments.contract.channel.frames import (
 )
 from deployments.contract.channel.handshake import Challenge, ReplicaHandshake, refusal
 from deployments.contract.version import WIRE
-from deployments.gateway.queues.replica_link import SILENCE_S
+from deployments.gateway.queues.connections import SILENCE_S
 
-CHANNEL = "deployments.gateway.queues.replica_channel"
+CHANNEL = "deployments.gateway.queues.connections"
 
 
 # ---- what must not come -------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(f"{CHANNEL}.monotonic", made)
-    monkeypatch.setattr("deployments.gateway.queues.replica_link.monotonic", made)
+    monkeypatch.setattr("deployments.gateway.queues.connections.monotonic", made)
     return made
 
 

@@ -20,11 +20,10 @@ import numpy as np
 
 from deployments.contract.description import ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
-from deployments.gateway.http.body_bounds import bound_of
+from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.protocols.classify import from_base64
-from deployments.gateway.http.protocols.tensors import Array
 from deployments.gateway.http.protocols.types import InferCall, RowTensor, Tensor
-from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.gateway.rows import Array, RowColumn, Rows
 from deployments.preprocess.images import Encoded
 from deployments.settings.image import patches
 from runtimes.datatypes import DTYPES

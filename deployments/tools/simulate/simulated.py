@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.tools.console.charts import chart
-from deployments.tools.console.simulated_scaling import show_scaling
+from deployments.tools.simulate.simulated_scaling import show_scaling
 from deployments.tools.simulate.simulation import SimulationResult
 from loadtests.results.summary import Group, Summary
 

@@ -20,10 +20,10 @@ from dataclasses import replace
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.gateway.queues.batch_queue import BatchQueue
+from deployments.gateway.queues.connections import ReplicaChannel
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.pool_replicas import PoolUse, may_serve, with_pool
-from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse

@@ -1,32 +1,228 @@
-"""Which rows have ended replicas, and whose they were.
+"""Which inputs have ended replicas, and whose they were.
 
-A row is known by its fingerprint (`response_cache.row_keys`). One that was on a replica when that
+`CrashRecords` knows a row by its fingerprint (`rows.row_keys`). One that was on a replica when that
 was lost is *suspect*: it travels alone from then on. It is acquitted when it is answered alone, and
 *convicted* when a second replica is lost after it had begun there alone: then it is refused for a
-while. A tenant pays for each replica that its convicted rows have ended, and for those that one of
-its rows alone may have ended (`unexplained_losses`); it is refused for a while once it has spent
-its budget. Bounded in number, the least recently seen forgotten first. Of one model at one gateway,
-which tells the others, and counts what they tell (`crash_exchange`). Prompts that stream have rules
-of their own (`prompt_suspects`). For the event loop's thread alone.
+while. Its tenant pays for each replica that its convicted rows have ended. `UnexplainedLosses` says
+who pays where no row is convicted, `convicts` judges prompts that stream, `CrashesElsewhere` holds
+what other gateways have reported (`crash_exchange`). Bounded in number, the oldest forgotten first.
+Of one model at one gateway; for the event loop's thread alone; times are seconds on the caller's
+monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
+from typing import NamedTuple
 
 import numpy as np
 
 from deployments.contract import errors
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import CrashTerms
-from deployments.gateway.queues.batch_calls import SentBatch
-from deployments.gateway.queues.crashes_elsewhere import CrashesElsewhere, latest
-from deployments.gateway.queues.unexplained_losses import LostRow, UnexplainedLosses
-from deployments.gateway.reuse.response_cache import row_keys
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.queues.lease_calls import SentBatch
+from deployments.gateway.rows import Rows, row_keys
+
+_MOST_LOSSES = 1024
+_AT_ONCE_S = 1.0
+
+
+class LostRow(NamedTuple):
+    """A row without an answer that was on a replica when that was lost."""
+
+    key: bytes  # its fingerprint
+    tenant: str
+    request: int  # the id of its request, at this gateway
+
+
+@dataclass(slots=True)
+class _Loss:
+    """The loss of one replica."""
+
+    at: float
+    unanswered: dict[bytes, LostRow] = field(default_factory=dict)  # by key
+    accused: str = ""  # the tenant that it counts for, "" for none
+
+
+class UnexplainedLosses:
+    """Times are seconds on the caller's monotonic clock; rows are known by their fingerprints.
+    `accused`: when each replica was lost that counts for a tenant, by tenant."""
+
+    def __init__(self) -> None:
+        self.accused: dict[str, dict[str, float]] = {}
+        self._losses: OrderedDict[str, _Loss] = OrderedDict()  # by replica, the oldest first
+        self._replicas: dict[bytes, set[str]] = {}  # that a row was lost with
+
+    def __bool__(self) -> bool:
+        return bool(self._losses)
+
+    def lost(self, replica_id: str, rows: Iterable[LostRow], now: float) -> None:
+        """These rows were on the replica, besides those said before."""
+        loss = self._losses.setdefault(replica_id, _Loss(now))
+        for row in rows:
+            loss.unanswered.setdefault(row.key, row)
+            self._replicas.setdefault(row.key, set()).add(replica_id)
+        self._judge(replica_id, loss)
+        if not loss.unanswered:
+            del self._losses[replica_id]
+        if len(self._losses) > _MOST_LOSSES:
+            self._forget(next(iter(self._losses)))
+
+    def answered(self, key: bytes) -> None:
+        """So it was not what ended the replicas that it was on."""
+        for replica_id in self._replicas.pop(key, ()):
+            loss = self._losses[replica_id]
+            del loss.unanswered[key]
+            self._judge(replica_id, loss)
+            if not loss.unanswered:
+                del self._losses[replica_id]
+
+    def sweep(self, before: float) -> None:
+        """Forgets what was lost until then."""
+        while self._losses and next(iter(self._losses.values())).at <= before:
+            self._forget(next(iter(self._losses)))
+
+    def _judge(self, replica_id: str, loss: _Loss) -> None:
+        self._discharge(replica_id, loss)
+        if len({row.request for row in loss.unanswered.values()}) == 1:
+            tenant = next(iter(loss.unanswered.values())).tenant
+            known = self.accused.get(tenant, {})
+            if all(abs(loss.at - at) >= _AT_ONCE_S for at in known.values()):
+                self.accused.setdefault(tenant, known)[replica_id] = loss.at
+                loss.accused = tenant
+
+    def _discharge(self, replica_id: str, loss: _Loss) -> None:
+        if not loss.accused:
+            return
+        known = self.accused[loss.accused]
+        del known[replica_id]
+        if not known:
+            del self.accused[loss.accused]
+        loss.accused = ""
+
+    def _forget(self, replica_id: str) -> None:
+        loss = self._losses.pop(replica_id)
+        self._discharge(replica_id, loss)
+        for key in loss.unanswered:
+            self._replicas[key].discard(replica_id)
+            if not self._replicas[key]:
+                del self._replicas[key]
+
+
+_NO_REPLICAS: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """What other gateways say of one input."""
+
+    until: float  # when it counts no more
+    replicas: frozenset[str]  # lost with the input
+
+
+class CrashesElsewhere:
+    """What other gateways have reported of one model."""
+
+    def __init__(self) -> None:
+        self.others: int | None = None  # gateways besides this one; None: not known yet
+        self._suspicions: dict[bytes, _Suspicion] = {}  # by input
+        # By input: replicas that were lost with it elsewhere before it was answered here.
+        self._cleared: dict[bytes, frozenset[str]] = {}
+        # By tenant: the replicas that its inputs have ended, and until when each counts.
+        self._spent: dict[str, dict[str, float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._suspicions or self._spent)
+
+    def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> None:
+        """Take in the last reports of those other gateways that know the model. `others`: how many
+        gateways there are besides this one."""
+        self.others = others
+        said = [each for report in reports for each in report.inputs if not each.convicted]
+        self._cleared = {k: self._cleared[k] for each in said if (k := each.key) in self._cleared}
+        self._suspicions = {}
+        for each in said:
+            self._add_suspicion(each, now)
+        self._spent = {}
+        for report in reports:
+            for tenant, left in report.spent.items():
+                known = self._spent.get(tenant, {})
+                self._spent[tenant] = latest(known, {r: now + left_s for r, left_s in left.items()})
+
+    def replicas(self, key: bytes, now: float) -> frozenset[str]:
+        """The replicas that other gateways have lost with this input and that nothing has cleared
+        it of since."""
+        found = self._suspicions.get(key)
+        return found.replicas if found is not None and found.until > now else _NO_REPLICAS
+
+    def answered(self, key: bytes) -> None:
+        """The input was answered here: earlier losses had another cause."""
+        found = self._suspicions.pop(key, None)
+        if found is not None:
+            self._cleared[key] = self._cleared.get(key, _NO_REPLICAS) | found.replicas
+
+    def was_there(self, key: bytes, replicas: frozenset[str], most: int, now: float) -> bool:
+        """Whether another input, at another gateway, was on all but at most `most` of these
+        replicas."""
+        return any(
+            each.until > now and len(replicas - each.replicas) <= most
+            for other, each in self._suspicions.items()
+            if other != key
+        )
+
+    def spent(self, tenant: str, now: float) -> dict[str, float]:
+        """The replicas that the tenant's inputs have ended at other gateways, each with the time
+        until which it counts."""
+        return {r: until for r, until in self._spent.get(tenant, {}).items() if until > now}
+
+    def sweep(self, now: float) -> None:
+        """Forget what counts no more; needed where no further report comes."""
+        self._suspicions = {k: s for k, s in self._suspicions.items() if s.until > now}
+        self._spent = {tenant: left for tenant in self._spent if (left := self.spent(tenant, now))}
+
+    def _add_suspicion(self, said: CrashedInput, now: float) -> None:
+        replicas = frozenset(said.replicas) - self._cleared.get(said.key, _NO_REPLICAS)
+        known = self._suspicions.get(said.key)
+        until = now + said.left_s
+        if known is not None:
+            known.replicas, known.until = known.replicas | replicas, max(known.until, until)
+        elif replicas:
+            self._suspicions[said.key] = _Suspicion(until, replicas)
+
+
+def latest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The replicas of both, each with the later of its times."""
+    return {**one, **{r: max(until, one.get(r, until)) for r, until in other.items()}}
+
+
+ALONE, BESIDE, ANYWAY = 2, 3, 5  # losses that convict
+OTHERS_MISSED = 1  # another gateway's prompt that was on all but so many of them may be the cause
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSuspect:
+    """A prompt on a replica that was lost."""
+
+    key: bytes  # its fingerprint
+    tenant: str
+    lost: frozenset[str]  # all replicas that were lost with it, this one included
+    reading: bool  # no token of its answer had come
+
+
+def convicts(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole: bool) -> bool:
+    """Whether the loss convicts this prompt. `there`: all prompts of this gateway on the replica,
+    this one included. `sole`: no other gateway can have had anything on the replica."""
+    losses = len(suspect.lost)
+    if sole and len(there) == 1:
+        return losses >= ALONE
+    if losses < BESIDE or losses >= ANYWAY:
+        return losses >= ANYWAY
+    rivals = [each for each in there if each.key != suspect.key and len(each.lost) >= losses]
+    return not rivals or (suspect.reading and not any(each.reading for each in rivals))
+
 
 _MOST_ROWS = 4096
 _MOST_TENANTS = 1024

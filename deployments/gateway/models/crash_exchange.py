@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from time import monotonic
 
 from deployments.contract.crash_reports import OF_GATEWAYS, CrashReport, CrashReports
-from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.queues.crash_records import CrashRecords
+from deployments.gateway.models.catalogue import Catalogue
+from deployments.gateway.queues.lost_replicas import CrashRecords
 
 MOST_INPUTS = 256
 

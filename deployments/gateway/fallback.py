@@ -17,12 +17,12 @@ from math import inf
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Scheduling
-from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.models.catalogue import Catalogue
+from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.core_loop import Demand
-from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.rollout.trial import Submitted, Trial
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.rows import Rows
 from deployments.gateway.tenancy.tenants import Tenant
 from routers.api.requests import Reason
 from runtimes.types import TensorSpec

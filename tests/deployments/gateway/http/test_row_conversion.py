@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.protocols.types import InferCall, RequestedOutput, Tensor
-from deployments.gateway.rows.conversion import RowsOut, from_rows, from_tokens, join, split
-from deployments.gateway.rows.types import Rows
+from deployments.gateway.http.row_conversion import RowsOut, from_rows, from_tokens, join, split
+from deployments.gateway.rows import Rows
 from runtimes.types import TensorSpec
 
 Describe = Callable[..., ModelDescription]

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from deployments.tools.console.release_table import age, explain, show
 from deployments.tools.kube.release import not_running, rows
+from deployments.tools.kube.release_table import age, explain, show
 from deployments.tools.kube.types import Snapshot
 from tests.deployments.tools.kube.kube_objects import (
     CLUSTER,

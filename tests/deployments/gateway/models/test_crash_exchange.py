@@ -15,8 +15,9 @@ from in_process import Answer, Stand, ask, standing
 from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
-from deployments.gateway.queues import crash_exchange, unexplained_losses
-from deployments.gateway.queues.crash_exchange import CrashExchange
+from deployments.gateway.models import crash_exchange
+from deployments.gateway.models.crash_exchange import CrashExchange
+from deployments.gateway.queues import lost_replicas
 from runtimes.errors import Unhealthy
 
 MODELS = {"device": {**SYNTHETIC, "crashes": {"hold_s": 0, "tenant_budget": 8}}}
@@ -113,7 +114,7 @@ async def test_what_was_answered_alone_is_no_suspect_of_this_gateway_any_more(
 async def test_who_never_lets_rows_run_again_spends_its_budget_of_replicas_all_the_same(
     gateways: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unexplained_losses, "_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(lost_replicas, "_AT_ONCE_S", 0.0)
     once = [(b"x-idempotent", b"false")]
     channel = gateways.stands[0].channels["device"]
     for value in range(20, 28):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.onnxruntime.options import CPU, ERRORS_ONLY, Provider
+from runtimes.onnx.session_options import CPU, ERRORS_ONLY, Provider
 
 
 def library() -> Any:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Protocol
 
 from deployments.contract import errors
@@ -28,14 +30,48 @@ from deployments.contract.registry import ANSWER_S, VIEW, View
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
-from deployments.gateway.queues.absences import Absences
+from deployments.gateway.models.served_model import ServedModel
+from deployments.gateway.queues.connections import ReplicaChannel, ServeChannel, follow_pool
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.queues.pool_members import PoolMembers
-from deployments.gateway.queues.replica_channel import ReplicaChannel
-from deployments.gateway.queues.serve_handles import ServeChannel, follow_pool
-from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.queues.pool_replicas import PoolMembers
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import JoinedDirectories, directory_for
+
+HOLD_S = 30.0
+_NOT_MISSED_YET = inf  # the model may have no replica, but no request has found that yet
+
+
+class Absences:
+    """The absences of a gateway's models."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}  # by model: when its absence began, `time.monotonic`
+
+    def unannounced(self, name: str) -> None:
+        """Nobody announces the model any more; its absence begins with its next request."""
+        self._since[name] = _NOT_MISSED_YET
+
+    def reached(self, name: str, *, announced: bool) -> None:
+        """The model has a replica again: its absence is over."""
+        if name in self._since:
+            if announced:
+                del self._since[name]
+            else:
+                self._since[name] = _NOT_MISSED_YET
+
+    def is_short(self, name: str, *, announced: bool) -> bool:
+        """Whether a request that has found no replica may wait. Begins the model's absence with
+        this request, if it has not begun."""
+        now = time.monotonic()
+        since = self._since.get(name, _NOT_MISSED_YET if announced else 0.0)
+        if since == _NOT_MISSED_YET:
+            since = self._since[name] = now
+        return now - since < HOLD_S
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget the absences of all other models."""
+        self._since = {name: since for name, since in self._since.items() if name in names}
+
 
 _WATCH_S = 5.0  # how long the registry may hold a question until there is something new
 _BLOB_S = 30.0  # most time that a tokeniser takes to arrive: some megabytes

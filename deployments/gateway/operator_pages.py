@@ -16,12 +16,12 @@ import msgspec
 
 from deployments.contract import errors
 from deployments.contract.registry import ANSWER_S
-from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
+from deployments.gateway.pages import reader_of
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.process import audit
 from deployments.process.audit import AuditLine

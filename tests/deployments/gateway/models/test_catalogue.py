@@ -16,7 +16,7 @@ from deployments.contract.description import (
     Generating,
     ModelDescription,
 )
-from deployments.gateway.queues import absences, catalogue
+from deployments.gateway.models import catalogue
 
 Describe = Callable[..., ModelDescription]
 
@@ -99,7 +99,7 @@ async def test_a_model_that_stays_out_of_reach_is_503_until_a_replica_is_back(
     asked_when_back: bool,
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(absences.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
     following.run(description())
     await following.registry.tell(description())
     served = following.catalogue.find("device")
@@ -108,7 +108,7 @@ async def test_a_model_that_stays_out_of_reach_is_503_until_a_replica_is_back(
         channel.kill("device-0")
         await until(lambda: served.replicas == 0)
         assert following.catalogue.find("device") is served
-        now[0] += absences.HOLD_S
+        now[0] += catalogue.HOLD_S
         with pytest.raises(errors.NotReady):
             following.catalogue.find("device")
         channel.revive("device-0")
@@ -306,17 +306,17 @@ async def test_requests_wait_for_a_model_that_loses_its_replicas_while_it_has_no
     following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(absences.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
     following.run(description())
     await following.registry.tell(description())
     await following.registry.tell(declared="device")
     served = following.catalogue.find("device")
-    now[0] += 2 * absences.HOLD_S
+    now[0] += 2 * catalogue.HOLD_S
     channel: Any = served.channel
     channel.kill("device-0")
     await until(lambda: served.replicas == 0)
     assert following.catalogue.find("device") is served
-    now[0] += absences.HOLD_S
+    now[0] += catalogue.HOLD_S
     with pytest.raises(errors.NotReady):
         following.catalogue.find("device")
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from runtimes.layers import Layer
 from runtimes.onnx import model as onnx_model
-from runtimes.onnxruntime import session as onnxruntime_session
+from runtimes.onnx import session as onnxruntime_session
 from runtimes.onnxruntime.runtime import ONNXRuntimeRuntime
 from runtimes.types import RuntimeSettings
 

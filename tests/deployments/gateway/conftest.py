@@ -22,7 +22,7 @@ def said(
 @pytest.fixture
 async def following(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Following]:
     monkeypatch.setattr("deployments.process.replica_directory._DIRECTORIES", {})
-    monkeypatch.setattr("deployments.gateway.queues.catalogue._PAUSE_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.models.catalogue._PAUSE_S", 0.0)
     found = Following()
     task = asyncio.create_task(found.catalogue.follow())
     yield found

@@ -1,7 +1,13 @@
 """The pages about the server and its models: metadata, readiness, lists, metrics, documentation.
 
-Cheap and never queued. Who may read which, `access` says; of models a page shows what its reader
-may see, and to all others a model that is there is as one that is not.
+Cheap and never queued. Of models a page shows what its reader may see, and to all others a model
+that is there is as one that is not.
+
+Who may read which: where callers need keys, `PUBLIC` is all that is answered without one, and it
+names no model. `OPERATORS` is answered to operators alone; everything else to whoever has a key,
+and shows a tenant no model but its own. Where callers need none (`gateway.auth: open`), everything
+but `/admin/...` is everybody's. What runs models (the pipeline's endpoints) asks for a tenant by
+itself.
 """
 
 from __future__ import annotations
@@ -13,17 +19,20 @@ from pathlib import Path, PurePosixPath
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi, triton
 from deployments.gateway.http.protocols.metadata import ModelState
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
-from deployments.gateway.queues.catalogue import Catalogue, unknown_model
+from deployments.gateway.models.catalogue import Catalogue, unknown_model
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants import KnownTenants, Reader
+from deployments.gateway.tenancy.tenants import KnownTenants, Reader, Tenants
 
+PUBLIC = frozenset({"live", "ready"})
+OPERATORS = frozenset({"metrics", "all_statistics", "model_statistics"})
+ADMIN = frozenset({"admin_status", "admin_controllers", "admin_keys", "admin_revoke"})
+NOBODY = Reader(models=frozenset())
 _INDEX_LIMITS = small_body("an index request may be")
 # Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, and
 # the page's own address says where requests that are tried out go, for gateways behind a prefix.
@@ -47,6 +56,23 @@ _MEDIA = {".css": b"text/css", ".js": b"text/javascript; charset=utf-8", ".png":
 _KEPT_A_DAY = [(b"cache-control", b"max-age=86400")]
 _RETRY_AFTER = [(b"retry-after", b"2")]
 Page = tuple[int, Encoded]
+
+
+def reader_of(tenants: Tenants, exchange: Exchange, endpoint: str) -> Reader:
+    """Raises Unauthorized and Forbidden."""
+    if endpoint in ADMIN:
+        return tenants.operator(exchange.headers.get(b"authorization"))
+    if not tenants.need_keys:
+        return Reader()
+    try:
+        reader = tenants.reader(exchange.headers.get(b"authorization"))
+    except errors.Unauthorized:
+        if endpoint in PUBLIC:
+            return NOBODY
+        raise
+    if endpoint in OPERATORS and not reader.is_operator:
+        raise errors.Forbidden("this page is for operators; send an operator's key")
+    return reader
 
 
 class Pages:
@@ -149,7 +175,7 @@ class Pages:
 
     def _statistics(self, of: Sequence[ModelDescription]) -> Page:
         counted = self._telemetry.statistics
-        return 200, triton.statistics((d.name, counted.of(d.name, d.version)) for d in of)
+        return 200, triton.statistics(counted.of(d.name, d.version).entry(d.name) for d in of)
 
     def _openai_models(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         return 200, metadata.openai_models(self._seen_by(who), who.may_use)
