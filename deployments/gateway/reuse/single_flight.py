@@ -126,20 +126,25 @@ class SingleFlight:
         while True:
             if follower.gone:
                 raise _left()
-            run = self._find_or_begin(key, follower, submit)
-            answers = await self._wait(run, follower)
+            now = clock()  # one for both: a run that turns late between them would never be left
+            run = self._find_or_begin(key, follower, submit, now)
+            answers = await self._wait(run, follower, now)
             if answers is not None:
                 self.coalesced_total += follower.followed
                 return answers
 
     def _find_or_begin(
-        self, key: Hashable, follower: Follower, submit: Callable[[], PendingBatchRequest]
+        self,
+        key: Hashable,
+        follower: Follower,
+        submit: Callable[[], PendingBatchRequest],
+        now: float,
     ) -> _SharedRun:
         under_way = self._running.get(key)
         if under_way is not None and self._following_rows + follower.rows > self._most_rows:
             under_way = None
         follower.followed = True
-        if under_way is not None and not _is_worse(under_way, follower):
+        if under_way is not None and not _is_worse(under_way, follower, now):
             return under_way
         try:
             run = self._begin(key, submit())
@@ -157,7 +162,7 @@ class SingleFlight:
         pending.future.add_done_callback(lambda ended: self._ended(run, ended))
         return run
 
-    async def _wait(self, run: _SharedRun, follower: Follower) -> Answers | None:
+    async def _wait(self, run: _SharedRun, follower: Follower, now: float) -> Answers | None:
         """The run's answers; None: the caller has to look for another run."""
         loop = asyncio.get_running_loop()
         follower.future = loop.create_future()
@@ -165,7 +170,6 @@ class SingleFlight:
         following = follower.rows if follower.followed else 0
         self._following_rows += following
         if follower.followed:
-            now = clock()
             worse_at = run.deadline if now < run.deadline < follower.deadline else _NEVER
             until = min(follower.expires, worse_at)
             follower.timer = loop.call_later(max(until - now, 0.0), follower.deadline_passed)
@@ -197,11 +201,11 @@ class SingleFlight:
             del self._running[run.key]
 
 
-def _is_worse(run: _SharedRun, follower: Follower) -> bool:
+def _is_worse(run: _SharedRun, follower: Follower, now: float) -> bool:
     """Whether a run of the caller's own would be better: more urgent, or with time left."""
     if run.pending.request.priority > follower.priority:
         return True
-    return run.deadline <= clock() < follower.deadline
+    return run.deadline <= now < follower.deadline
 
 
 def _concerns_one(error: BaseException | None) -> bool:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from deployments.contract import errors
 from deployments.gateway.queues.core_loop import VersionTerms, refusal
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
+from deployments.gateway.reuse import single_flight
 from deployments.gateway.reuse.single_flight import Follower, SingleFlight
 from deployments.gateway.rows import RowAnswer, Rows
 from routers.api.requests import Reason, Request
@@ -265,6 +266,30 @@ async def test_followers_leave_a_run_that_turns_late_and_share_the_next(callers:
     assert [value(await task) for task in follower_tasks] == [2.0] * 3
     callers.queue.answer(callers.queue.pending_requests[0], 1.0)
     assert value(await leader) == 1.0
+
+
+async def test_a_run_that_turns_late_while_a_caller_joins_it_is_left(
+    callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, looks = clock(), 0
+
+    def moves_on() -> float:
+        """Each look is 2 s later."""
+        nonlocal looks
+        looks += 1
+        return start + 2.0 * looks
+
+    _, leader = await callers.come(deadline_s=3.0)
+    monkeypatch.setattr(single_flight, "clock", moves_on)
+    _, follower = await callers.come()
+    monkeypatch.undo()
+    loop = asyncio.get_running_loop()
+    (run,) = callers.single_flight._running.values()
+    timer = next(each.timer for each in run.followers if each.followed)
+    assert timer is not None
+    assert timer.when() - loop.time() < 3.0
+    callers.queue.answer(callers.queue.pending_requests[0], 1.0)
+    assert [value(await task) for task in (leader, follower)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("why", [Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE])
