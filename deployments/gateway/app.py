@@ -30,7 +30,7 @@ from deployments.gateway.operator_pages import OperatorPages
 from deployments.gateway.pages import Pages
 from deployments.gateway.pipeline import Pipeline
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.request_context import GatewayServices
+from deployments.gateway.services import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.settings.gateway import GatewaySettings

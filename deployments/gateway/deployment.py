@@ -47,7 +47,7 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsPath,
     TenantsSource,
 )
-from deployments.gateway.tenancy.shared_bound import MOST_USED
+from deployments.gateway.tenancy.rates import MOST_USED
 from deployments.process import actors, audit, listening_socket, tenants_store
 from deployments.process.actors import registry
 from deployments.process.audit import AuditLine

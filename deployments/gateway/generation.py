@@ -28,12 +28,12 @@ from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, t
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.request_context import (
     ENGINE_REFUSED,
-    GatewayServices,
     Generated,
     RequestContext,
     check_tenant_bounds,
     demand_of,
 )
+from deployments.gateway.services import GatewayServices
 from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
 from deployments.preprocess.tokenizer import TextTokenizer

@@ -38,16 +38,12 @@ from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
-from deployments.gateway.request_context import (
-    GatewayServices,
-    RequestContext,
-    check_tenant_bounds,
-    demand_of,
-)
+from deployments.gateway.request_context import RequestContext, check_tenant_bounds, demand_of
 from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rollout.copies import Answered
 from deployments.gateway.rows import RowAnswer, Rows, row_keys
+from deployments.gateway.services import GatewayServices
 from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 

@@ -1,45 +1,28 @@
-"""One request on its way (`RequestContext`) and what all of them share (`GatewayServices`).
+"""One request on its way, and what it demands of a queue.
 
 A context collects where its request's time went and how it ended, and becomes one record for
-metrics and tracing when the request has finished. The services answer the questions of the pipeline
-that are not about one model: who is this, may anything start, run this off the loop. What a request
-demands of a queue is worked out here too: time already spent is gone from its budgets, a session is
-its tenant's own, lengths are held against the tenant's bounds.
+metrics and tracing when the request has finished. Time already spent is gone from a demand's
+budgets, a session is its tenant's own, lengths are held against the tenant's bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic, perf_counter
-from typing import Any, Protocol, TypeVar
 
 from deployments.contract import errors
-from deployments.contract.description import ImageInput, Scheduling
-from deployments.gateway.http.body import ArrivingBodies, BodyBound, BodyLimits, BodyRoom, Inflation
+from deployments.contract.description import Scheduling
 from deployments.gateway.http.exchange import Exchange, RequestOptions
-from deployments.gateway.models.catalogue import Catalogue
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
-from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.rows import RowAnswer
-from deployments.gateway.suspected_requests import SuspectedRequests, Work
-from deployments.gateway.tenancy.rates import Rates
-from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
-from deployments.gateway.tenancy.tenants import Caller, KnownTenants
+from deployments.gateway.suspected_requests import Work
+from deployments.gateway.tenancy.tenants import Caller
 from deployments.gateway.trace_context import TraceContext
-from deployments.preprocess.images import Encoded, row_bytes
-from deployments.preprocess.tokenizer import TextTokenizer
-from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 
-T = TypeVar("T")
 ENGINE_REFUSED = "engine_refused"
-_DRAIN_RETRY_S = 2.0
-_FULL_RETRY_S = 1.0
 NO_OPTIONS = RequestOptions(None, "", True)
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 
@@ -191,137 +174,6 @@ class RequestContext:
 
 def _dispatched(answer: RowAnswer) -> float:
     return answer.dispatched
-
-
-class RequestWatcher(Protocol):
-    """Hears of every request: when its trace begins, its model is known, it has ended, and its
-    engine has stopped behind that."""
-
-    def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
-    def arrived(self, context: RequestContext) -> None: ...
-    def finished(self, context: RequestContext) -> None: ...
-    def generated_late(self, context: RequestContext, more: Tokens) -> None: ...
-
-
-class GatewayServices:
-    """`watcher` is told exactly once that a request has finished, however it ended. Requests
-    under way share their bound by tenant."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        *,
-        tenants: KnownTenants,
-        models: Catalogue,
-        pool: FairThreadPool,
-        watcher: RequestWatcher,
-    ) -> None:
-        limits = settings.limits
-        self.models = models
-        self.rollouts = GatewayRollouts(models, pool, len(settings.priorities))
-        self.limits = BodyLimits(
-            limits.max_body_bytes,
-            limits.max_inflated_bytes,
-            limits.body_timeout_s,
-            BodyRoom(limits.max_held_bytes),
-            arriving=ArrivingBodies(limits.max_arriving_bodies),
-            min_bytes_per_s=limits.min_bytes_per_s,
-            grace_s=limits.slow_grace_s,
-        )
-        self.rates = Rates(settings.replicas)
-        self.suspected = SuspectedRequests()
-        self.watcher = watcher
-        self.pool = pool
-        self._tenants = tenants
-        self._threshold = limits.pool_threshold_bytes
-        self._under_way = SharedBound(limits.max_requests)
-
-    def identify(self, exchange: Exchange) -> Caller:
-        """Raises Unauthorized, or BadRequest for a priority nobody knows."""
-        caller = self._tenants.current.identify(
-            exchange.headers.get(b"authorization"),
-            exchange.headers.get(b"x-tenant"),
-            exchange.headers.get(b"x-priority"),
-        )
-        exchange.payer = caller.tenant.name, caller.tenant.weight
-        return caller
-
-    def check_key(self, caller: Caller) -> None:
-        """Raises Unauthorized where the caller's key has ended since it came."""
-        if not self._tenants.current.still_opens(caller.tenant):
-            raise errors.Unauthorized("the API key has ended meanwhile", reason="key_ended")
-
-    def begin(self, payer: Payer) -> None:
-        """One more request is under way, until `end`. Raises Overloaded."""
-        if self.models.draining:
-            raise errors.Overloaded(
-                "the server is draining and takes no new requests",
-                retry_after_s=_DRAIN_RETRY_S,
-                reason="draining",
-            )
-        if not self._under_way.fits(payer, 1):
-            raise errors.Overloaded(
-                "the gateway has all the requests under way that it may have "
-                "(gateway.limits.max_requests)",
-                retry_after_s=_FULL_RETRY_S,
-                reason="gateway_full",
-            )
-        self._under_way.add(payer, 1)
-
-    @property
-    def under_way(self) -> int:
-        return self._under_way.used
-
-    def end(self, payer: Payer) -> None:
-        self._under_way.give(payer, 1)
-
-    async def read_body(
-        self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]
-    ) -> bytes:
-        """The whole body, as it was sent. `bound`: of what the model could take, asked of a body
-        that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
-        declared = exchange.number(b"content-length")
-        encoding = exchange.encoding
-        if encoding == b"identity" and declared is not None and declared <= self._threshold:
-            return await exchange.body(self.limits)
-        if encoding not in (b"gzip", b"identity"):
-            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
-        limits = self.limits.within(bound())
-        exchange.check_length(limits)
-        return await exchange.body(limits)
-
-    async def inflated(
-        self, exchange: Exchange, caller: Caller, body: bytes, bound: Callable[[], BodyBound]
-    ) -> bytes:
-        """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
-        memory is taken once its size is known."""
-        size = bound()
-        inflation = Inflation(body, self.limits.within(size), size)
-        while not inflation.is_measured:
-            await self.pool.run(caller.tenant.name, inflation.measure)
-        exchange.hold(inflation.size_bytes, self.limits.room)
-        return await self.pool.run(caller.tenant.name, inflation.take)
-
-    async def off_loop(
-        self, caller: Caller, size_bytes: int, function: Callable[..., T], *args: Any
-    ) -> T:
-        """`function(*args)`: here for a small input, else in the pool, in the tenant's turn."""
-        if size_bytes <= self._threshold:
-            return function(*args)
-        return await self.pool.run(caller.tenant.name, function, *args)
-
-    async def tokenize(
-        self, caller: Caller, tokenizer: TextTokenizer, texts: list[str]
-    ) -> list[Any]:
-        return await encode_texts(self.pool, caller.tenant.name, tokenizer, texts)
-
-    async def prepare_images(
-        self, context: RequestContext, how: ImageInput, images: Sequence[Encoded]
-    ) -> list[Any]:
-        """As rows of the model's input, whose memory counts as the body's does."""
-        assert context.caller is not None
-        context.exchange.hold(len(images) * row_bytes(how), self.limits.room)
-        return await prepare_images(self.pool, context.caller.tenant.name, how, images)
 
 
 def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -> Demand:

@@ -19,7 +19,7 @@ from math import inf, prod
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
-from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
+from deployments.gateway.tenancy.rates import Payer, SharedBound
 
 _NUMBER_BYTES = 32  # the longest FP64 has 24 characters; and a comma, and indentation
 _SLACK_BYTES = 262_144  # names, shapes, parameters, outputs

@@ -26,7 +26,7 @@ from deployments.gateway.http.compression import AS_IT_IS, stays_as_it_is
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.whole_response import EXTENSION, TAKEN, UNCOUNTED_BYTES
-from deployments.gateway.tenancy.shared_bound import NOBODY
+from deployments.gateway.tenancy.rates import NOBODY
 
 _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from deployments.contract.errors import Overloaded
-from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
+from deployments.gateway.tenancy.rates import Payer, SharedBound
 
 T = TypeVar("T")
 

@@ -1,11 +1,11 @@
-"""Is a tenant within its own rates, at this gateway?
+"""How much may a tenant use: its own rates, and its share of what is bounded for all?
 
 Each of a tenant's rates is a token bucket, of which this gateway has a share. How large the share
 is, routers' `admission.rate_share` computes from what the other gateways report of the same tenant
 each second. Requests are counted by their headers, tokens once lengths are known. What is refused
 later, or answered from a cache, is counted all the same. A key may have rates of its own, which are
-checked first. Tenants that are read again keep their levels. A tenant that nobody has asked for
-lately is not reported.
+checked first. Tenants that are read again keep their levels. `SharedBound` bounds what is held at a
+time: bytes, bodies that arrive, requests under way, places to wait.
 """
 
 from __future__ import annotations
@@ -22,6 +22,67 @@ from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.key import RateSettings
 from routers.policies.admission.rate_limit import Rate
 from routers.policies.admission.rate_share import SILENT_S, RateShare, RateUse
+
+Payer = tuple[str, float]
+"""A tenant's name and weight."""
+
+NOBODY: Payer = ("", 1.0)
+MOST_USED = 2  # times the bound, of all tenants together
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one tenant holds."""
+
+    weight: float
+    amount: int = 0
+
+
+class SharedBound:
+    """One resource. Whoever adds an amount gives it back. For one thread at a time.
+
+    One tenant alone may have all of it. Once it is used up, a tenant with less than its share (by
+    weight, among the tenants that hold any) still gets more, and one that has its share is refused.
+    The share is one of the bound, or of what the others leave of twice the bound where that is
+    less: shares of the bound itself add up without end when tenants come one after another and each
+    fills its own. So at most twice the bound is ever used. Nothing is taken back from anybody."""
+
+    def __init__(self, limit: int) -> None:
+        self.used = 0  # by all tenants
+        self._limit = limit
+        self._held: dict[str, _Held] = {}  # by tenant; only those that hold any
+        self._weight = 0.0  # of those tenants together
+
+    def fits(self, payer: Payer, amount: int) -> bool:
+        """Whether the tenant may have `amount` more."""
+        if self.used + amount <= self._limit:
+            return True
+        name, weight = payer
+        held = self._held.get(name)
+        own, share = 0, weight / (self._weight + weight)
+        if held is not None:
+            own, share = held.amount, held.weight / self._weight
+        left = MOST_USED * self._limit - (self.used - own)
+        return own + amount <= share * min(self._limit, left)
+
+    def add(self, payer: Payer, amount: int) -> None:
+        """The tenant holds `amount` more; not checked against the bound."""
+        held = self._held.get(payer[0])
+        if held is None:
+            held = self._held[payer[0]] = _Held(payer[1])
+            self._weight += held.weight
+        held.amount += amount
+        self.used += amount
+
+    def give(self, payer: Payer, amount: int) -> None:
+        """The tenant gives `amount` back."""
+        held = self._held[payer[0]]
+        held.amount -= amount
+        self.used -= amount
+        if not held.amount:
+            del self._held[payer[0]]
+            self._weight = self._weight - held.weight if self._held else 0.0
+
 
 _LEAST_ASKED_PER_S = 1e-3  # a decaying rate below this is not reported
 

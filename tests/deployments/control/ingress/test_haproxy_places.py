@@ -20,7 +20,7 @@ from uvicorn_server import serving
 from deployments.control.ingress import haproxy
 from deployments.control.ingress.haproxy_options import MOST_USED, Options
 from deployments.gateway.http import strict_protocol, whole_response
-from deployments.gateway.tenancy import shared_bound
+from deployments.gateway.tenancy import rates
 
 PLACES = 4
 OPTIONS = {"base_ms": 0, "embed_width": 1_000_000}  # an answer of 4 MB
@@ -123,7 +123,7 @@ async def test_a_tenant_that_reads_slowly_leaves_another_its_share(tmp_path: Pat
 
 
 def test_haproxy_lets_all_through_that_a_gateway_may_take() -> None:
-    assert MOST_USED == shared_bound.MOST_USED
+    assert MOST_USED == rates.MOST_USED
     assert Options(max_requests=10).places > MOST_USED * 10
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.gateway.tenancy.shared_bound import SharedBound
+from deployments.gateway.tenancy.rates import SharedBound
 
 A, B, HEAVY = ("a", 1.0), ("b", 1.0), ("heavy", 3.0)
 
