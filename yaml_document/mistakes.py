@@ -98,11 +98,8 @@ def _not_right(value: Any, right: str) -> str:
     if right.startswith("text") and isinstance(value, int | float) and not isinstance(value, bool):
         right += "; write it in quotes"
     message = f"is {shown(value)}; must be {right}"
-    close = (
-        difflib.get_close_matches(value, right.replace(",", "").split(), 1, 0.7)
-        if (isinstance(value, str))
-        else []
-    )
+    choices = [] if right.startswith(("a ", "an ")) else right.replace(",", "").split()
+    close = difflib.get_close_matches(value, choices, 1, 0.7) if isinstance(value, str) else []
     return f"{message}; did you mean {close[0]}?" if close else message
 
 

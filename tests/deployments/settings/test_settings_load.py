@@ -61,6 +61,11 @@ def test_setting_of_another_section_is_shown_its_place(tmp_path: Path) -> None:
     ]
 
 
+def test_a_word_where_a_number_belongs_is_like_no_word_of_the_sentence(tmp_path: Path) -> None:
+    (only,) = mistakes(tmp_path, DEVICE + "    batch: {max_size: two}\n")
+    assert only == "4: models.device.batch.max_size: is 'two'; must be a whole number, 1 to 65536"
+
+
 def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
     (only,) = mistakes(tmp_path, DEVICE + "    queue: {zzz: 1}\n")
     assert only == (
