@@ -27,7 +27,7 @@ class RowAnswer:
     """One row's outputs by name (datatype, array), or its error; which version of the model
     answered, and how the time was spent."""
 
-    outputs: dict[str, tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, Array]] = field(default_factory=dict)
     error: errors.HeadraceError | None = None
     dispatched: float = 0.0
     service_s: float = 0.0

@@ -57,7 +57,14 @@ UNBOUNDED = BodyBound()
 
 
 def bound_of(d: ModelDescription, *, numbers: bool) -> BodyBound:
-    """`numbers`: the body is a request of tensors; else of texts, or of lists of tokens."""
+    """`numbers`: the body is a request of tensors; else of texts, or of lists of tokens.
+
+    What is larger than any request that the model could take is refused before it is read. As many
+    rows as may wait at once (`queue.max_rows`), each as long as the model takes (`lengths.max`): so
+    many numbers, or tokens of text. Prompts of what generates are bounded by the tokens that a
+    replica holds. Where the model says nothing (an axis of any size, BYTES, images, texts that it
+    cuts) there is no bound here, and those of `gateway.limits` stand alone.
+    """
     if d.generating is not None:
         most = _PROMPT_BYTES + _BYTES_PER_TOKEN * d.generating.cache_tokens
         return BodyBound(most, inf, f"{d.generating.cache_tokens} tokens, which '{d.name}' holds")

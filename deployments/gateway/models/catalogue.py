@@ -42,7 +42,16 @@ _NOT_MISSED_YET = inf  # the model may have no replica, but no request has found
 
 
 class Absences:
-    """The absences of a gateway's models."""
+    """The absences of a gateway's models.
+
+    May a request wait for a model that has no reachable replica at the moment?
+
+    Yes, for the first `HOLD_S` seconds of the model's absence: a replica may be back before the
+    request's time is up. An absence begins with the first request that finds no replica, and ends
+    when a replica can be reached. A model that nobody announces any more (between two anchors) is
+    treated alike. A request for a model of which nothing was ever heard does not wait. `Catalogue`
+    asks.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}  # by model: when its absence began, `time.monotonic`

@@ -45,7 +45,15 @@ class _Peer:
 
 class PeerDemand:
     """What each replica was told of this gateway's queue, and has said of the others'. Times are
-    seconds on the caller's clock."""
+    seconds on the caller's clock.
+
+    A call to a replica reports what waits at its gateway; a reply reports what waits at the others.
+    The unit is predicted seconds, by flow. With hundreds of tenants the report is longer than the
+    rest of a call, and sending it may cost more than a short batch takes. So a gateway reports
+    again only when its last report is older than `REPORT_EVERY_S`, or when nothing waits any more;
+    a reply without a report means that the last one still holds. Decides nothing: the dispatcher is
+    told what was known last.
+    """
 
     def __init__(self) -> None:
         self._peers: dict[str, _Peer] = {}  # by replica

@@ -49,7 +49,17 @@ class _Loss:
 
 class UnexplainedLosses:
     """Times are seconds on the caller's monotonic clock; rows are known by their fingerprints.
-    `accused`: when each replica was lost that counts for a tenant, by tenant."""
+    `accused`: when each replica was lost that counts for a tenant, by tenant.
+
+    Rows that are not run again, because they must not be or their callers left, end one replica
+    each and never a second one. Of all rows without an answer that a replica had when it was lost,
+    those that are answered later were not the cause. When the rows of one request alone are left,
+    its tenant is *accused*: the replica counts in its crash budget until one of them is answered,
+    too. A machine that dies takes many replicas at once, which is no tenant's doing: what a tenant
+    is accused of within `_AT_ONCE_S` counts once. Of one model at one gateway, which does not know
+    what others had there. Bounded in number, the oldest forgotten first. For the event loop's
+    thread alone.
+    """
 
     def __init__(self) -> None:
         self.accused: dict[str, dict[str, float]] = {}
@@ -214,7 +224,19 @@ class PromptSuspect:
 
 def convicts(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole: bool) -> bool:
     """Whether the loss convicts this prompt. `there`: all prompts of this gateway on the replica,
-    this one included. `sole`: no other gateway can have had anything on the replica."""
+    this one included. `sole`: no other gateway can have had anything on the replica.
+
+    All prompts on a lost replica are suspect; an answer acquits. A prompt is convicted by
+
+    - the second loss, where it was alone on the replica;
+    - the third, where the others that were there had been on fewer lost replicas, or had tokens
+      already while it had none;
+    - the fifth, whoever was there.
+
+    Where another gateway may have had something on the replica, no prompt counts as alone. Suspects
+    that come again run one at a time (`suspect_permits`), so that a third loss has one cause.
+    Decides from what this gateway saw and others have told it; changes nothing.
+    """
     losses = len(suspect.lost)
     if sole and len(there) == 1:
         return losses >= ALONE

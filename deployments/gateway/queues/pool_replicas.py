@@ -78,7 +78,13 @@ Held = Mapping[str, tuple[PoolMember, ...]]
 
 
 class PoolMembers:
-    """The members of the shared pool, by model."""
+    """The members of the shared pool, by model.
+
+    Keeps one directory a model, which the model's queue follows. The registry tells which pool
+    replica serves what, Serve which of the pool's replicas run. A member is listed while both say
+    so: a pool replica that was killed disappears at once, one that is told to hold another model as
+    soon as it reports that.
+    """
 
     def __init__(
         self,
