@@ -79,7 +79,7 @@ class Autoscaler:
         """Take the demand for one model at one gateway. Raises ValueError if an amount of work is
         negative or not finite."""
         if model in self._models:
-            self._models[model].demand.hear(gateway, reading, now)
+            self._models[model].demand.on_report(gateway, reading, now)
 
     def gateway_gone(self, gateway: str) -> None:
         """Forget a gateway that is known to have ended."""

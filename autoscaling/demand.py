@@ -71,7 +71,7 @@ class Demand:
         self.requested_at: float | None = None
         self._gateways: dict[str, _Counters] = {}
 
-    def hear(self, gateway: str, reading: DemandReading, now: float) -> None:
+    def on_report(self, gateway: str, reading: DemandReading, now: float) -> None:
         """Take a gateway's reading. If its counters are lower than before, counting begins again. A
         `now` before the last one counts as the last one. Raises ValueError for an amount of work
         that is negative or not finite."""

@@ -27,10 +27,10 @@ from autoscaling.settings import PolicySettings
 PERSISTENCE, PLAIN, SEASONAL = "persistence", "smoothing", "season"
 _RESIDUALS = 360
 _FEW_RESIDUALS = 60
-_LEAST_SCORED = 30
+_MIN_SCORED = 30
 _MEMORY_MINUTES = 360.0
 _SEASON_GAIN = 0.95
-_MOST_RISE = 3.0
+_MAX_RISE = 3.0
 _LONGEST_HORIZON = 120
 _PERSISTENT = 5
 
@@ -114,7 +114,7 @@ class Forecast:
             self._candidates = {name: _Candidate() for name in self._candidates}
 
     def _plan(self) -> Plan:
-        most = _MOST_RISE * max(self._recent)
+        most = _MAX_RISE * max(self._recent)
         plans = {name: self._said(name, most) for name in self._candidates}
         for name, plan in plans.items():
             self._candidates[name].record(self.minute + self.horizon, plan)
@@ -153,7 +153,7 @@ class Forecast:
         if name == PERSISTENCE:
             return False
         candidate, persistence = self._candidates[name], self._candidates[PERSISTENCE]
-        enough = candidate.scored >= _LEAST_SCORED
+        enough = candidate.scored >= _MIN_SCORED
         return enough and candidate.loss <= persistence.loss
 
     # -- state for a successor

@@ -24,9 +24,9 @@ from autoscaling.settings import PolicySettings
 FIRM, RELAXED = 0.95, 1.1
 """Shares of the planned work: FIRM must need more replicas before any is added; fewer replicas must
 be able to serve RELAXED before any is removed."""
-_LEAST_WINDOW_S = 600.0
-_LEAST_PAUSE_S = 60.0
-_LEAST_FALL = 0.25  # of the target, while a spike is not over
+_MIN_WINDOW_S = 600.0
+_MIN_PAUSE_S = 60.0
+_MIN_FALL = 0.25  # of the target, while a spike is not over
 _LONGEST_GAP_S, _GAPS_HELD = 900.0, 1.5
 
 
@@ -57,8 +57,8 @@ class Terms:
     def of(cls, settings: PolicySettings, time_to_capacity_s: float) -> Terms:
         window_s = settings.down_window_s
         if window_s is None:
-            window_s = max(_LEAST_WINDOW_S, 4.0 * time_to_capacity_s)
-        pause_s = max(min(_LEAST_PAUSE_S, window_s), 2.0 * time_to_capacity_s)
+            window_s = max(_MIN_WINDOW_S, 4.0 * time_to_capacity_s)
+        pause_s = max(min(_MIN_PAUSE_S, window_s), 2.0 * time_to_capacity_s)
         return cls(window_s, pause_s, settings.down_step, settings.hold_s)
 
 
@@ -134,7 +134,7 @@ class Hysteresis:
         if self.in_spike:
             self.in_spike = self._spikes.maximum > 0
             floor = max(peak, self._spikes.maximum if self.in_spike else wants.relaxed)
-            if self.in_spike and target - floor < max(2, _LEAST_FALL * target):
+            if self.in_spike and target - floor < max(2, _MIN_FALL * target):
                 return target
             self._lowered = self._lowered or floor < target
             return min(target, floor)

@@ -26,9 +26,9 @@ from autoscaling.start_times import StartTimes
 from autoscaling.types import GroupReading, GroupTarget, ModelDecision, Reason
 from autoscaling.wake import Wake
 
-_LEAST_SPAN_S = 4.0
+_MIN_SPAN_S = 4.0
 _ORDER_SEEN_S = 10.0
-_LEAST_PATIENCE_S = 600.0
+_MIN_PATIENCE_S = 600.0
 
 
 class ModelScaler:
@@ -137,7 +137,7 @@ class ModelScaler:
             return "running replicas have not been reported for 5 s"
         if not view.fresh:
             return "no gateway has reported its demand for 5 s"
-        if view.span_s < _LEAST_SPAN_S and not view.waits and any(held.values()):
+        if view.span_s < _MIN_SPAN_S and not view.waits and any(held.values()):
             return "demand has been counted for less than 4 s"
         return ""
 
@@ -238,7 +238,7 @@ class ModelScaler:
     def _starts(self, now: float) -> bool:
         """Whether a replica starts, or was ordered a moment ago. Replicas that wait for a node, or
         have been starting for so long that they may never end, do not count."""
-        patience_s = max(_LEAST_PATIENCE_S, 4.0 * self.starts.time_to_capacity_s())
+        patience_s = max(_MIN_PATIENCE_S, 4.0 * self.starts.time_to_capacity_s())
         for name, reading in self.runs.readings.items():
             if self._is_unplaced(name):
                 continue

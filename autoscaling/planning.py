@@ -15,7 +15,7 @@ from autoscaling.forecast import Forecast, Plan
 from autoscaling.settings import PolicySettings
 
 _MINUTE_S = 60.0
-_LEAST_SPAN_S = 30.0
+_MIN_SPAN_S = 30.0
 
 
 class Planning:
@@ -40,7 +40,7 @@ class Planning:
     def _end_minutes(self, view: DemandView, demand: Demand, horizon_s: float, now: float) -> None:
         passed = int((now - self._minute_ends) // _MINUTE_S)
         self._minute_ends += _MINUTE_S * (passed + 1)
-        unknown = view.partial or view.span_s < _LEAST_SPAN_S
+        unknown = view.partial or view.span_s < _MIN_SPAN_S
         if passed + unknown:
             self.forecast.skip(passed + unknown)
         if not unknown:

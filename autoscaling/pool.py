@@ -21,9 +21,9 @@ from autoscaling.settings import PoolTerms
 from autoscaling.types import PoolDecision, PoolReading
 
 MEMORY_S = 86_400.0
-_LEAST_SEEN_S = 3_600.0
+_MIN_SEEN_S = 3_600.0
 _GOES_AT = 0.5
-_MOST_STEP_S = 10.0
+_MAX_STEP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Pool:
         self, readings: Mapping[str, PoolReading], excesses: list[Excess], terms: PoolTerms,
         now: float,
     ) -> None:  # fmt: skip
-        """Add the time since the last decision, at most `_MOST_STEP_S`: a longer gap is not
+        """Add the time since the last decision, at most `_MAX_STEP_S`: a longer gap is not
         guessed."""
-        step_s = 0.0 if self._at is None else min(_MOST_STEP_S, max(0.0, now - self._at))
+        step_s = 0.0 if self._at is None else min(_MAX_STEP_S, max(0.0, now - self._at))
         self._at = now
         accounts = self.accounts
         kept = exp(-step_s / MEMORY_S)
@@ -111,7 +111,7 @@ class Pool:
 
     def worth(self, k: int) -> float:
         """The worth of one replica more than k, as a multiple of its idle cost."""
-        seen_s = max(self.accounts.seen_s, _LEAST_SEEN_S)
+        seen_s = max(self.accounts.seen_s, _MIN_SEEN_S)
         return self.accounts.worth[k] / seen_s if k < len(self.accounts.worth) else 0.0
 
     def _text(self, terms: PoolTerms) -> str:

@@ -22,7 +22,7 @@ TOLERANCE_S = 30.0
 MOST = 256
 _QUIET_S = 30.0  # without a sign, before the next one is another spike
 _LONGEST_S = 900.0
-_LEAST_PERIOD_S = 120.0
+_MIN_PERIOD_S = 120.0
 _LOOKED_AT = 3
 _NEEDED = 2
 _HEIGHTS = 8  # periods whose heights count
@@ -60,7 +60,7 @@ class RecurringSpikes:
 
     @property
     def _periods(self) -> set[float]:
-        return {HOUR_S, DAY_S, *([self._season_s] if self._season_s > _LEAST_PERIOD_S else [])}
+        return {HOUR_S, DAY_S, *([self._season_s] if self._season_s > _MIN_PERIOD_S else [])}
 
     def seen(self, rate: float, planned: float, now: float) -> None:
         """Take whether this decision saw a spike: its rate, or 0.0."""

@@ -16,7 +16,7 @@ from autoscaling.types import StartReading, State
 UNMEASURED_S = 30.0
 DECISION_S = 2.0
 _KEPT = 32
-_MOST_S = 86_400.0
+_MAX_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StartTimes:
 
     def add(self, reading: StartReading) -> None:
         """Take a start. One that is not between 0 s and a day is ignored."""
-        if not 0.0 <= reading.seconds <= _MOST_S:
+        if not 0.0 <= reading.seconds <= _MAX_S:
             return
         kept = self._seconds.setdefault(reading.began_in, deque(maxlen=_KEPT))
         kept.append(reading.seconds)

@@ -15,7 +15,7 @@ from typing import Any
 
 from autoscaling.demand import DemandView
 
-_LEAST_SLACK_S = 2.0
+_MIN_SLACK_S = 2.0
 _SHORTEST_S = 2.0
 
 
@@ -62,7 +62,7 @@ class Wake:
         """offered_s: work that came since it was woken, that which woke it included."""
         since = self.woken_at if self.woken_at is not None else now
         rate = offered_s / max(_SHORTEST_S, now - since)
-        catch_up = demand.backlog_s / max(_LEAST_SLACK_S, slack_s)
+        catch_up = demand.backlog_s / max(_MIN_SLACK_S, slack_s)
         return Waking(max(rate, 0.0) + catch_up, demand.backlog_s)
 
     def save(self, now: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 LEAST = 0.99
-MOST_HALVINGS = 10
+MAX_HALVINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def search(measure: Callable[[float], float], asked: Search) -> GoodputInterval:
 def _bracket(runs: _Runs, asked: Search) -> tuple[float, float]:
     """The highest rate known to hold (0: none) and the lowest known not to (infinite: none)."""
     rate, held, failed = asked.low, 0.0, inf
-    for _ in range(MOST_HALVINGS):
+    for _ in range(MAX_HALVINGS):
         if runs.holds(rate):
             held = rate
             break

@@ -28,7 +28,7 @@ from loadtests.traffic.scenario_file import check
 
 CONFIDENCE = 0.99
 SAMPLES_A_QUERY = 8
-LEAST_OFFLINE_SAMPLES = 24_576
+MIN_OFFLINE_SAMPLES = 24_576
 Check = tuple[str, str, bool]
 
 
@@ -62,7 +62,7 @@ def _exactly(queries: int, percentile: float) -> Iterator[float]:
         yield exp(ways + k * late_log + (queries - k) * on_time)
 
 
-def least_queries(late: int, percentile: float, confidence: float = CONFIDENCE) -> int:
+def min_queries(late: int, percentile: float, confidence: float = CONFIDENCE) -> int:
     """How many queries it takes, late ones included, for so many late ones to be few enough."""
     low, high = late, max(1, 2 * late)  # low never suffices
     while chance(high, late, percentile) > 1.0 - confidence:
@@ -92,7 +92,7 @@ def estimate_s(latency: LatencyHistogram, percentile: float) -> float | None:
 def nth_highest_s(latency: LatencyHistogram, rank: int) -> float:
     """The highest is the first."""
     if rank == 1:
-        return latency.most_s
+        return latency.max_s
     below = latency.total - rank + 1
     found = latency.percentile_s((below - 0.5) / latency.total * 100.0)
     return inf if found is None else found
@@ -127,21 +127,21 @@ def checks(kind: str, record: Record, bound_s: float | None) -> list[Check]:
     missing = total.offered - total.latency.total
     if rule.percentile is None:
         rate = total.latency.total * rule.rows / record.seconds if record.seconds else 0.0
-        least = f"at least {LEAST_OFFLINE_SAMPLES:,} samples, all answered"
-        enough = total.latency.total >= LEAST_OFFLINE_SAMPLES and not missing
+        least = f"at least {MIN_OFFLINE_SAMPLES:,} samples, all answered"
+        enough = total.latency.total >= MIN_OFFLINE_SAMPLES and not missing
         return [(least, f"{total.latency.total:,} samples, {rate:,.1f}/s", enough)]
     if kind == "server":
         return [_server(total.offered, total.in_slo, rule.percentile, bound_s)]
     found_s = None if missing else estimate_s(total.latency, rule.percentile)
     said = "too few queries, or unanswered ones" if found_s is None else f"{found_s * 1e3:.2f} ms"
-    least = f"{least_queries(1, rule.percentile):,}"
+    least = f"{min_queries(1, rule.percentile):,}"
     name = f"p{rule.percentile * 100:.0f} by early stopping, at least {least} queries, all answered"
     return [(name, f"{said} of {total.offered:,} queries", found_s is not None)]
 
 
 def _server(offered: int, in_time: int, percentile: float, bound_s: float | None) -> Check:
     late = offered - in_time
-    needed = least_queries(late, percentile)
+    needed = min_queries(late, percentile)
     bound = "no bound" if bound_s is None else f"{bound_s * 1e3:g} ms"
     return (
         f"p{percentile * 100:.0f} within {bound}, by early stopping",

@@ -165,7 +165,7 @@ def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
 async def _played(order: Order, number: int, start: float, pipe: Connection) -> WorkerResult:
     recorder = RunRecorder(order.terms)
     plan = TrafficPlan(order.scenario, order.folder, part=PlanPart(number, order.processes))
-    connections = max(1, min(order.connections, most_connections()) // order.processes)
+    connections = max(1, min(order.connections, max_connections()) // order.processes)
     wire = with_malformed(order.wire)
     wire.reseed(f"{order.scenario.seed} {number}")
     stand = PlayerSettings(
@@ -183,11 +183,11 @@ async def _played(order: Order, number: int, start: float, pipe: Connection) -> 
     cpu_s = await player.run(begin)
     teller.cancel()
     wall_s = time.perf_counter() - begin
-    full = player.most_connections >= connections
+    full = player.max_connections >= connections
     return WorkerResult(recorder, cpu_s, cpu_s / wall_s, full, wall_s)
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """As many as this process may open, its limit raised as far as it goes."""
     try:
         import resource

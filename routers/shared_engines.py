@@ -33,7 +33,7 @@ class SharedEngines:
         self._shared_at = -inf
 
     def learn(self, report: Report, now: float) -> bool:
-        """Whether `most_leases` is another number now."""
+        """Whether `max_leases` is another number now."""
         if report.inflight > report.held:
             self._shared_at = now
         shared = now - self._shared_at <= _SHARED_S
@@ -41,7 +41,7 @@ class SharedEngines:
         self._shared = shared
         return has_changed
 
-    def most_leases(self, max_sequences: int) -> int:
+    def max_leases(self, max_sequences: int) -> int:
         """At one replica, of whose requests so many run at once."""
         return max_sequences * (WAITING_SHARE if self._shared else 1)
 

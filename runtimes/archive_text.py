@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 GRAPH = "models/model.json"
-MOST_GRAPH_BYTES = 256 << 20
+MAX_GRAPH_BYTES = 256 << 20
 NAME = re.compile(r"[\w.+\-]*")
 _DUNDER = r"__(?:i?(?:and|or|xor|lshift|rshift))__"  # the only such names in aten
 ATEN = re.compile(rf"torch\.ops\.(aten|prims)\.(_?[a-z]\w*|{_DUNDER})\.([A-Za-z]\w*)")
@@ -101,8 +101,8 @@ def unsafe_in(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith(f"/{GRAPH}")]
             info = archive.getinfo(name)
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size > MOST_GRAPH_BYTES:
-                return f"a description that is compressed, or of more than {MOST_GRAPH_BYTES} bytes"
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_GRAPH_BYTES:
+                return f"a description that is compressed, or of more than {MAX_GRAPH_BYTES} bytes"
             return first_unsafe(json.loads(archive.read(name)))
     except (zipfile.BadZipFile, ValueError, OSError, RecursionError) as error:
         return f"no {GRAPH} that can be read ({error})"

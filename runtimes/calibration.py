@@ -25,9 +25,9 @@ from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS
 from runtimes.graph.options import GraphOptions
 from runtimes.types import RuntimeSettings
 
-LEAST_ROWS = 32
-LEAST_LONGEST = 4
-MOST_ROWS = 256
+MIN_ROWS = 32
+MIN_LONGEST = 4
+MAX_ROWS = 256
 
 Array = np.ndarray[Any, Any]
 
@@ -91,10 +91,8 @@ def rows(
     columns = ragged_file.read(file)
     _check_names(file, columns, inputs)
     lengths = _lengths(settings, columns)
-    if len(lengths) < LEAST_ROWS:
-        raise LoadError(
-            f"{file} has {len(lengths)} rows, a calibration takes {LEAST_ROWS} at least"
-        )
+    if len(lengths) < MIN_ROWS:
+        raise LoadError(f"{file} has {len(lengths)} rows, a calibration takes {MIN_ROWS} at least")
     if not options.short_calibration:
         _check_longest(file, lengths, settings)
     chosen = _spread(lengths, settings.edges)
@@ -128,7 +126,7 @@ def _check_longest(file: Path, lengths: Sequence[int], settings: RuntimeSettings
     if not has_lengths or not below:
         return
     enough = sum(length > below[-1] for length in lengths)
-    if enough < LEAST_LONGEST:
+    if enough < MIN_LONGEST:
         raise LoadError(
             f"{file}: of {len(lengths)} rows {enough or 'none'} are longer than {below[-1]} tokens "
             f"(the longest has {max(lengths)}), and the model takes {longest}: what only long rows "
@@ -146,9 +144,9 @@ def _spread(lengths: Sequence[int], edges: Sequence[int]) -> list[int]:
     chosen: list[int] = []
     for turn in range(len(lengths)):
         chosen += [places[turn] for places in by_bucket.values() if turn < len(places)]
-        if len(chosen) >= MOST_ROWS:
+        if len(chosen) >= MAX_ROWS:
             break
-    return chosen[:MOST_ROWS]
+    return chosen[:MAX_ROWS]
 
 
 def _feed(

@@ -23,7 +23,7 @@ import numpy as np
 
 SIZE = 1024  # of the matrices: 12 MiB for three of FP32
 _COPY_BYTES = 256 << 20
-_LEAST_RUNS = 3
+_MIN_RUNS = 3
 _PRODUCT = (
     "import json, os; os.environ.update(dict.fromkeys(('OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', "
     "'OMP_NUM_THREADS', 'VECLIB_MAXIMUM_THREADS'), '{threads}'));"
@@ -52,15 +52,15 @@ def copied_bytes(threads: int, seconds: float) -> float:
     share = _COPY_BYTES // threads
     pairs = [(np.zeros(share, np.uint8), np.ones(share, np.uint8)) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        least_s = _least_s(lambda: list(pool.map(_copy, pairs)), seconds)
-    return 2 * share * threads / least_s
+        min_s = _min_s(lambda: list(pool.map(_copy, pairs)), seconds)
+    return 2 * share * threads / min_s
 
 
 def of_numpy(seconds: float) -> float:
     """As `flops`, with as many threads as the process has been given."""
     left, right = (np.ones((SIZE, SIZE), np.float32) for _ in range(2))
     out = np.empty_like(left)
-    return _work() / _least_s(lambda: np.matmul(left, right, out=out), seconds)
+    return _work() / _min_s(lambda: np.matmul(left, right, out=out), seconds)
 
 
 def _of_torch(precision: str, seconds: float) -> float:
@@ -69,7 +69,7 @@ def _of_torch(precision: str, seconds: float) -> float:
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     left, right = (torch.ones(SIZE, SIZE, dtype=kind) for _ in range(2))
     with torch.inference_mode():
-        return _work() / _least_s(lambda: torch.mm(left, right), seconds)
+        return _work() / _min_s(lambda: torch.mm(left, right), seconds)
 
 
 def _of_openvino(precision: str, threads: int, seconds: float) -> float:
@@ -88,7 +88,7 @@ def _of_openvino(precision: str, threads: int, seconds: float) -> float:
     }
     request = ov.Core().compile_model(model, "CPU", config).create_infer_request()
     request.set_input_tensor(ov.Tensor(np.ones((SIZE, SIZE), np.float32)))
-    return _work() / _least_s(request.infer, seconds)
+    return _work() / _min_s(request.infer, seconds)
 
 
 def _copy(pair: tuple[Any, Any]) -> None:
@@ -99,11 +99,11 @@ def _work() -> float:
     return 2.0 * SIZE**3
 
 
-def _least_s(run: Callable[[], object], seconds: float) -> float:
+def _min_s(run: Callable[[], object], seconds: float) -> float:
     run()
     end = perf_counter() + seconds
     took: list[float] = []
-    while len(took) < _LEAST_RUNS or perf_counter() < end:
+    while len(took) < _MIN_RUNS or perf_counter() < end:
         begin = perf_counter()
         run()
         took.append(perf_counter() - begin)

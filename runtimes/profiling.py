@@ -19,8 +19,8 @@ from runtimes.types import Batch, Limits, RuntimeSettings
 
 Profile = tuple[tuple[int, int, float], ...]
 
-_LEAST_RUNS = 2
-_MOST_RUNS = 5
+_MIN_RUNS = 2
+_MAX_RUNS = 5
 _ENOUGH_S = (
     0.01  # shorter batches are run more often, as what disturbs them is longer than they are
 )
@@ -39,7 +39,7 @@ def measure(
     found: list[tuple[int, int, float]] = []
     for rows, length in in_order(settings, limits):
         left = end - clock()
-        if left <= 0.0 or _LEAST_RUNS * at_most(rows, length, found) > left:
+        if left <= 0.0 or _MIN_RUNS * at_most(rows, length, found) > left:
             continue
         tried = warmup.batch(limits, rows, length)
         found.append((rows, length, _least(run, tried, length, clock)))
@@ -81,8 +81,8 @@ def _least(
     run: Callable[[Batch], object], tried: Batch, length: int, clock: Callable[[], float]
 ) -> float:
     least = spent = 0.0
-    for done in range(_MOST_RUNS):
-        if done >= _LEAST_RUNS and spent >= _ENOUGH_S:
+    for done in range(_MAX_RUNS):
+        if done >= _MIN_RUNS and spent >= _ENOUGH_S:
             break
         begin = clock()
         warmup.attempt(run, tried, length)

@@ -17,9 +17,9 @@ import record_writers
 import structure
 from structure import ROOT, sources, tree
 
-MOST_LINES = 600
-MOST_FUNCTION_LINES = 90
-MOST_PARAMETERS = 6
+MAX_LINES = 600
+MAX_FUNCTION_LINES = 90
+MAX_PARAMETERS = 6
 WRITERS = {
     "Lease": {"replica_state", "leases"},
     "ReplicaState": {"replica_state", "replicas", "ready_replicas", "preemptible"},
@@ -27,7 +27,7 @@ WRITERS = {
     "TrackedRequest": {"rows"},
 }
 """Shared record of the core → modules of routers/state/ that assign its fields."""
-MOST_ENTERED = {"closure of the pipeline": 116, "one infer": 45, "one chat": 38}
+MAX_ENTERED = {"closure of the pipeline": 116, "one infer": 45, "one chat": 38}
 """Files outside routers/ that the pipeline's imports reach, and that a request enters."""
 FORBIDDEN_NAMES = {"common", "utils", "helpers", "util", "helper", "misc"}
 
@@ -43,7 +43,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_no_file_is_longer_than_its_bound():
-    long = {str(p): n for p in sources() if (n := len(p.read_text().splitlines())) > MOST_LINES}
+    long = {str(p): n for p in sources() if (n := len(p.read_text().splitlines())) > MAX_LINES}
     assert not long
 
 
@@ -52,7 +52,7 @@ def test_no_function_is_longer_than_its_bound():
         f"{path}:{node.lineno} {node.name}": length(node)
         for path in sources()
         for node in functions(path)
-        if length(node) > MOST_FUNCTION_LINES
+        if length(node) > MAX_FUNCTION_LINES
     }
     assert not long
 
@@ -70,13 +70,13 @@ def test_no_package_imports_one_that_imports_it():
 
 
 def test_a_request_takes_no_longer_way_than_it_did():
-    """`MOST_ENTERED` only falls. In a process of its own, since coverage uses the same hook."""
+    """`MAX_ENTERED` only falls. In a process of its own, since coverage uses the same hook."""
     told = subprocess.run(
         [sys.executable, "-m", "tests.structure"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    found = {what: int(re.search(f"{what}[^0-9]*([0-9]+)", told)[1]) for what in MOST_ENTERED}
-    assert {what: n for what, n in found.items() if n > MOST_ENTERED[what]} == {}
+    found = {what: int(re.search(f"{what}[^0-9]*([0-9]+)", told)[1]) for what in MAX_ENTERED}
+    assert {what: n for what, n in found.items() if n > MAX_ENTERED[what]} == {}
 
 
 def test_functions_take_few_parameters():
@@ -85,7 +85,7 @@ def test_functions_take_few_parameters():
         for node in functions(path):
             every = [*node.args.posonlyargs, *node.args.args]
             positional = [a.arg for a in every if a.arg not in ("self", "cls")]
-            if len(positional) > MOST_PARAMETERS:
+            if len(positional) > MAX_PARAMETERS:
                 many.append(f"{path}:{node.lineno} {node.name}")
     assert not many
 

@@ -1,7 +1,7 @@
 """A file to plain data, with the line of every path: what a mistake points at.
 
 Only mappings, lists and plain scalars come out; tags that would build anything else are refused, as
-are duplicate keys and aliases that contain themselves or multiply into more than `MOST_NODES`
+are duplicate keys and aliases that contain themselves or multiply into more than `MAX_NODES`
 nodes. Names are text whatever YAML would make of them (`on`, `1`). Dates stay text.
 The composer is PyYAML's own: libyaml's recurses in C and overflows the stack on hostile nesting.
 Mistakes inside a document are kept in it, to be told together with those of its data.
@@ -19,10 +19,10 @@ import yaml
 from yaml_document.mistakes import Mistake, dotted
 from yaml_document.shape import DocumentPath
 
-MOST_BYTES = 16 * 1024 * 1024
-MOST_NODES = 200_000
+MAX_BYTES = 16 * 1024 * 1024
+MAX_NODES = 200_000
 DEEPEST = 50
-_MOST_ABOVE = 200  # nodes that a node stands in, before it is looked at; three calls each
+_MAX_ABOVE = 200  # nodes that a node stands in, before it is looked at; three calls each
 _MERGE = "tag:yaml.org,2002:merge"
 _DATE = "tag:yaml.org,2002:timestamp"
 _VALUES = {
@@ -39,7 +39,7 @@ class _Bounded(yaml.SafeLoader):
         self._above = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self._above >= _MOST_ABOVE:
+        if self._above >= _MAX_ABOVE:
             raise RecursionError
         self._above += 1
         node = super().compose_node(parent, index)
@@ -77,7 +77,7 @@ class Document:
 
 
 def read_document(
-    text: str, file: str, *, as_yaml: bool = False, most_nodes: int = MOST_NODES
+    text: str, file: str, *, as_yaml: bool = False, max_nodes: int = MAX_NODES
 ) -> Document:
     """Never raises: what cannot be read is in the document's `mistakes`. `as_yaml`: dates are
     dates, and what is no plain value is said to be no YAML."""
@@ -87,7 +87,7 @@ def read_document(
         node = loader.get_single_node()
         if node is not None:
             document.lines[()] = node.start_mark.line + 1
-            document.data = _Plain(loader, document, as_yaml, most_nodes).value(node, ())
+            document.data = _Plain(loader, document, as_yaml, max_nodes).value(node, ())
     except yaml.MarkedYAMLError as error:
         document.mistakes.append(_syntax(error, text, file))
     except yaml.reader.ReaderError as error:
@@ -113,12 +113,12 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Mistake:
 class _Plain:
     """Walks the nodes of one document."""
 
-    def __init__(self, loader: yaml.SafeLoader, document: Document, as_yaml: bool, most_nodes: int):
+    def __init__(self, loader: yaml.SafeLoader, document: Document, as_yaml: bool, max_nodes: int):
         self._loader = loader
         self._document = document
         self._as_yaml = as_yaml
         self._above: set[int] = set()
-        self._most = self._left = most_nodes
+        self._most = self._left = max_nodes
 
     def value(self, node: yaml.Node, path: DocumentPath) -> Any:
         self._left -= 1
@@ -205,23 +205,23 @@ class _Plain:
         self._document.mistakes.append(mistake)
 
 
-def read_file(path: Path | str, *, as_yaml: bool = False, most_nodes: int = MOST_NODES) -> Document:
+def read_file(path: Path | str, *, as_yaml: bool = False, max_nodes: int = MAX_NODES) -> Document:
     """As `read_document`, which also says what its arguments are."""
     file = str(path)
     try:
         with open(path, "rb") as stream:
-            body = stream.read(MOST_BYTES + 1)
+            body = stream.read(MAX_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         return _unread(file, 0, f"cannot be read: {reason}")
-    if len(body) > MOST_BYTES:
-        return _unread(file, 0, f"is larger than {MOST_BYTES} bytes")
+    if len(body) > MAX_BYTES:
+        return _unread(file, 0, f"is larger than {MAX_BYTES} bytes")
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
         return _unread(file, line, f"byte {error.start} is no UTF-8; save the file as UTF-8")
-    return read_document(text, file, as_yaml=as_yaml, most_nodes=most_nodes)
+    return read_document(text, file, as_yaml=as_yaml, max_nodes=max_nodes)
 
 
 def _unread(file: str, line: int, message: str) -> Document:

@@ -22,8 +22,8 @@ from autoscaling.mig.spreading import spread
 from autoscaling.mig.types import Demand, Plan, PlannedGpu, Rejection, Slice
 
 
-def pack(gpu: Gpu, demands: Sequence[Demand], most_gpus: int | None = None) -> Plan:
-    """`most_gpus`: how many there are, None: as many as it takes. Names of demands are unlike."""
+def pack(gpu: Gpu, demands: Sequence[Demand], max_gpus: int | None = None) -> Plan:
+    """`max_gpus`: how many there are, None: as many as it takes. Names of demands are unlike."""
     profiles = {demand.name: profile_for(gpu, demand) for demand in demands}
     rejected = [
         Rejection(demand, demand.replicas, found)
@@ -31,11 +31,11 @@ def pack(gpu: Gpu, demands: Sequence[Demand], most_gpus: int | None = None) -> P
         if isinstance(found := profiles[demand.name], str)
     ]
     able = [(d, p) for d in demands if isinstance(p := profiles[d.name], Profile)]
-    admitted, covered = _admitted(able, most_gpus)
+    admitted, covered = _admitted(able, max_gpus)
     for (demand, profile), fitting in zip(able, admitted, strict=True):
         if fitting < demand.replicas:
             missing = demand.replicas - fitting
-            rejected.append(Rejection(demand, missing, _no_room(profile, fitting, most_gpus or 0)))
+            rejected.append(Rejection(demand, missing, _no_room(profile, fitting, max_gpus or 0)))
     gpus = _planned(gpu, able, admitted, covered.gpus)
     return Plan(gpu, gpus, tuple(rejected), covered.at_least)
 
@@ -76,14 +76,14 @@ def _no_room(profile: Profile, fitting: int, gpus: int) -> str:
 
 
 def _admitted(
-    able: Sequence[tuple[Demand, Profile]], most_gpus: int | None
+    able: Sequence[tuple[Demand, Profile]], max_gpus: int | None
 ) -> tuple[list[int], Cover]:
     """How many replicas of each may be placed, and a way to hold them."""
     everything = [demand.replicas for demand, _ in able]
     found = cover(_counted(able, everything))
-    if most_gpus is None or len(found.gpus) <= most_gpus:
+    if max_gpus is None or len(found.gpus) <= max_gpus:
         return everything, found
-    return _in_turns(able, _Room(most_gpus))
+    return _in_turns(able, _Room(max_gpus))
 
 
 def _in_turns(able: Sequence[tuple[Demand, Profile]], room: _Room) -> tuple[list[int], Cover]:
@@ -103,7 +103,7 @@ class _Room:
     """GPUs that fill up. gpus: a way to hold `counts`; full: kinds that found no place, and later
     find none either."""
 
-    most_gpus: int
+    max_gpus: int
     counts: Counts = NONE
     gpus: list[Counts] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
@@ -122,7 +122,7 @@ class _Room:
                 self.gpus[n] = with_one(gpu, kind)
                 return True
         found = cover(with_one(self.counts, kind)).gpus
-        if len(found) > self.most_gpus:
+        if len(found) > self.max_gpus:
             return False
         self.gpus = list(found)
         return True

@@ -16,8 +16,8 @@ from functools import lru_cache
 from autoscaling.mig.geometry import Counts, fits, plus, with_one
 
 TRIES = 50_000
-MOST_GPUS = 64  # beyond them replicas are dealt out only
-_MOST_BACK = 4  # what a half holds of the smallest
+MAX_GPUS = 64  # beyond them replicas are dealt out only
+_MAX_BACK = 4  # what a half holds of the smallest
 
 Parts = tuple[int, ...]
 """A number of replicas of each demand."""
@@ -46,7 +46,7 @@ class _Exchange:
 def spread(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> Spread:
     """`layouts` hold just the instances of all demands; `kinds`, `replicas`: of each demand."""
     state = _dealt(layouts, kinds, replicas)
-    tries = iter(range(TRIES if len(layouts) <= MOST_GPUS else 0))
+    tries = iter(range(TRIES if len(layouts) <= MAX_GPUS else 0))
     while _improved(state, tries):
         pass
     return state
@@ -95,9 +95,9 @@ def _pairs(state: Spread) -> Iterator[tuple[int, int, int]]:
 
 @lru_cache(4096)
 def _parts(held: Parts) -> tuple[Parts, ...]:
-    """At most `_MOST_BACK` of these replicas, few first."""
+    """At most `_MAX_BACK` of these replicas, few first."""
     found: set[Parts] = {(0,) * len(held)}
-    for _ in range(_MOST_BACK):
+    for _ in range(_MAX_BACK):
         found |= {
             with_one(part, n) for part in found for n, most in enumerate(held) if part[n] < most
         }

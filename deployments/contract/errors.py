@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-_MOST_RETRY_S = 86_400.0  # a day
+_MAX_RETRY_S = 86_400.0  # a day
 
 
 def whole_seconds(retry_after_s: float) -> int:
     """The value of a `Retry-After` header: rounded up, at most a day (a rate may be nearly 0)."""
-    return max(1, math.ceil(min(retry_after_s, _MOST_RETRY_S)))
+    return max(1, math.ceil(min(retry_after_s, _MAX_RETRY_S)))
 
 
 class HeadraceError(Exception):
@@ -113,10 +113,10 @@ class UnsupportedMedia(HeadraceError):
     status, outcome, code = 415, "bad_request", "unsupported_media_type"
 
 
-class RowConvicted(HeadraceError):
+class RowQuarantined(HeadraceError):
     """This input has ended several replicas. No `Retry-After`: asking again would do harm."""
 
-    status, outcome, code = 422, "convicted", "input_ends_replicas"
+    status, outcome, code = 422, "quarantined", "input_ends_replicas"
 
 
 class OverOwnLimit(HeadraceError):

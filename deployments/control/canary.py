@@ -46,7 +46,7 @@ def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
     return RolloutTerms(
         shares=(0.0, *shares) if rollout.shadow_percent else shares,
         hold_s=rollout.hold_s,
-        least_requests=rollout.least_requests,
+        min_requests=rollout.min_requests,
         shadow=rollout.shadow_percent / 100,
         max_errors=rollout.max_errors_percent / 100,
         max_latency_ratio=rollout.max_latency_ratio,
@@ -56,4 +56,4 @@ def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
 
 
 def _agreement(given: AgreementSettings) -> AgreementTerms:
-    return AgreementTerms(given.cosine, given.max_abs, given.top1, given.least_percent / 100)
+    return AgreementTerms(given.cosine, given.max_abs, given.top1, given.min_percent / 100)

@@ -49,7 +49,7 @@ BUILDERS = {
     "pool": "deployments.replica.application:pool",
 }
 """What Serve calls for each kind of application of ours."""
-COPY_TARGETS = "deployments.control.scaling.copy_targets:CopyTargets"
+COPY_TARGETS = "deployments.control.scaling.copy_targets:ShadowTargets"
 LOGGING = {"enable_access_log": False, "encoding": "JSON"}  # of applications without their own
 GRACE_S = 20.0
 DEREGISTER_S = 30.0
@@ -270,5 +270,5 @@ def _drain_s(model: ModelSettings, gateways: int) -> float:
     """Seconds that a replica gets to finish its work when it is told to stop."""
     if model.task == "generate":
         return model.timeout_s + GRACE_S
-    most_batches = 1 + gateways * (model.replicas.slots - 1)
-    return model.replicas.hang_limit_s * most_batches + GRACE_S
+    max_batches = 1 + gateways * (model.replicas.slots - 1)
+    return model.replicas.hang_limit_s * max_batches + GRACE_S

@@ -47,7 +47,7 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsPath,
     TenantsSource,
 )
-from deployments.gateway.tenancy.rates import MOST_USED
+from deployments.gateway.tenancy.rates import MAX_USED
 from deployments.process import actors, audit, listening_socket, tenants_store
 from deployments.process.actors import registry
 from deployments.process.audit import AuditLine
@@ -99,7 +99,7 @@ class Gateway:
         self._app = assembled(
             settings, self._tenants, self._models, self._pool, self._telemetry, self._registry
         )
-        slots = MOST_USED * settings.limits.max_requests
+        slots = MAX_USED * settings.limits.max_requests
         self._app.suspected.watch(_notes_folder(), self._uid, slots)
         self._crashes = CrashExchange(self._models, self._app.suspected.records)
         loop = asyncio.get_running_loop()
@@ -182,8 +182,8 @@ class Gateway:
                 )
                 pushed = self._registry.push.remote(self._uid, SNAPSHOT.encode(said))
                 others = EXCHANGE.decode(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
-                self._app.rates.hear(others.rates)
-                self._crashes.hear(others.crashes)
+                self._app.rates.on_report(others.rates)
+                self._crashes.on_report(others.crashes)
                 self._app.suspected.look()
                 away = False
             except Exception as fault:

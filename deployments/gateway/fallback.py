@@ -8,7 +8,8 @@ not ready. It does not take requests that failed or that a tenant's own bound re
 nothing from a tenant that may not use it or a caller who asks for a version, and nothing whose
 input or expected answer would mean something else to it. There is one hop: what the fallback
 refuses as well gets the requested model's refusal. The fallback's queue, admission and cache are
-its own; the promise (deadline and timeout, from the request's arrival) stays the requested model's.
+its own; the SLO (deadline and timeout, from the request's arrival) stays the requested
+model's.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Scheduling
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.recording.recorder import Recorder
-from deployments.gateway.rollout.trial import Submitted, Trial
+from deployments.gateway.rollout.canary_assignment import CanaryAssignment, Submitted
 from deployments.gateway.rows import Rows
 from deployments.gateway.tenancy.tenants import Tenant
 from routers.api.requests import Reason
@@ -37,10 +38,19 @@ _NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
 
 
 class ModelSelection:
-    """Where one request goes at the moment: to `model`, under the requested model's `promise`."""
+    """Where one request goes at the moment: to `model`, under the requested model's
+    `scheduling`."""
 
-    __slots__ = ("_models", "_name", "_pinned", "_refusal", "_requested", "_tenant", "model",
-                 "trial")  # fmt: skip
+    __slots__ = (
+        "_models",
+        "_name",
+        "_pinned",
+        "_refusal",
+        "_requested",
+        "_tenant",
+        "assignment",
+        "model",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -48,18 +58,18 @@ class ModelSelection:
         tenant: Tenant,
         name: str,
         version: str | None,
-        trial: Trial | None = None,
+        assignment: CanaryAssignment | None = None,
     ) -> None:
         """Raises NotFound, and NotReady where no fallback takes the request."""
-        self.trial = trial  # None: the model is not under rollout
+        self.assignment = assignment  # None: the model is not under rollout
         self._models, self._tenant, self._name = models, tenant, name
         self._pinned = version is not None
         # The requested model's, once the request went to the fallback.
         self._refusal: errors.HeadraceError | None = None
         known = models.served.get(name)
         self._requested = known.description if known is not None else None
-        if trial is not None and trial.canary is not None:
-            self.model = trial.canary
+        if assignment is not None and assignment.canary is not None:
+            self.model = assignment.canary
             self._requested = self._requested or self.model.description
         else:
             self._find_requested(version)
@@ -78,37 +88,38 @@ class ModelSelection:
     @property
     def on_canary(self) -> bool:
         """Whether a canary has the request."""
-        return self.trial is not None and self.trial.canary is not None
+        return self.assignment is not None and self.assignment.canary is not None
 
     @property
     def lost_at_canary(self) -> bool:
         """Whether a canary had the request before, and lost a replica with it."""
-        return self.trial is not None and self.trial.lost
+        return self.assignment is not None and self.assignment.lost
 
     @property
-    def takers(self) -> list[ModelDescription]:
+    def candidate_versions(self) -> list[ModelDescription]:
         """The selected version; with a canary also the live one, which may still answer."""
         own = self.model.description
         return [own, self._requested] if self.on_canary and self._requested else [own]
 
-    def asks(self, demand: Demand) -> Demand:
+    def asks(self, demand: QueueRequest) -> QueueRequest:
         """The demand for the selected model's queue. What fell back is no first request there. A
-        canary's queue has less time, so that the live version can still answer (`Trial.asks`)."""
-        if self.trial is not None:
+        canary's queue has less time, so that the live version can still answer
+        (`CanaryAssignment.asks`)."""
+        if self.assignment is not None:
             # A stream keeps its whole time: it must not be ended half-way.
             streams = self.model.description.generating is not None
-            demand = self.trial.asks(demand, inf if streams else self.promise.slo_s)
+            demand = self.assignment.asks(demand, inf if streams else self.scheduling.slo_s)
         return demand if self._refusal is None else demand._replace(is_first=False)
 
     def begins(self) -> None:
         """The selected version gets the request now."""
-        if self.trial is not None:
-            self.trial.begins()
+        if self.assignment is not None:
+            self.assignment.begins()
 
     def submitted(self, pending: Submitted | None) -> None:
         """The request waits in the selected version's queue; None: it left the queue unrun."""
-        if self.trial is not None:
-            self.trial.pending = pending
+        if self.assignment is not None:
+            self.assignment.pending = pending
 
     def answered(
         self,
@@ -120,14 +131,14 @@ class ModelSelection:
         ran: bool = True,
     ) -> None:
         """Count an answer of the selected version. `rank`: of the request's priority; `lengths`: of
-        its rows; the rest as of `Trial.answered`. What a canary answers counts as demand of the
-        live version too."""
-        trial = self.trial
-        if trial is None or self._refusal is not None:
+        its rows; the rest as of `CanaryAssignment.answered`. What a canary answers counts as
+        demand of the live version too."""
+        assignment = self.assignment
+        if assignment is None or self._refusal is not None:
             return
-        trial.answered(max(lengths), latency_s, token_s=token_s, ran=ran)
+        assignment.answered(max(lengths), latency_s, token_s=token_s, ran=ran)
         live = self._models.served.get(self._name)
-        if trial.canary is not None and live is not None:
+        if assignment.canary is not None and live is not None:
             of_rows = () if live.description.generating is not None else lengths
             live.queue.served_elsewhere(self._tenant.name, rank, of_rows)
 
@@ -148,11 +159,11 @@ class ModelSelection:
 
     def failed(self, error: errors.HeadraceError) -> None:
         """Count a failure after part of an answer was sent."""
-        if self.trial is not None and self._refusal is None:
-            self.trial.failed(error)
+        if self.assignment is not None and self._refusal is None:
+            self.assignment.failed(error)
 
     @property
-    def promise(self) -> Scheduling:
+    def scheduling(self) -> Scheduling:
         """The requested model's deadline and timeout; the fallback's own while those are not known,
         because the requested model was never ready."""
         return (self._requested or self.model.description).scheduling
@@ -162,7 +173,7 @@ class ModelSelection:
         """The fallback's name once the request has gone there, else ""."""
         return "" if self._refusal is None else self.model.description.name
 
-    def check_room(self, demand: Demand) -> None:
+    def check_room(self, demand: QueueRequest) -> None:
         """Fall back, or raise the refusal, if the selected model's queue has no room. Not checked
         for a model that reuses answers: the request may not need the queue."""
         if self.model.reuse is not None:
@@ -178,12 +189,12 @@ class ModelSelection:
         be told."""
         if self._refusal is not None:
             raise self._refusal if isinstance(refusal, _NOT_TAKEN) else refusal
-        trial = self.trial
-        if trial is not None and trial.goes_on(refusal):
+        assignment = self.assignment
+        if assignment is not None and assignment.goes_on(refusal):
             self._find_requested(None)
             return
-        if trial is not None:
-            trial.failed(refusal)
+        if assignment is not None:
+            assignment.failed(refusal)
         cheaper = self._cheaper() if refusal.reason in _TURNED_AWAY else None
         if cheaper is None:
             raise refusal

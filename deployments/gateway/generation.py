@@ -20,7 +20,7 @@ from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.http.body import bound_of
-from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
@@ -31,7 +31,7 @@ from deployments.gateway.request_context import (
     Generated,
     RequestContext,
     check_tenant_bounds,
-    demand_of,
+    queue_request,
 )
 from deployments.gateway.services import GatewayServices
 from deployments.gateway.suspected_prompts import permit_of
@@ -87,7 +87,7 @@ async def generate(
         # Queue: bounded; the deadline is the first token's. Behind it the answer is passed on.
         context.queued()
         selection.begins()
-        demand = selection.asks(demand_of(context, selection.promise, call.user))
+        demand = selection.asks(queue_request(context, selection.scheduling, call.user))
         with _recorded(selection, caller.tenant.name, prompt) as record:
             pending = streams.submit(prompt, terms, demand._replace(suspect=permit is not None))
             record(pending)
@@ -96,7 +96,7 @@ async def generate(
             left = partial(streams.cancel, pending)
             try:
                 meter = _TokenMeter(services, caller, pending, context.counted)
-                await unless_left(
+                await run_until_disconnect(
                     context.exchange, _relay(services, context, selection, pending, meter), left
                 )
             finally:
@@ -189,7 +189,7 @@ class _TokenMeter:
         has reported its own."""
         rates, tenant, tokens = self._services.rates, self._caller.tenant, self._pending.tokens
         if tokens.input and tokens.input != self._read:
-            rates.true_up(tenant, tokens.input - self._read)
+            rates.reconcile(tenant, tokens.input - self._read)
             self._read = tokens.input
         if tokens.output > self._written:
             rates.spend(tenant, tokens.output - self._written)
@@ -230,7 +230,7 @@ async def _relay(
                 _first_token_s(pending),
                 token_s=_token_s(pending),
             )
-        elif selection.trial is not None:
+        elif selection.assignment is not None:
             selection.failed(_engine_refusal(selection, pending.status))
     finally:
         meter.count()
@@ -337,7 +337,7 @@ def _generated(
         ttft_s,
         _token_s(pending),
         pending.prompt.streams,
-        selection.promise,
+        selection.scheduling,
         pending.replica_id,
         pending.repeats,
     )

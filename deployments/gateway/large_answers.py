@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from deployments.contract import errors
 from deployments.gateway.http.answer_bounds import AnswerSize
-from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols.pieces import LargeAnswer
 from deployments.gateway.http.protocols.slices import Breaks
 from deployments.gateway.http.protocols.types import Encoded
@@ -72,7 +72,7 @@ async def send(
         await exchange.end_stream()
         return size
 
-    sent = await unless_left(exchange, rest(), left)
+    sent = await run_until_disconnect(exchange, rest(), left)
     if gone:
         raise errors.CallerLeft("the client disconnected before it had its answer")
     return sent

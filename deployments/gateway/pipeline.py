@@ -29,19 +29,19 @@ from deployments.gateway.generation import generate
 from deployments.gateway.http.answer_bounds import AnswerSize
 from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
-from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols.pieces import LargeAnswer
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.large_answers import held_at_once
 from deployments.gateway.models.catalogue import unknown_model
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.queues.core_loop import Demand, VersionTerms
+from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
-from deployments.gateway.request_context import RequestContext, check_tenant_bounds, demand_of
+from deployments.gateway.request_context import RequestContext, check_tenant_bounds, queue_request
 from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.single_flight import Follower
-from deployments.gateway.rollout.copies import Answered
+from deployments.gateway.rollout.shadow_traffic import Answered
 from deployments.gateway.rows import RowAnswer, Rows, row_keys
 from deployments.gateway.services import GatewayServices
 from deployments.gateway.suspected_requests import Work
@@ -92,10 +92,10 @@ class Pipeline:
                 # 13. Until the client has taken a large answer, its place and its bytes count:
                 # HAProxy counts it as long, and what is not taken is kept here.
                 if exchange.is_large:
-                    await exchange.until_taken(self._services.limits.room)
+                    await exchange.await_drained(self._services.limits.room)
             finally:
                 if begun:
-                    self._services.end(exchange.payer)
+                    self._services.end(exchange.quota_key)
 
     async def _stages(
         self,
@@ -111,7 +111,7 @@ class Pipeline:
         # 2. Whether anything may start. While the server drains, nothing may, or the drain would
         # never end. Requests under way are bounded, and each tenant has its share of the bound:
         # HAProxy knows no tenants, and lets more through than are taken here.
-        services.begin(exchange.payer)
+        services.begin(exchange.quota_key)
         context.begun = True
         # 3. The model, if the URL names it. Unknown (or not for this caller): 404. Not ready: 503,
         # unless it names a cheaper model as its fallback. Both are said before the body is read.
@@ -122,7 +122,7 @@ class Pipeline:
         services.rates.take_request(caller.tenant)
         exchange.check_length(services.limits)
         if selection is not None:
-            selection.check_room(demand_of(context, selection.promise))
+            selection.check_room(queue_request(context, selection.scheduling))
         # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
         # the model could use. It is inflated off the event loop, after 5a.
         bound = partial(self._bound, caller.tenant, selection, codec)
@@ -141,7 +141,7 @@ class Pipeline:
         if selection is None:
             adapter = call.adapter if isinstance(codec, GenerationCodec) else ""
             selection = self._select(context, caller, call.model, None, adapter)
-            selection.check_room(demand_of(context, selection.promise))
+            selection.check_room(queue_request(context, selection.scheduling))
         context.mark("parse")
         # 7. Answer: by the requested model or its fallback; of a model under rollout, by the canary
         # or the live version. A request that generates goes on in `generation`, which sends the
@@ -219,7 +219,7 @@ class Pipeline:
                 selection.fall_back(refusal)
                 context.fell_back()
                 continue
-            if selection.trial is not None:
+            if selection.assignment is not None:
                 assert context.caller is not None
                 ran = context.reused is None or context.reused.ran_alone
                 selection.answered(context.caller.rank, done.rows.lengths, ran=ran)
@@ -296,15 +296,17 @@ class Pipeline:
             pending = submit(rows)
             context.queued()
             cancel = partial(batches.cancel, pending)
-            answers = await unless_left(context.exchange, pending.future, cancel)
+            answers = await run_until_disconnect(context.exchange, pending.future, cancel)
             return _AnsweredRows(description, rows, answers, size)
         # 11a. Reuse, before the queue: cached answers, row by row, then the run of an identical
         # request. Only the remaining rows are queued, once for all callers that wait for them.
         query = await self._reuse_query(context, description, rows)
-        follower = _follower(selection.asks(demand_of(context, selection.promise)), rows.count)
+        follower = _follower(
+            selection.asks(queue_request(context, selection.scheduling)), rows.count
+        )
         context.queued()
         answering = reuse.answers(query, follower, submit)
-        context.reused = await unless_left(context.exchange, answering, follower.leave)
+        context.reused = await run_until_disconnect(context.exchange, answering, follower.leave)
         return _AnsweredRows(description, rows, context.reused.answers, size)
 
     def _select(
@@ -318,9 +320,9 @@ class Pipeline:
         """The model, version or fallback that has the request first. Raises NotFound, NotReady."""
         if not caller.tenant.may_use(name, adapter):
             raise unknown_model(f"{name}:{adapter}" if adapter else name)
-        trial = self._services.rollouts.trial(name, version)
-        selection = ModelSelection(self._services.models, caller.tenant, name, version, trial)
-        context.model, context.promise = name, selection.promise
+        assignment = self._services.rollouts.assignment(name, version)
+        selection = ModelSelection(self._services.models, caller.tenant, name, version, assignment)
+        context.model, context.scheduling = name, selection.scheduling
         self._services.watcher.arrived(context)
         return selection
 
@@ -340,7 +342,7 @@ class Pipeline:
             return widest(model for model in models if tenant.may_see(model.name))
         if not selection.on_canary:
             return bound_of(selection.model.description, numbers=codec.names_tensors)
-        bounds = [bound_of(d, numbers=codec.names_tensors) for d in selection.takers]
+        bounds = [bound_of(d, numbers=codec.names_tensors) for d in selection.candidate_versions]
         return max(bounds, key=lambda bound: bound.size_bytes)
 
     async def _reuse_query(
@@ -358,8 +360,9 @@ class Pipeline:
     async def _is_suspect(
         self, context: RequestContext, selection: ModelSelection, rows: Rows
     ) -> bool:
-        """Whether a replica, also a canary's, was lost with one of these rows. Raises RowConvicted
-        for rows that are refused for that, OverOwnLimit for a tenant with too many of them."""
+        """Whether a replica, also a canary's, was lost with one of these rows. Raises
+        RowQuarantined for rows that are refused for that, OverOwnLimit for a tenant with too
+        many of them."""
         model, caller = selection.model, context.caller
         assert caller is not None
         crashes, version = model.batches.crashes, model.description.version
@@ -378,7 +381,7 @@ class Pipeline:
         rows: Rows,
     ) -> PendingBatchRequest:
         """Queue the rows, for what is left of the caller's time."""
-        demand = selection.asks(demand_of(context, selection.promise))
+        demand = selection.asks(queue_request(context, selection.scheduling))
         if suspect:
             demand = demand._replace(suspect=True)
         pending = selection.model.batches.submit(rows, terms, demand)
@@ -431,13 +434,13 @@ def _work_bytes(context: RequestContext, rows: int) -> int:
 def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:
     """Whether the canary may get a copy: the request went to the live version of a model under
     rollout at once, was answered by it, and may run twice."""
-    trial = selection.trial
-    if trial is None or not trial.began_live:
+    assignment = selection.assignment
+    if assignment is None or not assignment.began_live:
         return False
     return not selection.fallback and context.options.repeatable
 
 
-def _follower(demand: Demand, rows: int) -> Follower:
+def _follower(demand: QueueRequest, rows: int) -> Follower:
     now = monotonic()
     return Follower(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
 

@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from deployments.contract import errors
 from deployments.contract.description import Scheduling
 from deployments.gateway.http.exchange import Exchange, RequestOptions
-from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows import RowAnswer
 from deployments.gateway.suspected_requests import Work
@@ -38,19 +38,19 @@ class Generated:
     ttft_s: float | None
     tpot_s: float | None
     streams: bool
-    promise: Scheduling
+    scheduling: Scheduling
     replica_id: str = ""
     repeats: int = 0
 
     def kept(self, total_s: float) -> bool:
         """Whether both promises were: the first token in time and the others at their pace. Of an
         answer that came whole, all of it by then."""
-        generation = self.promise.core.generation
+        generation = self.scheduling.core.generation
         tpot_limit_s = inf if generation is None else generation.tpot_s
         if not self.streams:
             further = max(self.tokens.output - 1, 0)
-            return total_s <= self.promise.slo_s + (tpot_limit_s * further if further else 0.0)
-        if self.ttft_s is None or self.ttft_s > self.promise.slo_s:
+            return total_s <= self.scheduling.slo_s + (tpot_limit_s * further if further else 0.0)
+        if self.ttft_s is None or self.ttft_s > self.scheduling.slo_s:
             return False
         return self.tpot_s is None or self.tpot_s <= tpot_limit_s
 
@@ -60,15 +60,39 @@ class RequestContext:
     `counted`: its tokens, as they were at its tenant's rate; None: not yet. `fallback`: the model
     that answered if it is not the requested one; `version`: what answered, or was to last. `begun`:
     it is under way.
-    `expired_key`: the id of the key it came by, where that has expired. `promise`: of the requested
-    one, once it is found. `ran`: rows of it were queued and run, for it or an identical request.
-    `reused`: None where its model neither keeps nor shares answers."""
+    `expired_key`: the id of the key it came by, where that has expired. `scheduling`: of the
+    requested one, once it is found. `ran`: rows of it were queued and run, for it or an
+    identical request. `reused`: None where its model neither keeps nor shares answers."""
 
     __slots__ = (
-        "_last", "_last_row", "_queued_at", "answers", "begun", "caller", "counted", "exchange",
-        "expired_key", "fallback", "generated", "model", "options", "outcome", "promise",
-        "protocol", "queue_wait_s", "ran", "reason", "request_bytes", "response_bytes", "reused",
-        "service_s", "stages", "status", "trace", "version", "work",
+        "_last",
+        "_last_row",
+        "_queued_at",
+        "answers",
+        "begun",
+        "caller",
+        "counted",
+        "exchange",
+        "expired_key",
+        "fallback",
+        "generated",
+        "model",
+        "options",
+        "outcome",
+        "protocol",
+        "queue_wait_s",
+        "ran",
+        "reason",
+        "request_bytes",
+        "response_bytes",
+        "reused",
+        "scheduling",
+        "service_s",
+        "stages",
+        "status",
+        "trace",
+        "version",
+        "work",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -81,7 +105,7 @@ class RequestContext:
         self.counted: int | None = None
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
-        self.promise: Scheduling | None = None
+        self.scheduling: Scheduling | None = None
         self.stages: dict[str, float] = {}
         self.queue_wait_s = 0.0
         self.service_s = 0.0
@@ -136,15 +160,15 @@ class RequestContext:
         self.outcome, self.reason, self.status = known.outcome, ENGINE_REFUSED, status
 
     def kept(self, total_s: float) -> bool:
-        """Whether an answer that took so long kept the promise: the model's, or the time that its
-        caller gave."""
+        """Whether an answer that took so long kept the SLO: the model's, or the time that
+        its caller gave."""
         if self.generated is not None:
             return self.generated.kept(total_s)
-        promise = self.promise
-        if promise is None:
+        scheduling = self.scheduling
+        if scheduling is None:
             return False
-        budget_s = promise.budget_s(self.options.budget_s)
-        return total_s <= (promise.slo_s if budget_s is None else budget_s)
+        budget_s = scheduling.budget_s(self.options.budget_s)
+        return total_s <= (scheduling.slo_s if budget_s is None else budget_s)
 
     def age_s(self) -> float:
         return perf_counter() - self.exchange.arrived
@@ -176,21 +200,23 @@ def _dispatched(answer: RowAnswer) -> float:
     return answer.dispatched
 
 
-def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -> Demand:
+def queue_request(
+    context: RequestContext, scheduling: Scheduling, session: str = ""
+) -> QueueRequest:
     """Some of a request's time has passed since its headers arrived. `session`: where its headers
     name none."""
     assert context.caller is not None
     tenant, options = context.caller.tenant, context.options
     spent_s = perf_counter() - context.exchange.arrived
-    budget_s = promise.budget_s(options.budget_s)
+    budget_s = scheduling.budget_s(options.budget_s)
     session = options.session or (session if len(session) <= _LONGEST_SESSION else "")
-    due_s = promise.slo_s if budget_s is None else budget_s
-    if promise.core.generation is not None and budget_s is not None:
-        due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
+    due_s = scheduling.slo_s if budget_s is None else budget_s
+    if scheduling.core.generation is not None and budget_s is not None:
+        due_s = min(scheduling.slo_s, budget_s)  # its first token is due before all of its answer
     # Sessions of different tenants are different, whatever their callers name them.
     own_session = f"{tenant.name}/{session}" if session else ""
-    expires_s = (promise.timeout_s if budget_s is None else budget_s) - spent_s
-    return Demand(
+    expires_s = (scheduling.timeout_s if budget_s is None else budget_s) - spent_s
+    return QueueRequest(
         tenant.name, context.caller.rank, due_s - spent_s, expires_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.request_context import RequestContext
 from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.suspected_requests import SuspectedRequests
-from deployments.gateway.tenancy.rates import Payer, Rates, SharedBound
+from deployments.gateway.tenancy.rates import QuotaKey, Rates, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
 from deployments.gateway.trace_context import TraceContext
 from deployments.preprocess.images import Encoded, row_bytes
@@ -81,7 +81,7 @@ class GatewayServices:
             exchange.headers.get(b"x-tenant"),
             exchange.headers.get(b"x-priority"),
         )
-        exchange.payer = caller.tenant.name, caller.tenant.weight
+        exchange.quota_key = caller.tenant.name, caller.tenant.weight
         return caller
 
     def check_key(self, caller: Caller) -> None:
@@ -89,7 +89,7 @@ class GatewayServices:
         if not self._tenants.current.still_opens(caller.tenant):
             raise errors.Unauthorized("the API key has ended meanwhile", reason="key_ended")
 
-    def begin(self, payer: Payer) -> None:
+    def begin(self, quota_key: QuotaKey) -> None:
         """One more request is under way, until `end`. Raises Overloaded."""
         if self.models.draining:
             raise errors.Overloaded(
@@ -97,21 +97,21 @@ class GatewayServices:
                 retry_after_s=_DRAIN_RETRY_S,
                 reason="draining",
             )
-        if not self._under_way.fits(payer, 1):
+        if not self._under_way.fits(quota_key, 1):
             raise errors.Overloaded(
                 "the gateway has all the requests under way that it may have "
                 "(gateway.limits.max_requests)",
                 retry_after_s=_FULL_RETRY_S,
                 reason="gateway_full",
             )
-        self._under_way.add(payer, 1)
+        self._under_way.add(quota_key, 1)
 
     @property
     def under_way(self) -> int:
         return self._under_way.used
 
-    def end(self, payer: Payer) -> None:
-        self._under_way.give(payer, 1)
+    def end(self, quota_key: QuotaKey) -> None:
+        self._under_way.give(quota_key, 1)
 
     async def read_body(
         self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]

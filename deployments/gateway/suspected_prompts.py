@@ -14,9 +14,9 @@ from time import monotonic
 
 from deployments.contract import errors
 from deployments.gateway.fallback import ModelSelection
-from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.queues.suspect_permits import Permit
-from deployments.gateway.request_context import RequestContext, demand_of
+from deployments.gateway.request_context import RequestContext, queue_request
 
 _WAIT_SHARE = 0.5  # of a suspect's remaining time that it may wait for its permit
 
@@ -26,12 +26,12 @@ async def permit_of(
     context: RequestContext, selection: ModelSelection, key: bytes
 ) -> AsyncIterator[Permit | None]:
     """The permit of a prompt with this fingerprint; None: it is no suspect. A prompt is a suspect
-    if a replica, also a canary's, was lost with it. Raises RowConvicted, OverOwnLimit,
+    if a replica, also a canary's, was lost with it. Raises RowQuarantined, OverOwnLimit,
     CallerLeft."""
     permit = await _permit_if_suspect(context, selection, key)
     try:
         if permit is not None:
-            _is_suspect(context, selection, key)  # it may have been convicted while it waited
+            _is_suspect(context, selection, key)  # it may have been quarantined while it waited
         yield permit
     finally:
         if permit is not None:
@@ -48,13 +48,13 @@ async def _permit_if_suspect(
         streams.crashes.lost_elsewhere([key], tenant, monotonic())
     if not streams.crashes or not _is_suspect(context, selection, key):
         return None
-    left_s = demand_of(context, selection.promise).expires_s
+    left_s = queue_request(context, selection.scheduling).expires_s
     limit_s = min(streams.crashes.terms.hold_s, _WAIT_SHARE * left_s)
     return await _acquired(context.exchange, streams.permits.acquire(tenant, limit_s))
 
 
 def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) -> bool:
-    """Whether a replica was lost with this prompt. Raises RowConvicted, OverOwnLimit."""
+    """Whether a replica was lost with this prompt. Raises RowQuarantined, OverOwnLimit."""
     assert context.caller is not None
     crashes = selection.model.streams.crashes
     return crashes.check([key], context.caller.tenant.name, monotonic())
@@ -68,7 +68,7 @@ async def _acquired(exchange: Exchange, acquire: Coroutine[None, None, Permit]) 
         waits.cancel()
 
     try:
-        return await unless_left(exchange, waits, left)
+        return await run_until_disconnect(exchange, waits, left)
     except asyncio.CancelledError:
         if waits.done() and not waits.cancelled():
             waits.result().release()  # the permit came after its caller had left

@@ -31,7 +31,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from deployments.contract.description import CrashTerms
-from deployments.gateway.queues.lost_replicas import CrashRecords
+from deployments.gateway.queues.lost_replicas import PoisonTracker
 from deployments.gateway.queues.suspect_permits import Permit, SuspectPermits
 
 _KEY_BYTES = 16
@@ -232,7 +232,7 @@ class SuspectedRequests:
     """What this gateway works on, and what it knows of gateways that have ended."""
 
     def __init__(self) -> None:
-        self.records = CrashRecords(TERMS, "gateways")
+        self.records = PoisonTracker(TERMS, "gateways")
         self.permits = SuspectPermits()
         self.journal: RequestJournal | None = None
         self._siblings: Siblings | None = None
@@ -261,7 +261,7 @@ class SuspectedRequests:
 
     def begin(self, path: str, body: bytes) -> Work | None:
         """A request is worked on from now on; None: nothing is noted here. If it `is_suspect`, it
-        must `take_turn` first. Raises RowConvicted."""
+        must `take_turn` first. Raises RowQuarantined."""
         if self.journal is None:
             return None
         if self._siblings is not None:
@@ -280,8 +280,8 @@ class SuspectedRequests:
             lost = self.records.note(key, "", name, now)
             # It ran alone because another gateway had ended with it before.
             sure = alone and (len(notes) == 1 or len(lost) >= _SURE_GATEWAYS)
-            if sure and not self.records.is_convicted(key):
-                self.records.convict(key, "", now)
+            if sure and not self.records.is_quarantined(key):
+                self.records.quarantine(key, "", now)
                 logger.error(
                     "gateway %s is not the first that has ended with request %s; such requests "
                     "are refused for %g s", name, key.hex(), TERMS.refuse_s,
@@ -303,7 +303,7 @@ class Work:
         self._permit: Permit | None = None
 
     async def take_turn(self, tenant: str) -> None:
-        """Of a suspect: wait until no other one is worked on, then go on. Raises RowConvicted for
+        """Of a suspect: wait until no other one is worked on, then go on. Raises RowQuarantined for
         what has become known meanwhile."""
         await asyncio.sleep(_TOLD_S)
         permits = self._suspected.permits
@@ -327,7 +327,7 @@ class Work:
         """`answered`: or refused for what it is."""
         self.pause()
         if answered and self.is_suspect:
-            self._suspected.records.acquit(self._key)
+            self._suspected.records.release(self._key)
 
     def _note(self, *, alone: bool) -> None:
         if self._at == NO_SLOT:

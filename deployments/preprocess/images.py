@@ -24,14 +24,14 @@ from deployments.preprocess.resize import Operation, resized
 from runtimes.datatypes import DTYPES
 
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # the first bytes of a file
-_MOST_SCANS = 100  # of a progressive JPEG
+_MAX_SCANS = 100  # of a progressive JPEG
 _SCAN = b"\xff\xda"  # JPEG's marker before a scan
 _PNG_DEPTH_BYTE = 24  # offset of the bits a channel in a PNG file
 _TRANSPARENT = {"LA", "PA", "RGBA", "La", "RGBa"}  # modes of Pillow, as are those below
 _TAKEN = {"1", "L", "P", "RGB"} | _TRANSPARENT
 Array = np.ndarray[Any, Any]
 Encoded = bytes | Array  # a JPEG or PNG file, or uint8 [height, width, 1 or 3] levels, RGB
-_MOST_LEVEL = np.float32(255.0)
+_MAX_LEVEL = np.float32(255.0)
 
 
 def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
@@ -94,9 +94,9 @@ def _check_header(picture: Image.Image, data: bytes, label: str, max_pixels: int
             raise BadRequest(f"{label} is animated; send one picture of it")
         if data[_PNG_DEPTH_BYTE] == 16:
             raise BadRequest(f"{label} has 16 bits a channel; convert it to 8")
-    elif data.count(_SCAN) > _MOST_SCANS:
+    elif data.count(_SCAN) > _MAX_SCANS:
         # A decoder goes over all pixels again for each scan of a progressive JPEG.
-        raise BadRequest(f"{label} has more than {_MOST_SCANS} scans; save it again")
+        raise BadRequest(f"{label} has more than {_MAX_SCANS} scans; save it again")
     if picture.mode not in _TAKEN:
         raise BadRequest(
             f"{label} has the colour mode {picture.mode}; convert it to RGB or grey of 8 bits"
@@ -185,7 +185,7 @@ def _as_row(how: ImageInput, levels: Array) -> Array:
         row: Array = levels.astype(np.uint8)
     else:
         mean, std = np.array(how.mean, np.float32), np.array(how.std, np.float32)
-        row = (levels / _MOST_LEVEL - mean) / std
+        row = (levels / _MAX_LEVEL - mean) / std
     if how.layout == "NCHW":
         row = row.transpose(2, 0, 1)
     return np.ascontiguousarray(row, dtype=DTYPES[how.datatype])

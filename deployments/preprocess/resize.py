@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _CUBIC_A = np.float32(-0.75)
 _STRIP_BYTES = 1 << 20
-_MOST_LEVEL = 255.0
+_MAX_LEVEL = 255.0
 
 
 class Operation(NamedTuple):
@@ -51,7 +51,7 @@ def resized(picture: Image.Image, operation: Operation, height: int, width: int)
     if not operation.antialias:
         levels = _sampled(picture, operation.kind, height, width)
         if operation.rounded:
-            levels = np.clip(np.rint(levels), 0.0, _MOST_LEVEL)
+            levels = np.clip(np.rint(levels), 0.0, _MAX_LEVEL)
         return levels
     size, kernel = (width, height), _FILTERS[operation.kind]
     if operation.rounded:

@@ -34,8 +34,8 @@ IdArray = np.ndarray[Any, np.dtype[np.int64]]
 _ENTRY_BYTES = 256  # dictionary slot, key, array header and links, measured with tracemalloc
 _LARGEST_SHARE = 16  # one text may take a sixteenth of the cache at most
 _PREFIX_CHARS_PER_TOKEN = 16  # English has 4 to 5; prefixes of this many nearly always decide
-_MOST_CHARS_PER_TOKEN = 64
-_MOST_CHARS = 1 << 20  # take 0.1 to 0.8 s to tokenise, which bounds a turn
+_MAX_CHARS_PER_TOKEN = 64
+_MAX_CHARS = 1 << 20  # take 0.1 to 0.8 s to tokenise, which bounds a turn
 
 
 def splits_at_spaces(tokenizer_json: bytes) -> bool:
@@ -137,7 +137,7 @@ class TextTokenizer:
             self._tokenizer.enable_truncation(max_length, direction=side)
         self._prefix_decides = splits_at_spaces(tokenizer_json) and side == "right"
         self._truncate, self.max_length = truncate, max_length
-        self.max_chars = max(_MOST_CHARS, _MOST_CHARS_PER_TOKEN * max_length)
+        self.max_chars = max(_MAX_CHARS, _MAX_CHARS_PER_TOKEN * max_length)
         self._cache = TextCache(cache_bytes)
 
     def _check_room(self, max_length: int) -> None:

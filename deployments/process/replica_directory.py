@@ -33,7 +33,7 @@ class RunningReplica:
         """Its group; "" for a model without groups."""
         return dict(self.metadata).get("group", "")
 
-    def speaks(self) -> frozenset[int]:
+    def spoken_versions(self) -> frozenset[int]:
         """The versions of the channel that it speaks. One that names none speaks 3."""
         named = dict(self.metadata).get("channel_versions", "3")
         return frozenset(int(version) for version in named.split(","))

@@ -50,7 +50,7 @@ class BatchReplica(ModelReplica):
         )
         self._worker.on_death = self._end_process
         self._core = ReplicaCore(self._worker)
-        self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, limits.most_s / 4)))
+        self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, limits.max_s / 4)))
         limit_mib = self._settings.replicas.memory_limit_mib
         if limit_mib is not None:
             watching = watch_memory(
@@ -109,7 +109,7 @@ class BatchReplica(ModelReplica):
     def _load_and_measure(self, cache_dir: Path, measured: Profile) -> KnownCosts:
         model = self._settings
         settings = describe.runtime_settings(
-            self._name, model, cache_dir, self._progress.tell, reserved_cpus()
+            self._name, model, cache_dir, self._progress.report, reserved_cpus()
         )
         start = replace(start_of(settings, model, cache_dir), measured=measured)
         self._runtime_settings = start.settings
@@ -118,7 +118,7 @@ class BatchReplica(ModelReplica):
         runtime.load()
         gate.admit(self._settings, start.settings, runtime)
         runtime.warm()
-        self._progress.tell("profiling", 0.0)
+        self._progress.report("profiling", 0.0)
         return known_costs(
             start, model, runtime, lambda line: logger.info(line, extra={"model": self._name})
         )

@@ -2,9 +2,9 @@
 
 A connection becomes a *link* once its gateway has proved that it knows the replica's key. A second
 link of the same gateway replaces the first. Until the proof a connection is a *stranger*: it may
-send next to nothing, not for long, and only `MOST_STRANGERS` may be open; as many others may be
-before the end of TLS's own handshake. What a link carries (batches, or requests to generate) is up
-to the `LeaseCore`.
+send next to nothing, not for long, and only `MAX_UNAUTHENTICATED` may be open; as many others may
+be before the end of TLS's own handshake. What a link carries (batches, or requests to generate) is
+up to the `LeaseCore`.
 
 Serve counts none of the leases, so the server itself drains: it tells every gateway, each gateway
 answers that it has no more leases on the way, and the leases that are here are finished.
@@ -25,7 +25,7 @@ from typing import Protocol, cast
 
 from deployments.contract.channel.frames import (
     GATEWAY_KINDS,
-    MOST_FRAME_BYTES,
+    MAX_FRAME_BYTES,
     STALLED_S,
     Buffer,
     Frame,
@@ -45,7 +45,7 @@ from deployments.contract.channel.handshake import (
 from deployments.contract.channel.messages import MessageError
 from deployments.process.sockets import FOUND_DEAD_S, address_of, find_dead_peers, is_dead
 
-MOST_STRANGERS = 64
+MAX_UNAUTHENTICATED = 64
 WINDOW_BYTES = 4 << 20  # of a stream's messages that may be sent and not taken in yet
 _GOODBYE_S = 2.0  # that a gateway gets to answer, or to read what was written to it
 _CHECK_EVERY_S = 1.0
@@ -99,7 +99,7 @@ class ChannelServer:
         self.replica_id = replica_id
         self.key = new_key()
         self.address = ""
-        self._strangers: dict[GatewayConnection, None] = {}  # the oldest first
+        self._unauthenticated: dict[GatewayConnection, None] = {}  # the oldest first
         self._links: dict[str, GatewayConnection] = {}
         self._connections: set[GatewayConnection] = set()  # strangers and links
         self._draining = False
@@ -151,9 +151,9 @@ class ChannelServer:
             connection.abort("it took nothing in any more")
 
     @property
-    def strangers(self) -> int:
+    def unauthenticated(self) -> int:
         """Number of connections that have not proved who they are."""
-        return len(self._strangers)
+        return len(self._unauthenticated)
 
     def _check_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._check)
@@ -170,16 +170,16 @@ class ChannelServer:
         """A connection is open. If there are too many strangers, the oldest is refused: a real
         gateway proves itself within milliseconds, so idle connections keep no gateway out."""
         self._connections.add(connection)
-        self._strangers[connection] = None
-        if len(self._strangers) > MOST_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+        self._unauthenticated[connection] = None
+        if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
             oldest.refuse("too many connections that have not said who they are")
 
     def lost(self, connection: GatewayConnection, reason: str) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         if self._links.get(connection.gateway) is connection:
             del self._links[connection.gateway]
             logger.info("gateway %s left: %s", connection.gateway, reason)
@@ -199,7 +199,7 @@ class ChannelServer:
 
     def joined(self, connection: GatewayConnection) -> None:
         """A gateway has proved itself: the connection becomes its link."""
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         older = self._links.get(connection.gateway)
         self._links[connection.gateway] = connection
         if older is not None:
@@ -231,8 +231,8 @@ def _bound(host: str, ports: Sequence[int]) -> socket.socket:
 class TlsServer:
     """Accepts connections and makes those `connected` that come to the end of TLS's handshake.
 
-    At most `MOST_STRANGERS` shake hands; for a further one the oldest is cut, as of strangers. It
-    accepts by itself because asyncio's servers neither bound these connections nor show them.
+    At most `MAX_UNAUTHENTICATED` shake hands; for a further one the oldest is cut, as of strangers.
+    It accepts by itself because asyncio's servers neither bound these connections nor show them.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class TlsServer:
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             self._shaking[accepted] = None
-            if len(self._shaking) > MOST_STRANGERS:
+            if len(self._shaking) > MAX_UNAUTHENTICATED:
                 self._cut(next(iter(self._shaking)))
             task = loop.create_task(self._shake(accepted))
             self._tasks.add(task)
@@ -421,7 +421,7 @@ class GatewayConnection(asyncio.Protocol):
         self._handshake.check(frame.body)
         self.welcome = True
         self._stop_handshake_timer()
-        self._reader.kinds, self._reader.most_bytes = GATEWAY_KINDS, MOST_FRAME_BYTES
+        self._reader.kinds, self._reader.max_bytes = GATEWAY_KINDS, MAX_FRAME_BYTES
         self.send(Kind.WELCOME, 0)
         self._server.joined(self)
 

@@ -24,7 +24,7 @@ from runtimes.types import Runtime, RuntimeSettings
 
 MEASURES = 3  # times in all
 PAUSE_S = 1.0  # before each further one: most disturbances are over by then
-_MOST_S = 5.0  # of each further one
+_MAX_S = 5.0  # of each further one
 logger = logging.getLogger("headrace.replica")
 
 
@@ -67,7 +67,7 @@ def measured_again(
         with contextlib.suppress(OSError):
             cache_dir.mkdir(parents=True, exist_ok=True)
             alone.enter_context(staging.exclusive(cache_dir / "costs"))
-        return measure(settings, runtime.limits(), runtime.run, min(seconds, _MOST_S))
+        return measure(settings, runtime.limits(), runtime.run, min(seconds, _MAX_S))
 
 
 def warn_of_late_rows(model: str, points: Profile, slo_s: float) -> None:

@@ -175,7 +175,7 @@ class DeviceQueue:
         with self._lock:
             self._begun, on_start = job, job.on_start
         if on_start is not None:
-            self.tell([(on_start, job)])
+            self.deliver([(on_start, job)])
 
     def finish(self, job: Job) -> None:
         """The job has left the device: choose the next one, and notify the loop."""
@@ -183,9 +183,9 @@ class DeviceQueue:
             del self._jobs[job.key]
             turn = self._staging.finish(job.service_s, time.perf_counter())
             news: News = [(job.on_done, job), *self._carried_out(turn)]
-        self.tell(news)
+        self.deliver(news)
 
-    def tell(self, news: News) -> None:
+    def deliver(self, news: News) -> None:
         """Make these calls on the loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
             self._loop.call_soon_threadsafe(_tell, news)
@@ -320,7 +320,7 @@ class DeviceWorker:
         self._closing = True
         self._staged.put(None)
         self.queue.close()
-        self._thread.join(timeout=self._limits.most_s)
+        self._thread.join(timeout=self._limits.max_s)
 
     def _stage(self, job: Job) -> None:
         if self._prefetch is not None:
@@ -336,7 +336,7 @@ class DeviceWorker:
     def _work(self) -> None:
         while (item := self.queue.take()) is not None:
             if isinstance(item, Probe):
-                self.queue.tell([(item.answer, self._probe())])
+                self.queue.deliver([(item.answer, self._probe())])
             else:
                 with self._turn:
                     if self._shared:

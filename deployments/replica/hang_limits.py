@@ -15,17 +15,17 @@ _FLOOR_S = 10.0  # besides a multiple of the prediction
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """`most_s`: seconds that anything may take. `factor`: it may take this many times its
+    """`max_s`: seconds that anything may take. `factor`: it may take this many times its
     prediction, plus `_FLOOR_S`; 0: predictions are ignored."""
 
-    most_s: float
+    max_s: float
     factor: float = 0.0
 
     def of(self, predicted_s: float) -> float:
         """Seconds that it may take. `predicted_s` 0: no prediction."""
         if self.factor <= 0.0 or predicted_s <= 0.0:
-            return self.most_s
-        return min(self.most_s, _FLOOR_S + self.factor * predicted_s)
+            return self.max_s
+        return min(self.max_s, _FLOOR_S + self.factor * predicted_s)
 
 
 def hang_limits(model: ModelSettings) -> HangLimits:

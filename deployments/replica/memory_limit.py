@@ -3,9 +3,9 @@
 The kernel's own limit kills a process without a message, or kills another process. This one checks
 ten times a second: the process's resident memory, and its growth since the running batch began. The
 rows of that batch are lost with the replica and run again alone. A row that does this twice is
-convicted, like any row that ends replicas. What grows faster is left to the kernel. A process that
-holds several models has one limit for all of them; while it loads one, no batch is blamed for the
-growth.
+quarantined, like any row that ends replicas. What grows faster is left to the kernel. A process
+that holds several models has one limit for all of them; while it loads one, no batch is blamed for
+the growth.
 """
 
 from __future__ import annotations

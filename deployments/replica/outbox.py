@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from deployments.contract.channel.stream_messages import Piece, StreamEnd
 from runtimes.types import Chunk
 
-MOST_MESSAGE_BYTES = 1 << 20  # a message's last piece may exceed it
+MAX_MESSAGE_BYTES = 1 << 20  # a message's last piece may exceed it
 _NOTHING = Chunk(b"", 0, 0, 0, 0)
 
 
@@ -75,7 +75,7 @@ class Outbox:
         pieces: list[Piece] = []
         size = 0
         for lease_id, entry in gathered.items():
-            if size < MOST_MESSAGE_BYTES:
+            if size < MAX_MESSAGE_BYTES:
                 pieces.append(_piece(lease_id, entry))
                 size += len(pieces[-1].data)
             else:

@@ -32,8 +32,8 @@ _NEVER = float("inf")
 # Where the settings set no `queue.max_rows`: the bound on one request's rows. It also bounds the
 # rows that wait, of a model that generates, and of others until their costs are known.
 _REQUEST_ROWS = 2048
-_LEAST_SILENCE_MS = 250.0  # several times a garbage collection's pause, or a busy neighbour's
-_LEAST_SILENCE_OF_STREAMS_MS = 2500.0  # twice the longest gap between two signs of life
+_MIN_SILENCE_MS = 250.0  # several times a garbage collection's pause, or a busy neighbour's
+_MIN_SILENCE_OF_STREAMS_MS = 2500.0  # twice the longest gap between two signs of life
 
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
@@ -111,7 +111,7 @@ def _generation(model: ModelSettings) -> GenerationParameters:
 
 def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
     lengths: LengthSettings = model.lengths
-    adapt, most = lengths.adapt, lengths.most_buckets
+    adapt, most = lengths.adapt, lengths.max_buckets
     # Streamed requests are not padded, so other edges would save nothing.
     follows = most is not None and not fixed_shapes and model.task != "generate"
     settings = BucketSettings(
@@ -156,15 +156,15 @@ def _hedge(model: ModelSettings) -> HedgeParameters:
 
 def _silence(model: ModelSettings) -> SilenceParameters:
     silence = model.silence
-    least_ms = silence.least_ms
-    if least_ms is None:
+    min_ms = silence.min_ms
+    if min_ms is None:
         streams = model.task == "generate"
-        least_ms = _LEAST_SILENCE_OF_STREAMS_MS if streams else _LEAST_SILENCE_MS
+        min_ms = _MIN_SILENCE_OF_STREAMS_MS if streams else _MIN_SILENCE_MS
     return SilenceParameters(
         mode=silence.mode,
         quantile=silence.quantile,
-        least_s=least_ms / 1000,
-        most_s=max(silence.most_ms, least_ms) / 1000,
+        min_s=min_ms / 1000,
+        max_s=max(silence.max_ms, min_ms) / 1000,
         fixed_s=None if silence.after_ms is None else silence.after_ms / 1000,
     )
 

@@ -3,7 +3,7 @@
 A step is held against a prediction, as a batch is (`HangLimits`): the longest of the engine's
 recent steps, and the prompts that it has yet to read, at what their gateways take them to cost. So
 a fast engine is found soon, and one that reads a long prompt in one step has the time for it. While
-either is not known, only `most_s` counts. Like the event loop's own watch, it counts only seconds
+either is not known, only `max_s` counts. Like the event loop's own watch, it counts only seconds
 in which it was itself on time: a process that was stopped has not shown that its engine hangs.
 """
 
@@ -55,7 +55,7 @@ class StallDetector:
     def limit_s(self, unread_s: float | None) -> float:
         """Seconds that a step may take now."""
         if unread_s is None or self._made < _TRUSTED_STEPS:
-            return self._limits.most_s
+            return self._limits.max_s
         return self._limits.of(self._longest_s + unread_s)
 
     def _stepped(self, steps: int, now: float) -> None:

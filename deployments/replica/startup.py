@@ -70,11 +70,11 @@ class ModelReplica:
             process_age_s(),
             digest=self._digest,
         )
-        self._progress.tell("starting", 0.0)
+        self._progress.report("starting", 0.0)
         backend_env.set_compiler_cache(cache_dir())
         try:
             self._settings = await asyncio.to_thread(
-                local_model, self._settings, cache_dir(), self._progress.tell
+                local_model, self._settings, cache_dir(), self._progress.report
             )
             self._description, self._tokenizer = await self._load(cache_dir(), self._digest)
         except Exception as fault:
@@ -104,7 +104,7 @@ class ModelReplica:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         await self._server.listen(host, channel_ports(channel))
         self._loop_watch = watch_process()
-        self._progress.tell("ready", 1.0)
+        self._progress.report("ready", 1.0)
         tell_autoscaler(self._name, self._group, self._progress.spent())
         logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})
         longest_s = min(sum(seconds for _, seconds in self._progress.spent()), LONGEST_WAIT_S)

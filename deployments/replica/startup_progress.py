@@ -44,7 +44,7 @@ class StartupProgress:
         self._spent: dict[str, float] = {PROCESS: before_s} if before_s else {}
         self._phase, self._since = "", clock()
 
-    def tell(self, phase: str, fraction: float, detail: str = "") -> Any:
+    def report(self, phase: str, fraction: float, detail: str = "") -> Any:
         """Report the phase at once. Await the result only where the report must have arrived."""
         if phase != self._phase:
             self._turn_to(phase)
@@ -72,7 +72,7 @@ class StartupProgress:
         foreign = None if isinstance(fault, RuntimeFault) else fault
         reason = reason_of(fault)
         logger.error("cannot start: %s", reason, extra={"model": self._model}, exc_info=foreign)
-        await self.tell("failed", 0.0, reason)
+        await self.report("failed", 0.0, reason)
 
     def _turn_to(self, phase: str) -> None:
         now = self._clock()

@@ -37,7 +37,7 @@ from runtimes.types import Chunk, EngineLoad, StreamRequest, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
 _SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
-MOST_CHUNK_BYTES = 32 << 20  # gateways refuse what may have more than half; they hold it thrice
+MAX_CHUNK_BYTES = 32 << 20  # gateways refuse what may have more than half; they hold it thrice
 logger = logging.getLogger("headrace.replica")
 
 
@@ -283,7 +283,7 @@ class StreamCore:
                 await run.begins.wait()
                 async with aclosing(self._runtime.run(request)) as chunks:
                     async for chunk in chunks:
-                        if len(chunk.data) > MOST_CHUNK_BYTES:
+                        if len(chunk.data) > MAX_CHUNK_BYTES:
                             chunk = _too_large(chunk)
                         self._count(run, chunk)
                         stream.outbox.put(run.lease_id, chunk, run.service_s())
@@ -326,7 +326,7 @@ class StreamCore:
 def _too_large(chunk: Chunk) -> Chunk:
     """An error in place of an answer that would break the stream for all requests on it."""
     error = {
-        "message": f"the answer has {len(chunk.data)} bytes, {MOST_CHUNK_BYTES} is the limit: ask "
+        "message": f"the answer has {len(chunk.data)} bytes, {MAX_CHUNK_BYTES} is the limit: ask "
         "for fewer log-probabilities or fewer prompts at once, or stream it",
         "type": "BadRequestError",
         "param": None,

@@ -36,20 +36,20 @@ class StreamReplica(ModelReplica):
         )
         limits = hang_limits(self._settings)
         self._watch = asyncio.get_running_loop().create_task(
-            watch_stalls(self._core, limits, self._end_process, min(1.0, limits.most_s / 4))
+            watch_stalls(self._core, limits, self._end_process, min(1.0, limits.max_s / 4))
         )
         await self._listen(self._core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         name, model = self._name, self._settings
         settings = describe.runtime_settings(
-            name, model, cache_dir, self._progress.tell, reserved_cpus()
+            name, model, cache_dir, self._progress.report, reserved_cpus()
         )
         backend_env.set_engine_variables(settings)
         self._runtime: StreamRuntime = catalog.create_stream(settings)
         await self._runtime.load()
         await self._runtime.warm()
-        self._progress.tell("profiling", 0.0)
+        self._progress.report("profiling", 0.0)
         profile = await measure(name, self._runtime, model.profile_s)
         return describe.describe_stream(name, model, digest, self._runtime, profile)
 

@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints
 
 from yaml_document.section import Section
 
-LEAST_SAMPLES = 200
+MIN_SAMPLES = 200
 MAX_COST_RATIO = 5.0
 PATHS = ("artifact", "samples_file")
 BOUNDS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "top1")
@@ -36,8 +36,8 @@ class AcceptSettings(Section):
         "from which a quantised one was made. Unset: the model's own source.",
     )
     samples: int = Field(
-        default=LEAST_SAMPLES,
-        ge=LEAST_SAMPLES,
+        default=MIN_SAMPLES,
+        ge=MIN_SAMPLES,
         le=1_000_000,
         description="Least number of rows that are compared.",
     )

@@ -13,13 +13,13 @@ from pydantic import BeforeValidator, Field
 
 from yaml_document.section import Section, listed, wrong
 
-MOST_LABELS = 100_000
+MAX_LABELS = 100_000
 
 
 def _labels(value: Any) -> Any:
     labels = listed(value)
-    if not isinstance(labels, tuple) or not 1 <= len(labels) <= MOST_LABELS:
-        raise wrong(f"must be a list of 1 to {MOST_LABELS} texts")
+    if not isinstance(labels, tuple) or not 1 <= len(labels) <= MAX_LABELS:
+        raise wrong(f"must be a list of 1 to {MAX_LABELS} texts")
     for position, label in enumerate(labels):
         if not isinstance(label, str) or not label:
             raise wrong(f"is {label!r}; must be text, in quotes if YAML would not read it as text",
@@ -52,7 +52,7 @@ class ClassifySettings(Section):
     top_k: int = Field(
         default=5,
         ge=1,
-        le=MOST_LABELS,
+        le=MAX_LABELS,
         description="Number of labels in an answer, unless the request asks for another.",
     )
     temperature: float | None = Field(

@@ -1,7 +1,7 @@
 """`crashes`: what happens to rows that crash or hang their replicas, and to their senders.
 
 A row that was on a replica when the replica was lost is a suspect. Suspects run alone until they
-are answered. A row that was on a second replica that was lost is convicted: it is refused.
+are answered. A row that was on a second replica that was lost is quarantined: it is refused.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ class CrashSettings(Section):
         le=1_000_000,
         description="A tenant with whose inputs so many replicas were lost within `refuse_s` gets "
         "429 from the model until the first loss is older than that. 0: never. A loss counts if "
-        "the input was convicted for it, or if the inputs of one unanswered request are the only "
+        "the input was quarantined for it, or if the inputs of one unanswered request are the only "
         "possible cause left.",
     )

@@ -19,7 +19,7 @@ from yaml_document.section import Section, listed, wrong
 
 MIB = 1024 * 1024
 PRIORITIES = ("interactive", "standard", "bulk")
-MOST_PRIORITIES = 16
+MAX_PRIORITIES = 16
 _PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
@@ -37,8 +37,8 @@ Network = Annotated[str, BeforeValidator(_network)]
 
 def _priorities(value: Any) -> Any:
     names = listed(value)
-    if not isinstance(names, tuple) or not 1 <= len(names) <= MOST_PRIORITIES:
-        raise wrong(f"must be a list of 1 to {MOST_PRIORITIES} names, the most urgent first")
+    if not isinstance(names, tuple) or not 1 <= len(names) <= MAX_PRIORITIES:
+        raise wrong(f"must be a list of 1 to {MAX_PRIORITIES} names, the most urgent first")
     for position, name in enumerate(names):
         if not isinstance(name, str) or not _PRIORITY.fullmatch(name):
             raise wrong("must be 1 to 32 of a-z 0-9 - _, in quotes if YAML would not read it as "

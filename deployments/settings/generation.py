@@ -12,14 +12,14 @@ from pydantic import BeforeValidator, Field
 
 from yaml_document.section import Section, off_is_a_word
 
-_MOST_TOKENS = 1_048_576
+_MAX_TOKENS = 1_048_576
 
 
 class PredictSettings(Section):
     output_tokens: int | None = Field(
         default=None,
         ge=1,
-        le=_MOST_TOKENS,
+        le=_MAX_TOKENS,
         description="Output tokens that each request is predicted to take, at most its "
         "`max_tokens`. Unset: learnt from outputs of the same tenant and of prompts of similar "
         "length.",
@@ -50,14 +50,14 @@ class PromptSettings(Section):
     long_tokens: int = Field(
         default=2048,
         ge=1,
-        le=_MOST_TOKENS,
+        le=_MAX_TOKENS,
         description="A prompt is long if more of its tokens than this must be read (are not "
         "cached).",
     )
     max_long_tokens: int | None = Field(
         default=4096,
         ge=0,
-        le=_MOST_TOKENS,
+        le=_MAX_TOKENS,
         description="Tokens of long prompts that a replica may read at once; further long prompts "
         "wait. A single long prompt may always run. Unset: no bound.",
     )
@@ -92,7 +92,7 @@ class GenerationSettings(Section):
     max_output_tokens: int | None = Field(
         default=None,
         ge=1,
-        le=_MOST_TOKENS,
+        le=_MAX_TOKENS,
         description="Most output tokens of a request that does not set a maximum itself. Unset: "
         "`lengths.max` less its prompt.",
     )

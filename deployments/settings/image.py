@@ -16,21 +16,21 @@ from pydantic import BeforeValidator, Field, model_validator
 from yaml_document.section import Section, listed, wrong
 
 PATCH = 16
-MOST_SIDE = 8192
-MOST_SIZES = 32
+MAX_SIDE = 8192
+MAX_SIZES = 32
 _HEIGHT_WIDTH = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
-_SIZE_SHAPE = f"a side such as 224, or height x width such as '224x288', 1 to {MOST_SIDE} each"
+_SIZE_SHAPE = f"a side such as 224, or height x width such as '224x288', 1 to {MAX_SIDE} each"
 _LEVELS = "must be a number or a list of 1 or 3 numbers, of levels from 0 to 1"
 
 
 def _sizes(value: Any) -> Any:
     sizes = listed(value)
     sizes = sizes if isinstance(sizes, tuple) else (sizes,)
-    if not 1 <= len(sizes) <= MOST_SIZES:
-        raise wrong(f"has {len(sizes)} entries; must have 1 to {MOST_SIZES}")
+    if not 1 <= len(sizes) <= MAX_SIZES:
+        raise wrong(f"has {len(sizes)} entries; must have 1 to {MAX_SIZES}")
     for position, size in enumerate(sizes):
         sides = _sides(size)
-        if sides is None or not all(1 <= side <= MOST_SIDE for side in sides):
+        if sides is None or not all(1 <= side <= MAX_SIDE for side in sides):
             raise wrong(f"is {size!r}; must be {_SIZE_SHAPE}", position)
         if position and _pixels(size) <= _pixels(sizes[position - 1]):
             raise wrong(f"is {size} after {sizes[position - 1]}; sizes must grow", position)
@@ -95,7 +95,7 @@ class ImageSettings(Section):
     shorter_side: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_SIDE,
+        le=MAX_SIDE,
         description="The image is resized so that its shorter side has this length and its shape "
         "is kept; then `size` is cropped from the middle. Unset: the image is stretched to `size`.",
     )

@@ -16,7 +16,7 @@ from yaml_document.section import Section, listed, wrong
 SHORTEST_BUCKET = 16
 LONGEST = 1_048_576
 AUTO_BUCKETS = 8
-MOST_BUCKETS = 64
+MAX_BUCKETS = 64
 
 
 def _buckets(value: Any) -> Any:
@@ -25,9 +25,9 @@ def _buckets(value: Any) -> Any:
     if value == "auto":
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        if 1 <= value <= MOST_BUCKETS:
+        if 1 <= value <= MAX_BUCKETS:
             return value
-        raise wrong(f"is {value}; must be auto, a number of buckets from 1 to {MOST_BUCKETS}, "
+        raise wrong(f"is {value}; must be auto, a number of buckets from 1 to {MAX_BUCKETS}, "
                     "or a list of lengths such as [32, 128, 512]")  # fmt: skip
     edges = listed(value)
     if not isinstance(edges, tuple):
@@ -108,7 +108,7 @@ class LengthSettings(Section):
     )
 
     @property
-    def most_buckets(self) -> int | None:
+    def max_buckets(self) -> int | None:
         """Most buckets, if edges adapt; None if the edges are listed."""
         if isinstance(self.buckets, tuple):
             return None
@@ -140,7 +140,7 @@ def bucket_edges(lengths: LengthSettings) -> tuple[int, ...]:
     last one `lengths.max`."""
     if isinstance(lengths.buckets, tuple):
         return lengths.buckets
-    edges, most = [*_powers_below(lengths.max), lengths.max], lengths.most_buckets
+    edges, most = [*_powers_below(lengths.max), lengths.max], lengths.max_buckets
     assert most is not None
     if len(edges) <= most:
         return tuple(edges)

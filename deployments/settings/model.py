@@ -96,7 +96,7 @@ def _of_batches(model: ModelFields) -> Iterator[Complaint]:
     if model.policies.batching != "ragged" and model.batch.hold != "never":
         batching = model.policies.batching
         yield ("batch", "hold"), f"must be left out with policies.batching {batching}"
-    if model.policies.edges != PolicySettings().edges and model.lengths.most_buckets is None:
+    if model.policies.edges != PolicySettings().edges and model.lengths.max_buckets is None:
         yield ("policies", "edges"), "must be left out: lengths.buckets lists fixed edges"
     for name in ("ttft_ms", "tpot_ms"):
         if getattr(model.slo, name) is not None:

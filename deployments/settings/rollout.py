@@ -35,7 +35,7 @@ class AgreementSettings(Section):
         default=False,
         description="Whether the largest number of a row's output must be at the same place.",
     )
-    least_percent: Percent = Field(
+    min_percent: Percent = Field(
         default=99,
         description="Share, in %, of a request's rows that must agree for the request to agree, "
         "and of the requests that must agree.",
@@ -58,7 +58,7 @@ class RolloutSettings(Section):
     hold_s: float = Field(
         default=60, gt=0, le=604_800, description="Each step lasts at least this long."
     )
-    least_requests: int = Field(
+    min_requests: int = Field(
         default=100,
         ge=1,
         le=1_000_000,

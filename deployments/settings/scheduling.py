@@ -276,14 +276,14 @@ class SilenceSettings(Section):
         description="A replica is silent after twice this quantile of its batches' times, relative "
         "to their predictions.",
     )
-    least_ms: float | None = Field(
+    min_ms: float | None = Field(
         default=None,
         gt=0,
         le=3_600_000,
         description="A replica is never silent sooner than this. Unset: 250 ms, and 2.5 s for a "
         "model that generates, whose replicas send a message every second.",
     )
-    most_ms: float = Field(
+    max_ms: float = Field(
         default=10_000,
         gt=0,
         le=3_600_000,
@@ -300,10 +300,8 @@ class SilenceSettings(Section):
 
     @model_validator(mode="after")
     def _bounds_ascend(self) -> SilenceSettings:
-        if self.least_ms is not None and self.most_ms < self.least_ms:
-            raise wrong(
-                f"is {self.most_ms:g}; must be at least {self.least_ms:g} (least_ms)", "most_ms"
-            )
+        if self.min_ms is not None and self.max_ms < self.min_ms:
+            raise wrong(f"is {self.max_ms:g}; must be at least {self.min_ms:g} (min_ms)", "max_ms")
         return self
 
 

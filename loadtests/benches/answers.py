@@ -26,8 +26,8 @@ from loadtests.benches.server import Settings, changed, example, headrace
 from loadtests.results.report_table import BenchVerdict, Table
 from loadtests.traffic.texts import spread_lengths, texts
 
-LEAST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999}
-MOST_DIFFERENCE = 1e-5
+MIN_COSINE = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999}
+MAX_DIFFERENCE = 1e-5
 GROUPS = (1, 3, 8, 2, 5)
 
 
@@ -135,13 +135,13 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for each in done:
         precision, *_ = each.case
-        least, measured = LEAST_COSINE[precision], float(each.result.cosines.min())
+        least, measured = MIN_COSINE[precision], float(each.result.cosines.min())
         claim = f"{each.side}: cosine at least {least}"
         yield BenchVerdict(claim, f"{measured:.7f}", measured >= least)
         if precision == "fp32":
             difference = each.result.difference
-            claim = f"{each.side}: alone and ragged differ by at most {MOST_DIFFERENCE:g}"
-            yield BenchVerdict(claim, f"{difference:.2g}", difference <= MOST_DIFFERENCE)
+            claim = f"{each.side}: alone and ragged differ by at most {MAX_DIFFERENCE:g}"
+            yield BenchVerdict(claim, f"{difference:.2g}", difference <= MAX_DIFFERENCE)
 
 
 BENCH = Bench(

@@ -33,7 +33,7 @@ REPLICAS, SERVICE_MS, LOAD = 2, 50, 0.5
 RUBBISH = "no-graph.onnx"
 ANSWER_S, CHANGE_S = 60.0, 300.0
 ROLLOUT = {
-    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20, "shadow_percent": 50,
+    "steps_percent": [20, 50], "hold_s": 1, "min_requests": 20, "shadow_percent": 50,
     "agreement": {"max_abs": 0.1},
 }  # fmt: skip
 ASKED = [1, 2, 3]

@@ -36,8 +36,8 @@ from loadtests.benches.soak import faults as wrong_errors
 from loadtests.benches.soak_watch import LEVELS, peak
 from loadtests.results.report_table import BenchVerdict, Table, at_most, spread_of
 
-MOST_GROWTH = 0.05
-MOST_GAP_S = 2.0
+MAX_GROWTH = 0.05
+MAX_GAP_S = 2.0
 DRIFT = "headrace_accounting_drift"
 
 
@@ -153,7 +153,7 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     bad = sum(wrong_errors(found.ragged).values()) if found.ragged else 0
     yield at_most("malformed requests answered 500, 501 or 502", bad, 0)
     claim = "longest time without an answer to anybody, but while HAProxy was stopped"
-    yield at_most(claim, silence_otherwise_s(found), MOST_GAP_S, " s")
+    yield at_most(claim, silence_otherwise_s(found), MAX_GAP_S, " s")
     away = [str(each.fault) for each in found.faults if each.back_s == inf]
     yield BenchVerdict("what died came back", ", ".join(away) or "all of it", not away)
     calm = [each for each in found.changes if not found.struck_during(each)]
@@ -207,8 +207,8 @@ def bars_of_memory(found: Endured) -> Iterator[BenchVerdict]:
 def _flat(what: str, grown: Sequence[MemoryGrowth]) -> BenchVerdict:
     most = max(grown, key=lambda each: each.share, default=None)
     said = f"{most.share:+.1%} ({most.name})" if most else "none lived"
-    held = most is not None and most.share <= MOST_GROWTH
-    return BenchVerdict(f"{what}: grown by at most {MOST_GROWTH:.0%}", said, held)
+    held = most is not None and most.share <= MAX_GROWTH
+    return BenchVerdict(f"{what}: grown by at most {MAX_GROWTH:.0%}", said, held)
 
 
 def notes(done: Runs, options: Options) -> Iterator[str]:

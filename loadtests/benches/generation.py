@@ -50,9 +50,9 @@ from loadtests.results.report_table import (
 HEADRACE, VLLM, AS_IT_COMES = "headrace", "vllm", "vllm as it comes"
 MODELS_DIR = Path("out/bench/llm")
 SIZES = {"toy": (128, 2), "large": (1024, 8)}  # hidden width, layers
-LEAST_SHARE = {"toy": 0.0, "large": 0.95}
+MIN_SHARE = {"toy": 0.0, "large": 0.95}
 JUDGED = ("large",)  # engine steps of 30 ms and more
-MOST_TIMES, MOST_MORE_MS = 1.05, 10.0
+MAX_TIMES, MAX_MORE_MS = 1.05, 10.0
 GONE_S = 2.0
 _SEQUENCES, _CONTEXT, _BLOCK = 32, 2048, 32
 _PROCESSORS = len(os.sched_getaffinity(0))
@@ -157,7 +157,7 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
         mine, other = done.of(HEADRACE, size), done.of(VLLM, size)
         share = ratio(mine.median("tokens_per_s"), other.median("tokens_per_s"))
         claim = f"{size}: output tokens/s against vLLM's own server"
-        yield at_least(claim, share, LEAST_SHARE[size], " ×")
+        yield at_least(claim, share, MIN_SHARE[size], " ×")
         if size in JUDGED:
             yield from first_token_bars(mine, other, size)
         same = all(each.texts == other.results[0].texts for each in (*mine.results, *other.results))
@@ -172,9 +172,9 @@ def first_token_bars(mine: Runs, other: Runs, size: str) -> Iterator[BenchVerdic
         value = methodcaller("first_ms", percent)
         ours_ms, theirs_ms = mine.median(value), other.median(value)
         claim = f"{size}: first token's p{percent} at most 5 % or 10 ms more"
-        most_ms = max(MOST_TIMES * theirs_ms, theirs_ms + MOST_MORE_MS)
+        max_ms = max(MAX_TIMES * theirs_ms, theirs_ms + MAX_MORE_MS)
         said = f"{number(ours_ms)} against {number(theirs_ms)} ms"
-        yield BenchVerdict(claim, said, ours_ms <= most_ms)
+        yield BenchVerdict(claim, said, ours_ms <= max_ms)
 
 
 BENCH = Bench(

@@ -60,7 +60,7 @@ FIFO = {
 BY_LOAD = {f"models.{MODEL}.generation.affinity.mode": "off"}
 LONG_RATE, LONG_SHARE = 13.0, 0.3
 SHARED_RATE, SYSTEM_PROMPTS, SYSTEM_TOKENS = 24.0, 24, 1000
-MOST_OF_FIFO, LEAST_HITS = 0.5, 0.9
+MAX_OF_FIFO, MIN_HITS = 0.5, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +193,10 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
 
     fifo = of("first in, first out", "long prompts", "chat_p99_ms")
     share = ratio(of("headrace", "long prompts", "chat_p99_ms"), fifo)
-    yield at_most("chats' p99 beside long prompts, of first in, first out", share, MOST_OF_FIFO)
+    yield at_most("chats' p99 beside long prompts, of first in, first out", share, MAX_OF_FIFO)
     one = of("one replica, half the load", "shared prompts", "cached")
     hits = ratio(of("headrace", "shared prompts", "cached"), one)
-    yield at_least("cached over two replicas, of one replica's", hits, LEAST_HITS, " ×")
+    yield at_least("cached over two replicas, of one replica's", hits, MIN_HITS, " ×")
     by_load = of("by load alone", "shared prompts", "chat_p99_ms")
     tail = ratio(of("headrace", "shared prompts", "chat_p99_ms"), by_load)
     yield at_most("chats' p99 over two replicas, of by load alone", tail, 1.0)

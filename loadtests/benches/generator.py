@@ -36,8 +36,8 @@ from loadtests.run import PreparedRun, RunOptions, prepare
 from loadtests.traffic.plan import Planned
 
 SCENARIO = Path("loadtests/scenarios/ragged-mix.yaml")
-LEAST_RATE = 5000.0
-MOST_OFF = 0.10
+MIN_RATE = 5000.0
+MAX_OFF = 0.10
 PERCENTS = (50, 90, 99)
 CALLERS = 16
 OPEN, OURS, WRK, PARTS = "open loop", "ours", "wrk", "parts"
@@ -167,10 +167,10 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
 
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     most = max((each.rate for each in done.of(OPEN).results if each.counts), default=0.0)
-    yield at_least(f"at least {LEAST_RATE:,.0f}/s from one process", most, LEAST_RATE, "/s")
+    yield at_least(f"at least {MIN_RATE:,.0f}/s from one process", most, MIN_RATE, "/s")
     for percent in PERCENTS if done.of(WRK) else ():
         off = ratio(*(done.of(side).median(p_ms(percent)) for side in (OURS, WRK))) - 1.0
-        yield BenchVerdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MOST_OFF)
+        yield BenchVerdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MAX_OFF)
 
 
 def p_ms(percent: int) -> Callable[[ClosedLoopRun], float]:

@@ -38,7 +38,7 @@ from loadtests.results.report_table import BenchVerdict, Table, at_least, ratio
 
 OFF, SAMPLED, SCRAPED, ALL = "tracing off", "1 % sampled", "1 % sampled and scraped", "all traced"
 RATIOS = {OFF: 0.0, SAMPLED: 0.01, SCRAPED: 0.01, ALL: 1.0}
-LEAST_SHARE = 0.95
+MIN_SHARE = 0.95
 SCRAPE_EVERY_S = 1.0
 RATE = "trial.result.rate"
 
@@ -147,7 +147,7 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for kind in (SAMPLED, SCRAPED):
         if kind in options.kinds:
             share = ratio(done.of(kind).median(RATE), done.of(OFF).median(RATE))
-            yield at_least(f"{kind}: at least 95 % of the throughput", share, LEAST_SHARE)
+            yield at_least(f"{kind}: at least 95 % of the throughput", share, MIN_SHARE)
     if SAMPLED in options.kinds:
         posts = done.of(SAMPLED).total("span_posts")
         yield BenchVerdict("spans arrive when sampled", f"{posts} exports", posts > 0)

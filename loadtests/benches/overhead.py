@@ -45,9 +45,9 @@ TRITON = "triton"
 PYTRITON = "pytriton"
 PEERS = (RAY_SERVE, RAY_SERVE_DEFAULTS, TRITON, PYTRITON)
 DEVICE_MS = 2.0
-LEAST_RATE = {32: 2500.0, 128: 3400.0}
-LEAST_RATIO = 12.0
-MOST_OVER_DEVICE_MS = 2.0
+MIN_RATE = {32: 2500.0, 128: 3400.0}
+MIN_RATIO = 12.0
+MAX_OVER_DEVICE_MS = 2.0
 RATE = "result.rate"
 
 
@@ -139,7 +139,7 @@ def stage_table(mine: Runs, clients: int) -> Table:
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     if HEADRACE not in options.systems:
         return
-    for clients, least in LEAST_RATE.items():
+    for clients, least in MIN_RATE.items():
         if clients not in options.clients:
             continue
         ours = done.of(HEADRACE, clients).median(RATE)
@@ -148,13 +148,13 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
             times = ratio(ours, done.of(name, clients).median(RATE))
             if name == RAY_SERVE:
                 claim = f"at least 12 × plain Ray Serve at {clients} clients"
-                yield at_least(claim, times, LEAST_RATIO, " ×")
+                yield at_least(claim, times, MIN_RATIO, " ×")
             elif name in (TRITON, PYTRITON):
                 yield at_least(f"no less than {name} at {clients} clients", times, 1, " ×")
     if 1 in options.clients:
         over_ms = done.of(HEADRACE, 1).median("result.p50_ms") - DEVICE_MS
         claim = "one client's median at most 2 ms above the device's time"
-        yield at_most(claim, over_ms, MOST_OVER_DEVICE_MS, " ms above")
+        yield at_most(claim, over_ms, MAX_OVER_DEVICE_MS, " ms above")
 
 
 BENCH = Bench(

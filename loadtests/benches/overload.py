@@ -46,9 +46,9 @@ from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, 
 
 LOADS = (0.9, 1.0, 2.0, TENFOLD)
 OVER = 2.0  # promises on goodput hold from here on
-LEAST_OF_BEST = 0.95
-MOST_BACK_S = 10.0
-MOST_REFUSAL_MS = 10.0
+MIN_OF_BEST = 0.95
+MAX_BACK_S = 10.0
+MAX_REFUSAL_MS = 10.0
 REFUSALS = (429, 503)
 LOAD, BURST = "load", "burst"
 
@@ -133,18 +133,18 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
             yield from load_bars(trial, best_of(done, case))
         for burst in done.of(BURST, case).results:
             claim = "back to 95 % of the best rate, or of all, within 10 s after the burst"
-            yield at_most(f"{body}, {caller}: {claim}", back_s(done, burst), MOST_BACK_S, " s")
+            yield at_most(f"{body}, {caller}: {claim}", back_s(done, burst), MAX_BACK_S, " s")
 
 
 def load_bars(trial: OverloadTrial, best: float) -> Iterator[BenchVerdict]:
     kind = f"{trial.body}, {trial.caller}"
     if trial.load >= OVER:
         claim = f"{kind}: at {trial.load:g}x at least 95 % of the best rate"
-        yield at_least(claim, ratio(trial.in_slo_per_s, best), LEAST_OF_BEST)
+        yield at_least(claim, ratio(trial.in_slo_per_s, best), MIN_OF_BEST)
     if trial.load >= TENFOLD:
         for status in REFUSALS:
             claim = f"{kind}: {status} within 10 ms at p99 at {trial.load:g}x"
-            yield at_most(claim, trial.refusal(status, 99), MOST_REFUSAL_MS, " ms")
+            yield at_most(claim, trial.refusal(status, 99), MAX_REFUSAL_MS, " ms")
 
 
 BENCH = Bench(

@@ -32,7 +32,7 @@ from loadtests.client.player import PlayedRequest
 CAPACITY = 49.0
 PER_ROW_MS = 19.8
 TENFOLD = 10.0
-LEAST_IN_TIME = 0.95
+MIN_IN_TIME = 0.95
 WINDOW_S = 5
 LIMITED = "limited"
 BODIES = {"ids": ids_request, "texts": texts_request}
@@ -103,7 +103,7 @@ class Burst:
     def _kept_up(self, at: int, best: float) -> bool:
         seconds = slice(at, at + WINDOW_S)
         could = min(sum(self.offered[seconds]), best * WINDOW_S)
-        return sum(self.kept[seconds]) >= LEAST_IN_TIME * could
+        return sum(self.kept[seconds]) >= MIN_IN_TIME * could
 
 
 # ---- measuring ----------------------------------------------------------------------------------

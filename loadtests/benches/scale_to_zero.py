@@ -30,7 +30,7 @@ FIRST, FIFTY, ALONE = "first request", "fifty at once", "left alone"
 CALLERS = 50
 WAIT_S = 120.0
 LOOKS_S = 0.1
-MOST_REPLICAS = 4
+MAX_REPLICAS = 4
 BODY = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}
 PAGES = ("metrics", "v2/models/sleepy", "v2/models/sleepy/ready", "v1/models", "readyz")
 KILLED = ("ray::RegistryActor", "ray::AutoscalerActor", "ray::ServeReplica:gateway:",
@@ -65,7 +65,7 @@ def settings(options: Options) -> Settings:
         "options": {"base_ms": 100, "load_s": options.load_s},
         "batch": {"max_size": 1},
         "slo": {"latency_ms": 500, "timeout_ms": 1000 * WAIT_S},
-        "replicas": {"min": 0, "max": MOST_REPLICAS, "num_cpus": 0.1},
+        "replicas": {"min": 0, "max": MAX_REPLICAS, "num_cpus": 0.1},
         "scaling": {"policy": "scale-to-zero", "idle_s": options.idle_s},
     }
     return {"models": {"sleepy": sleepy}}

@@ -49,11 +49,11 @@ CALM_S, SPIKE_S = 15.0, 45.0
 SPARE_CALM_S = 45.0  # longer: a spare is added only once there is demand, and then has to start
 CALM_SHARE, SPIKE_SHARE = 0.2, 1.6
 BIN_S, WINDOW_S = 0.5, 5.0
-LEAST_IN_TIME = 0.95
-MOST_REPLICAS = 2
-MOST_ROWS = 4  # in a batch: short beside the SLO, and enough for the calm on one replica
+MIN_IN_TIME = 0.95
+MAX_REPLICAS = 2
+MAX_ROWS = 4  # in a batch: short beside the SLO, and enough for the calm on one replica
 HOT_S, LOOKS_S = 120.0, 1.0
-LEAST_FASTER = 5.0
+MIN_FASTER = 5.0
 LLM_SPIKE_S = 120.0  # longer, since its engine takes longer to start
 
 
@@ -119,17 +119,17 @@ class Spike:
         return float("nan") if back == len(starts) else back * BIN_S
 
     def _enough(self, bins: slice) -> bool:
-        return sum(self.kept[bins]) >= LEAST_IN_TIME * sum(self.offered[bins])
+        return sum(self.kept[bins]) >= MIN_IN_TIME * sum(self.offered[bins])
 
 
 def settings_of(name: str, piece: Piece, kind: str) -> Settings:
-    replicas = {"min": 1, "max": MOST_REPLICAS, "threads": 1, "num_cpus": 0.1}
+    replicas = {"min": 1, "max": MAX_REPLICAS, "threads": 1, "num_cpus": 0.1}
     if kind == SPARE:
         replicas["spare"] = 1
     pool = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 2048}
     model = piece.model | {"replicas": replicas}
     if not piece.output:
-        model |= {"slo": {"latency_ms": piece.slo_s * 1e3}, "batch": {"max_size": MOST_ROWS}}
+        model |= {"slo": {"latency_ms": piece.slo_s * 1e3}, "batch": {"max_size": MAX_ROWS}}
     return {
         "models": {name: model},
         "gateway": {"replicas": 1},
@@ -251,9 +251,9 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
         mine = {kind: done.of(kind, name) for kind in options.kinds}
         enough_s = {k: found.median("enough_s") for k, found in mine.items() if found.results}
         if COLD in enough_s and POOL in enough_s:
-            claim = f"{name}: with the pool at least {LEAST_FASTER:g} times sooner than cold"
+            claim = f"{name}: with the pool at least {MIN_FASTER:g} times sooner than cold"
             pool_s = max(enough_s[POOL], BIN_S)  # at once is less than a bin
-            yield at_least(claim, ratio(enough_s[COLD], pool_s), LEAST_FASTER)
+            yield at_least(claim, ratio(enough_s[COLD], pool_s), MIN_FASTER)
         if SPARE in enough_s:
             yield at_most(f"{name}: with a spare at once", enough_s[SPARE], BIN_S, " s")
 

@@ -34,8 +34,8 @@ from loadtests.client.tally import LoadResult
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import infer_body, ragged_lengths
 
-MOST_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: one leaked body a second would make more
-MOST_GROWTH_MIB = 10.0
+MAX_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: one leaked body a second would make more
+MAX_GROWTH_MIB = 10.0
 SETTLE_S = 30.0
 DRIFT = "headrace_accounting_drift"
 
@@ -117,7 +117,7 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     leaking = {
         name: f"{last - first:.0f} MiB"
         for name, (first, last, slope) in grown(soak.samples).items()
-        if slope > MOST_GROWTH_MIB_PER_HOUR and last - first > MOST_GROWTH_MIB
+        if slope > MAX_GROWTH_MIB_PER_HOUR and last - first > MAX_GROWTH_MIB
     }
     yield BenchVerdict("no process grows", said(leaking), not leaking)
     lost = lost_processes(soak.samples, soak.after)

@@ -42,7 +42,7 @@ from loadtests.benches.tails_trials import (
 )
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_most, ratio
 
-MOST_OF_P99, MOST_OF_P999, MOST_EXTRA = 0.5, 1.0, 0.05
+MAX_OF_P99, MAX_OF_P999, MAX_EXTRA = 0.5, 1.0, 0.05
 OFF = "off"
 
 
@@ -112,11 +112,11 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
 def copy_bars(done: Runs, kind: StallingKind, mode: str) -> Iterator[BenchVerdict]:
     """Bars of a mode with copies, compared with the mode without."""
     without, mine = done.of(OFF, kind.name), done.of(mode, kind.name)
-    for percent, most in ((99, MOST_OF_P99), (99.9, MOST_OF_P999)):
+    for percent, most in ((99, MAX_OF_P99), (99.9, MAX_OF_P999)):
         claim = f"{kind.name}, {mode}: p{percent:g} of that without copies, at most {most:g}"
         yield at_most(claim, ratio(_of(mine, percent), _of(without, percent)), most, " ×")
     claim = f"{kind.name}, {mode}: extra work, at most 5 %"
-    yield at_most(claim, extra_work(kind, mine.results), MOST_EXTRA)
+    yield at_most(claim, extra_work(kind, mine.results), MAX_EXTRA)
 
 
 BENCH = Bench(

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-LEAST_S = 0.0001  # what comes closer together leaves together
-_LEAST_OF_LOOPS_S = 0.001  # uvloop rounds less than 0.5 ms to 0 and spins
+MIN_S = 0.0001  # what comes closer together leaves together
+_MIN_OF_LOOPS_S = 0.001  # uvloop rounds less than 0.5 ms to 0 and spins
 _CLOCK_MONOTONIC = 1
 
 
@@ -32,7 +32,7 @@ class Alarm:
     def ring_in(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(_LEAST_OF_LOOPS_S, seconds), self._ring)
+        self._timer = self._loop.call_later(max(_MIN_OF_LOOPS_S, seconds), self._ring)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -67,7 +67,7 @@ class LinuxAlarm(Alarm):
         loop.add_reader(self._fd, self._rung)
 
     def ring_in(self, seconds: float) -> None:
-        self._spec.s, self._spec.ns = divmod(int(max(LEAST_S, seconds) * 1e9), 1_000_000_000)
+        self._spec.s, self._spec.ns = divmod(int(max(MIN_S, seconds) * 1e9), 1_000_000_000)
         self._set(self._fd, 0, ctypes.byref(self._spec), None)
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class Player:
         self._alarm = alarm(self._loop, self._advance)
         self._done = asyncio.Event()
         self._start = time.perf_counter()
-        self.most_connections = 0
+        self.max_connections = 0
 
     async def run(self, start_at: float = 0.0) -> float:
         """Plays it to the end, retries included; this process's CPU seconds. `start_at`: on
@@ -284,7 +284,7 @@ class Player:
     def _open(self) -> None:
         connection = ClientConnection(self)
         self._connections.add(connection)
-        self.most_connections = max(self.most_connections, len(self._connections))
+        self.max_connections = max(self.max_connections, len(self._connections))
         task = self._loop.create_task(self._connected(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -20,7 +20,7 @@ from loadtests.results.record import TenantLengthStats, merged
 from loadtests.workers import Glimpse
 
 _BAR = 40
-_MOST_TENANTS = 20
+_MAX_TENANTS = 20
 
 
 class LiveView:
@@ -77,7 +77,7 @@ def _tenants(tenants: dict[str, TenantLengthStats], whole: TenantLengthStats) ->
     table.add_column("tenant")
     for name in ("offered", "in time", "rejected", "failed", "p50 ms", "p90 ms", "p99 ms"):
         table.add_column(name, justify="right")
-    for name, cell in list(tenants.items())[:_MOST_TENANTS]:
+    for name, cell in list(tenants.items())[:_MAX_TENANTS]:
         table.add_row(name, *_cells(cell))
     if len(tenants) > 1:
         table.add_row("all", *_cells(whole), style="bold")

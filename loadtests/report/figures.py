@@ -20,8 +20,8 @@ from loadtests.report.time_series_figures import over_time, spans
 from loadtests.results.record import Record, TenantLengthStats
 from loadtests.results.report_table import Table
 
-MOST_SERIES = 8
-MOST_BARS = 40
+MAX_SERIES = 8
+MAX_BARS = 40
 
 
 def figures(record: Record) -> Iterator[Figure]:
@@ -68,7 +68,7 @@ def binned(sizes: Mapping[int, int]) -> dict[str, int]:
     """Counts by size; for many sizes, by intervals wide enough that there are few. Empty sizes in
     between are included."""
     least, most = min(sizes), max(sizes)
-    width = -(-(most - least + 1) // MOST_BARS)
+    width = -(-(most - least + 1) // MAX_BARS)
     found: dict[str, int] = {}
     for low in range(least, most + 1, width):
         name = str(low) if width == 1 else f"{low}–{low + width - 1}"
@@ -79,8 +79,8 @@ def binned(sizes: Mapping[int, int]) -> dict[str, int]:
 def refusals(reasons: Mapping[str, int]) -> Figure:
     found = sorted(reasons.items(), key=lambda item: -item[1])
     shown = [
-        *found[: MOST_SERIES - 1],
-        ("others", sum(count for _, count in found[MOST_SERIES - 1 :])),
+        *found[: MAX_SERIES - 1],
+        ("others", sum(count for _, count in found[MAX_SERIES - 1 :])),
     ]
     points = [(name, count, f"{name}: {count:,}") for name, count in shown if count]
     y = Axis("", scale.linear(height for _, height, _ in points))
@@ -117,7 +117,7 @@ def busiest(cells: Mapping[str, TenantLengthStats]) -> dict[str, TenantLengthSta
     """The tenants with the most requests, as many as there are colours, in their own order; none
     without requests."""
     called = {name: cell for name, cell in cells.items() if cell.offered}
-    kept = sorted(called, key=lambda name: -called[name].offered)[:MOST_SERIES]
+    kept = sorted(called, key=lambda name: -called[name].offered)[:MAX_SERIES]
     return {name: cell for name, cell in called.items() if name in kept}
 
 

@@ -21,10 +21,10 @@ from loadtests.results.report_table import Table
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 24, 42
 COLOURS = 8
-MOST_HINTS = 48
+MAX_HINTS = 48
 ROW = 46
 LETTER = 7.0
-MOST_NAMES = 8
+MAX_NAMES = 8
 LINE = 18
 TITLE_HEIGHT = 30
 COLUMNS = 2
@@ -107,7 +107,7 @@ def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, hints: bool
 def bars(title: str, points: Sequence[tuple[str, float, str]], axis: str, y: Axis) -> str:
     """A diagram of vertical bars. `points`: name, height and text of each bar."""
     room = (WIDTH - LEFT - RIGHT) / max(len(points), 1)
-    every = -(-len(points) // MOST_NAMES)
+    every = -(-len(points) // MAX_NAMES)
     letters = max(3, int(room * every / LETTER))
     parts = [_upright(y), _foot(axis, HEIGHT)]
     for place, (name, value, said) in enumerate(points):
@@ -275,7 +275,7 @@ def _hint(series: Series, point: Point, x: Scale, y: Scale, number: int) -> str:
 
 
 def _hinted(points: Sequence[Point]) -> Sequence[Point]:
-    return points[:: -(-len(points) // MOST_HINTS) or 1]
+    return points[:: -(-len(points) // MAX_HINTS) or 1]
 
 
 def _shape(number: int, x: float, y: float, said: str) -> str:

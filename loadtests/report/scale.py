@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor, inf, log10, sqrt
 
-MOST_TICKS = 7
-LEAST_RATIO = 8.0
+MAX_TICKS = 7
+MIN_RATIO = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Scale:
         return self._decades() if self.log else self._steps()
 
     def _steps(self) -> list[float]:
-        step = nice((self.high - self.low) / (MOST_TICKS - 1))
+        step = nice((self.high - self.low) / (MAX_TICKS - 1))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [place * step for place in range(first, last + 1)]
 
@@ -43,9 +43,9 @@ class Scale:
             found = [
                 value for value in found if self.low <= value * 1.000001 <= self.high * 1.00001
             ]
-            if len(found) <= MOST_TICKS:
+            if len(found) <= MAX_TICKS:
                 return found
-        return found[:: ceil(len(found) / MOST_TICKS)]
+        return found[:: ceil(len(found) / MAX_TICKS)]
 
 
 def linear(values: Iterable[float], low: float = 0.0) -> Scale:
@@ -54,7 +54,7 @@ def linear(values: Iterable[float], low: float = 0.0) -> Scale:
     if high <= low:
         return Scale(low, low + 1.0)
     high += (high - low) * 0.04
-    step = nice((high - low) / (MOST_TICKS - 1))
+    step = nice((high - low) / (MAX_TICKS - 1))
     return Scale(low, low + step * ceil((high - low) / step - 1e-9))
 
 
@@ -62,7 +62,7 @@ def logarithmic(values: Iterable[float]) -> Scale:
     """A logarithmic scale around all values above 0, wide enough for two ticks."""
     found = [value for value in values if 0.0 < value < inf] or [1.0]
     low, high = min(found) / 1.05, max(found) * 1.05
-    wider = max(1.0, sqrt(LEAST_RATIO / (high / low)))
+    wider = max(1.0, sqrt(MIN_RATIO / (high / low)))
     return Scale(low / wider, high * wider, log=True)
 
 

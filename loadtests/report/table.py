@@ -177,7 +177,7 @@ def percent(part: float) -> str:
 def ms(histogram: LatencyHistogram, percent: float) -> float | None:
     """A percentile in milliseconds; 100: the longest."""
     if percent >= 100 and histogram.total:
-        return histogram.most_s * 1e3
+        return histogram.max_s * 1e3
     found = histogram.percentile_s(percent)
     return None if found is None else found * 1e3
 

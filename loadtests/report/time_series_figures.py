@@ -1,6 +1,6 @@
 """Draws a run over time: rates, requests under way, percentiles and refusals.
 
-Seconds are joined into spans until there are at most `MOST_SPANS`. A span's rates are means. Its
+Seconds are joined into spans until there are at most `MAX_SPANS`. A span's rates are means. Its
 percentiles and its requests under way are those of its worst second, since percentiles cannot be
 averaged.
 """
@@ -16,7 +16,7 @@ from loadtests.report.plots import Axis, Figure, Series, lines
 from loadtests.results.record import Second
 from loadtests.results.report_table import Table, number
 
-MOST_SPANS = 120
+MAX_SPANS = 120
 Values = Mapping[str, Sequence[float | None]]
 
 
@@ -46,7 +46,7 @@ class TimeSpan:
 
 
 def spans(seconds: Sequence[Second]) -> list[TimeSpan]:
-    width = max(1, -(-len(seconds) // MOST_SPANS))
+    width = max(1, -(-len(seconds) // MAX_SPANS))
     return [_span(at, width, seconds[at : at + width]) for at in range(0, len(seconds), width)]
 
 

@@ -3,7 +3,7 @@
 What a tenant should have had in a window is the lesser of what it asked for and its water-filled
 share of what was served: by weight among those that still want more, most urgent priority first.
 Jain's index over served / should-have is 1 when all got the same part of it. Only tenants whose
-share is at least `least_batches` average batches count: smaller ones are served in whole batches.
+share is at least `min_batches` average batches count: smaller ones are served in whole batches.
 Everything is in cost, the device seconds that a request takes as one of a full batch of its length,
 so that the same request weighs the same whoever schedules it. Source: algorithms.md §3.6; Jain,
 Chiu, Hawe (1984).
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 WINDOW_S = 10.0
-LEAST_BATCHES = 20.0
+MIN_BATCHES = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Fairness:
     begin_s: float
     end_s: float
     window_s: float = WINDOW_S
-    least_batches: float = LEAST_BATCHES
+    min_batches: float = MIN_BATCHES
     windows: list[Window] = field(default_factory=list)
     _accounts: dict[str, _TenantCost] = field(default_factory=dict)
     _batches: int = 0
@@ -103,7 +103,7 @@ class Fairness:
         self._advance(max(at_s, self.end_s))
 
     @property
-    def least_jain(self) -> float | None:
+    def min_jain(self) -> float | None:
         found = [each for window in self.windows if (each := window.jain) is not None]
         return min(found, default=None)
 
@@ -123,7 +123,7 @@ class Fairness:
         wanted = {n: max(0.0, a.waited + a.came) for n, a in self._accounts.items()}
         capacity = sum(served.values())
         shares = shares_of(capacity, wanted, self.claims)
-        least = self.least_batches * capacity / self._batches if self._batches else 0.0
+        least = self.min_batches * capacity / self._batches if self._batches else 0.0
         counted = {
             name: Got(wanted[name], share, served[name])
             for name, share in shares.items()

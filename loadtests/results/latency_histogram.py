@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil, exp, log
 
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 _WIDTH = log(1.005)
 
 
@@ -21,20 +21,20 @@ class LatencyHistogram:
 
     counts: dict[int, int] = field(default_factory=dict)
     total: int = 0
-    most_s: float = 0.0
+    max_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        place = int(log(max(seconds, _LEAST_S) / _LEAST_S) / _WIDTH)
+        place = int(log(max(seconds, _MIN_S) / _MIN_S) / _WIDTH)
         self.counts[place] = self.counts.get(place, 0) + 1
         self.total += 1
-        if seconds > self.most_s:
-            self.most_s = seconds
+        if seconds > self.max_s:
+            self.max_s = seconds
 
     def merge(self, other: LatencyHistogram) -> None:
         for place, count in other.counts.items():
             self.counts[place] = self.counts.get(place, 0) + count
         self.total += other.total
-        self.most_s = max(self.most_s, other.most_s)
+        self.max_s = max(self.max_s, other.max_s)
 
     def percentile_s(self, percent: float) -> float | None:
         """The least bucket's middle that so many per cent lie in or below; None of nothing."""
@@ -42,7 +42,7 @@ class LatencyHistogram:
         for place in sorted(self.counts):
             left -= self.counts[place]
             if left <= 0:
-                return min(_middle_s(place), self.most_s)
+                return min(_middle_s(place), self.max_s)
         return None
 
     def cumulative(self) -> Iterator[tuple[float, float]]:
@@ -54,4 +54,4 @@ class LatencyHistogram:
 
 
 def _middle_s(place: int) -> float:
-    return _LEAST_S * exp((place + 0.5) * _WIDTH)
+    return _MIN_S * exp((place + 0.5) * _WIDTH)

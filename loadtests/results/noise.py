@@ -25,8 +25,8 @@ from loadtests.results.record import Record, Second
 
 Z = 2.576  # two-sided, 99 %
 RESOLUTION = 0.0025  # of the histograms, as a part of a value
-MOST_BLOCKS = 20
-LEAST_BLOCKS = 5
+MAX_BLOCKS = 20
+MIN_BLOCKS = 5
 ROUGH = 1.5  # a spread that twenty parts show may truly be so much wider
 
 
@@ -86,7 +86,7 @@ def inflations(a: Record, b: Record) -> tuple[float, float]:
     """How many requests of each run tell as much as one would among independent ones; at least 1,
     and never so many that a part of the run tells less than one."""
     seconds = min(len(a.time_series), len(b.time_series))
-    size = max(1, -(-seconds // MOST_BLOCKS))
+    size = max(1, -(-seconds // MAX_BLOCKS))
     starts = range(0, seconds - size + 1, size)
     one, other = ([_seen(each, at, size) for at in starts] for each in (a, b))
     together = _dispersion([_apart(*pair) for pair in zip(one, other, strict=True)])
@@ -150,7 +150,7 @@ def _dispersion(parts: Sequence[_Part]) -> float:
     found = [1.0]
     for column in zip(*parts, strict=True):
         seen = [each for each in column if each is not None]
-        if len(seen) >= LEAST_BLOCKS:
+        if len(seen) >= MIN_BLOCKS:
             weights = [1 / each.variance for each in seen]
             middle = sum(w * each.value for w, each in zip(weights, seen, strict=True)) / sum(
                 weights

@@ -185,4 +185,4 @@ def _cell(found: Mapping[str, Any]) -> TenantLengthStats:
 
 def _histogram(found: Mapping[str, Any]) -> LatencyHistogram:
     counts = {int(place): count for place, count in found["counts"].items()}
-    return LatencyHistogram(counts, found["total"], found["most_s"])
+    return LatencyHistogram(counts, found["total"], found["max_s"])

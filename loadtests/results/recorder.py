@@ -22,9 +22,9 @@ from loadtests.results.record import Client, Record, Second, TenantLengthStats
 from loadtests.results.token_limits import TokenLimits
 
 TURNED_AWAY = (429, 503)
-LEAST_LAG_S = 0.005
+MIN_LAG_S = 0.005
 LAG_SHARE_OF_SLO = 0.05
-MOST_CPU = 0.9
+MAX_CPU = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ class RunRecorder:
     def behind(self, slo_s: float | None, cpu: float, full: int) -> str:
         """Why the run does not count, "" when it does. `cpu`: the busiest process's share of a
         core; `full`: how many connections there were if all of them were open, else 0."""
-        limit_s = max(LEAST_LAG_S, LAG_SHARE_OF_SLO * (slo_s or 0.0))
+        limit_s = max(MIN_LAG_S, LAG_SHARE_OF_SLO * (slo_s or 0.0))
         late_s, lag_s = self.late.percentile_s(99) or 0.0, self.lag.percentile_s(99) or 0.0
-        if cpu > MOST_CPU:
+        if cpu > MAX_CPU:
             return f"the generator's processor was {cpu:.0%} busy; use more processes"
         if late_s > limit_s:
             return (

@@ -77,7 +77,7 @@ class Group:
             "p50_ms": _ms(self.latency.percentile_s(50)),
             "p90_ms": _ms(self.latency.percentile_s(90)),
             "p99_ms": _ms(self.latency.percentile_s(99)),
-            "max_ms": _ms(self.latency.most_s if self.latency.total else None),
+            "max_ms": _ms(self.latency.max_s if self.latency.total else None),
             "wait_p99_ms": _ms(self.wait.percentile_s(99)),
             **(self._tokens_as_json() if self.first.total else {}),
             "cost_s": round(self.cost_s, 6),
@@ -245,7 +245,7 @@ class Summary:
         seconds = self.time_series.end_s - self.time_series.begin_s
         return {
             **total.as_json(),
-            "jain": self.fairness.least_jain,
+            "jain": self.fairness.min_jain,
             "padding_ratio": work.padding_ratio,
             "hedge_ratio": work.hedge_ratio,
             "extra_work": work.extra_work,

@@ -1,6 +1,6 @@
 """A run over time: what was offered, answered in time, served and under way, by tenant.
 
-One moment a second, or as many seconds as keep them at `MOST_MOMENTS`, so that memory does not grow
+One moment a second, or as many seconds as keep them at `MAX_MOMENTS`, so that memory does not grow
 with the run. Only the measured time is kept.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_MOMENTS = 600
+MAX_MOMENTS = 600
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class TimeSeries:
 
     def __init__(self, tenants: Iterable[str], begin_s: float, end_s: float) -> None:
         self.begin_s, self.end_s = begin_s, end_s
-        self.every_s = max(1.0, (end_s - begin_s) / MOST_MOMENTS)
+        self.every_s = max(1.0, (end_s - begin_s) / MAX_MOMENTS)
         self.moments: list[Moment] = []
         self._over = False
         self._under_way = Counter(dict.fromkeys(tenants, 0))

@@ -132,10 +132,10 @@ class _Tenant:
         policy = self._tenant.retry
         if request.attempt >= policy.attempts:
             return None
-        least_s = retry_after_s if policy.retry_after else 0.0
+        min_s = retry_after_s if policy.retry_after else 0.0
         rng = self._pauses if policy.jitter else None
-        backoff_s, most_s = policy.backoff_ms / 1e3, policy.most_ms / 1e3
-        at_s = now_s + pause_s(request.attempt, backoff_s, most_s, least_s, rng)
+        backoff_s, max_s = policy.backoff_ms / 1e3, policy.max_ms / 1e3
+        at_s = now_s + pause_s(request.attempt, backoff_s, max_s, min_s, rng)
         return replace(request, at_s=at_s, attempt=request.attempt + 1)
 
     def next_in_loop(self, request: Planned, now_s: float) -> Planned | None:

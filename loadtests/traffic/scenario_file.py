@@ -20,7 +20,7 @@ from yaml_document.section import Section
 
 Kind = TypeVar("Kind", bound=Section)
 SHIPPED = Path(__file__).parents[1] / "scenarios"
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 
 
 class ScenarioErrors(ValueError):
@@ -56,7 +56,7 @@ def read_part(path: Path, kind: type[Kind]) -> Kind:
 
 
 def _read(path: Path) -> Document:
-    document = read_file(path, as_yaml=True, most_nodes=MOST_VALUES)
+    document = read_file(path, as_yaml=True, max_nodes=MAX_VALUES)
     if not document.mistakes and not isinstance(document.data, dict):
         document.mistakes.append(document.mistake((), "must be a mapping of names to values"))
     if document.mistakes:

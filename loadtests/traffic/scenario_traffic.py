@@ -234,7 +234,7 @@ class RetryPart(Section):
         default=100,
         description="Backoff before the second attempt; it doubles before each further one.",
     )
-    most_ms: Pause = Field(default=10_000, description="Longest backoff.")
+    max_ms: Pause = Field(default=10_000, description="Longest backoff.")
     jitter: bool = Field(
         default=True,
         description="Whether the backoff is drawn uniformly between 0 and its full length.",

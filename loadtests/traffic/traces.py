@@ -21,7 +21,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 class TraceError(ValueError):
@@ -180,7 +180,7 @@ def _seconds(value: Any, unit_s: float) -> float:
 
 def _length(value: Any) -> int:
     text = str(value).strip()
-    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+    if not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise ValueError(f"{text[:40]!r} is no length; must be a whole number of tokens")
     return int(text)
 

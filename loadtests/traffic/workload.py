@@ -120,13 +120,13 @@ def _within(at: float, spans: Sequence[tuple[float, float]]) -> bool:
 
 
 def pause_s(
-    attempt: int, backoff_s: float, most_s: float, least_s: float, rng: random.Random | None
+    attempt: int, backoff_s: float, max_s: float, min_s: float, rng: random.Random | None
 ) -> float:
     """How long a caller waits after its `attempt`th try failed: what the server asked for
-    (`least_s`), and then a pause that doubles, at most `most_s`, drawn between 0 and that where
+    (`min_s`), and then a pause that doubles, at most `max_s`, drawn between 0 and that where
     there is a generator (full jitter), so that who was refused together does not come again so."""
-    longest = min(most_s, backoff_s * 2.0 ** (attempt - 1))
-    return least_s + (longest if rng is None else rng.uniform(0.0, longest))
+    longest = min(max_s, backoff_s * 2.0 ** (attempt - 1))
+    return min_s + (longest if rng is None else rng.uniform(0.0, longest))
 
 
 def infer_body(name: str, ids: Sequence[int]) -> bytes:

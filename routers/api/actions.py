@@ -17,7 +17,7 @@ from routers.api.requests import FlowWork, Reason
 class Dispatch:
     """Send these rows to this replica as one lease."""
 
-    alone: ClassVar[bool] = False  # see `LoneDispatch`
+    alone: ClassVar[bool] = False  # see `IsolatedDispatch`
     lease_id: int
     replica_id: str
     rows: tuple[tuple[int, int], ...]  # (request_id, row index)
@@ -81,7 +81,7 @@ Action = Dispatch | Abort | Reject | Evict | WakeAt
 
 
 @dataclass(frozen=True, slots=True)
-class LoneDispatch(Dispatch):
+class IsolatedDispatch(Dispatch):
     """A `Dispatch` of one row that may have ended a replica before. The replica must report
     `Opened`, so that a second loss can be told from a loss before the row started."""
 

@@ -107,7 +107,7 @@ class Replica:
     replica_id: str
     capacity: float  # slots (batch) or tokens (stream)
     kind: ReplicaKind = ReplicaKind.BATCH
-    most_leases: int = 0  # a further bound, on the number of its leases; 0: none
+    max_leases: int = 0  # a further bound, on the number of its leases; 0: none
     group: str = ""  # name of its group; costs are learnt by group
 
 

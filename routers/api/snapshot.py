@@ -94,7 +94,7 @@ class GenerationSnapshot:
 
     tokens_per_s: float  # weighted tokens, of a full replica
     prompt_tokens_per_s: float  # that a replica reads
-    most_leases: float  # at one replica that keep the promised time a token; inf: no bound
+    max_leases: float  # at one replica that keep the promised time a token; inf: no bound
     blocks: int  # of prompts, remembered for all replicas
     trust: float  # of the tokens predicted to be cached, the share that is
     histories: int  # of output lengths

@@ -35,7 +35,7 @@ from routers.state.rows import TrackedRequest
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0
 _PERMANENT = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)  # asking again does not help
-_LEAST_LATE_S = 1e-9  # 0.0 means on time
+_MIN_LATE_S = 1e-9  # 0.0 means on time
 
 
 @dataclass(slots=True)
@@ -244,8 +244,8 @@ class Admission:
 
 
 def _late_by_s(newcomer: Newcomer) -> float:
-    """Seconds since the request's latest start, at least `_LEAST_LATE_S`; 0.0: it lies ahead."""
-    return max(_LEAST_LATE_S, -newcomer.slack_s) if newcomer.slack_s <= 0.0 else 0.0
+    """Seconds since the request's latest start, at least `_MIN_LATE_S`; 0.0: it lies ahead."""
+    return max(_MIN_LATE_S, -newcomer.slack_s) if newcomer.slack_s <= 0.0 else 0.0
 
 
 def retry_after_s(work_s: float, capacity: float) -> float:

@@ -6,7 +6,7 @@ instead, where that costs next to nothing. A batch staged behind a running one m
 A lease sent while an ejected replica is due for a probe is copied to that replica. Rows that wait
 always come before copies of rows that were sent. Where rows wait and no replica is ready, less
 urgent work that was sent is preempted. `batcher` decides which rows are next, `replicas` which
-replicas are ready, `speculative_copies` and `stream_copies` which leases are copied.
+replicas are ready, `hedger` and `stream_hedger` which leases are copied.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from routers.api.actions import Action, Dispatch, LoneDispatch
+from routers.api.actions import Action, Dispatch, IsolatedDispatch
 from routers.core.batcher import form_batch
+from routers.core.hedger import Hedger, row_ids
 from routers.core.prompt_reading import began
 from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.speculative_copies import SpeculativeCopies, row_ids
-from routers.core.stream_copies import StreamCopies
+from routers.core.stream_hedger import StreamHedger
 from routers.policies.preemption.types import Preemption, PreemptionView
 from routers.policies.stream_choice import preferred as preferred_stream
 from routers.state.affinity import Affinity
@@ -31,7 +31,7 @@ from routers.state.ready_replicas import finish_in_s
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.rows import Row
 
-_MOST_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
+_MAX_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class Assignment:
     """Sends waiting rows to replicas that are ready."""
 
     requests: RequestTable
-    copies: SpeculativeCopies  # also holds the replicas, the leases, the budget and the settings
-    stream_copies: StreamCopies
+    copies: Hedger  # also holds the replicas, the leases, the budget and the settings
+    stream_hedger: StreamHedger
     affinity: Affinity
     silence: SilenceWatch
     preemption: Preemption
@@ -72,7 +72,7 @@ class Assignment:
     def _prepare_groups(self, now: float) -> None:
         """With several groups of replicas: compute which of them may take the next batch."""
         requests, groups = self.requests, self.copies.replicas.groups
-        lanes = [each for each in requests.waiting.lanes() if each.rows > each.solo.rows]
+        lanes = [each for each in requests.waiting.lanes() if each.rows > each.isolated.rows]
         queue = lanes[0].order.first() if lanes else None
         edge = requests.waiting.edges[0] if queue is None else queue.in_turn().edge
         rows = 1 if queue is None else lanes[0].length_classes[edge].rows
@@ -148,7 +148,7 @@ class Assignment:
         """Open the lease, append its `Dispatch`, pay for it and watch it."""
         copies = self.copies
         replica_id = replica.spec.replica_id
-        urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
+        urgent = self.requests.most_urgent() if batch.rank > _MAX_URGENT else None
         preemptible = urgent is None or batch.rank[:2] <= (0, urgent)
         lease = copies.leases.sign(replica, batch, now, preemptible=preemptible)
         replica.group.took(batch.predicted_s, batch.edge)
@@ -162,12 +162,12 @@ class Assignment:
             copies.watch(lease)
             if replica.streams:
                 self.silence.watch(replica, now)
-                self.stream_copies.watch(lease)
+                self.stream_hedger.watch(lease)
         copies.replicas.refresh(replica, now)
         sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
         if sessions:
             self.affinity.served(sessions, replica_id)
-        dispatch = LoneDispatch if lease.travels_alone else Dispatch
+        dispatch = IsolatedDispatch if lease.isolated else Dispatch
         actions.append(
             dispatch(
                 lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
@@ -179,7 +179,7 @@ class Assignment:
     def _pay_budget(self, lease: Lease) -> None:
         """A retry is paid from the retry budget; any other lease adds its share to that budget."""
         budget = self.copies.budget
-        if lease.batch.rows[0].travels_alone:
+        if lease.batch.rows[0].isolated:
             budget.pay(lease.predicted_s)
             self.copies.counts.retries += 1
         else:
@@ -195,7 +195,7 @@ class Assignment:
         if generations is not None and best.streams and row.tracked.plan is not None:
             replicas = self.copies.replicas
             return preferred_stream(replicas, generations, row, best, preferred, now)
-        if preferred is None or row.travels_alone:
+        if preferred is None or row.isolated:
             return best
         replicas = self.copies.replicas
         replica = replicas.by_id.get(preferred)
@@ -213,7 +213,7 @@ class Assignment:
         if not self.copies.replicas.ejected:
             return
         if lease.running is not None:
-            self.stream_copies.probe(lease, now, actions)
+            self.stream_hedger.probe(lease, now, actions)
         elif (probe := self.copies.probe(lease, now)) is not None:
             actions.append(probe)
 

@@ -16,14 +16,14 @@ from routers.api.requests import Reason
 from routers.core.request_table import RequestTable
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import Draft
-from routers.policies.batching.types import LeadPlan
+from routers.policies.batching.types import BatchPlan
 from routers.state.flows import Flow
 from routers.state.formed_batch import FormedBatch
 from routers.state.lanes import FlowQueue
 from routers.state.rows import Row
 
 
-def carry_out(requests: RequestTable, plan: LeadPlan, now: float, actions: list[Action]) -> None:
+def carry_out(requests: RequestTable, plan: BatchPlan, now: float, actions: list[Action]) -> None:
     """Take the plan's rows out of the queue, and demote or evict the requests that it names, in
     the plan's order. Passes on what the admission controllers saw while it was made."""
     draft, taken = plan.draft, 0
@@ -53,21 +53,23 @@ def take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
             requests.starts(row.tracked, now)
 
 
-def form(requests: RequestTable, draft: Draft, leader: Flow, rivals: float) -> FormedBatch:
+def form(
+    requests: RequestTable, draft: Draft, leader: Flow, competing_weight: float
+) -> FormedBatch:
     """The batch of the draft's rows, which have left the queue; charges their flows. `leader`: the
-    flow whose turn it was. `rivals`: sum of the weights of the flows of its priority that had
-    on-time rows waiting before the batch was formed."""
+    flow whose turn it was. `competing_weight`: sum of the weights of the flows of its priority
+    that had on-time rows waiting before the batch was formed."""
     flows = requests.flows
     tag = flows.tag(leader)
     is_told = flows.order.ranking is Ranking.SHARES
     batch = draft.formed(tag if is_told else 0.0, flows.epoch)
     for flow, account in draft.accounts.items():
         flows.set_account(flow, account)
-    flows.leads(leader, tag, batch.work_s, rivals)
+    flows.leads(leader, tag, batch.work_s, competing_weight)
     return batch
 
 
-def least_turn_s(group: ReplicaGroup, queue: FlowQueue) -> float:
+def min_turn_s(group: ReplicaGroup, queue: FlowQueue) -> float:
     """Seconds of work that a bucket's turn costs at least: the cheapest full batch of the flow's
     buckets. Without it a bucket with few rows would pay little for each turn, and be served in many
     small batches."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from routers.api.actions import Action
-from routers.core.batch_builder import carry_out, form, least_turn_s, take
+from routers.core.batch_builder import carry_out, form, min_turn_s, take
 from routers.core.request_table import RequestTable
 from routers.core.stream_turns import next_row
 from routers.estimates.groups import ReplicaGroup
@@ -33,7 +33,7 @@ def form_batch(
     requests.row_without_room = None
     lead = _stream_batch if capacity.streams else _led_batch
     for lane in _lanes_in_order(requests, now):
-        retried = lane.solo.head()
+        retried = lane.isolated.head()
         if retried is not None and _may_retry_on(requests, retried, capacity, now):
             if capacity.may_try(retried):
                 lane.since = now
@@ -42,7 +42,7 @@ def form_batch(
                 return None
             if retried.tracked.plan.room <= capacity.whole:
                 requests.row_without_room = retried
-        if lane.rows == lane.solo.rows:
+        if lane.rows == lane.isolated.rows:
             continue  # nothing waits here but retried rows
         batch = lead(
             requests, _with_lowest_tag(requests, lane, capacity.group), capacity, now, actions
@@ -87,7 +87,7 @@ def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) ->
     late, first = late_lanes[lane.priority].order.first(), lane.order.first()
     if late is None or first is None or late.flow.rows:
         return lane
-    batch_s = group.most_work_s / late.flow.weight
+    batch_s = group.max_work_s / late.flow.weight
     is_far_below = requests.flows.order.is_far_ahead(first.flow.start, late.flow.start, batch_s)
     return late.lane if is_far_below else lane
 
@@ -99,14 +99,14 @@ def _led_batch(
     pays to wait for more rows (`requests.held_until` says until when)."""
     batching, view = requests.batching, requests.view
     while (plan := batching.lead(view, lane, capacity, now)) is not None:
-        rivals = requests.flows.weights[lane.priority]
+        competing_weight = requests.flows.weights[lane.priority]
         carry_out(requests, plan, now, actions)
         draft = plan.draft
         if draft.rows:
             take(requests, batching.fill(view, draft, now), now)
-            batch = form(requests, draft, plan.queue.flow, rivals)
-            least_s = least_turn_s(capacity.group, plan.queue)
-            plan.queue.took_turn(plan.bucket, max(batch.work_s, least_s))
+            batch = form(requests, draft, plan.queue.flow, competing_weight)
+            min_s = min_turn_s(capacity.group, plan.queue)
+            plan.queue.took_turn(plan.bucket, max(batch.work_s, min_s))
             return batch
         if plan.is_last:
             requests.held_until = plan.held_until
@@ -137,7 +137,7 @@ def _single_row_batch(
 ) -> FormedBatch:
     """A batch of this row alone, taken out of the queue."""
     draft = new_draft(requests.view, lane, row.edge, capacity)
-    rivals = requests.flows.weights[lane.priority]
+    competing_weight = requests.flows.weights[lane.priority]
     draft.take(row)
     take(requests, (row,), now)
-    return form(requests, draft, row.tracked.flow, rivals)
+    return form(requests, draft, row.tracked.flow, competing_weight)

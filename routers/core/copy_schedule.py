@@ -1,6 +1,6 @@
 """Which leases should get a copy now, and when is each other lease checked for being slow?
 
-`SpeculativeCopies` (batches) and `StreamCopies` (streams) own one schedule each. A lease is checked
+`Hedger` (batches) and `StreamHedger` (streams) own one schedule each. A lease is checked
 at the time that its hedging policy names. A lease that the policy finds slow becomes a candidate,
 until it has a copy, may have none any more, or has closed. `lease_completion` and `suspension` take
 out leases that have closed or whose rows were moved. The schedule decides nothing: neither which

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from routers.core.hedger import Hedger
 from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.speculative_copies import SpeculativeCopies
-from routers.core.stream_copies import StreamCopies
+from routers.core.stream_hedger import StreamHedger
 from routers.state.leases import LeaseTable
 from routers.state.replicas import ReplicaSet
 
@@ -24,6 +24,6 @@ class State:
     requests: RequestTable
     replicas: ReplicaSet
     leases: LeaseTable
-    copies: SpeculativeCopies  # of batches
+    copies: Hedger  # of batches
     silence: SilenceWatch
-    stream_copies: StreamCopies
+    stream_hedger: StreamHedger

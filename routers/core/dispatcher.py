@@ -38,6 +38,7 @@ from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.core.assignment import Assignment
 from routers.core.core_state import State
+from routers.core.hedger import Hedger
 from routers.core.invariants import check
 from routers.core.lease_completion import (
     believable,
@@ -48,8 +49,7 @@ from routers.core.lease_completion import (
 from routers.core.replica_watch import Ejection, SilenceWatch
 from routers.core.request_table import RequestTable
 from routers.core.snapshots import take_snapshot
-from routers.core.speculative_copies import SpeculativeCopies
-from routers.core.stream_copies import StreamCopies
+from routers.core.stream_hedger import StreamHedger
 from routers.core.stream_leases import moved
 from routers.core.suspension import heard, suspend
 from routers.core.wakeups import WakeupPlanner
@@ -80,7 +80,7 @@ class Dispatcher:
         self._replicas = ReplicaSet(self._groups, PLACEMENTS[settings.policies.placement]())
         self._leases = LeaseTable()
         self._requests = RequestTable(settings, self._replicas)
-        self._copies = SpeculativeCopies(
+        self._copies = Hedger(
             settings,
             self._replicas,
             self._leases,
@@ -92,7 +92,7 @@ class Dispatcher:
         )
         silence = Silence(settings.silence, self._copies.hedging, self._replicas)
         self._silence = SilenceWatch(silence)
-        self._stream_copies = StreamCopies(self._requests, self._copies, self._silence)
+        self._stream_copies = StreamHedger(self._requests, self._copies, self._silence)
         self._assignment = Assignment(
             self._requests,
             self._copies,

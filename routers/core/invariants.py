@@ -35,16 +35,16 @@ def check(state: State) -> None:
 
 
 def _check_request(tracked: TrackedRequest) -> None:
-    queued = [row for row in tracked.rows if row.queue is not None]
+    queued = [row for row in tracked.rows if row.bucket is not None]
     leased = [row for row in tracked.rows if row.lease is not None]
     assert tracked.queued == len(queued)
     assert tracked.open == len(queued) + len(leased) > 0
     assert not any(row.lease for row in queued), "a row is queued and leased"
     for row in queued:
-        assert row.queue is not None
+        assert row.bucket is not None
         assert bucket_of(row).queue.lane.late == tracked.late, "a row waits in the wrong lane"
         assert row.length <= row.edge, "a row waits in too short a bucket"
-        assert row.queue.edge in (0, row.edge)
+        assert row.bucket.edge in (0, row.edge)
 
 
 def _check_waiting(state: State) -> None:
@@ -96,7 +96,7 @@ def _check_bucket(bucket: Bucket, lane: Lane) -> None:
     assert bucket.tokens == sum(row.length for row in rows)
     places = len(bucket.line) + len(bucket.heap)
     assert places <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
-    assert all(row.travels_alone == (bucket is lane.solo) for row in rows)
+    assert all(row.isolated == (bucket is lane.isolated) for row in rows)
     assert all(row.tracked.flow.priority == lane.priority for row in rows)
 
 
@@ -140,9 +140,9 @@ def _check_copy(lease: Lease) -> None:
         return
     assert copy.copy_of is lease
     assert copy.replica is not lease.replica
-    assert copy.owes is None
+    assert copy.unsettled_charge is None
     assert all(row.lease is lease and row.copy is copy for row in copy.members())
-    assert all(row.copied and not row.travels_alone for row in copy.batch.rows)
+    assert all(row.copied and not row.isolated for row in copy.batch.rows)
 
 
 def _check_replicas(state: State) -> None:
@@ -235,12 +235,14 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
     replica may be kept empty for any retried row that is not held back."""
     capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
     lanes = list(state.requests.waiting.lanes())
-    heads = [lane.solo.head() for lane in lanes]
+    heads = [lane.isolated.head() for lane in lanes]
     free = [head for head in heads if head is not None and not _is_held(state, head)]
     if any(capacity.allows(head.avoid) for head in free):
         assert replica.leases, "an empty replica is ready while a retried row waits"
         return
-    assert all(lane.rows == lane.solo.rows for lane in lanes), "a replica is ready while rows wait"
+    assert all(lane.rows == lane.isolated.rows for lane in lanes), (
+        "a replica is ready while rows wait"
+    )
 
 
 def _is_held(state: State, row: Row) -> bool:

@@ -28,8 +28,8 @@ from routers.state.leases import fail, set_race_cost, win
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S
 
-MOST_S = 1e6  # longer than any batch; a reported time above it is not believed
-_MOST_VIRTUAL_S = 1e15  # the same for start tags, which grow as long as a gateway runs
+MAX_S = 1e6  # longer than any batch; a reported time above it is not believed
+_MAX_VIRTUAL_S = 1e15  # the same for start tags, which grow as long as a gateway runs
 
 
 def believable(report: Report, predicted_s: float) -> Report:
@@ -60,11 +60,11 @@ def believable(report: Report, predicted_s: float) -> Report:
 
 
 def _is_time(seconds: float) -> bool:
-    return 0.0 <= seconds <= MOST_S  # false for a NaN
+    return 0.0 <= seconds <= MAX_S  # false for a NaN
 
 
 def _is_virtual(seconds: float) -> bool:
-    return 0.0 <= seconds <= _MOST_VIRTUAL_S
+    return 0.0 <= seconds <= _MAX_VIRTUAL_S
 
 
 def _is_work(work: FlowWork) -> bool:
@@ -82,7 +82,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if lease is None:
         return
     state.copies.schedule.forget(lease)
-    state.stream_copies.schedule.forget(lease)
+    state.stream_hedger.schedule.forget(lease)
     report = believable(event.report, lease.predicted_s)
     if report is not event.report:
         event = replace(event, report=report)
@@ -92,11 +92,11 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if lease.running is not None:
         answered = answered and not event.failed  # a stream has one row: if that failed, no answer
         if answered:
-            state.stream_copies.wins(lease, actions)
+            state.stream_hedger.wins(lease, actions)
         ended = LeaseEnd.ABORTED if event.failed else end
         end_stream(state, lease, ended, report.tokens, now)
         engine = replica.group.engine
-        replica.group.most_streams = inf if engine is None else engine.most_leases
+        replica.group.max_streams = inf if engine is None else engine.max_leases
     other = lease.copy or lease.copy_of
     if answered:
         _answered(state, lease, event, now, actions)
@@ -113,7 +113,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if state.replicas.closed(replica, now, alive=alive):
         forget_replica(state, replica)
     elif lease.running is not None:
-        state.stream_copies.closed(lease, end, now)
+        state.stream_hedger.closed(lease, end, now)
 
 
 def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: float) -> None:
@@ -123,7 +123,9 @@ def learn_of_peers(state: State, replica: ReplicaState, report: Report, now: flo
     served_s = sum([seconds for _, _, seconds in report.served])
     if report.seen or report.served:
         replica_id, group = replica.spec.replica_id, replica.group
-        state.replicas.groups.peers.tell(replica_id, served_s * group.speed, now, most=group.speed)
+        state.replicas.groups.peers.report(
+            replica_id, served_s * group.speed, now, most=group.speed
+        )
     if report.served:
         state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
 
@@ -141,17 +143,17 @@ def forget_replica(state: State, replica: ReplicaState) -> None:
 
 def _answered(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
     copies, replica, report = state.copies, lease.replica, event.report
-    has_lost = lease.owes is None and lease.copy_of is None
+    has_lost = lease.unsettled_charge is None and lease.copy_of is None
     copies.counts.hedges_won += lease.hedge and lease.live > 0
     if lease.repeats and report.service_s > 0.0 and not replica.streams:
-        _true_up(copies.budget, lease, report.service_s)
+        _reconcile(copies.budget, lease, report.service_s)
     copies.counts.answered(lease, report, now)
     copies.hedging.observe(lease, now)
     members, failed = win(lease, event.failed, actions)
     if lease.running is None:
         _learn_cost(state, lease, report, now)
-    if lease.owes is not None:
-        state.requests.served.settle(lease.owes, report.service_s, now)
+    if lease.unsettled_charge is not None:
+        state.requests.served.settle(lease.unsettled_charge, report.service_s, now)
     if not has_lost:
         replica.group.turnaround.observe(lease.batch.edge, now - lease.since)
     state.requests.answered(members)
@@ -168,12 +170,12 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     other = lease.copy or lease.copy_of
     stranded = fail(lease)
     if other is not None and lease.running is not None:
-        state.stream_copies.other_lease_lost(other, now)
+        state.stream_hedger.other_lease_lost(other, now)
     has_run = lease.opened or event.report.service_s > 0.0 or event.failed
     if end is not LeaseEnd.LOST and not has_run:
         _undo_race(state, lease, other)
-    if lease.owes is not None:
-        state.requests.served.settle(lease.owes, _service_s(lease, event), now)
+    if lease.unsettled_charge is not None:
+        state.requests.served.settle(lease.unsettled_charge, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY and not any(row.shown for row in stranded):
         if not lease.recalled:
             left_s = event.report.retry_in_s
@@ -205,7 +207,7 @@ def _service_s(lease: Lease, event: Closed) -> float | None:
     return lease.predicted_s if lease.opened else None
 
 
-def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
+def _reconcile(budget: Budget, copy: Lease, service_s: float) -> None:
     """Charge the budget what the copy took, instead of what was predicted. Where inputs are slow, a
     few copies then empty the budget, and copying stops."""
     budget.pay(service_s - copy.paid_s)
@@ -224,7 +226,7 @@ def _undo_race(state: State, lease: Lease, other: Lease | None) -> None:
         if left.running is None:
             copies.again(left)
         else:
-            state.stream_copies.again(left)
+            state.stream_hedger.again(left)
 
 
 def _learn_cost(state: State, lease: Lease, report: Report, now: float) -> None:

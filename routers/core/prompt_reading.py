@@ -11,7 +11,7 @@ from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.generations import Generations, RunningGeneration
 from routers.state.replica_state import Lease
 
-_LEAST_S = 0.001  # a first token is never predicted sooner
+_MIN_S = 0.001  # a first token is never predicted sooner
 
 
 def began(generations: Generations, lease: Lease) -> None:
@@ -25,7 +25,7 @@ def began(generations: Generations, lease: Lease) -> None:
     reads = float(plan.prompt - cached)
     is_long = reads > generations.settings.long_tokens
     token_s, ahead = generations.token_s(), replica.reading
-    first_s = max(_LEAST_S, engine_of(lease).first_token_s(ahead + reads))
+    first_s = max(_MIN_S, engine_of(lease).first_token_s(ahead + reads))
     lease.generate(
         RunningGeneration(
             plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s

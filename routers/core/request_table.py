@@ -22,7 +22,7 @@ from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
 from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
-from routers.policies.admission.queue_bound import BoundView, most_rows
+from routers.policies.admission.queue_bound import BoundView, max_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
 from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
@@ -138,7 +138,7 @@ class RequestTable:
     def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
         """While the queue is full, evict from the tenant that is furthest over its share of places,
         as many rows as the request has; the rejection, if there is none or it is its own."""
-        most = max(most_rows(self.bounds, tracked.open), self.waiting.shares.rows) - tracked.open
+        most = max(max_rows(self.bounds, tracked.open), self.waiting.shares.rows) - tracked.open
         while self.waiting.shares.rows > most:
             row = self.waiting.furthest_over()
             if row is None or row.tracked.flow.tenant == tracked.flow.tenant:
@@ -204,7 +204,7 @@ class RequestTable:
     def answered_late(self, rows: list[Row], actions: list[Action]) -> None:
         """A replica has answered rows that had been moved from it and now wait or run elsewhere."""
         for row in rows:
-            if row.queue is not None:
+            if row.bucket is not None:
                 self.waiting.remove(row)
             else:
                 abandon(row, actions)
@@ -301,7 +301,7 @@ class RequestTable:
         ignored."""
         tracked.leave()
         for row in tracked.rows:
-            if row.queue is not None:
+            if row.bucket is not None:
                 self.waiting.remove(row)
             else:
                 abandon(row, actions)
@@ -332,7 +332,7 @@ class RequestTable:
 
     def _move_lane(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
         """Move the queued rows to the late lane of their priority, or to its on-time lane."""
-        queued = [row for row in tracked.rows if row.queue is not None]
+        queued = [row for row in tracked.rows if row.bucket is not None]
         for row in queued:
             self.waiting.remove(row)
         tracked.set_late(late)
@@ -362,7 +362,7 @@ class RequestTable:
             return
         longest = settings.bucket_edges[-1]
         for tracked in [tracked for tracked in self.live.values() if tracked.queued]:
-            queued = [row for row in tracked.rows if row.queue is not None]
+            queued = [row for row in tracked.rows if row.bucket is not None]
             if any(row.length > longest for row in queued):
                 self.evict(tracked, Reason.TOO_LONG, actions)
                 continue

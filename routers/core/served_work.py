@@ -42,7 +42,7 @@ class ServedWork:
         if flow is not None:
             self._flows.charge(flow, seconds)
 
-    def tell(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
+    def report(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
         """Tell the controllers what a running stream was given; the account is settled when the
         stream ends. `rank`: see `api.actions.Dispatch`."""
         self._controllers.served((work,), now, late=bool(rank[0]))
@@ -56,7 +56,7 @@ class ServedWork:
         self._flows.settle(batch.charges, batch.split(served_s), epoch=batch.epoch)
         if untold_s > 0.0:
             priority, tenant, _ = batch.charges[0]
-            self.tell((priority, tenant, untold_s), batch.rank, now)
+            self.report((priority, tenant, untold_s), batch.rank, now)
 
     def learn(self, report: Report, speed: float, now: float) -> None:
         """Take in what a report says of other gateways' work. `speed`: seconds of the reference

@@ -21,7 +21,7 @@ from routers.state.ready_replicas import load_of
 from routers.state.replica_state import Lease
 
 _FULL = 0.8  # share of a replica's room above which it counts as full
-_MOST_TOKENS = 1_000_000_000  # a greater count in a report is not believed
+_MAX_TOKENS = 1_000_000_000  # a greater count in a report is not believed
 
 
 def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
@@ -44,7 +44,7 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     full = _is_replica_full(state.requests, lease, counts_all=given > 0.0)
     engine_of(lease).worked(lease.replica_id, served, now, full=full, given=given)
     held, share = event.held, lease.share
-    if not 0.0 <= held <= _MOST_TOKENS:  # a NaN included
+    if not 0.0 <= held <= _MAX_TOKENS:  # a NaN included
         held = float(running.plan.prompt + tokens.output)
     if not tokens.output and held < running.plan.prompt:
         held = float(running.plan.prompt)  # the rest of the prompt has yet to be read
@@ -114,7 +114,7 @@ def _charge_served(
 ) -> None:
     """Charge the flow for what the lease was served beyond what was paid, and tell the controllers
     of everything served since they were told last."""
-    generations, batch = requests.generations, lease.owes
+    generations, batch = requests.generations, lease.unsettled_charge
     if batch is None or generations is None:
         return  # a copy that has not won: no flow pays for it
     served_s = generations.weighted(tokens) * running.token_s
@@ -124,7 +124,7 @@ def _charge_served(
         lease.owe(served_s)
     if served_s > running.told_s:
         priority, tenant, _ = lease.batch.charges[0]
-        requests.served.tell((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
+        requests.served.report((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
         running.told_s = served_s
 
 
@@ -158,7 +158,7 @@ def _settle(
     """Settle the account of the lease's flow, or refund it where nothing was served."""
     if _is_raced(lease):
         return  # the other lease goes on with the request, and settles when it ends
-    batch, tokens = lease.take_owed(), running.tokens
+    batch, tokens = lease.take_unsettled(), running.tokens
     if batch is None:
         return
     nothing = not (tokens.input or tokens.output)
@@ -197,4 +197,4 @@ def _believable(tokens: Tokens, before: Tokens) -> Tokens:
 
 
 def _count(value: int, least: int) -> int:
-    return value if least <= value <= _MOST_TOKENS else least
+    return value if least <= value <= _MAX_TOKENS else least

@@ -47,10 +47,10 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
     other = lease.copy or lease.copy_of
     withdraw(lease, rows, actions)
     for each in (lease, other):
-        if each is not None and not each.live and (owed := each.take_owed()) is not None:
+        if each is not None and not each.live and (owed := each.take_unsettled()) is not None:
             requests.served.settle(owed, None, now)
     state.copies.schedule.remove(lease)
-    state.stream_copies.schedule.remove(lease)
+    state.stream_hedger.schedule.remove(lease)
     if ran and not lease.replica.streams:
         requests.retry(rows, lease, now, actions)
         return
@@ -87,6 +87,6 @@ def probe_instead(state: State, replica: ReplicaState, now: float) -> None:
 
 def _may_move(row: Row) -> bool:
     """Whether the row may run again elsewhere, and stands only at suspended replicas."""
-    if row.travels_alone or row.moved_from or not row.tracked.request.retryable:
+    if row.isolated or row.moved_from or not row.tracked.request.retryable:
         return False
     return all(each is None or each.is_suspended for each in (row.lease, row.copy))

@@ -31,13 +31,13 @@ class WakeupPlanner:
     def look(self, state: State, assignment: Assignment, now: float) -> None:
         """Plan anew at the end of a step in which anything may have changed."""
         requests, copies = state.requests, state.copies
-        batch_copies, stream_copies = copies.schedule, state.stream_copies.schedule
+        batch_copies, stream_hedger = copies.schedule, state.stream_hedger.schedule
         replicas = copies.replicas
         self._next_check_at = min(
             requests.timers.next_at(),
             batch_copies.next_check_at(),
             state.silence.next_at(),
-            stream_copies.next_check_at(),
+            stream_hedger.next_check_at(),
         )
         self._next_capacity_at = replicas.next_at()
         held_until = requests.held_until
@@ -48,7 +48,7 @@ class WakeupPlanner:
         self.quiet_until = min(self._next_check_at, self._next_capacity_at)
         self.most_urgent = requests.most_urgent()
         gives_way = assignment.may_preempt(now)
-        races = batch_copies.candidates or stream_copies.candidates
+        races = batch_copies.candidates or stream_hedger.candidates
         if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
 

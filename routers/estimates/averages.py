@@ -44,7 +44,7 @@ class TimeAverage:
     held: float = 0.0  # the value told last
     at: float | None = None
 
-    def tell(self, held: float, now: float) -> float:
+    def report(self, held: float, now: float) -> float:
         """The average up to `now`; from here on the value is `held`."""
         if self.at is None:
             self.value = held

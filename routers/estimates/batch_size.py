@@ -17,7 +17,7 @@ from math import inf
 from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.model import CostModel
 
-MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
+MAX_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
 GUESTS = 0.25  # of a batch's most seconds: what flows above their share may fill for others
 _REFRESH = 8  # measured batches after which a target is computed anew
 _RATE_GAIN = 0.1
@@ -40,10 +40,10 @@ class BatchSizes:
     def __init__(self, settings: DispatcherSettings, cost: CostModel) -> None:
         self._settings = settings
         self._cost = cost
-        self.most_passed_s = MOST_PASSED * settings.slo_s
+        self.max_passed_s = MAX_PASSED * settings.slo_s
         self._targets: dict[int, _Target] = {}
 
-    def most_rows(self, width: int) -> int:
+    def max_rows(self, width: int) -> int:
         """Rows of that width that a batch may have by number and predicted seconds; at least 1."""
         return self._of(width).rows
 
@@ -56,9 +56,9 @@ class BatchSizes:
         """Rows of a batch that flows above their share may fill: `GUESTS` of the longest batch's
         seconds."""
         target = self._of(edge)
-        if target.full_s <= GUESTS * self.most_s():
+        if target.full_s <= GUESTS * self.max_s():
             return target.rows
-        return max(1, int(target.rows * GUESTS * self.most_s() / target.full_s))
+        return max(1, int(target.rows * GUESTS * self.max_s() / target.full_s))
 
     def full_s(self, edge: int) -> float:
         """Predicted seconds of a full batch."""
@@ -74,7 +74,7 @@ class BatchSizes:
         """One row's part of a full batch, predicted seconds."""
         return self._of(edge).row_s
 
-    def most_s(self) -> float:
+    def max_s(self) -> float:
         """Predicted seconds that a batch of more than one row may take."""
         settings = self._settings
         if settings.fixed_size is not None:
@@ -93,10 +93,10 @@ class BatchSizes:
         settings, predict = self._settings, self._cost.predict
         most = settings.fixed_size or settings.max_size
         rows, high = 1, max(1, min(most, settings.max_size))
-        most_s = self.most_s()
+        max_s = self.max_s()
         while rows < high:  # the largest that fits, by halving
             middle = (rows + high + 1) // 2
-            if predict(middle, edge) <= most_s:
+            if predict(middle, edge) <= max_s:
                 rows = middle
             else:
                 high = middle - 1

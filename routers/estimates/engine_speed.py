@@ -4,7 +4,7 @@ Three values are learnt from what leases report; settings may fix the first two.
 of a weighted token on a full replica; turns tokens into predicted device seconds. A replica that is
 not full is slower because it has less to do, so it shows only that the speed is at least as high.
 `prompt_s`: seconds until a first token, for each token that has to be read before it.
-`most_leases`: how many sequences may run at once while the promised time a token (TPOT) holds. One
+`max_leases`: how many sequences may run at once while the promised time a token (TPOT) holds. One
 speed for all replicas of a group; fairness is counted in tokens, wherever they are made.
 """
 
@@ -140,7 +140,7 @@ class EngineSpeed:
         return self._first_tokens.base + tokens * self._first_tokens.slope
 
     @property
-    def most_leases(self) -> float:
+    def max_leases(self) -> float:
         """Sequences that may run at once, at least 1; inf: no bound is known, or none is asked
         for."""
         tpot_s, steps = self._settings.tpot_s, self._steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from routers.estimates.ratio_histogram import RatioHistogram
 
-_MOST_BUCKETS = 64
+_MAX_BUCKETS = 64
 
 
 class FirstTokens:
@@ -26,7 +26,7 @@ class FirstTokens:
             return
         ratios = self._ratios.get(edge)
         if ratios is None:
-            if len(self._ratios) >= _MOST_BUCKETS:
+            if len(self._ratios) >= _MAX_BUCKETS:
                 del self._ratios[next(iter(self._ratios))]
             ratios = self._ratios[edge] = RatioHistogram()
         ratios.observe(seconds / predicted_s)

@@ -25,7 +25,7 @@ from routers.estimates.prefix_tree import PrefixTree
 
 _MEDIAN = 0.5
 _TRUST_GAIN = 0.05
-_LEAST_TRUST = 0.02  # so that an engine that begins to cache is noticed
+_MIN_TRUST = 0.02  # so that an engine that begins to cache is noticed
 _ANSWER_GAIN = 0.02  # the least weight of a new answer in the mean of what requests take
 _SESSION_SAVES = 0.5  # of a prompt, assumed to be cached where its session was served last
 
@@ -168,7 +168,7 @@ class Generations:
         """So many prompt tokens were cached, where `predicted` had been predicted."""
         if predicted > 0 and not self.frozen:
             share = min(1.0, cached / predicted * self.trust)
-            self.trust += _TRUST_GAIN * (max(_LEAST_TRUST, share) - self.trust)
+            self.trust += _TRUST_GAIN * (max(_MIN_TRUST, share) - self.trust)
 
     def answered(self, plan: GenerationPlan, tokens: Tokens) -> None:
         """The request has ended after so many tokens."""
@@ -187,7 +187,7 @@ class Generations:
         return GenerationSnapshot(
             tokens_per_s=1.0 / speed.token_s,
             prompt_tokens_per_s=1.0 / speed.prompt_s if speed.prompt_s > 0.0 else 0.0,
-            most_leases=speed.most_leases,
+            max_leases=speed.max_leases,
             blocks=len(self.tree),
             trust=self.trust,
             histories=len(self.lengths),

@@ -29,7 +29,7 @@ from routers.estimates.turnaround import Turnaround
 _BATCH_GAIN = 0.05
 _SPEED_GAIN = 0.05
 _STREAM_SCV = 1.0  # lengths of answers are about exponentially distributed
-_LEAST_SPEED, _MOST_SPEED = 1e-4, 1e4
+_MIN_SPEED, _MAX_SPEED = 1e-4, 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ReplicaGroup:
         self.batch_s = self.next_s = 0.0
         # Predicted seconds of a full batch of the kind typically sent: mean and mean square.
         self.planned_s = self.planned_sq_s2 = 0.0
-        self.most_streams = inf  # leases of a stream replica that keep the promised time a token
+        self.max_streams = inf  # leases of a stream replica that keep the promised time a token
         # May be used now; its free replicas, when last asked, left what waits to faster groups.
         self.is_open, self.holds_back = True, False
         # Of healthy replicas with work: the sum of their predicted finishes, and their number.
@@ -132,9 +132,9 @@ class ReplicaGroup:
         return max(0.0, self._finish_sum_s - self._busy * now)
 
     @property
-    def most_work_s(self) -> float:
+    def max_work_s(self) -> float:
         """Work of the longest batch of more than one row, reference seconds."""
-        return self.sizes.most_s() * self.speed
+        return self.sizes.max_s() * self.speed
 
     def forecast_s(self, rows: int, edge: int) -> float:
         """Predicted seconds of the batch that it would form of these rows at once."""
@@ -238,7 +238,7 @@ class ReplicaGroups:
         ours, theirs = _unit_cost_s(self.reference, edge), _unit_cost_s(group, edge)
         if ours <= 0.0 or theirs <= 0.0:
             return 0.0
-        return min(_MOST_SPEED, max(_LEAST_SPEED, ours / theirs))
+        return min(_MAX_SPEED, max(_MIN_SPEED, ours / theirs))
 
     @property
     def main(self) -> ReplicaGroup:
@@ -290,16 +290,16 @@ class ReplicaGroups:
         `waiting_s`) before a free replica of this group had finished its part."""
         own_s = group.forecast_s(rows, edge)
         capacity = held_s = 0.0
-        least_s = inf
+        min_s = inf
         for other in self._others(group):
             other_s = other.forecast_s(rows, edge)
             if other_s < own_s:
-                least_s = min(least_s, other_s)
+                min_s = min(min_s, other_s)
                 capacity += other.healthy * other.speed
                 held_s += other.speed * other.held_s(now)
         if not capacity:
             return False
-        return held_s / capacity + max(least_s, waiting_s / capacity) < own_s
+        return held_s / capacity + max(min_s, waiting_s / capacity) < own_s
 
     def in_time_elsewhere(
         self, group: ReplicaGroup, rows: int, edge: int, deadline: float, now: float

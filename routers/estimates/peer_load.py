@@ -28,7 +28,7 @@ class PeerLoad:
         self.rate = 0.0  # of all replicas, reference seconds a second
         self._told: dict[str, _Told] = {}
 
-    def tell(self, replica_id: str, work_s: float, now: float, *, most: float = inf) -> None:
+    def report(self, replica_id: str, work_s: float, now: float, *, most: float = inf) -> None:
         """Since its last report the replica has served so much for others, of `most` a second that
         it can do: a report may cover work that was charged when it began."""
         told = self._told.get(replica_id)

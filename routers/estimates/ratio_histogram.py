@@ -6,8 +6,8 @@ from math import log
 
 # Of the histogram of ratios:
 _BIN_WIDTH = log(1.05)
-_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
-_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
+_MIN_RATIO, _MAX_RATIO = 0.25, 64.0
+_BINS = int(log(_MAX_RATIO / _MIN_RATIO) / _BIN_WIDTH) + 2
 _GROWTH = 1.0015  # each sample weighs so much more than the one before: half-life 460 samples
 _TOO_HEAVY = 1e12  # weight at which all weights are divided
 _REUSE = 8  # samples for which a quantile is used again
@@ -51,12 +51,12 @@ class RatioHistogram:
         for index in range(_BINS - 1, -1, -1):
             left -= self._bins[index]
             if left < 0.0:
-                return float(_LEAST_RATIO * 1.05**index)
-        return _LEAST_RATIO
+                return float(_MIN_RATIO * 1.05**index)
+        return _MIN_RATIO
 
 
 def _bin(ratio: float) -> int:
     """The first bin whose upper edge is at or above the ratio."""
-    if ratio <= _LEAST_RATIO:
+    if ratio <= _MIN_RATIO:
         return 0
-    return min(_BINS - 1, int(-(-log(ratio / _LEAST_RATIO) // _BIN_WIDTH)))
+    return min(_BINS - 1, int(-(-log(ratio / _MIN_RATIO) // _BIN_WIDTH)))

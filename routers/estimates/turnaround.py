@@ -61,8 +61,8 @@ class Turnaround:
 
     def latest_start(self, edge: int, now: float, deadline: float) -> float:
         """When a row must be dispatched at the latest to be answered by the deadline."""
-        margin_s, most_s = self.margin_s(edge), _MAX_MARGIN * (deadline - now)
-        return deadline - (margin_s if margin_s < most_s else max(0.0, most_s))
+        margin_s, max_s = self.margin_s(edge), _MAX_MARGIN * (deadline - now)
+        return deadline - (margin_s if margin_s < max_s else max(0.0, max_s))
 
 
 def _next_longer(

@@ -22,7 +22,7 @@ from routers.estimates.groups import ReplicaGroup
 from routers.state.replica_state import ReplicaState
 
 _STREAK = 3  # slow answers in a row, before which no replica is ejected
-_LEAST_REFRESH = 8  # answers for which a median is used, at least, before it is computed again
+_MIN_REFRESH = 8  # answers for which a median is used, at least, before it is computed again
 
 
 class Verdict(Enum):
@@ -111,7 +111,7 @@ class Outliers:
             running = [each for each in pool if each.group is group and not each.draining]
             ratios = sorted([each.slowdown for each in running])
             peers.median = ratios[(len(ratios) - 1) // 2] if ratios else 1.0
-            peers.fresh = max(_LEAST_REFRESH, len(ratios))
+            peers.fresh = max(_MIN_REFRESH, len(ratios))
         return ratio > self.settings.eject_ratio * peers.median
 
     def _record(self, replica: ReplicaState) -> _Record:

@@ -33,19 +33,19 @@ def preferred(
     """The replica to use. `best`: the one that its load puts first; `session`: id of the one that
     served the row's session last, None if there is none."""
     plan, settings = row.tracked.plan, generations.settings
-    if plan is None or settings.affinity == "off" or row.travels_alone:
+    if plan is None or settings.affinity == "off" or row.isolated:
         return best
-    found, least_s = best, _seconds(generations, plan, best, session, best)
+    found, min_s = best, _seconds(generations, plan, best, session, best)
     for name in _candidates(generations, plan, session):
         replica = replicas.by_id.get(name)
         if replica is None or replica is best or replica.unhealthy or replica not in replicas.ready:
             continue
         seconds = _seconds(generations, plan, replica, session, best)
-        if seconds < least_s:
+        if seconds < min_s:
             capacity = replicas.capacity_of(replica, now, trusted=True)
             reads = capacity.reads(row, settings.long_tokens, settings.max_long_tokens)
             if replica.streams and reads and capacity.has_room(row):
-                found, least_s = replica, seconds
+                found, min_s = replica, seconds
     return found
 
 

@@ -21,10 +21,10 @@ from routers.api.settings import HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
 from routers.policies.hedging.types import HedgeDelay
 
-MOST_READ = 512
+MAX_READ = 512
 """Tokens of a prompt that a copy may have to read. With prompts of 1,100 tokens, copies made the
 p99 of first tokens 119 ms instead of 81, since all others wait while prompts are read again."""
-_LEAST_S = 0.001
+_MIN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def race_at(wait: FirstTokenWait, settings: HedgeParameters, policy: HedgeDelay)
     if settings.mode == "off" or wait.is_long:
         return inf
     delay_s = policy.delay_s(wait.predicted_s, wait.ratios)
-    return inf if delay_s is None else wait.since + max(_LEAST_S, delay_s)
+    return inf if delay_s is None else wait.since + max(_MIN_S, delay_s)
 
 
 def may_take(offer: CopyOffer, deadline: float, budget_s: float, now: float) -> bool:

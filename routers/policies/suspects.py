@@ -18,7 +18,7 @@ from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 
-MOST_RUNS = 3
+MAX_RUNS = 3
 """How often a row is run at most, whatever the reasons: its first lease; a copy of that lease, or
 another lease because the first was lost; and one lease more. Whatever runs a row again must keep
 this bound."""
@@ -65,10 +65,10 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
     request = row.tracked.request
     if row.shown or not request.retryable or request.expires <= now:
         return False
-    if row.losses + row.copied >= MOST_RUNS:
+    if row.losses + row.copied >= MAX_RUNS:
         return False
     had_begun = lease.opened or lease.replica.streams
-    return not (row.travels_alone and had_begun)
+    return not (row.isolated and had_begun)
 
 
 def end_reason(row: Row) -> Reason:
@@ -81,9 +81,9 @@ def may_run_after_failure(row: Row, now: float) -> bool:
     request = row.tracked.request
     if row.shown or not request.retryable or request.expires <= now or row.failed:
         return False
-    return row.losses + row.copied < MOST_RUNS
+    return row.losses + row.copied < MAX_RUNS
 
 
 def _remains(replica: ReplicaState) -> bool:
     """Whether the replica goes on serving whatever becomes of the rows that are tried elsewhere."""
-    return not (replica.draining or replica.unhealthy or replica.lone_leases)
+    return not (replica.draining or replica.unhealthy or replica.isolated_leases)

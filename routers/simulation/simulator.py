@@ -368,7 +368,7 @@ class _Simulation:
 def _used_by(gateway: _Gateway, listed: Replica) -> Replica:
     if listed.kind is ReplicaKind.BATCH:
         return listed
-    return replace(listed, most_leases=gateway.engines.most_leases(listed.most_leases))
+    return replace(listed, max_leases=gateway.engines.max_leases(listed.max_leases))
 
 
 def run(

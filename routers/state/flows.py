@@ -71,7 +71,7 @@ class Flows:
         self._next_steps: list[float] = []
         self.lowered: list[Flow] = []  # tags that have fallen, for whoever sorts by tag
         self.weights: list[float] = []  # by priority: of flows with on-time work, here or elsewhere
-        self._most_accounts = 2 * _IDLE_FLOWS  # accounts; from here on idle ones are dropped
+        self._max_accounts = 2 * _IDLE_FLOWS  # accounts; from here on idle ones are dropped
         # When a replica last reported work of the flow at other gateways, the longest ago first.
         self._peer_demand_at: dict[Flow, float] = {}
         self._confirmed_at: float | None = None  # when a report last told virtual times
@@ -99,7 +99,7 @@ class Flows:
                 self._next_steps.append(0.0)
                 self.weights.append(0.0)
             flow = Flow(tenant, priority, weight, self.virtual[priority])
-            if len(self.by_key) >= self._most_accounts:
+            if len(self.by_key) >= self._max_accounts:
                 self._drop_idle()
             self.by_key[priority, tenant] = flow
         elif flow.weight != weight:
@@ -137,14 +137,14 @@ class Flows:
         """Set the account as a plan that has charged it left it."""
         flow.start, flow.credit_s = account
 
-    def leads(self, flow: Flow, start: float, seconds: float, rivals: float) -> None:
+    def leads(self, flow: Flow, start: float, seconds: float, competing_weight: float) -> None:
         """The flow, whose tag was `start`, leads a batch of `seconds` while flows with the summed
-        weight `rivals` had work waiting. Moves the priority's virtual time."""
+        weight `competing_weight` had work waiting. Moves the priority's virtual time."""
         priority = flow.priority
         virtual, moves = self.virtual[priority], self._next_steps[priority]
         share_s = seconds / flow.weight
         self.virtual[priority] = self.order.next_virtual(virtual, moves, start, share_s)
-        self._next_steps[priority] = seconds / max(rivals, flow.weight)
+        self._next_steps[priority] = seconds / max(competing_weight, flow.weight)
 
     def settle(
         self, charges: Iterable[FlowWork], served: Iterable[FlowWork], *, epoch: int
@@ -231,4 +231,4 @@ class Flows:
         idle.sort(key=lambda flow: self.tag(flow) - self.virtual[flow.priority])
         for flow in idle[: max(0, len(idle) - _IDLE_FLOWS)]:
             del self.by_key[flow.key]
-        self._most_accounts = 2 * (len(self.by_key) + _IDLE_FLOWS)
+        self._max_accounts = 2 * (len(self.by_key) + _IDLE_FLOWS)

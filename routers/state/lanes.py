@@ -2,9 +2,10 @@
 
 A lane orders its flows by start tag twice: over all lengths, to find the flow that leads the next
 batch, and within each length class, to find the flows that fill it. Rows that travel alone (lost
-once, or suspects) stand apart in `solo`. A bucket holds the rows of one flow and one length class,
-earliest deadline first. Buckets are kept by their edge, so edges may change while rows wait: what
-waits stays where it is. Work: O(log flows) a row, and within a flow a look at each of its buckets.
+once, or suspects) stand apart in `isolated`. A bucket holds the rows of one flow and one length
+class, earliest deadline first. Buckets are kept by their edge, so edges may change while rows wait:
+what waits stays where it is. Work: O(log flows) a row, and within a flow a look at each of its
+buckets.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Bucket:
     heap: list[Place] = field(default_factory=list)
 
     def push(self, row: Row) -> None:
-        row.queue = self
+        row.bucket = self
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
@@ -69,9 +70,9 @@ class Bucket:
     def head(self) -> Row | None:
         """The first row, left where it is."""
         line, heap = self.line, self.heap
-        while line and line[0][2].queue is not self:
+        while line and line[0][2].bucket is not self:
             line.popleft()
-        while heap and heap[0][2].queue is not self:
+        while heap and heap[0][2].bucket is not self:
             heappop(heap)
         if heap and not (line and line[0] < heap[0]):
             return heap[0][2]
@@ -97,7 +98,7 @@ class Bucket:
         places = merge(line, heap_in_order(self.heap)) if self.heap else line
         last = None  # a row that came back may still have its old place beside the new one
         for _, _, row in places:
-            if row.queue is self and row is not last:
+            if row.bucket is self and row is not last:
                 yield row
                 last = row
 
@@ -105,9 +106,9 @@ class Bucket:
         """One of the rows that are due last, left where it is: the last in line, or the heap's last
         entry if that row is due later still."""
         line, heap = self.line, self.heap
-        while line and line[-1][2].queue is not self:
+        while line and line[-1][2].bucket is not self:
             line.pop()
-        while heap and heap[-1][2].queue is not self:
+        while heap and heap[-1][2].bucket is not self:
             heap.pop()
         if heap and not (line and heap[-1] < line[-1]):
             return heap[-1][2]
@@ -125,7 +126,7 @@ class Bucket:
             if len(found) >= most:
                 break
             row = line[index][2]
-            if row.queue is self:
+            if row.bucket is self:
                 found.append(row)
         return found
 
@@ -133,7 +134,7 @@ class Bucket:
         """Take out any row. The place of a row that is not the first stays behind until it surfaces
         or is compacted."""
         line, heap = self.line, self.heap
-        while line and line[0][2].queue is not self:
+        while line and line[0][2].bucket is not self:
             line.popleft()
         if line and line[0][2] is row:
             line.popleft()
@@ -145,17 +146,17 @@ class Bucket:
 
     def tidy(self) -> None:
         """Drop the places of rows that have left."""
-        self.line = deque([place for place in self.line if place[2].queue is self])
-        self.heap = [place for place in self.heap if place[2].queue is self]
+        self.line = deque([place for place in self.line if place[2].bucket is self])
+        self.heap = [place for place in self.heap if place[2].bucket is self]
         heapify(self.heap)
 
     def live(self) -> list[Row]:
         """All its rows, in order."""
-        rows = [row for _, _, row in sorted([*self.line, *self.heap]) if row.queue is self]
+        rows = [row for _, _, row in sorted([*self.line, *self.heap]) if row.bucket is self]
         return list(dict.fromkeys(rows))
 
     def _count_out(self, row: Row) -> None:
-        row.queue = None
+        row.bucket = None
         self.rows -= 1
         self.tokens -= row.length
         self.waiting_s -= row.cost_s
@@ -210,7 +211,7 @@ class FlowQueue:
                 -min(1.0, length_classes[each.edge].rows / sizes.target(each.edge)), each.turn,
             ),
         )  # fmt: skip
-        long_ago = now + sizes.full_s(fullest.edge) - sizes.most_passed_s
+        long_ago = now + sizes.full_s(fullest.edge) - sizes.max_passed_s
         owed = [
             each for each in waiting if each.turn < fullest.turn and each.head_since() <= long_ago
         ]
@@ -271,7 +272,7 @@ class LengthClass:
 @dataclass(slots=True, eq=False)
 class Lane:
     """All rows of one standing. `rows` and `waiting_s` (predicted seconds) include those in
-    `solo`."""
+    `isolated`."""
 
     late: bool
     priority: int
@@ -283,21 +284,21 @@ class Lane:
     order: TagOrder[FlowQueue] = field(init=False)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
     length_classes: dict[int, LengthClass] = field(default_factory=dict)
-    solo: Bucket = field(init=False)  # rows that travel alone, earliest deadline first
+    isolated: Bucket = field(init=False)  # rows that travel alone, earliest deadline first
 
     def __post_init__(self) -> None:
         self.by_deadline = self.ranking is not Ranking.ARRIVALS
         self.order = self._new_order()
         nobody = Flow("", self.priority)
-        self.solo = Bucket(FlowQueue(self, nobody), nobody, 0)
+        self.isolated = Bucket(FlowQueue(self, nobody), nobody, 0)
 
     def push(self, row: Row, now: float) -> None:
         if not self.rows:
             self.since = now
         self.rows += 1
         self.waiting_s += row.cost_s
-        if row.travels_alone:
-            self.solo.push(row)
+        if row.isolated:
+            self.isolated.push(row)
             return
         flow, edge = row.tracked.flow, row.edge
         queue = self.queues.get(flow)
@@ -326,7 +327,7 @@ class Lane:
         self.waiting_s -= row.cost_s
         if not self.rows:
             self.waiting_s = 0.0
-        if bucket is not self.solo:
+        if bucket is not self.isolated:
             bucket.queue.rows -= 1
             length_class = self.length_classes[bucket.edge]
             length_class.rows -= 1
@@ -348,13 +349,13 @@ class Lane:
         return row.tracked.request.deadline if self.by_deadline else float(row.order)
 
     def buckets(self) -> Iterator[Bucket]:
-        """All buckets that hold rows, `solo` last."""
+        """All buckets that hold rows, `isolated` last."""
         for queue in self.queues.values():
             for bucket in queue.buckets.values():
                 if bucket.rows:
                     yield bucket
-        if self.solo.rows:
-            yield self.solo
+        if self.isolated.rows:
+            yield self.isolated
 
     def _open_queue(self, flow: Flow) -> FlowQueue:
         if len(self.queues) > 2 * len(self.order.heap) + 64:
@@ -374,7 +375,7 @@ class Lane:
 
 def bucket_of(row: Row) -> Bucket:
     """The bucket in which the row waits; the row must be queued."""
-    bucket = row.queue
+    bucket = row.bucket
     assert isinstance(bucket, Bucket)
     return bucket
 

@@ -54,7 +54,7 @@ class LeaseTable:
     ) -> Lease:
         """Open a lease for the batch on the replica, and put the batch's rows into it."""
         lease = self._open(replica, batch, now)
-        lease.owes, lease.non_preemptible = batch, not preemptible
+        lease.unsettled_charge, lease.non_preemptible = batch, not preemptible
         for row in batch.rows:
             row.lease = lease
         return lease
@@ -86,7 +86,7 @@ class LeaseTable:
         size, predicted_s = len(batch.rows), batch.predicted_s
         lease = Lease(lease_id, replica, batch, share, predicted_s, now, starts_at, now, size)
         lease.staged = bool(replica.leases) and not replica.streams
-        lease.travels_alone = batch.rows[0].travels_alone
+        lease.isolated = batch.rows[0].isolated
         replica.took(lease)
         self.open[lease_id] = lease
         if replica.streams:
@@ -195,7 +195,7 @@ def late_rows(lease: Lease, failed: Sequence[int]) -> list[Row]:
     since."""
     rows = [row for at, row in enumerate(lease.batch.rows) if at not in failed]
     moved = [row for row in rows if lease in row.moved_from]
-    return [row for row in moved if row.lease is not None or row.queue is not None]
+    return [row for row in moved if row.lease is not None or row.bucket is not None]
 
 
 def start_first(lease: Lease, actions: list[Action]) -> None:
@@ -236,8 +236,12 @@ def _end_race(lease: Lease, survivor: Lease | None) -> None:
     if other is None:
         return
     loser = other if survivor is lease else lease
-    if survivor is not None and survivor.owes is None and (survivor is lease or survivor.live):
-        survivor.owes, loser.owes = loser.owes, None
+    if (
+        survivor is not None
+        and survivor.unsettled_charge is None
+        and (survivor is lease or survivor.live)
+    ):
+        survivor.unsettled_charge, loser.unsettled_charge = loser.unsettled_charge, None
     lease.copy = lease.copy_of = other.copy = other.copy_of = None
 
 

@@ -193,7 +193,7 @@ def load_of(replica: ReplicaState) -> float:
     full it is."""
     if not replica.streams:
         return 1.0 if replica.leases else 0.0
-    capacity, most = replica.spec.capacity, replica.spec.most_leases
+    capacity, most = replica.spec.capacity, replica.spec.max_leases
     full = replica.held / capacity if capacity > 0 else 0.0
     if most:
         full = max(full, len(replica.leases) / most)

@@ -81,7 +81,7 @@ class ReplicaState:
     entry: Entry | None = None  # its place among the ready replicas
     preemption_entry: PreemptionEntry | None = None  # its place among those that would give up work
     streams: bool = field(init=False)
-    lone_leases: int = 0  # open leases of rows that travel alone
+    isolated_leases: int = 0  # open leases of rows that travel alone
 
     # Of a stream replica:
     reading: float = 0.0  # prompt tokens that it has yet to read
@@ -108,11 +108,11 @@ class ReplicaState:
         replica that holds a row that travels alone takes nothing beside it."""
         capacity = self.spec.capacity
         if self.streams:
-            most = self.spec.most_leases
+            most = self.spec.max_leases
             if most and len(self.leases) >= most:
                 return False
             return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity and not self.lone_leases
+        return self.held + 1.0 <= capacity and not self.isolated_leases
 
     # -- its leases
 
@@ -120,7 +120,7 @@ class ReplicaState:
         """Record that it was sent the lease; a batch replica runs it behind those that it holds."""
         self.leases[lease.lease_id] = lease
         self.held += lease.share
-        self.lone_leases += lease.travels_alone
+        self.isolated_leases += lease.isolated
         self.last_used = lease.lease_id
         self.last_edge = lease.batch.edge
         self.finish_at = 0.0 if self.streams else lease.starts_at + lease.predicted_s
@@ -133,7 +133,7 @@ class ReplicaState:
         self.held -= lease.share
         if self.saves_for is not None:
             self._save_from(lease.share)
-        self.lone_leases -= lease.travels_alone
+        self.isolated_leases -= lease.isolated
         if was_head:
             head = self.head()
             if head is not None and not head.opened:
@@ -208,7 +208,7 @@ class ReplicaState:
         """The row that room is kept for; None once that row no longer waits, and the room is free
         again."""
         row = self.saves_for
-        if row is not None and row.queue is None:
+        if row is not None and row.bucket is None:
             self.saves_for = row = None
             self.saved = 0.0
         return row
@@ -292,7 +292,9 @@ class Lease:
     since: float  # when its rows were first sent, by this lease or by the one it copies
     live: int  # members that still wait for it
 
-    owes: FormedBatch | None = None  # the batch whose charges are settled when this lease ends
+    unsettled_charge: FormedBatch | None = (
+        None  # the batch whose charges are settled when this lease ends
+    )
     opened: bool = False  # the replica has said that it started
 
     copy_of: Lease | None = None  # the lease whose rows this one repeats, while they race
@@ -303,7 +305,7 @@ class Lease:
     probe: bool = False  # a copy that shows how its replica does; always runs to its end
     paid_s: float = 0.0  # what the retry budget paid for the race
     staged: bool = False  # sent while the replica held another lease
-    travels_alone: bool = False  # of a row that travels alone (`Row.travels_alone`)
+    isolated: bool = False  # of a row that travels alone (`Row.isolated`)
 
     hedge_due: bool = False  # should be raced, or is
     overdue: bool = False  # far beyond its prediction
@@ -367,19 +369,21 @@ class Lease:
 
     # -- what is owed
 
-    def take_owed(self) -> FormedBatch | None:
+    def take_unsettled(self) -> FormedBatch | None:
         """The batch to settle, handed to the caller, who settles it; the lease owes nothing from
         now on."""
-        batch, self.owes = self.owes, None
+        batch, self.unsettled_charge = self.unsettled_charge, None
         return batch
 
     def owe(self, served_s: float) -> None:
         """The flow of this stream has paid for `served_s` in all so far; what is owed at the end is
         settled against that."""
-        if self.owes is not None:
-            ((priority, tenant, _),) = self.owes.charges
+        if self.unsettled_charge is not None:
+            ((priority, tenant, _),) = self.unsettled_charge.charges
             charges = ((priority, tenant, served_s),)
-            self.owes = replace(self.owes, predicted_s=served_s, charges=charges, paid=charges)
+            self.unsettled_charge = replace(
+                self.unsettled_charge, predicted_s=served_s, charges=charges, paid=charges
+            )
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order in which they were sent."""

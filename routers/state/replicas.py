@@ -216,7 +216,7 @@ class ReplicaSet:
         if (
             replica.streams
             and replica.leases
-            and len(replica.leases) + 1 > replica.group.most_streams
+            and len(replica.leases) + 1 > replica.group.max_streams
         ):
             return None
         if replica.streams or replica.transport_s is None:

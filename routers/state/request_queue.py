@@ -127,7 +127,7 @@ class RequestQueue:
         """Move the row into the bucket that it belongs to under the edges of now; a row that
         travels alone stays. `tidy` must be called afterwards."""
         edge = self.edges[self.bucket_of(row.length)]
-        if row.travels_alone or row.edge == edge:
+        if row.isolated or row.edge == edge:
             row.edge = edge
             return
         self.remove(row)
@@ -221,7 +221,7 @@ class RequestQueue:
 def _last_suspect(lane: Lane, tenant: str) -> Row | None:
     """The tenant's row that is due last of the suspects that have yet to run; None if there is
     none. Looks at all rows that travel alone."""
-    alone = (row for row in lane.solo.live() if row.tracked.flow.tenant == tenant)
+    alone = (row for row in lane.isolated.live() if row.tracked.flow.tenant == tenant)
     waiting = [row for row in alone if not row.is_retry]
     return max(waiting, key=lambda row: row.tracked.request.deadline, default=None)
 

@@ -52,11 +52,11 @@ class Row:
     edge: int  # of its bucket
     cost_s: float = 0.0  # predicted service seconds, as of its arrival
 
-    queue: BucketHandle | None = None
+    bucket: BucketHandle | None = None
     lease: LeaseHandle | None = None
     copy: LeaseHandle | None = None  # the lease that races `lease` for this row
 
-    travels_alone: bool = False  # lost once, failed once, or a suspect from the start
+    isolated: bool = False  # lost once, failed once, or a suspect from the start
     copied: bool = False  # stood in a copy once
     stopped: bool = False  # was stopped for more urgent work once, and will not be again
     failed: bool = False  # the model has failed on it once
@@ -71,7 +71,7 @@ class Row:
     def is_retry(self) -> bool:
         """Whether it was lost with a replica, or failed on one, and runs once more; not a suspect
         that has yet to run."""
-        return self.travels_alone and (self.losses > 0 or self.failed)
+        return self.isolated and (self.losses > 0 or self.failed)
 
     def lost(self) -> None:
         """Its lease brought no answer."""
@@ -85,7 +85,7 @@ class Row:
     def go_alone(self, avoid: str = "") -> None:
         """It travels in a batch of its own and, while other replicas run, not to the replica
         `avoid` ("": to any)."""
-        self.travels_alone, self.avoid = True, avoid
+        self.isolated, self.avoid = True, avoid
 
     def hold(self, until: float) -> None:
         """Until then, do not try it on a replica whose loss would leave no well replica."""

@@ -89,7 +89,7 @@ class EngineCounts:
     preemptions: int = 0
     prefix_queries: int = 0  # tokens of prompts that were looked up in the cache
     prefix_hits: int = 0  # of these, found
-    most_held: int = 0  # the most tokens that were in the cache at once
+    max_held: int = 0  # the most tokens that were in the cache at once
 
 
 class SyntheticEngine:
@@ -143,7 +143,7 @@ class SyntheticEngine:
             sequence.part_s = base_s + gives_s + shape.token_s * sequence.chunk
             total_s += sequence.part_s
         self.counts.steps += 1
-        self.counts.most_held = max(self.counts.most_held, self.held + reads)
+        self.counts.max_held = max(self.counts.max_held, self.held + reads)
         return total_s
 
     def end_step(self, drag: float = 1.0) -> list[Sequence]:

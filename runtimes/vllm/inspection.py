@@ -18,7 +18,7 @@ from runtimes.errors import LoadError
 
 _CODE = (".py", ".pyc", ".so", ".pyd")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _LARGEST_DEPTH = 64
 
 
@@ -55,8 +55,8 @@ def _refuse(fault: OSError) -> None:
 
 def _names_code(path: str) -> bool:
     """Raises LoadError for what is no JSON."""
-    if os.path.getsize(path) > _MOST_BYTES:
-        raise LoadError(f"{path} is larger than {_MOST_BYTES} bytes; a model's settings are not")
+    if os.path.getsize(path) > _MAX_BYTES:
+        raise LoadError(f"{path} is larger than {_MAX_BYTES} bytes; a model's settings are not")
     try:
         with open(path, encoding="utf-8") as file:
             return _has_auto_map(json.load(file), 0)

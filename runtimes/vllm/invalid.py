@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 _MOST = 3  # fields, and alternatives at one place
-_MOST_FAULTS = 10_000  # take 0.1 s to look at, in which the engine hands on nobody's tokens
+_MAX_FAULTS = 10_000  # take 0.1 s to look at, in which the engine hands on nobody's tokens
 # An alternative of a union, by the name of its type or of the function that makes it.
 # Callers' keys are looked at, too, so each character is only once.
 _ALTERNATIVE = re.compile(
@@ -30,7 +30,7 @@ Fault = dict[str, Any]
 
 def sentence(error: ValidationError) -> tuple[str, str | None]:
     """What is wrong and where, and the field at fault, None for the whole body."""
-    if error.error_count() > _MOST_FAULTS:
+    if error.error_count() > _MAX_FAULTS:
         return "the request does not fit the API: nearly all of its values have a wrong type", None
     faults: list[Fault] = [dict(each) for each in error.errors(include_url=False)]
     fields = list(dict.fromkeys(_field(each) for each in faults))

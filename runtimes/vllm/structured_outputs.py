@@ -92,7 +92,7 @@ class _Counts:
         """Raises `Unsupported`."""
         self.expressions += 1
         for bounds in _REPETITION.findall(pattern):
-            self.lengths += max(int(f"0{bound[:_MOST_DIGITS]}") for bound in bounds)
+            self.lengths += max(int(f"0{bound[:_MAX_DIGITS]}") for bound in bounds)
         self._check(where)
 
     def _check(self, where: str) -> None:
@@ -461,7 +461,7 @@ _ODD = (
     (re.compile(r"\\[bBAZzG]"), "a boundary"),
     (re.compile(r"\\[pP]"), "a class of Unicode"),
 )
-_MOST_DIGITS = 100  # of a bound: more are cut off, and are too many all the same
+_MAX_DIGITS = 100  # of a bound: more are cut off, and are too many all the same
 _REPETITION = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 

@@ -15,7 +15,7 @@ def tell(demand, gateway, rate, since, until, start=0.0, every_s=1.0, request_s=
         reading = DemandReading(
             start + work, (start + work) * request_s, round((start + work) / request_s)
         )
-        demand.hear(gateway, reading, since + n * every_s)
+        demand.on_report(gateway, reading, since + n * every_s)
 
 
 def rate(demand, window_s, now):
@@ -62,7 +62,7 @@ def test_gateways_add_up():
 def test_lost_message_loses_no_work():
     demand = Demand()
     tell(demand, "a", 2.0, 0.0, 20.0)
-    demand.hear("a", DemandReading(48.0, 4.8, 480), 24.0)
+    demand.on_report("a", DemandReading(48.0, 4.8, 480), 24.0)
     assert rate(demand, 8.0, 24.0) == pytest.approx(2.0)
 
 
@@ -117,22 +117,22 @@ def test_counters_that_run_back_begin_anew():
 def test_what_is_no_amount_of_work_is_refused(wrong):
     demand = Demand()
     with pytest.raises(ValueError, match="gateway a reports"):
-        demand.hear("a", DemandReading(offered_s=wrong), 0.0)
+        demand.on_report("a", DemandReading(offered_s=wrong), 0.0)
     assert not demand.view((8.0,), 0.0).fresh
 
 
 def test_only_requests_count_as_called():
     demand = Demand()
-    demand.hear("a", DemandReading(5.0, 1.0, 50), 0.0)
-    demand.hear("a", DemandReading(5.0, 1.0, 50), 1.0)
+    demand.on_report("a", DemandReading(5.0, 1.0, 50), 0.0)
+    demand.on_report("a", DemandReading(5.0, 1.0, 50), 1.0)
     assert demand.view((8.0,), 1.0).requested_at is None
-    demand.hear("a", DemandReading(5.1, 1.0, 51), 2.0)
+    demand.on_report("a", DemandReading(5.1, 1.0, 51), 2.0)
     assert demand.view((8.0,), 2.0).requested_at == 2.0
 
 
 def test_what_waits_at_a_gateway_that_is_new_counts_as_called():
     demand = Demand()
-    demand.hear("a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 3.0)
+    demand.on_report("a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 3.0)
     assert demand.view((8.0,), 3.0).requested_at == 3.0
     assert demand.view((8.0,), 3.0).waits
 
@@ -147,7 +147,7 @@ def test_even_work_has_no_scatter_and_a_slow_rise_hardly_any():
     even, rising = Demand(), Demand()
     tell(even, "a", 2.0, 0.0, 100.0)
     for second in range(100):
-        rising.hear("a", DemandReading(0.01 * second**2), float(second))
+        rising.on_report("a", DemandReading(0.01 * second**2), float(second))
     assert even.dispersion_s(100.0) == pytest.approx(0.0)
     assert rising.dispersion_s(99.0) < 0.01
 
@@ -155,7 +155,7 @@ def test_even_work_has_no_scatter_and_a_slow_rise_hardly_any():
 def test_work_in_lumps_scatters():
     demand = Demand()
     for second in range(100):
-        demand.hear("a", DemandReading(float(second // 8 * 8)), float(second))
+        demand.on_report("a", DemandReading(float(second // 8 * 8)), float(second))
     assert demand.dispersion_s(99.0) > 2.0
 
 

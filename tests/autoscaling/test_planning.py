@@ -20,7 +20,7 @@ class Story:
             self.now += 1.0
             self.work += rate
             if not silent:
-                self.demand.hear("a", DemandReading(self.work, self.work * 0.05), self.now)
+                self.demand.on_report("a", DemandReading(self.work, self.work * 0.05), self.now)
             if looked_at:
                 view = self.demand.view((8.0, 64.0), self.now)
                 if view.fresh:
@@ -69,7 +69,7 @@ def test_time_away_moves_the_season_on_too():
     other.load(story.planning.save(story.now), 5_000.0 - 1_800.0)
     demand = Demand()
     for second in range(60):
-        demand.hear("b", DemandReading(2.0 * second), 5_000.0 + second)
+        demand.on_report("b", DemandReading(2.0 * second), 5_000.0 + second)
     view = demand.view((8.0, 64.0), 5_059.0)
     other.step(view, demand, 30.0, 5_059.0)
     assert other.forecast.minute == 10 + 30 + 1

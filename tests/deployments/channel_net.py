@@ -17,7 +17,7 @@ from fake_engines import until
 
 from deployments.contract.channel.frames import (
     GATEWAY_KINDS,
-    MOST_FRAME_BYTES,
+    MAX_FRAME_BYTES,
     Frame,
     FrameReader,
     Kind,
@@ -202,7 +202,7 @@ class Stranger:
         if self.mute:
             self.say(self)
         shaking = ReplicaHandshake(self.key, self.name)
-        frames = FrameReader(frozenset({Kind.HELLO, Kind.PROOF}) | GATEWAY_KINDS, MOST_FRAME_BYTES)
+        frames = FrameReader(frozenset({Kind.HELLO, Kind.PROOF}) | GATEWAY_KINDS, MAX_FRAME_BYTES)
         try:
             while data := await reader.read(1 << 16):
                 for frame in frames.feed(data):

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, cast
 
-from deployments.contract.channel.frames import MOST_FRAME_BYTES, Buffer, FrameReader, Kind, framed
+from deployments.contract.channel.frames import MAX_FRAME_BYTES, Buffer, FrameReader, Kind, framed
 from deployments.contract.channel.handshake import GatewayHandshake, reason_of
 from deployments.process.sockets import host_and_port
 from deployments.replica.channel_server import ChannelServer
@@ -23,7 +23,7 @@ class Peer(asyncio.Protocol):
         self.got: list[Got] = []
         self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.received_bytes = 0
-        self._reader = FrameReader(frozenset(Kind), MOST_FRAME_BYTES)
+        self._reader = FrameReader(frozenset(Kind), MAX_FRAME_BYTES)
         self._news = asyncio.Event()
 
     @classmethod

@@ -81,8 +81,8 @@ class Following:
             self._follow_pool,
         )
 
-    def _connect(self, app: str, gateway: str, *, speaks: bool) -> Engines:
-        self.channels.append((app, gateway, speaks))
+    def _connect(self, app: str, gateway: str, *, sends_heartbeats: bool) -> Engines:
+        self.channels.append((app, gateway, sends_heartbeats))
         open_at_once = asyncio.Event()
         open_at_once.set()
         return HeldUp(self.seeds.get(app, open_at_once))

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.contract.channel.frames import (
     GATEWAY_KINDS,
-    MOST_FRAME_BYTES,
+    MAX_FRAME_BYTES,
     REPLICA_KINDS,
     Buffer,
     Frame,
@@ -30,7 +30,7 @@ def to_gateway(kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> Frame:
 
 
 def _travelled(kinds: frozenset[Kind], parts: Sequence[Buffer]) -> Frame:
-    (frame,) = FrameReader(kinds, MOST_FRAME_BYTES).feed(b"".join(parts))
+    (frame,) = FrameReader(kinds, MAX_FRAME_BYTES).feed(b"".join(parts))
     return frame
 
 

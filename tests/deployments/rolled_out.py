@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.control.registry.registry import Registry
 
-ROLLOUT = {"steps_percent": [50], "hold_s": 1, "least_requests": 1}
+ROLLOUT = {"steps_percent": [50], "hold_s": 1, "min_requests": 1}
 
 
 def model(base_ms: float, **fields: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from deployments.contract.description import (
     dispatcher_settings,
 )
 from deployments.gateway.models.served_model import terms
-from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.process.replica_directory import RunningReplica
@@ -69,7 +69,7 @@ class Bench:
         key = key or b"%d" % next(self._prompts)
         generation = Generation(50)
         prompt = Prompt("chat", b"{}", tokens, generation, streams, fingerprint=key)
-        asked = Demand("t", 1, min(1.0, expires_s), expires_s)
+        asked = QueueRequest("t", 1, min(1.0, expires_s), expires_s)
         return self.queue.submit(prompt, self.terms, asked._replace(**demand))
 
     async def begun(self, count: int) -> int:

@@ -22,7 +22,7 @@ from in_process import Stand, standing
 from deployments.preprocess.tokenizer import TextTokenizer
 from runtimes.types import Batch, Limits, Ragged, Result, StageTimes, TensorSpec
 
-MOST_ROWS, MOST_LENGTH = 4096, 512
+MAX_ROWS, MAX_LENGTH = 4096, 512
 
 
 class Wide(FakeRuntime):
@@ -52,8 +52,8 @@ async def wide_stand(
     runtime: Wide, folder: Path, task: str = "tensors", labels: Sequence[str] = (), **options: Any
 ) -> AsyncIterator[Stand]:
     model: dict[str, Any] = {
-        "runtime": "synthetic", "task": task, "lengths": {"max": MOST_LENGTH},
-        "queue": {"max_rows": MOST_ROWS}, "slo": {"latency_ms": 60_000},
+        "runtime": "synthetic", "task": task, "lengths": {"max": MAX_LENGTH},
+        "queue": {"max_rows": MAX_ROWS}, "slo": {"latency_ms": 60_000},
     }  # fmt: skip
     if labels:
         model["classify"] = {"labels": list(labels), "top_k": 5}
@@ -63,7 +63,7 @@ async def wide_stand(
             words = tokenizers.Tokenizer(vocabulary).to_str().encode()
             embeds = {"embed_output": "out", "embed_width": len(runtime.numbers)}
             stand.swap("m", tokenizer_digest="words", **(embeds if task == "embed" else {}))
-            stand.models.served["m"].tokenizer = TextTokenizer(words, MOST_LENGTH, False, 0)
+            stand.models.served["m"].tokenizer = TextTokenizer(words, MAX_LENGTH, False, 0)
         stand.channels["m"].calls = _Forgetful()
         yield stand
 

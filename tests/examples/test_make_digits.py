@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "deployments"))
 from in_process import Stand, ask, standing
 
 pytestmark = pytest.mark.slow
-LEAST_RIGHT = 0.95
+MIN_RIGHT = 0.95
 EXAMPLE = Path(examples.__file__).parent / "digits.yaml"
 
 
@@ -93,7 +93,7 @@ def test_it_is_right_on_what_it_has_not_seen_and_knows_how_sure_to_be(
     made: Path, side: int
 ) -> None:
     logits, wanted = offline(made, side), digits(made)
-    assert (logits.argmax(axis=1) == wanted).mean() > LEAST_RIGHT
+    assert (logits.argmax(axis=1) == wanted).mean() > MIN_RIGHT
     temperature = json.loads((made / "classify.json").read_text())["temperature"]
     assert expected_calibration_error(softmax(logits, temperature), wanted) < 0.05
 

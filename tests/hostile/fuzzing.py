@@ -50,7 +50,7 @@ LIMITS = {"max_body_bytes": 65_536, "max_inflated_bytes": 131_072, "body_timeout
 _SAID_EVERY = 2000
 _AGAIN_LATER = 503
 _LOOKS = 10
-MOST_GROWN_MIB = 64
+MAX_GROWN_MIB = 64
 _MIB = 1024 * 1024
 _ODD: list[object] = [
     None, True, -1, 0, 1, 2**31, 2**63, -(2**63), 1e308, 1e-320, "", "\x00", "\ud7ff", "%s%n",
@@ -298,7 +298,7 @@ async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counte
     for odd in kinds.odd:
         say(odd)
     say(f"MiB after each tenth: {', '.join(f'{mib:.1f}' for mib in resident)}")
-    if (grown := resident[-1] - resident[1]) > MOST_GROWN_MIB:
+    if (grown := resident[-1] - resident[1]) > MAX_GROWN_MIB:
         raise Broken(f"memory grew by {grown:.0f} MiB after the first fifth")
     return ends
 

@@ -99,7 +99,7 @@ class Keyed:
         self.stand = stand = Stand(
             MODELS, self._folder, gateway={"auth": "required"} | gateway, runtimes=encoders
         )
-        stand.telemetry._access = AccessLog(least_status=0, most_per_s=1_000_000)
+        stand.telemetry._access = AccessLog(min_status=0, max_per_s=1_000_000)
         add(stand, described, "chat", engines=self.engines)
         text = yaml.safe_dump({"tenants": TENANTS, "operators": {"keys": [hash_key(OPERATOR)]}})
         revoked = RevokedKeys(lambda: frozenset({hash_key(REVOKED)}))

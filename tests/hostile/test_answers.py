@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from generating import CHAT, COMPLETIONS, add
 from in_process import standing
-from wide_models import MOST_LENGTH, MOST_ROWS, Wide, asked, wide_stand
+from wide_models import MAX_LENGTH, MAX_ROWS, Wide, asked, wide_stand
 
 from tests.deployments.conftest import described
 
 ROWS = 2048  # of texts; tensors may have as many as wait
-MOST_GROWN_BYTES = 100_000_000
+MAX_GROWN_BYTES = 100_000_000
 LARGEST_PART = 4 << 20
 INFER, PREDICT = "/v2/models/m/infer", "/v1/models/m:predict"
 
@@ -53,22 +53,22 @@ ANSWERED: dict[str, tuple[int, dict[str, Any], tuple[str, Any]]] = {
     "embeddings at the bound": (8192, EMBEDS, embeddings(encoding_format="base64")),
     "all of 1,000 labels": (1000, {"labels": 1000}, classify()),
     "few of many labels": (8192, {"labels": 8192}, classify(top_k=1)),
-    "tensors": (4096, TENSORS, infer(MOST_ROWS)),
-    "binary tensors": (4096, TENSORS, infer(MOST_ROWS, **BINARY)),
-    "rows": (4096, TENSORS, predict(*[1] * MOST_ROWS)),
-    "columns": (4096, TENSORS, (PREDICT, {"inputs": [[0]] * MOST_ROWS})),
+    "tensors": (4096, TENSORS, infer(MAX_ROWS)),
+    "binary tensors": (4096, TENSORS, infer(MAX_ROWS, **BINARY)),
+    "rows": (4096, TENSORS, predict(*[1] * MAX_ROWS)),
+    "columns": (4096, TENSORS, (PREDICT, {"inputs": [[0]] * MAX_ROWS})),
     # The replica is in this process too, and has the row three times.
-    "a row": (8192, {"ragged": True}, predict(MOST_LENGTH)),
-    "rows of one token": (4096, {"ragged": True}, infer(MOST_ROWS, **BINARY)),
+    "a row": (8192, {"ragged": True}, predict(MAX_LENGTH)),
+    "rows of one token": (4096, {"ragged": True}, infer(MAX_ROWS, **BINARY)),
 }
 REFUSED: dict[str, tuple[int, dict[str, Any], tuple[str, Any], str]] = {
     "embeddings": (16_384, EMBEDS, embeddings(), "at most 1024 such rows"),
     "all of 4,000 labels": (4000, {"labels": 4000}, classify(), "fewer labels (top_k)"),
     "one of 16,384 labels": (16_384, {"labels": 16_384}, classify(top_k=1), "at most 1024 such"),
-    "tensors": (8192, TENSORS, infer(MOST_ROWS), "fewer outputs"),
-    "rows": (8192, TENSORS, predict(*[1] * MOST_ROWS), "at most 2048 such rows"),
-    "long rows": (768, {"ragged": True}, infer(64, MOST_LENGTH), "at most 42 such rows"),
-    "a row": (65_536, {"ragged": True}, predict(MOST_LENGTH), "send a shorter row"),
+    "tensors": (8192, TENSORS, infer(MAX_ROWS), "fewer outputs"),
+    "rows": (8192, TENSORS, predict(*[1] * MAX_ROWS), "at most 2048 such rows"),
+    "long rows": (768, {"ragged": True}, infer(64, MAX_LENGTH), "at most 42 such rows"),
+    "a row": (65_536, {"ragged": True}, predict(MAX_LENGTH), "send a shorter row"),
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ async def test_a_large_answer_comes_in_pieces_and_takes_what_its_outputs_take(
         grown = tracemalloc.get_traced_memory()[1] - before
         assert got.status == 200, got.beginning
         assert max(got.parts) <= LARGEST_PART
-        assert grown < MOST_GROWN_BYTES
+        assert grown < MAX_GROWN_BYTES
         services = stand.app._pipeline._services
         assert services.limits.room.held_bytes == services._under_way.used == 0
 
@@ -128,11 +128,11 @@ async def test_a_width_that_only_the_answer_tells_is_bounded_when_it_is_there(
 
 
 CHAT_OF_MANY = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "n": 128}
-MOST_LOGPROBS = {"logprobs": True, "top_logprobs": 20}
+MAX_LOGPROBS = {"logprobs": True, "top_logprobs": 20}
 COMPLETION = {"model": "chat", "prompt": [[1] * 30] * 12}
 GENERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "sequences × tokens × log-probabilities": (
-        CHAT, {**CHAT_OF_MANY, **MOST_LOGPROBS, "max_tokens": 90}
+        CHAT, {**CHAT_OF_MANY, **MAX_LOGPROBS, "max_tokens": 90}
     ),
     "of the prompts' echo": (COMPLETIONS, {**COMPLETION, "n": 10, "echo": True, "logprobs": 100}),
 }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from ray_cluster import HERE, THERE, Cluster, until
 from served import HEADRACE, patient
 
-from deployments.gateway.http.strict_protocol import MOST_HEADERS
+from deployments.gateway.http.strict_protocol import MAX_HEADERS
 
 pytestmark = pytest.mark.integration
 
@@ -80,7 +80,7 @@ def own_port(cluster: Cluster) -> int:
 
 
 def test_a_gateways_own_port_is_as_strict_as_haproxy(cluster):
-    many = b"".join(b"x-%d: 1\r\n" % n for n in range(2 * MOST_HEADERS))
+    many = b"".join(b"x-%d: 1\r\n" % n for n in range(2 * MAX_HEADERS))
     request = b"GET / HTTP/1.1\r\nhost: x\r\n"
     haproxy = (cluster.gateway["host"], cluster.gateway["port"])
     own = (HERE, own_port(cluster))

@@ -137,7 +137,7 @@ def test_answers_written_are_as_the_weights_when_each_tenant_comes_to_one_gatewa
     assert (heavy + light) * WORDS * 0.03 / 4 > 0.6 * MEASURE_S  # the engine was short
 
 
-def test_what_one_gateway_has_convicted_ends_no_replica_for_the_other(server):
+def test_what_one_gateway_has_quarantined_ends_no_replica_for_the_other(server):
     def ask(gateway: str, *ids: int) -> int:
         url = f"{gateway}/v2/models/frail/infer"
         return httpx.post(url, json=infer_body(list(ids)), timeout=ANSWER_S).status_code

@@ -12,7 +12,7 @@ from deployments.tools.observability.rules_file import rules
 from tests.kube.chart import Values, objects
 
 ON = {"observability": {"rules": {"enabled": True}, "dashboards": {"enabled": True}}}
-_MOST_BYTES = 2**20  # of an object in the API server's store
+_MAX_BYTES = 2**20  # of an object in the API server's store
 
 
 def test_neither_is_made_unless_asked_for(plain: Values) -> None:
@@ -61,4 +61,4 @@ def test_grafanas_sidecar_finds_each_dashboard_as_it_is(plain: Values) -> None:
     assert {name: json.loads(text) for name, text in texts.items()} == {
         f"{dashboard.name}.json": dashboard_model(dashboard) for dashboard in DASHBOARDS
     }
-    assert all(len(json.dumps(each)) < _MOST_BYTES for each in found)
+    assert all(len(json.dumps(each)) < _MAX_BYTES for each in found)

@@ -54,7 +54,7 @@ def test_shares_give_out_the_capacity_and_no_more_than_is_wanted(asked, capacity
 
 
 def test_equal_service_of_unequal_demand_is_fair():
-    accounts = Fairness(EQUAL, 0.0, 20.0, least_batches=1)
+    accounts = Fairness(EQUAL, 0.0, 20.0, min_batches=1)
     for second in range(20):
         accounts.came("a", second, 10.0)
         accounts.came("b", second, 0.3)
@@ -63,11 +63,11 @@ def test_equal_service_of_unequal_demand_is_fair():
         accounts.served("b", second, 0.3)
     accounts.finish(20.0)
     assert [window.from_s for window in accounts.windows] == [0.0, 10.0]
-    assert accounts.least_jain == pytest.approx(1.0)
+    assert accounts.min_jain == pytest.approx(1.0)
 
 
 def test_service_by_arrival_is_not():
-    accounts = Fairness(EQUAL, 0.0, 10.0, least_batches=1)
+    accounts = Fairness(EQUAL, 0.0, 10.0, min_batches=1)
     for second in range(10):
         accounts.came("a", second, 10.0)
         accounts.came("b", second, 1.0)
@@ -75,11 +75,11 @@ def test_service_by_arrival_is_not():
         accounts.served("a", second, 10 / 11)
         accounts.served("b", second, 1 / 11)
     accounts.finish(10.0)
-    assert accounts.least_jain < 0.65
+    assert accounts.min_jain < 0.65
 
 
 def test_the_worst_window_counts():
-    accounts = Fairness(EQUAL, 0.0, 20.0, least_batches=1)
+    accounts = Fairness(EQUAL, 0.0, 20.0, min_batches=1)
     for second in range(20):
         starved = second >= 10
         for name in EQUAL:
@@ -90,21 +90,21 @@ def test_the_worst_window_counts():
     accounts.finish(25.0)
     first, second = (window.jain for window in accounts.windows)
     assert (first, second) == (pytest.approx(1.0), pytest.approx(0.5))
-    assert accounts.least_jain == second
+    assert accounts.min_jain == second
 
 
 def test_what_waits_from_before_is_still_wanted():
-    accounts = Fairness(EQUAL, 10.0, 20.0, least_batches=0)
+    accounts = Fairness(EQUAL, 10.0, 20.0, min_batches=0)
     accounts.came("a", 1.0, 5.0)
     accounts.came("b", 1.0, 5.0)
     accounts.served("a", 12.0, 5.0)
     accounts.finish(20.0)
     assert accounts.windows[0].tenants["b"].wanted == 5.0
-    assert accounts.least_jain == pytest.approx(0.5)
+    assert accounts.min_jain == pytest.approx(0.5)
 
 
 def test_what_was_given_up_is_not_wanted_any_more():
-    accounts = Fairness(EQUAL, 10.0, 20.0, least_batches=0)
+    accounts = Fairness(EQUAL, 10.0, 20.0, min_batches=0)
     accounts.came("b", 1.0, 5.0)
     accounts.gone("b", 2.0, 5.0)
     accounts.came("a", 11.0, 5.0)
@@ -114,19 +114,19 @@ def test_what_was_given_up_is_not_wanted_any_more():
 
 
 def test_tenants_of_few_batches_do_not_count():
-    accounts = Fairness(EQUAL, 0.0, 10.0, least_batches=20)
+    accounts = Fairness(EQUAL, 0.0, 10.0, min_batches=20)
     for _ in range(10):
         accounts.batch(1.0)
     accounts.came("a", 1.0, 9.0)
     accounts.served("a", 1.0, 9.0)
     accounts.finish(10.0)
-    assert accounts.least_jain is None
+    assert accounts.min_jain is None
 
 
 def test_run_shorter_than_a_window_is_one_window():
-    accounts = Fairness(EQUAL, 0.0, 4.0, least_batches=0)
+    accounts = Fairness(EQUAL, 0.0, 4.0, min_batches=0)
     for name in EQUAL:
         accounts.came(name, 1.0, 1.0)
         accounts.served(name, 2.0, 1.0)
     accounts.finish(4.0)
-    assert accounts.least_jain == 1.0
+    assert accounts.min_jain == 1.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtests.mlperf import checks, estimate_s, least_queries, most_late, scenario_of
+from loadtests.mlperf import checks, estimate_s, min_queries, most_late, scenario_of
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Record, TenantLengthStats
 from loadtests.traffic.scenario_file import check
@@ -15,7 +15,7 @@ BASE = check({"duration_s": 5, "arrivals": {"rate": 1}, "lengths": {"fixed": 8}}
     [(1, 0.90, 64), (1, 0.99, 662), (0, 0.90, 44), (0, 0.99, 459)],
 )
 def test_least_counts_are_the_published_ones(late, percentile, queries):
-    assert least_queries(late, percentile) == queries
+    assert min_queries(late, percentile) == queries
 
 
 def test_many_queries_may_be_late_nearly_as_often_as_the_percentile_says():
@@ -28,7 +28,7 @@ def test_many_queries_may_be_late_nearly_as_often_as_the_percentile_says():
 def test_as_many_may_be_late_as_queries_allow(queries, late):
     found = most_late(queries, 0.90)
     assert late is None or found == late
-    assert least_queries(found + 1, 0.90) > queries
+    assert min_queries(found + 1, 0.90) > queries
 
 
 def histogram(*seconds: float) -> LatencyHistogram:

@@ -73,15 +73,15 @@ def test_answers_headers_tell_batches_padding_and_waits():
     record, _ = kept(played(10, head=HEAD), played(10, head=b"http/1.1 200 ok\r\nx-bucket: ?\r\n"))
     assert record.batch_sizes == {8: 1}
     assert (record.tokens, record.padded_tokens) == (16, 40)
-    assert record.total().wait.most_s == 0.0025
+    assert record.total().wait.max_s == 0.0025
 
 
 def test_streams_tell_their_tokens():
     record, _ = kept(played(10, 1.0, heard=AnswerFacts(10.2, 10.9, 8)))
     total = record.total()
     assert total.tokens_out == 8
-    assert total.first.most_s == pytest.approx(0.2)
-    assert total.per_token.most_s == pytest.approx(0.1)
+    assert total.first.max_s == pytest.approx(0.2)
+    assert total.per_token.max_s == pytest.approx(0.1)
 
 
 def test_seconds_say_what_was_under_way_at_their_end():

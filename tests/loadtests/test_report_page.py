@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.report.figures import MOST_SERIES, binned, figures
+from loadtests.report.figures import MAX_SERIES, binned, figures
 from loadtests.report.html import html, write
 from loadtests.report.latency_figures import curve
 from loadtests.report.plots import thinned
-from loadtests.report.scale import MOST_TICKS, Scale, linear, logarithmic
+from loadtests.report.scale import MAX_TICKS, Scale, linear, logarithmic
 from loadtests.report.table import aligned, lines, share
-from loadtests.report.time_series_figures import MOST_SPANS, spans
+from loadtests.report.time_series_figures import MAX_SPANS, spans
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Client, Record, Second, TenantLengthStats
 from loadtests.results.report_table import Table
@@ -136,7 +136,7 @@ def test_only_so_many_tenants_are_drawn_and_all_are_listed(make_record) -> None:
         cells[f"t{number}"][32].latency.add(0.01)
     record = make_record(cells=cells)
     first = next(iter(figures(record)))
-    assert first.legend == tuple(f"t{number}" for number in range(30 - MOST_SERIES, 30))
+    assert first.legend == tuple(f"t{number}" for number in range(30 - MAX_SERIES, 30))
     assert "t3 " in "\n".join(lines(record))
 
 
@@ -159,7 +159,7 @@ def test_names_do_not_break_columns() -> None:
 def test_long_runs_are_drawn_by_their_worst_seconds() -> None:
     time_series = [Second(offered=at, under_way=at, p99_ms=float(at)) for at in range(1000)]
     found = spans(time_series)
-    assert len(found) <= MOST_SPANS
+    assert len(found) <= MAX_SPANS
     assert found[0].seconds == 9
     assert found[0].offered == 4
     assert (found[0].under_way, found[0].p99_ms, found[0].p50_ms) == (8, 8.0, None)
@@ -173,7 +173,7 @@ def test_long_runs_are_drawn_by_their_worst_seconds() -> None:
 )  # fmt: skip
 def test_ticks_are_few_and_on_the_axis(scale: Scale) -> None:
     ticks = scale.ticks()
-    assert 2 <= len(ticks) <= MOST_TICKS + 1
+    assert 2 <= len(ticks) <= MAX_TICKS + 1
     assert ticks == sorted(ticks)
     assert all(-1e-6 <= scale.at(tick) <= 1 + 1e-6 for tick in ticks)
 

@@ -64,11 +64,9 @@ class Driver:
     def replicas(self, *ids: str, capacity: float = 1, at: float | None = None) -> list[Action]:
         return self.step(Replicas(tuple(Replica(each, capacity) for each in ids)), at)
 
-    def streams(self, *ids: str, capacity: float, most_leases: int = 0) -> list[Action]:
+    def streams(self, *ids: str, capacity: float, max_leases: int = 0) -> list[Action]:
         kind = ReplicaKind.STREAM
-        return self.step(
-            Replicas(tuple(Replica(each, capacity, kind, most_leases) for each in ids))
-        )
+        return self.step(Replicas(tuple(Replica(each, capacity, kind, max_leases) for each in ids)))
 
     def moves(
         self,

@@ -51,13 +51,13 @@ def found(
     *,
     before_s: float = 0.0,
     urgent_s: float = 0.0,
-    rivals: float = 0.0,
+    competing_weight: float = 0.0,
     capacity: float = 1.0,
 ) -> Newcomer:
     """What it finds in the queue."""
     slack_s = tracked.latest_start - now
     return Newcomer(
-        tracked, NOTHING, tracked.edge, slack_s, capacity, 0.0, before_s, urgent_s, rivals
+        tracked, NOTHING, tracked.edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
     )
 
 

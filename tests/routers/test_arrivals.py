@@ -77,7 +77,7 @@ def test_request_is_priced_as_its_rows_are(lengths, pads):
 
 def test_rows_of_a_suspected_request_travel_alone():
     (row,) = admitted(arrivals(), 10, suspect=True).rows
-    assert row.travels_alone
+    assert row.isolated
 
 
 def test_gap_is_known_from_the_second_arrival_on():

@@ -30,27 +30,27 @@ def test_ten_lumps_at_once_count_as_one_ten_times_larger():
 
 
 def test_first_level_is_believed():
-    assert TimeAverage(1.0).tell(3.0, 100.0) == 3.0
+    assert TimeAverage(1.0).report(3.0, 100.0) == 3.0
 
 
 def test_level_is_averaged_by_how_long_it_held():
     level = TimeAverage(1.0)
     now = 0.0
     for _ in range(20):
-        level.tell(1.0, now)
-        level.tell(0.0, now + 0.09)  # nine tenths of the time
+        level.report(1.0, now)
+        level.report(0.0, now + 0.09)  # nine tenths of the time
         now += 0.1
-    assert level.tell(1.0, now) == pytest.approx(0.9, abs=0.05)
+    assert level.report(1.0, now) == pytest.approx(0.9, abs=0.05)
 
 
 def test_how_often_a_level_is_told_does_not_matter():
     rarely, often = TimeAverage(1.0), TimeAverage(1.0)
     for level in (rarely, often):
-        level.tell(1.0, 0.0)
-        level.tell(0.0, 0.0)
+        level.report(1.0, 0.0)
+        level.report(0.0, 0.0)
     for n in range(100):
-        often.tell(0.0, 0.01 * n)
-    assert often.tell(0.0, 1.0) == pytest.approx(rarely.tell(0.0, 1.0))
+        often.report(0.0, 0.01 * n)
+    assert often.report(0.0, 1.0) == pytest.approx(rarely.report(0.0, 1.0))
 
 
 def test_it_starts_idle():

@@ -52,7 +52,7 @@ def test_fresh_controllers_hold_nobody_back():
 def test_every_flow_shows_what_it_is_held_by():
     controllers = Controllers(SETTINGS)
     tracked = came(A, inflight=3, forecast_s=0.1)
-    told(controllers, found(tracked, before_s=0.5, rivals=1.0), 0.0)
+    told(controllers, found(tracked, before_s=0.5, competing_weight=1.0), 0.0)
     controllers.waited(tracked, 0.4, taken=True)
     shown = states(controllers)
     ((priority, tenant, margin_s),) = shown["feasibility"].by_flow

@@ -186,7 +186,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                     assert all(lease.replica.leases for lease in row.moved_from)
                     known.moved[row.index] = ids
                     known.waiting.add(row.index)
-                    if row.travels_alone:
+                    if row.isolated:
                         known.retried.add(row.index)
 
     @rule(

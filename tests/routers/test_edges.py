@@ -142,7 +142,7 @@ def test_no_other_edges_have_a_higher_capacity(weights, slo_s):
     found = LeastSeconds().best(EdgeView(lengths, (points[-1],), 3, cost, bounds, 1.0))
     best = max(prices.capacity(each, 1.0) for each in all_choices(points, 3))
     assert found.capacity >= 0.99 * best
-    assert found.least_waste <= found.waste * (1 + 1e-9)
+    assert found.min_waste <= found.waste * (1 + 1e-9)
 
 
 def test_padding_is_minimised_with_all_edges():
@@ -185,7 +185,7 @@ def test_more_edges_than_allowed_give_way_though_fewer_cost_more():
 def test_edges_stay_while_better_ones_gain_little():
     made = solver(min_gain=0.5)
     assert made.solve((32, 104, 128, 512), cost, 60.0) is None
-    assert 0 < made.state.least_waste < made.state.waste
+    assert 0 < made.state.min_waste < made.state.waste
     assert made.state.switches == 0
     assert made.solve((512,), cost, 61.0) == (32, 128, 512)
     assert made.state.switches == 1

@@ -72,7 +72,7 @@ def test_reading_is_told_from_what_every_first_token_takes() -> None:
 def test_promised_time_a_token_bounds_the_sequences(tpot_s: float, most: float) -> None:
     points = tuple((n, n, 0.010 + 0.001 * n) for n in (1, 2, 4, 8, 16, 32, 64, 128))
     speed = EngineSpeed(GenerationParameters(tpot_s=tpot_s, profile=points))
-    assert speed.most_leases == pytest.approx(most)
+    assert speed.max_leases == pytest.approx(most)
 
 
 def test_fixed_values_are_not_learnt() -> None:

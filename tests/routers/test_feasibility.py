@@ -93,14 +93,15 @@ def test_burst_of_misses_does_not_overshoot():
 A, B, BULK = (0, "a"), (0, "b"), (2, "a")
 
 
-def claim(flow=A, *, ahead_s=0.0, weight=1.0, rivals=None, urgent_s=0.0, replicas=1):
+def claim(flow=A, *, ahead_s=0.0, weight=1.0, competing_weight=None, urgent_s=0.0, replicas=1):
     """One that comes with so much slack, at the time that it is called with."""
     own = weight if ahead_s else 0.0
 
     def comes(slack_s, now, before_s=ahead_s):
         return found(
             newcomers.came(flow, now, weight=weight, slack_s=slack_s), now, before_s=before_s,
-            urgent_s=urgent_s, rivals=own if rivals is None else rivals, capacity=replicas,
+            urgent_s=urgent_s, capacity=replicas,
+            competing_weight=own if competing_weight is None else competing_weight,
         )  # fmt: skip
 
     return comes
@@ -165,16 +166,16 @@ def test_wait_and_lateness_are_told():
 
 def test_flow_gets_its_weighted_share_beside_others():
     feasibility = Feasibility()
-    assert not late(feasibility, claim(ahead_s=0.05, weight=3.0, rivals=4.0))
-    assert late(Feasibility(), claim(B, ahead_s=0.05, weight=1.0, rivals=4.0))
+    assert not late(feasibility, claim(ahead_s=0.05, weight=3.0, competing_weight=4.0))
+    assert late(Feasibility(), claim(B, ahead_s=0.05, weight=1.0, competing_weight=4.0))
 
 
 def test_aggressor_is_given_what_its_neighbours_leave():
     """Nine neighbours wait at this moment, but the aggressor was lately given three quarters."""
     feasibility = Feasibility()
     now = serve(feasibility, {A: 0.75, B: 0.25})
-    assert not late(feasibility, claim(ahead_s=0.055, rivals=10.0), now=now)
-    assert late(feasibility, claim(ahead_s=0.07, rivals=10.0), now=now)
+    assert not late(feasibility, claim(ahead_s=0.055, competing_weight=10.0), now=now)
+    assert late(feasibility, claim(ahead_s=0.07, competing_weight=10.0), now=now)
 
 
 def test_neighbours_count_by_the_time_they_wait():
@@ -183,12 +184,12 @@ def test_neighbours_count_by_the_time_they_wait():
     feasibility = Feasibility()
     now = 0.0
     for _ in range(60):
-        judged(feasibility, claim(B, rivals=1.0), 1.0, now)
+        judged(feasibility, claim(B, competing_weight=1.0), 1.0, now)
         now += 0.018
-        judged(feasibility, claim(B, rivals=9.0), 1.0, now)
+        judged(feasibility, claim(B, competing_weight=9.0), 1.0, now)
         now += 0.002
-    assert not late(feasibility, claim(ahead_s=0.02, rivals=9.0), now=now)
-    assert late(Feasibility(), claim(ahead_s=0.02, rivals=9.0), now=now)
+    assert not late(feasibility, claim(ahead_s=0.02, competing_weight=9.0), now=now)
+    assert late(Feasibility(), claim(ahead_s=0.02, competing_weight=9.0), now=now)
 
 
 def test_less_urgent_flow_is_given_what_the_urgent_leave():

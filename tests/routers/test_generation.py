@@ -22,11 +22,11 @@ Start = Callable[..., Driver]
 
 
 def begin(start: Start, *ids: str, capacity: float = 10_000, **more: Any) -> Driver:
-    most_leases = more.pop("most_leases", 0)
+    max_leases = more.pop("max_leases", 0)
     generation = more.pop("generation", FIXED)
     settings = {"bucket_edges": EDGES, "generation": generation} | more
     driver = start(**settings)
-    driver.streams(*(ids or ("a",)), capacity=capacity, most_leases=most_leases)
+    driver.streams(*(ids or ("a",)), capacity=capacity, max_leases=max_leases)
     return driver
 
 
@@ -128,7 +128,7 @@ def test_impossible_counts_spoil_no_account(start: Start, output: int) -> None:
 
 def test_flow_of_long_outputs_is_passed_by_one_of_short_ones(start: Start) -> None:
     """Equal weights: whoever was given more waits, whatever was predicted."""
-    driver = begin(start, most_leases=1, generation=replace(FIXED, output_tokens=10))
+    driver = begin(start, max_leases=1, generation=replace(FIXED, output_tokens=10))
     running = one(driver.generate(1, 100, 4000, tenant="long"))
     for n in range(4):
         driver.generate(10 + n, 100, 4000, tenant="long")
@@ -187,16 +187,16 @@ def test_request_larger_than_a_replicas_cache_is_refused(
 
 
 def test_row_that_no_replica_can_hold_any_more_leaves(start: Start) -> None:
-    driver = begin(start, most_leases=1)
+    driver = begin(start, max_leases=1)
     lease = one(driver.generate(1, 10, 10))
     driver.generate(2, 5000, 10)
-    driver.streams("a", capacity=1000, most_leases=1)
+    driver.streams("a", capacity=1000, max_leases=1)
     assert Evict(2, Reason.TOO_LONG) in driver.close(lease)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_replica_holds_no_more_leases_than_it_may(start: Start, most: int) -> None:
-    driver = begin(start, most_leases=most)
+    driver = begin(start, max_leases=most)
     leases = [lease for n in range(5) for lease in sent(driver.generate(n, 10, 10))]
     assert len(leases) == most
     assert len(sent(driver.close(leases[0]))) == 1
@@ -224,7 +224,7 @@ def test_room_is_saved_for_a_large_row_however_many_small_ones_come(start: Start
 
 def test_short_generation_does_not_wait_behind_its_own_tenants_long_ones(start: Start) -> None:
     """Prompts are alike; what may come of them is not."""
-    driver = begin(start, most_leases=1)
+    driver = begin(start, max_leases=1)
     running = one(driver.generate(0, 50, 3000))
     for n in range(1, 9):
         driver.generate(n, 50, 3000)
@@ -350,7 +350,7 @@ def test_idle_replica_refuses_nobody(start: Start) -> None:
 
 def test_first_token_is_awaited_before_the_deadline(start: Start) -> None:
     """What reading such a prompt takes is left before the deadline."""
-    driver = begin(start, most_leases=1)
+    driver = begin(start, max_leases=1)
     for n in range(20):
         lease = one(driver.generate(n, 1000, 10, at=driver.now + 1.0))
         driver.moves(lease, 1000, 1, at=driver.now + 0.3)
@@ -377,7 +377,7 @@ def test_answers_that_come_whole_say_nothing_of_first_tokens(start: Start) -> No
 
 
 def test_newcomer_that_cannot_have_its_first_token_in_time_is_late(start: Start) -> None:
-    driver = begin(start, most_leases=1, late="refuse")
+    driver = begin(start, max_leases=1, late="refuse")
     driver.generate(1, 100, 4000)
     told = []
     for n in range(2, 12):
@@ -407,7 +407,7 @@ def test_frozen_core_learns_nothing_of_generations(start: Start) -> None:
 
 
 def test_more_urgent_row_stops_none_that_has_a_token(start: Start) -> None:
-    driver = begin(start, most_leases=1, preempt_streams=True)
+    driver = begin(start, max_leases=1, preempt_streams=True)
     lease = one(driver.generate(1, 100, 50, priority=2))
     driver.moves(lease, 100, 1)
     assert driver.generate(2, 100, 50, priority=0) == []

@@ -3,7 +3,7 @@
 import pytest
 
 from routers.policies.admission.feasibility import Feasibility
-from routers.policies.admission.length_shares import LEAST_SHARE, LengthUse, margin_part
+from routers.policies.admission.length_shares import MIN_SHARE, LengthUse, margin_part
 from tests.routers.newcomers import ask, came, found
 
 FLOW = (0, "a")
@@ -28,7 +28,7 @@ def test_one_that_has_little_of_it_with_none():
 
 
 def test_between_them_it_counts_in_proportion():
-    own = (1.0 + LEAST_SHARE) / 2.0
+    own = (1.0 + MIN_SHARE) / 2.0
     assert part(use(own), use(2.0 - own)) == pytest.approx(0.5)
 
 
@@ -43,7 +43,9 @@ def test_alone_or_before_anything_was_given_all_of_it_counts():
 
 
 def one(edge, now, before_s=9.0):
-    return found(came(FLOW, now, edge=edge, cost_s=0.01), now, before_s=before_s, rivals=1.0)
+    return found(
+        came(FLOW, now, edge=edge, cost_s=0.01), now, before_s=before_s, competing_weight=1.0
+    )
 
 
 def refused(feasibility, edge, now):

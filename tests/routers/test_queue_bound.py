@@ -6,14 +6,14 @@ from routers.api.actions import Dispatch, Evict, Reject
 from routers.api.events import Arrive, PeersServed
 from routers.api.requests import Generation, Reason, Report, Request, Tokens
 from routers.api.settings import GenerationParameters
-from routers.policies.admission.queue_bound import LEAST_ROWS, MOST_ROWS, most_rows
+from routers.policies.admission.queue_bound import MAX_ROWS, MIN_ROWS, max_rows
 
 FAST = ((1, 10, 0.001), (32, 10, 0.001))  # 32,000 rows a second
 SLOW = ((1, 10, 1.0), (32, 10, 1.0))
 
 
 def bound(driver):
-    return most_rows(driver.dispatcher._requests.bounds, rows=1)
+    return max_rows(driver.dispatcher._requests.bounds, rows=1)
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ def bound(driver):
     [
         (FAST, "a", 0.1, 3200),
         (FAST, "ab", 0.1, 6400),
-        (FAST, "a", 10.0, MOST_ROWS),
-        (SLOW, "a", 1.0, LEAST_ROWS + 1),
+        (FAST, "a", 10.0, MAX_ROWS),
+        (SLOW, "a", 1.0, MIN_ROWS + 1),
     ],
 )
 def test_as_many_wait_as_are_answered_before_they_expire(start, profile, replicas, timeout_s, rows):
@@ -44,7 +44,7 @@ def test_a_number_in_the_settings_or_unknown_costs_leave_their_bound(start, more
 
 def test_one_more_than_may_wait_is_refused(start):
     driver = start(bucket_edges=(10,), profile=SLOW, queue_timeout_s=1.0)
-    driver.arrive(1, *[10] * LEAST_ROWS, slo_s=1e6, timeout_s=1e6)
+    driver.arrive(1, *[10] * MIN_ROWS, slo_s=1e6, timeout_s=1e6)
     assert driver.arrive(2, 10, slo_s=1e6, timeout_s=1e6) == []
     (refused,) = driver.arrive(3, 10, slo_s=1e6, timeout_s=1e6)
     assert isinstance(refused, Reject)
@@ -85,7 +85,7 @@ def answer(driver, request, output=100):
 
 @pytest.mark.parametrize(
     ("timeout_s", "rows"),
-    [(0.5, LEAST_ROWS + 1), (5.0, LEAST_ROWS + 1), (600.0, 2000), (1e6, MOST_ROWS)],
+    [(0.5, MIN_ROWS + 1), (5.0, MIN_ROWS + 1), (600.0, 2000), (1e6, MAX_ROWS)],
 )
 def test_as_many_generations_wait_as_can_be_answered_before_they_expire(start, timeout_s, rows):
     assert bound(generating(start, timeout_s)) == pytest.approx(rows, rel=1e-3)
@@ -132,7 +132,7 @@ def test_one_generation_more_than_may_wait_is_refused(start):
     driver.streams("a", capacity=100)
     patient = {"slo_s": 1e6, "timeout_s": 1e6}
     driver.generate(0, 50, 10, **patient)
-    for request in range(1, LEAST_ROWS + 2):
+    for request in range(1, MIN_ROWS + 2):
         asked = Request(request, (50,), 0.0, 1e6, 1e6, generation=Generation(10))
         assert driver.dispatcher.step(Arrive(asked), 0.0) == []
     (refused,) = driver.generate(10_000, 50, 10, **patient)
@@ -154,7 +154,7 @@ def beside(driver, served_s, seconds):
 
 
 @pytest.mark.parametrize(
-    ("taken", "rows"), [(0.0, 3200), (0.5, 1600), (0.75, 800), (1.0, LEAST_ROWS + 1)]
+    ("taken", "rows"), [(0.0, 3200), (0.5, 1600), (0.75, 800), (1.0, MIN_ROWS + 1)]
 )
 def test_a_gateway_queues_what_others_leave_it_of_the_replicas(start, taken, rows):
     driver = start(bucket_edges=(10,), profile=FAST, queue_timeout_s=0.1, frozen=True)
@@ -183,7 +183,7 @@ def test_a_bound_that_falls_evicts_no_more_than_a_newcomer_needs(start):
     driver.now += 60.0
     report = Report(served=((0, "default", 60.0),))  # others have had all of it
     driver.step(PeersServed("a", report))
-    assert bound(driver) == LEAST_ROWS + 1
+    assert bound(driver) == MIN_ROWS + 1
     evicted = driver.arrive(5000, 10, tenant="y", **patient)
     assert [type(action) for action in evicted] == [Evict]
 

@@ -46,7 +46,7 @@ class Service:
                     tell_at[n] += 1.0
                     said[str(n)] = gateway.use(now)
                     others = {k: use for k, use in said.items() if k != str(n)}
-                    gateway.hear(others, self.count, now)
+                    gateway.on_report(others, self.count, now)
             self.passed.append(passed)
 
     def most(self, seconds: float) -> float:
@@ -135,8 +135,8 @@ def test_each_gateways_part_is_as_its_demand() -> None:
         for step in range(300):
             share.asks(demand / 100.0, step / 100.0)
     use_a, use_b = a.use(3.0), b.use(3.0)
-    a.hear({"b": use_b}, 2, 3.0)
-    b.hear({"a": use_a}, 2, 3.0)
+    a.on_report({"b": use_b}, 2, 3.0)
+    b.on_report({"a": use_a}, 2, 3.0)
     assert a.bucket.rate.per_s == pytest.approx(75.0, rel=0.02)
     assert b.bucket.rate.per_s == pytest.approx(25.0, rel=0.02)
 
@@ -144,7 +144,7 @@ def test_each_gateways_part_is_as_its_demand() -> None:
 def test_without_news_everybody_keeps_an_equal_part() -> None:
     share = RateShare.equal(WHOLE, 4, 0.0)
     assert share.bucket.rate.per_s == 25.0
-    share.hear({str(n): RateUse(0.0, 0.0) for n in range(3)}, 4, 1.0)
+    share.on_report({str(n): RateUse(0.0, 0.0) for n in range(3)}, 4, 1.0)
     assert share.bucket.rate.per_s == 100.0
     share.wait_s(1.0, 1.0 + SILENT_S)
     assert share.bucket.rate.per_s == 100.0
@@ -154,14 +154,14 @@ def test_without_news_everybody_keeps_an_equal_part() -> None:
 
 def test_a_gateway_that_nothing_is_heard_of_is_left_an_equal_part() -> None:
     share = RateShare.equal(WHOLE, 4, 0.0)
-    share.hear({"a": RateUse(0.0, 0.0)}, 4, 1.0)
+    share.on_report({"a": RateUse(0.0, 0.0)}, 4, 1.0)
     assert share.bucket.rate.per_s == 50.0
 
 
 def test_what_others_pass_counts_against_the_whole_rate() -> None:
     share = RateShare.equal(WHOLE, 2, 0.0)
-    share.hear({"a": RateUse(0.0, 10.0)}, 2, 1.0)
-    share.hear({"a": RateUse(0.0, 1010.0)}, 2, 2.0)
+    share.on_report({"a": RateUse(0.0, 10.0)}, 2, 1.0)
+    share.on_report({"a": RateUse(0.0, 1010.0)}, 2, 2.0)
     assert share.wait_s(1.0, 2.0) == pytest.approx((1000.0 - 50.0 - 200.0 + 1.0) / 100.0, abs=0.01)
     assert share.wait_s(1.0, 2.0 + 7.6) == 0.0
 
@@ -177,12 +177,12 @@ def test_where_all_are_asked_for_more_it_passes_evenly_in_time() -> None:
 def test_one_that_says_nothing_for_a_while_is_not_charged_for_its_past() -> None:
     share = RateShare.equal(WHOLE, 2, 0.0)
     for now, passed in ((1.0, 500.0), (2.0, 0.0), (3.0, 510.0)):
-        share.hear({"a": RateUse(0.0, passed)}, 2, now)
+        share.on_report({"a": RateUse(0.0, passed)}, 2, now)
     assert share.ledger.level(3.0) == pytest.approx(share.ledger.rate.burst - 10.0)
 
 
 def test_another_rate_begins_with_an_equal_part() -> None:
     share = RateShare.equal(WHOLE, 2, 0.0)
-    share.hear({"a": RateUse(0.0, 0.0)}, 2, 1.0)
+    share.on_report({"a": RateUse(0.0, 0.0)}, 2, 1.0)
     share.change(Rate(10.0, 5.0), 2.0)
     assert share.bucket.rate == Rate(5.0, 5.0)

@@ -19,17 +19,17 @@ LEARNS = GenerationParameters(input_weight=1.0, output_weight=3.0, tokens_per_s=
 def test_a_gateway_alone_sends_what_the_engine_runs_at_once() -> None:
     engines = SharedEngines()
     assert not engines.learn(Report(inflight=3, held=3), 0.0)
-    assert engines.most_leases(4) == 4
+    assert engines.max_leases(4) == 4
 
 
 def test_beside_others_it_sends_twice_that_until_none_was_seen_for_a_while() -> None:
     engines = SharedEngines()
     assert engines.learn(Report(inflight=3, held=2), 1.0)
-    assert engines.most_leases(4) == 8
+    assert engines.max_leases(4) == 8
     assert not engines.learn(Report(inflight=3, held=2), 2.0)
     assert not engines.learn(Report(inflight=2, held=2), 2.0 + SHARED_S)
     assert engines.learn(Report(inflight=2, held=2), 2.1 + SHARED_S)
-    assert engines.most_leases(4) == 4
+    assert engines.max_leases(4) == 4
 
 
 class Core:

@@ -30,7 +30,7 @@ def sent(actions: list[Action]) -> list[Dispatch]:
 
 def begin(start: Start, *ids: str, hedge: HedgeParameters = ALONE, **more: object) -> Driver:
     driver = start(generation=LEARNT, hedge=hedge, **more)
-    driver.streams(*(ids or ("a", "b")), capacity=10_000, most_leases=8)
+    driver.streams(*(ids or ("a", "b")), capacity=10_000, max_leases=8)
     return driver
 
 

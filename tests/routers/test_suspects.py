@@ -7,7 +7,7 @@ import pytest
 from routers.api.actions import Dispatch, Evict
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import HedgeParameters
-from routers.policies.suspects import MOST_RUNS
+from routers.policies.suspects import MAX_RUNS
 
 HOLD_S = 20.0
 
@@ -152,7 +152,7 @@ def test_a_row_is_lost_with_most_runs_replicas_and_no_more(start):
     core = start(max_size=1)
     core.replicas(*"abcdef")
     (lease,) = core.arrive(1)
-    for _ in range(MOST_RUNS - 1):
+    for _ in range(MAX_RUNS - 1):
         (lease,) = sent(core.close(lease, LeaseEnd.LOST))
     assert core.close(lease, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
 

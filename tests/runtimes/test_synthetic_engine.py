@@ -83,7 +83,7 @@ def test_full_cache_preempts_the_last_and_all_end():
     finish(engine)
     assert [sequence.output for sequence in sequences] == [40, 40, 40]
     assert engine.counts.preemptions > 0
-    assert engine.counts.most_held <= 60
+    assert engine.counts.max_held <= 60
 
 
 @pytest.mark.parametrize(("blocks", "cached"), [((1, 2), 32), ((1, 9), 16), ((8, 9), 0), ((), 0)])

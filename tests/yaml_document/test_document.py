@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from yaml_document.document import DEEPEST, MOST_NODES, read_document
+from yaml_document.document import DEEPEST, MAX_NODES, read_document
 
 
 def sentences(text: str) -> list[str]:
@@ -66,7 +66,7 @@ def test_aliases_that_multiply_are_refused_once() -> None:
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     assert len(found := sentences("\n".join(lines))) == 1
-    assert f"expands to more than {MOST_NODES} values" in found[0]
+    assert f"expands to more than {MAX_NODES} values" in found[0]
 
 
 @pytest.mark.parametrize("text", ["[" * 600, "- " * 3_000, "{a: " * 3_000])

@@ -98,5 +98,5 @@ def test_mistakes_come_once_and_in_the_files_order_from_other_processes_too() ->
     ],
 )
 def test_what_cannot_be_read_as_yaml_is_no_yaml(text: str, said: str) -> None:
-    document = read_document(text, "f", as_yaml=True, most_nodes=4 if "[1" in text else 100)
+    document = read_document(text, "f", as_yaml=True, max_nodes=4 if "[1" in text else 100)
     assert [str(each) for each in document.mistakes] == [said.replace("than 3", "than 4")]

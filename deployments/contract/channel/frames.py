@@ -16,8 +16,8 @@ from struct import Struct
 from typing import NamedTuple
 
 HEAD = Struct("<IBQ")
-MOST_FRAME_BYTES = 1 << 30
-MOST_HANDSHAKE_BYTES = 4096
+MAX_FRAME_BYTES = 1 << 30
+MAX_HANDSHAKE_BYTES = 4096
 STALLED_S, PROGRESS_BYTES = 10.0, 1 << 16  # a frame stalls below so many bytes in so many seconds
 Buffer = bytes | bytearray | memoryview
 
@@ -71,18 +71,18 @@ def framed(kind: Kind, lease_id: int = 0, body: Sequence[Buffer] = ()) -> list[B
     """The buffers of one frame, to be written in order. Raises FrameError for a body over the
     limit."""
     size = sum([len(part) for part in body])
-    if size > MOST_FRAME_BYTES:
-        raise FrameError(f"{size} bytes do not fit into one frame of {MOST_FRAME_BYTES}")
+    if size > MAX_FRAME_BYTES:
+        raise FrameError(f"{size} bytes do not fit into one frame of {MAX_FRAME_BYTES}")
     return [HEAD.pack(size, kind, lease_id), *body]
 
 
 class FrameReader:
-    """Parses bytes into frames. `kinds`: those that may come; `most_bytes`: limit of a body. Both
+    """Parses bytes into frames. `kinds`: those that may come; `max_bytes`: limit of a body. Both
     may be changed between frames, as happens after the handshake."""
 
-    def __init__(self, kinds: frozenset[int], most_bytes: int = MOST_HANDSHAKE_BYTES) -> None:
+    def __init__(self, kinds: frozenset[int], max_bytes: int = MAX_HANDSHAKE_BYTES) -> None:
         self.kinds = kinds
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.frames = 0  # whole frames so far
         self._rest = bytearray()  # the beginning of a frame that has not all arrived
         self._wanted = HEAD.size  # with fewer bytes the rest holds no whole frame
@@ -120,8 +120,8 @@ class FrameReader:
         size, kind, _ = HEAD.unpack_from(view, at)
         if kind not in self.kinds:
             raise FrameError(f"a frame of kind {kind} may not come here")
-        if size > self.most_bytes:
-            raise FrameError(f"a frame of {size} bytes; at most {self.most_bytes} may come here")
+        if size > self.max_bytes:
+            raise FrameError(f"a frame of {size} bytes; at most {self.max_bytes} may come here")
         return at + HEAD.size + int(size)
 
 

@@ -34,8 +34,8 @@ Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 _SIZE = Struct("<I")
 _ALIGNED_BYTES = 8  # of the largest element
-_MOST_PRIORITIES = 256  # a replica keeps a list of that many
-_MOST_AXES, _LARGEST_EMPTY = 32, 1 << 30  # bounds of a shape that numpy can make an array of
+_MAX_PRIORITIES = 256  # a replica keeps a list of that many
+_MAX_AXES, _LARGEST_EMPTY = 32, 1 << 30  # bounds of a shape that numpy can make an array of
 
 
 class MessageError(Exception):
@@ -242,7 +242,7 @@ def check_turn(
 ) -> None:
     """Raises MessageError for a rank, charges or waiting work that cannot be."""
     _, priority, tag = rank
-    if not 0 <= priority < _MOST_PRIORITIES:
+    if not 0 <= priority < _MAX_PRIORITIES:
         raise MessageError(f"a lease of priority {priority}")
     check_times(tag, *[work[2] for work in (*charges, *(waiting or ()))])
 
@@ -305,7 +305,7 @@ def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
         raise MessageError(f"{head.name}: {len(head.shapes)} shapes for {rows} rows")
     count = 0
     for shape in head.shapes:
-        if len(shape) > _MOST_AXES:  # the product of thousands of axes takes minutes
+        if len(shape) > _MAX_AXES:  # the product of thousands of axes takes minutes
             raise MessageError(f"{head.name}: a shape that no array has")
         size = prod(shape)
         if shape and min(shape) < 0:

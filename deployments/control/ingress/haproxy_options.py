@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PREFIX = "HEADRACE_HAPROXY_"
-MOST_USED = 2  # a gateway takes so many times its bound, of all tenants together (`SharedBound`)
+MAX_USED = 2  # a gateway takes so many times its bound, of all tenants together (`SharedBound`)
 _BEING_REFUSED = 64  # requests that a full gateway is refusing, and pages that it does not count
 _ADDRESS = r"[0-9A-Za-z.:_%-]+"
 
@@ -44,7 +44,7 @@ class Options(NamedTuple):
     def places(self) -> int:
         """Requests that HAProxy lets be under way at one gateway. They are all that the gateway may
         take, so that the gateway decides who is refused, and not the order of arrival."""
-        return MOST_USED * self.max_requests + _BEING_REFUSED
+        return MAX_USED * self.max_requests + _BEING_REFUSED
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Options:

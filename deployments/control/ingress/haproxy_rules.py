@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from deployments.control.ingress.haproxy_options import Options
 
-_MOST_TAKEN = 0.8  # of the connections, before a source is held against its share
+_MAX_TAKEN = 0.8  # of the connections, before a source is held against its share
 _SOURCE_SHARE = 0.1
 # Twice HAProxy's own, so that heads that are too large get an answer that says so: of one that does
 # not fit HAProxy says only that it is bad, in HTML.
@@ -36,17 +36,17 @@ _ALL = "headrace-bodies"
 _NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
 _SOURCE = f"src,{_NETWORK}"
 _CALLER = f"req.hdr_ip(x-forwarded-for,-1),{_NETWORK}"
-MOST_HEAD_BYTES, MOST_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
+MAX_HEAD_BYTES, MAX_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
 # By name: status, message, and OpenAI's code (contract/errors.py).
 _REFUSALS = {
     "no_host": (400, "a request must name its Host", "invalid_request"),
     "two_keys": (400, "a request may have one Authorization header", "invalid_request"),
     "path": (404, "no such path", "not_found"),
-    "long_url": (414, f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes",
+    "long_url": (414, f"the URL and the headers have more than {MAX_HEAD_BYTES} bytes",
                  "uri_too_long"),
-    "large_head": (431, f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes",
+    "large_head": (431, f"the URL and the headers have more than {MAX_HEAD_BYTES} bytes",
                    "headers_too_large"),
-    "many_headers": (431, f"the request has more than {MOST_HEADERS} headers",
+    "many_headers": (431, f"the request has more than {MAX_HEADERS} headers",
                      "headers_too_large"),
     "certificate": (403, "the operator pages need a client certificate", "forbidden"),
     "bodies": (503, "too many large bodies are on their way; send it again", "overloaded"),
@@ -97,7 +97,7 @@ def frontend(options: Options, connections: int, gateways: int) -> str:
 
 
 def _of_connections(options: Options, connections: int) -> list[str]:
-    taken, share = int(connections * _MOST_TAKEN), int(connections * _SOURCE_SHARE)
+    taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
     own, most = _unless_trusted(options), options.source_connections
     bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
     return [
@@ -112,8 +112,8 @@ def _unambiguous(options: Options) -> list[str]:
     """In order: what is refused, then what is said of where it came from."""
     own = _unless_trusted(options)
     scheme = "https" if options.certificate else "http"
-    large = f"{{ var(txn.head_bytes) -m int gt {MOST_HEAD_BYTES} }}"
-    long = f"{{ var(txn.url_bytes) -m int gt {MOST_HEAD_BYTES // 2} }}"
+    large = f"{{ var(txn.head_bytes) -m int gt {MAX_HEAD_BYTES} }}"
+    long = f"{{ var(txn.url_bytes) -m int gt {MAX_HEAD_BYTES // 2} }}"
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
     return [
         *(
@@ -124,7 +124,7 @@ def _unambiguous(options: Options) -> list[str]:
         "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
         _refused("long_url", f"{large} {long}"),
         _refused("large_head", large),
-        _refused("many_headers", f"{{ req.fhdr_cnt gt {MOST_HEADERS} }}"),
+        _refused("many_headers", f"{{ req.fhdr_cnt gt {MAX_HEADERS} }}"),
         # A load balancer's check may be of HTTP/1.0.
         _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),

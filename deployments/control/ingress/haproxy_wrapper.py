@@ -51,7 +51,7 @@ _CLIENT_S = 60  # that a caller may neither send what it owes nor take in what i
 _CLIENT_FIN_S = 5
 _FILES_A_CONNECTION = 2.5
 _SOCKET_BYTES = 131_072  # what a gateway has answered and nobody takes shall wait at the gateway
-_MOST_BUSY_TO_COMPRESS = 50  # per cent of the time; beyond, answers go as they are
+_MAX_BUSY_TO_COMPRESS = 50  # per cent of the time; beyond, answers go as they are
 _REFUSALS = {
     400: ("the request is malformed", "invalid_request"),
     403: ("names of headers have letters, digits and dashes alone", "forbidden"),
@@ -153,7 +153,7 @@ def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit
              r"( *maxconn )\d+\n",
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
-                       f"    maxcompcpuusage {_MOST_BUSY_TO_COMPRESS}\n"),
+                       f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
         Edit("heads that are too large get an answer that says so", "global",
              r"( *tune\.bufsize )(\d+)\n",
              lambda m: f"{m[1]}{max(int(m[2]), haproxy_rules.BUFFER_BYTES)}\n"),

@@ -25,7 +25,7 @@ FROM_CONFIG = "controller_options"
 GATEWAYS_OWN_PORTS = range(30_000, 31_001)  # Serve's direct ingress
 _CLOCK_S = 1.0
 _GIB = 1024**3
-_LEAST_FREE_BYTES = 2 * _GIB
+_MIN_FREE_BYTES = 2 * _GIB
 _MEND_ENV = 'start the node anew after: eval "$(headrace cluster env FILE)"'
 
 
@@ -142,7 +142,7 @@ def _of_node(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
             yield Finding("error", "caches", at, f"{folder.path} cannot be written",
                           "give it to the user that Ray runs as, or name another (XDG_CACHE_HOME, "
                           "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC)")  # fmt: skip
-        elif folder.free_bytes < _LEAST_FREE_BYTES:
+        elif folder.free_bytes < _MIN_FREE_BYTES:
             yield Finding("warning", "caches", at,
                           f"{folder.path} has {folder.free_bytes / _GIB:.1f} GiB left",
                           "models are staged there: make room")  # fmt: skip

@@ -11,7 +11,7 @@ The registry asks the controller once a second and kills it when either holds:
   running.
 - The wall clock was set back. Until the clock has caught up, the controller checks no replica.
 
-After each kill comes a pause, twice as long as the one before (up to `MOST_PAUSE_S`), so that a
+After each kill comes a pause, twice as long as the one before (up to `MAX_PAUSE_S`), so that a
 fault that a restart does not mend causes no endless restarts. A controller that answered after its
 kill did restart well; if it hangs again within the pause, it gets as long as one that starts
 (`STARTS_S`).
@@ -43,7 +43,7 @@ HANGS_S = 15.0
 _TIMES_BUSY, _KEEPS = 3.0, 0.999
 STARTS_S = 60.0  # until its first answer once Ray reports it as running: it restores its state
 SET_BACK_S = 10.0  # in which Serve checks each replica at least three times
-PAUSE_S, MOST_PAUSE_S = 30.0, 960.0
+PAUSE_S, MAX_PAUSE_S = 30.0, 960.0
 _TOLD_S = 5.0  # of silence, before an operator is told
 _ON_TIME_S = 3 * LOOKS_S  # between looks: one may wait for an answer and then as long again
 logger = logging.getLogger("headrace.registry")
@@ -82,7 +82,7 @@ class ControllerWatch:
         elif sight is Sight.ANSWERED:
             self._longest_s = max(self.silent_s, _KEEPS * self._longest_s)
             self.silent_s, self._answered = 0.0, True
-            if now >= self._not_before + MOST_PAUSE_S:
+            if now >= self._not_before + MAX_PAUSE_S:
                 self._pause_s = PAUSE_S
         else:
             self.silent_s, self._answered, self._furthest_s = 0.0, False, None
@@ -99,7 +99,7 @@ class ControllerWatch:
         """The controller was killed: start over, and begin the pause."""
         self.silent_s, self._answered, self._furthest_s = 0.0, False, None
         self._not_before = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _hangs_again(self) -> bool:
         """Whether it restarted well after its kill and hangs again."""

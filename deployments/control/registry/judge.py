@@ -20,7 +20,7 @@ from deployments.contract.rollout.terms import RolloutTerms
 from deployments.control.registry.quantiles import at_least, at_most, whole
 
 _Z = 2.0  # standard deviations: about 95 %, two-sided
-_LEAST_FAILURES = 5  # fewer abort nothing
+_MIN_FAILURES = 5  # fewer abort nothing
 _QUANTILES = (0.5, 0.9)
 _NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions
 _TOKEN_NOISE_S = 0.0005  # the same, for the time from one token to the next
@@ -47,7 +47,7 @@ def _failures(
     what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
     allowed = _upper(live.failed, live.requests) + terms.max_errors
-    if canary.failed >= _LEAST_FAILURES and _lower(canary.failed, canary.requests) > allowed:
+    if canary.failed >= _MIN_FAILURES and _lower(canary.failed, canary.requests) > allowed:
         yield (
             f"{canary.failed} of {canary.requests} {what} failed (the live version: "
             f"{live.failed} of {live.requests}), most of them with {commonest(canary.reasons)}"

@@ -38,9 +38,9 @@ from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canar
 from deployments.control.registry.rollouts import Rollouts
 
 GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce again
-_MOST_PROGRESS = 1024
+_MAX_PROGRESS = 1024
 _SHOWN_REASON = 1000  # characters of a failure that gateways get
-_MOST_SERVED = 32  # settings of a model's replicas that are remembered
+_MAX_SERVED = 32  # settings of a model's replicas that are remembered
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class Registry:
         """That these settings have served."""
         name, new = model_of(description.name), tuple(description.group_digests().values())
         known = (each for each in self.served.get(name, ()) if each not in new)
-        self.served[name] = (*known, *new)[-_MOST_SERVED:]
+        self.served[name] = (*known, *new)[-_MAX_SERVED:]
 
     def serves(self, name: str) -> bool:
         """Whether an anchor of any generation has announced it and its lease still runs."""
@@ -243,12 +243,12 @@ class Registry:
         self._grow_revision()
 
     def report(self, progress: ReplicaProgress) -> bool:
-        """Take in a replica's progress. Beyond `_MOST_PROGRESS` the oldest report is dropped.
+        """Take in a replica's progress. Beyond `_MAX_PROGRESS` the oldest report is dropped.
         Returns whether gateways must hear of it."""
         before = failures(self.progress.values()).get(progress.model)
         self.progress.pop((progress.model, progress.replica), None)  # so that the newest is last
         self.progress[(progress.model, progress.replica)] = progress
-        if len(self.progress) > _MOST_PROGRESS:
+        if len(self.progress) > _MAX_PROGRESS:
             del self.progress[next(iter(self.progress))]
         changed = before != failures(self.progress.values()).get(progress.model)
         if changed:

@@ -30,14 +30,14 @@ from deployments.contract.scaling.messages import (
     START,
 )
 from deployments.control.scaling import store
-from deployments.control.scaling.cluster_resources import available_resources, most_resources
+from deployments.control.scaling.cluster_resources import available_resources, max_resources
 from deployments.control.scaling.decider import Decider
 from deployments.process import logs
 from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 
 DECIDES_S = 1.0
-_LEAST_PAUSE_S = 0.1  # between two decisions
+_MIN_PAUSE_S = 0.1  # between two decisions
 _SAVES_S = 10.0
 _LOOKS_S = 2.0  # between two looks at Serve's details
 _COUNTS_S = 5.0  # between two counts of the cluster's resources
@@ -133,7 +133,7 @@ class AutoscalerActor:
         if self._decider.order_pool():
             self._ordered.set()
             self._ordered = asyncio.Event()
-        await asyncio.sleep(_LEAST_PAUSE_S)
+        await asyncio.sleep(_MIN_PAUSE_S)
 
     async def _reread(self) -> None:
         """Take up the published settings if they have changed."""
@@ -157,7 +157,7 @@ class AutoscalerActor:
 
     async def _count(self) -> None:
         """Count the cluster's resources."""
-        most, available = await asyncio.to_thread(lambda: (most_resources(), available_resources()))
+        most, available = await asyncio.to_thread(lambda: (max_resources(), available_resources()))
         self._decider.resources(most, available)
 
     async def _save(self) -> None:

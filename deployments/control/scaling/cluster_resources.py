@@ -13,7 +13,7 @@ import ray
 from ray._private.state import state
 
 
-def most_resources() -> dict[str, float]:
+def max_resources() -> dict[str, float]:
     """The most that the cluster has or may come to have, by Ray's name of the resource."""
     may_become = state.get_max_resources_from_cluster_config()
     found: Any = ray.cluster_resources

@@ -61,7 +61,7 @@ class Decider:
     def report(self, report: GatewayReport, now: float) -> bool:
         """Take in a gateway's report. Returns whether to decide at once. Demand that is no amount
         of work is left out, for that model only."""
-        self.gateways.hear(report, now)
+        self.gateways.on_report(report, now)
         terms = self.document.settings.models
         loads = {name: load for name, load in report.models.items() if name in terms}
         for name, load in loads.items():
@@ -112,7 +112,7 @@ class Decider:
         return complaint
 
     def pool_report(self, report: PoolReport, now: float) -> PoolOrder:
-        self._core.pool(self.pool.hear(report, now), now)
+        self._core.pool(self.pool.on_report(report, now), now)
         return self.pool.order(report.replica)
 
     # ---- what it says -----------------------------------------------------------------------

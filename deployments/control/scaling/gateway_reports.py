@@ -22,7 +22,7 @@ class GatewayReports:
 
     _latest: dict[str, tuple[float, GatewayReport]] = field(default_factory=dict)  # (when, what)
 
-    def hear(self, report: GatewayReport, now: float) -> None:
+    def on_report(self, report: GatewayReport, now: float) -> None:
         self._latest[report.gateway] = (now, report)
 
     def silent(self, now: float) -> set[str]:

@@ -25,7 +25,7 @@ class PoolOrders:
     _reports: dict[str, tuple[float, PoolReport]] = field(default_factory=dict)
     _orders: dict[str, PoolOrder] = field(default_factory=dict)
 
-    def hear(self, report: PoolReport, now: float) -> PoolReading:
+    def on_report(self, report: PoolReport, now: float) -> PoolReading:
         """Take in a report. Returns it as a reading for the autoscaling core."""
         self._reports[report.replica] = (now, report)
         residents = tuple(_reading(each, now) for each in report.residents)

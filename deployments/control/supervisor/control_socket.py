@@ -17,7 +17,7 @@ from deployments.process.store_error import StoreError
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 IDLE_S = 10.0  # without a byte, after which a connection is closed: each has a thread
-_MOST_BYTES = 1 << 16  # of a question
+_MAX_BYTES = 1 << 16  # of a question
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
@@ -38,7 +38,7 @@ class ControlSocket:
 
             def handle(self) -> None:
                 with contextlib.suppress(OSError):  # whoever asks is silent, does not read or left
-                    line = self.rfile.readline(_MOST_BYTES)
+                    line = self.rfile.readline(_MAX_BYTES)
                     answer = _answer(line, handlers)
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 

@@ -13,13 +13,13 @@ import queue
 import threading
 from typing import Any
 
-MOST_LINES = 10_000  # that wait to be written; further ones are lost
+MAX_LINES = 10_000  # that wait to be written; further ones are lost
 
 
 class EventLines:
     """Writes to `descriptor`, an open file, which stays open."""
 
-    def __init__(self, descriptor: int, most: int = MOST_LINES) -> None:
+    def __init__(self, descriptor: int, most: int = MAX_LINES) -> None:
         self._descriptor = descriptor
         self._waiting: queue.Queue[bytes | None] = queue.Queue(most)
         self._writer = threading.Thread(target=self._write, name="event-lines", daemon=True)

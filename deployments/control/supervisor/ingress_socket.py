@@ -23,7 +23,7 @@ _SILENT_S = 10.0  # without a gateway, until callers are told so
 _LOOK_S = 0.5
 _CALLER_SILENCE_MS = 30_000  # of one that has not acknowledged what it was sent; as HAProxy's
 _HEAD_S = 2.0  # for a caller to say what it wants
-_MOST_HEAD_BYTES = 32_768
+_MAX_HEAD_BYTES = 32_768
 _QUEUE = 4096  # as many as may wait (deployments/gateway/http/strict_protocol.py)
 _NOBODY = Overloaded("no gateway can take the request now; send it again", retry_after_s=1.0)
 logger = logging.getLogger("headrace.host")
@@ -94,7 +94,7 @@ class IngressSocket:
         if now - self._left_s > _SILENT_S:
             own = self._listening.dup()
             self._stand_in = await asyncio.start_server(
-                _refuse, sock=own, limit=_MOST_HEAD_BYTES, backlog=_QUEUE
+                _refuse, sock=own, limit=_MAX_HEAD_BYTES, backlog=_QUEUE
             )
 
     def _close_stand_in(self) -> None:

@@ -1,7 +1,7 @@
 """The log of the servers on a port: the lines that their processes write, in `PORT.log`.
 
 It outlives its servers. When it is full it becomes `PORT.log.1`, and a new one begins, so the last
-lines of `_MOST_BYTES` are always there. A full disk costs lines, never a server.
+lines of `_MAX_BYTES` are always there. A full disk costs lines, never a server.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from deployments.process import line_files
 
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 
 
 class ServerLog:
     """Appends lines to the file at `path`. Belongs to one thread."""
 
-    def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
-        self._path, self._most = path, most_bytes
+    def __init__(self, path: Path, max_bytes: int = _MAX_BYTES) -> None:
+        self._path, self._most = path, max_bytes
 
     def write(self, line: str) -> None:
         with contextlib.suppress(OSError):

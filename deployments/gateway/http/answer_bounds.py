@@ -22,8 +22,8 @@ from deployments.gateway.rows import Array, RowAnswer, Rows
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
-MOST_HELD_BYTES = 64 << 20
-MOST_SENT_BYTES = 256 << 20
+MAX_HELD_BYTES = 64 << 20
+MAX_SENT_BYTES = 256 << 20
 AT_ONCE_BYTES = 262_144  # 17,000 numbers: orjson writes them in 1 ms
 
 # The longest JSON of an element, and a comma. Halves are written as the FP32 that they equal.
@@ -139,13 +139,13 @@ def size_of(outputs: Mapping[str, OutputSize], sent: int) -> AnswerSize:
 def check(size: AnswerSize, rows: Rows, advice: str, param: str) -> None:
     """Raises BadRequest for an answer over a bound. `advice`: what makes it smaller, besides fewer
     rows."""
-    if size.held <= MOST_HELD_BYTES and size.sent <= MOST_SENT_BYTES:
+    if size.held <= MAX_HELD_BYTES and size.sent <= MAX_SENT_BYTES:
         return
-    if size.held > MOST_HELD_BYTES:
-        much = f"hold {size.held} bytes of outputs, of at most {MOST_HELD_BYTES}"
+    if size.held > MAX_HELD_BYTES:
+        much = f"hold {size.held} bytes of outputs, of at most {MAX_HELD_BYTES}"
     else:
-        much = f"take up to {size.sent} bytes, of at most {MOST_SENT_BYTES}"
-    share = min(MOST_HELD_BYTES / max(size.held, 1), MOST_SENT_BYTES / max(size.sent, 1))
+        much = f"take up to {size.sent} bytes, of at most {MAX_SENT_BYTES}"
+    share = min(MAX_HELD_BYTES / max(size.held, 1), MAX_SENT_BYTES / max(size.sent, 1))
     fit = int(rows.count * share)
     fewer = f"send at most {fit} such rows at once" if fit else "send a shorter row"
     raise BadRequest(

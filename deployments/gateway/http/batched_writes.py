@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-MOST_BYTES = 16_384  # that a connection keeps back: more is written at once, so flow control holds
+MAX_BYTES = 16_384  # that a connection keeps back: more is written at once, so flow control holds
 logger = logging.getLogger("headrace.gateway")
 _unsent: dict[asyncio.AbstractEventLoop, list[BatchedTransport]] = {}
 
@@ -43,7 +43,7 @@ class BatchedTransport:
             _send_later(self)
         self._kept.append(data)
         self._bytes += len(data)
-        if self._bytes > MOST_BYTES:
+        if self._bytes > MAX_BYTES:
             self.send()
 
     def send(self) -> None:

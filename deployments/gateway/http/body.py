@@ -19,13 +19,13 @@ from math import inf, prod
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
-from deployments.gateway.tenancy.rates import Payer, SharedBound
+from deployments.gateway.tenancy.rates import QuotaKey, SharedBound
 
 _NUMBER_BYTES = 32  # the longest FP64 has 24 characters; and a comma, and indentation
 _SLACK_BYTES = 262_144  # names, shapes, parameters, outputs
 _SLACK_NUMBERS = 4096
 _PROMPT_BYTES, _BYTES_PER_TOKEN = 4 << 20, 64
-_MOST_TEXTS, _TEXT_BYTES_PER_TOKEN = 2048, 16  # on average, of many texts; languages have 2 to 5
+_MAX_TEXTS, _TEXT_BYTES_PER_TOKEN = 2048, 16  # on average, of many texts; languages have 2 to 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def bound_of(d: ModelDescription, *, numbers: bool) -> BodyBound:
         return BodyBound(_NUMBER_BYTES * numbers_in_all + _SLACK_BYTES, numbers_in_all, largest)
     if d.image is not None or d.truncate:
         return UNBOUNDED
-    most = min(rows, _MOST_TEXTS) * d.max_length * _TEXT_BYTES_PER_TOKEN
+    most = min(rows, _MAX_TEXTS) * d.max_length * _TEXT_BYTES_PER_TOKEN
     return BodyBound(most + _SLACK_BYTES, inf, largest)
 
 
@@ -148,15 +148,15 @@ class BodyRoom:
     def held_bytes(self) -> int:
         return self._bytes.used
 
-    def take(self, payer: Payer, size_bytes: int, own_bytes: int) -> None:
+    def take(self, quota_key: QuotaKey, size_bytes: int, own_bytes: int) -> None:
         """As `check`. Raises Overloaded, having taken nothing."""
-        self.check(payer, size_bytes, own_bytes)
-        self._bytes.add(payer, size_bytes)
+        self.check(quota_key, size_bytes, own_bytes)
+        self._bytes.add(quota_key, size_bytes)
 
-    def check(self, payer: Payer, size_bytes: int, own_bytes: int) -> None:
+    def check(self, quota_key: QuotaKey, size_bytes: int, own_bytes: int) -> None:
         """`own_bytes`: what this request holds already. Raises Overloaded."""
         others = self.held_bytes - own_bytes
-        if others and not self._bytes.fits(payer, size_bytes):
+        if others and not self._bytes.fits(quota_key, size_bytes):
             raise Overloaded(
                 "the gateway holds too many large bodies and answers "
                 "(gateway.limits.max_held_bytes)",
@@ -164,12 +164,12 @@ class BodyRoom:
                 reason="bodies_full",
             )
 
-    def keep(self, payer: Payer, size_bytes: int) -> None:
+    def keep(self, quota_key: QuotaKey, size_bytes: int) -> None:
         """What is held already: nobody is asked."""
-        self._bytes.add(payer, size_bytes)
+        self._bytes.add(quota_key, size_bytes)
 
-    def give(self, payer: Payer, size_bytes: int) -> None:
-        self._bytes.give(payer, size_bytes)
+    def give(self, quota_key: QuotaKey, size_bytes: int) -> None:
+        self._bytes.give(quota_key, size_bytes)
 
 
 class ArrivingBodies:
@@ -178,18 +178,18 @@ class ArrivingBodies:
     def __init__(self, limit: int) -> None:
         self._bodies = SharedBound(limit)
 
-    def begin(self, payer: Payer) -> None:
+    def begin(self, quota_key: QuotaKey) -> None:
         """Raises Overloaded."""
-        if not self._bodies.fits(payer, 1):
+        if not self._bodies.fits(quota_key, 1):
             raise Overloaded(
                 "too many bodies are arriving at the gateway (gateway.limits.max_arriving_bodies)",
                 retry_after_s=_RETRY_S,
                 reason="arriving_full",
             )
-        self._bodies.add(payer, 1)
+        self._bodies.add(quota_key, 1)
 
-    def end(self, payer: Payer) -> None:
-        self._bodies.give(payer, 1)
+    def end(self, quota_key: QuotaKey) -> None:
+        self._bodies.give(quota_key, 1)
 
 
 class Inflation:

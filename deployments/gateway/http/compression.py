@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-LEAST_BYTES = 4096
+MIN_BYTES = 4096
 AS_IT_IS = (b"cache-control", b"no-transform")
 _COMPRESSED = b"application/json"
-_MOST_KEPT = 256
+_MAX_KEPT = 256
 _LONGEST_KEPT = 200
 
 
@@ -23,12 +23,12 @@ def stays_as_it_is(accept_encoding: bytes, content_type: bytes, size_bytes: int)
     """Of JSON; nothing else is compressed anyway."""
     if content_type != _COMPRESSED:
         return False
-    if size_bytes < LEAST_BYTES or len(accept_encoding) > _LONGEST_KEPT:
+    if size_bytes < MIN_BYTES or len(accept_encoding) > _LONGEST_KEPT:
         return True
     return not prefers_gzip(accept_encoding)
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_KEPT)
 def prefers_gzip(accept_encoding: bytes) -> bool:
     """Whether gzip is accepted, and nothing uncompressed is asked for before it."""
     weights = dict(_weighed(part) for part in accept_encoding.lower().split(b","))

@@ -31,7 +31,7 @@ from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.strict_protocol import StrictProtocol
 from deployments.settings.gateway import GatewaySettings
 
-_MOST_TAKEN, _SOURCE_SHARE = 0.8, 0.1  # of the connections, as HAProxy's
+_MAX_TAKEN, _SOURCE_SHARE = 0.8, 0.1  # of the connections, as HAProxy's
 _OTHER_FILES = 500  # that a gateway has open besides its callers' connections
 _FEWEST = 100
 _LAST_S = 1.0  # for an idle connection, when the server stops
@@ -78,7 +78,7 @@ class Connections:
         if self._taken >= self._most:
             return False
         if source is not None:
-            few_are_left = self._taken >= self._most * _MOST_TAKEN
+            few_are_left = self._taken >= self._most * _MAX_TAKEN
             share = self._most * _SOURCE_SHARE if few_are_left else self._most
             if own > min(self._of_source, share):
                 return False

@@ -30,7 +30,7 @@ from deployments.gateway.tenancy.rates import NOBODY
 
 _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 _NAME = re.compile(rb"[\x20-\x7e]{1,128}")
 _PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}")
 Message = MutableMapping[str, Any]
@@ -49,14 +49,30 @@ class RequestOptions(NamedTuple):
 
 class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
-    request's headers were read. `payer`: whose share it takes what it holds from. `is_large`: it
-    was answered with more than a connection keeps. `request_id`: the caller's, or one made here;
-    every reply carries it."""
+    request's headers were read. `quota_key`: whose share it takes what it holds from.
+    `is_large`: it was answered with more than a connection keeps. `request_id`: the caller's, or
+    one made here; every reply carries it."""
 
     __slots__ = (
-        "_answer_bytes", "_at_once", "_held_bytes", "_receive", "_room", "_send", "_slow",
-        "_whole", "arrived", "client", "headers", "is_large", "method", "path", "payer", "query",
-        "replied", "request_id", "watch",
+        "_answer_bytes",
+        "_at_once",
+        "_held_bytes",
+        "_receive",
+        "_room",
+        "_send",
+        "_slow",
+        "_whole",
+        "arrived",
+        "client",
+        "headers",
+        "is_large",
+        "method",
+        "path",
+        "query",
+        "quota_key",
+        "replied",
+        "request_id",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +88,7 @@ class Exchange:
         self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
-        self.payer = NOBODY
+        self.quota_key = NOBODY
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._at_once = EXTENSION in scope.get("extensions", ())
@@ -117,7 +133,7 @@ class Exchange:
         if not raw.isdigit():
             raise errors.BadRequest(f"{name.decode().title()} must be a whole number of bytes")
         # Nothing real is longer, and Python refuses to read thousands of digits.
-        return int(raw) if len(raw) <= _MOST_DIGITS else 10**_MOST_DIGITS
+        return int(raw) if len(raw) <= _MAX_DIGITS else 10**_MAX_DIGITS
 
     def check_length(self, limits: BodyLimits) -> None:
         """Refuses by header alone: a declared length over the bound, or one that is no length."""
@@ -138,7 +154,7 @@ class Exchange:
         else:
             message = {}
         try:
-            limits.arriving.begin(self.payer)
+            limits.arriving.begin(self.quota_key)
         except errors.Overloaded:
             waiting.close()
             raise
@@ -150,7 +166,7 @@ class Exchange:
             self._slow = True
             raise errors.BodyTimeout(_too_slow(limits)) from None
         finally:
-            limits.arriving.end(self.payer)
+            limits.arriving.end(self.quota_key)
 
     async def _rest(self, message: Message, limits: BodyLimits, clock: asyncio.Timeout) -> bytes:
         parts: list[bytes] = []
@@ -180,7 +196,7 @@ class Exchange:
         """Memory that this request keeps to its end, `release`. Raises Overloaded."""
         if not size_bytes:
             return
-        room.take(self.payer, size_bytes, self._held_bytes)
+        room.take(self.quota_key, size_bytes, self._held_bytes)
         self._room = room
         self._held_bytes += size_bytes
 
@@ -194,7 +210,7 @@ class Exchange:
     def release(self) -> None:
         self._answer_bytes = 0
         if self._room is not None and self._held_bytes:
-            self._room.give(self.payer, self._held_bytes)
+            self._room.give(self.quota_key, self._held_bytes)
             self._held_bytes = 0
 
     async def until_disconnect(self) -> None:
@@ -253,7 +269,7 @@ class Exchange:
         sent nothing, where it has no place there."""
         if len(answer.body) > UNCOUNTED_BYTES and self._at_once and room is not None:
             if len(answer.body) > self._answer_bytes:
-                room.check(self.payer, len(answer.body) - self._answer_bytes, self._held_bytes)
+                room.check(self.quota_key, len(answer.body) - self._answer_bytes, self._held_bytes)
             self.is_large = True
         self.replied = True
         head = self._head(answer, headers or (), (b"content-length", b"%d" % len(answer.body)))
@@ -294,13 +310,13 @@ class Exchange:
             head.append(AS_IT_IS)
         return head
 
-    async def until_taken(self, room: BodyRoom) -> None:
+    async def await_drained(self, room: BodyRoom) -> None:
         """Of a large answer: returns once the client has all of it but what a connection keeps, or
         has left. Until then what it has not is held, instead of the request's body."""
         self.release()
 
         def held(size_bytes: int) -> None:
-            room.keep(self.payer, size_bytes)
+            room.keep(self.quota_key, size_bytes)
             self._room, self._held_bytes = room, size_bytes
 
         try:
@@ -327,7 +343,7 @@ class Exchange:
         declared = self.headers.get(b"content-length", b"0")
         if self._slow or b"transfer-encoding" in self.headers:
             return True
-        if not declared.isdigit() or len(declared) > _MOST_DIGITS:
+        if not declared.isdigit() or len(declared) > _MAX_DIGITS:
             return True
         return int(declared) > _READ_TO_KEEP_BYTES
 
@@ -368,7 +384,9 @@ def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, 
             return end.value
 
 
-async def unless_left(exchange: Exchange, answers: Awaitable[T], left: Callable[[], None]) -> T:
+async def run_until_disconnect(
+    exchange: Exchange, answers: Awaitable[T], left: Callable[[], None]
+) -> T:
     """What is awaited; `left` is called if the client leaves before."""
     exchange.watch.begin(exchange, left)
     try:

@@ -38,7 +38,7 @@ _PRIVATE = (
 _HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 _SAFE = ("GET", "HEAD")
 _OWN_SITES = (b"same-origin", b"none")
-_MOST_REMEMBERED = 1024
+_MAX_REMEMBERED = 1024
 ANY = "*"
 NO_CORS = (
     "pages of other hosts cannot call this server (it supports no CORS); serve the page under the "
@@ -81,7 +81,7 @@ class HeadChecks:
                 "gateway.allowed_hosts, or set gateway.auth: required",
                 reason="unknown_host",
             )
-        if len(self._passed) >= _MOST_REMEMBERED:
+        if len(self._passed) >= _MAX_REMEMBERED:
             self._passed.clear()
         self._passed.add(host)
 

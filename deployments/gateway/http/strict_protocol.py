@@ -48,8 +48,8 @@ from deployments.contract import errors
 from deployments.gateway.http.batched_writes import BatchedTransport
 from deployments.gateway.http.protocols import error_shapes
 
-MOST_HEADERS = 100
-MOST_HEAD_BYTES = 15_360
+MAX_HEADERS = 100
+MAX_HEAD_BYTES = 15_360
 LISTEN_QUEUE = 4096  # Linux's own bound, net.core.somaxconn
 _head_s = 30.0
 _LOOK_S = 60.0  # between looks at what a slow client has taken: sockets take in lumps of 100 KB
@@ -120,11 +120,11 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
                 self._stop_clock()
             if self._got_body or self.scope is not before or not self._wants_more():
                 self._head_bytes = 0
-            elif self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            elif self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(errors.HeadersTooLarge("the request's trailers are too large"))
         elif self.transport.is_closing():
             self._stop_clock()
-        elif self._head_bytes > MOST_HEAD_BYTES:
+        elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(self._too_large())
         elif self._deadline is None:
             self._start_clock()
@@ -194,13 +194,13 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _too_large(self) -> errors.HeadraceError:
-        if len(self.url) > MOST_HEAD_BYTES // 2:
+        if len(self.url) > MAX_HEAD_BYTES // 2:
             return errors.UriTooLong(
                 f"the URL has {len(self.url)} bytes or more; it and the headers may have "
-                f"{MOST_HEAD_BYTES}"
+                f"{MAX_HEAD_BYTES}"
             )
         return errors.HeadersTooLarge(
-            f"the URL and the headers have more than {MOST_HEAD_BYTES} bytes"
+            f"the URL and the headers have more than {MAX_HEAD_BYTES} bytes"
         )
 
     def _has_head(self) -> bool:
@@ -210,9 +210,9 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         # Bytes are looked at only where more came than a head may have.
-        if len(self.headers) > MOST_HEADERS:
-            raise errors.HeadersTooLarge(f"the request has more than {MOST_HEADERS} headers")
-        if self._head_bytes > MOST_HEAD_BYTES and _size(self.url, self.headers) > MOST_HEAD_BYTES:
+        if len(self.headers) > MAX_HEADERS:
+            raise errors.HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers")
+        if self._head_bytes > MAX_HEAD_BYTES and _size(self.url, self.headers) > MAX_HEAD_BYTES:
             raise self._too_large()
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":

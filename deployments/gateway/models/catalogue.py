@@ -105,9 +105,10 @@ class SeededChannel(ReplicaChannel, Protocol):
 
 
 class Connect(Protocol):
-    """Makes the channel to a model's replicas. `speaks`: they generate, see `ReplicaLink`."""
+    """Makes the channel to a model's replicas. `sends_heartbeats`: they generate, see
+    `ReplicaLink`."""
 
-    def __call__(self, app: str, gateway: str, *, speaks: bool) -> SeededChannel: ...
+    def __call__(self, app: str, gateway: str, *, sends_heartbeats: bool) -> SeededChannel: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Catalogue:
         # Called when the set of models has changed, before the loop's next turn.
         self.on_change: Callable[[], None] = lambda: None
         self.on_drain: Callable[[], None] = lambda: None  # called when all gateways are to drain
-        self.on_crossing: Callable[[], None] = lambda: None  # see `CoreLoop`
+        self.on_crossing: Callable[[], None] = lambda: None  # see `DispatcherDriver`
         self.outlooks: Mapping[str, ModelOutlook] = {}  # as the autoscaler last said, by model
         self.routes: Mapping[str, RolloutRoute] = {}  # of models under rollout
         self._served: dict[str, ServedModel] = {}
@@ -402,7 +403,9 @@ class Catalogue:
             return
         access = _ReplicaAccess(
             self._connect(
-                model_app(name), self._identity.gateway, speaks=description.generating is not None
+                model_app(name),
+                self._identity.gateway,
+                sends_heartbeats=description.generating is not None,
             ),
             JoinedDirectories(),
         )

@@ -21,7 +21,7 @@ from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.connections import ReplicaChannel
-from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.dispatcher_driver import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.pool_replicas import PoolUse, may_serve, with_pool
 from deployments.gateway.queues.stream_queue import StreamQueue

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from deployments.contract.errors import Overloaded
-from deployments.gateway.tenancy.rates import Payer, SharedBound
+from deployments.gateway.tenancy.rates import QuotaKey, SharedBound
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class _Job:
 class _Lane:
     """A tenant's waiting jobs in order of arrival, and the number of the turn it last had."""
 
-    payer: Payer
+    quota_key: QuotaKey
     jobs: OrderedDict[int, _Job] = field(default_factory=OrderedDict)
     last_turn: int = 0
     in_rotation: bool = False
@@ -132,7 +132,7 @@ class FairThreadPool:
             self._entries += 1
             key = self._entries
             lane.jobs[key] = job
-            self._places.add(lane.payer, 1)
+            self._places.add(lane.quota_key, 1)
             self._waiting_turns += len(pieces)
             self._join_rotation(lane)
             self._wake_workers(len(pieces))
@@ -155,7 +155,7 @@ class FairThreadPool:
     def _admit(self, lane: _Lane) -> None:
         if self._closed:
             raise _closing()
-        if not self._places.fits(lane.payer, 1):
+        if not self._places.fits(lane.quota_key, 1):
             self._refused += 1
             wait_s = self._waiting_turns * self._mean_turn_s / self._workers
             raise Overloaded(
@@ -186,7 +186,7 @@ class FairThreadPool:
     def _withdraw(self, job: _Job, key: int) -> None:
         """Forget the turns of a job that have not started (with the lock held)."""
         if job.lane.jobs.pop(key, None) is not None:
-            self._places.give(job.lane.payer, 1)
+            self._places.give(job.lane.quota_key, 1)
             self._waiting_turns -= len(job.pieces) - job.taken
 
     # ---- the worker's side ----------------------------------------------------------------
@@ -233,7 +233,7 @@ class FairThreadPool:
             self._waiting_turns -= 1
             if job.taken == len(job.pieces):
                 del lane.jobs[key]
-                self._places.give(lane.payer, 1)
+                self._places.give(lane.quota_key, 1)
             self._turns += 1
             lane.last_turn = self._turns
             if lane.jobs:

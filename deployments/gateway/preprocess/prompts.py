@@ -50,7 +50,7 @@ def prompt_of(
     # A row is no longer than the longest one that the model takes, however many prompts it has.
     tokens = min(sum(lengths) + call.extra_tokens, d.max_length)
     left = max(context - longest - call.extra_tokens, 1)
-    each = min(_most_output(call, d) or left, left)
+    each = min(_max_output(call, d) or left, left)
     _check_answer(call, sum(lengths), each)
     salt = "" if d.generating.shared_prefixes else tenant
     blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d, salt)
@@ -80,7 +80,7 @@ def too_many(call: GenerationCall, refusal: TooManyTokens, d: ModelDescription) 
     )
 
 
-def _most_output(call: GenerationCall, d: ModelDescription) -> int:
+def _max_output(call: GenerationCall, d: ModelDescription) -> int:
     """Output tokens of a sequence, 0: what the context leaves."""
     if call.max_tokens is not None:
         return max(call.max_tokens, 1)

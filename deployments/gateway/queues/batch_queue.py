@@ -31,17 +31,17 @@ from deployments.contract.channel.messages import (
     rows_of,
 )
 from deployments.gateway.queues.connections import ReplicaChannel
-from deployments.gateway.queues.core_loop import (
+from deployments.gateway.queues.dispatcher_driver import (
     INTERNAL_ERROR,
     MODEL_FAILED,
-    CoreLoop,
-    Demand,
+    DispatcherDriver,
+    QueueRequest,
     VersionTerms,
     changed,
     clock,
 )
-from deployments.gateway.queues.lease_calls import LeaseCalls, PeerDemand, SentBatch
-from deployments.gateway.queues.lost_replicas import CrashRecords, fingerprints, same_row
+from deployments.gateway.queues.lease_calls import LeaseCalls, PeerQueueDepth, SentBatch
+from deployments.gateway.queues.lost_replicas import PoisonTracker, fingerprints, same_row
 from deployments.gateway.queues.pending_requests import BatchEnd, BatchRecord, PendingBatchRequest
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.process.replica_directory import RunningReplica
@@ -171,7 +171,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
     def __init__(self, owner: BatchCallsOwner, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
-        self._peer_demand = PeerDemand()
+        self._peer_demand = PeerQueueDepth()
 
     def send(self, lease: Dispatch, members: Sequence[PendingBatchRequest], now: float) -> None:
         """Send the lease's batch; `members[i]` waits for `lease.rows[i]`. The lease that a tied one
@@ -266,7 +266,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
 _IDLE_S = 20.0  # the duty cycle of a replica that has not answered for so long counts as 0
 
 
-class BatchQueue(CoreLoop[PendingBatchRequest]):
+class BatchQueue(DispatcherDriver[PendingBatchRequest]):
     """One model's queue of requests that are answered in batches."""
 
     output_tokens = 0  # as of `StreamQueue`
@@ -282,7 +282,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         super().__init__(settings, terms)
         self.calls = BatchCalls(self, channel)
         # Rows that replicas were lost with. Whoever submits must check new requests against them.
-        self.crashes = CrashRecords(terms.crashes)
+        self.crashes = PoisonTracker(terms.crashes)
         self._slots: Mapping[str, int] = {}  # of a replica, by group
         self._groups: dict[str, str] = {}  # by replica
         self._on_batch = on_batch
@@ -290,7 +290,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     # ---- what the gateway calls -----------------------------------------------------------
 
-    def submit(self, rows: Rows, terms: VersionTerms, demand: Demand) -> PendingBatchRequest:
+    def submit(self, rows: Rows, terms: VersionTerms, demand: QueueRequest) -> PendingBatchRequest:
         """Queue a request whose rows were parsed under `terms`.
 
         The request's future gets the row answers, in order, or the error. Raises the error of an
@@ -394,34 +394,34 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
         replica_lost = end is LeaseEnd.LOST and not sent.unsent
-        convicted = self._fail_convicted(sent) if replica_lost else []
+        quarantined = self._fail_quarantined(sent) if replica_lost else []
         self._take(Closed(sent.lease.lease_id, end, report, sent.failed), clock())
-        for request_id in convicted:
+        for request_id in quarantined:
             self._take(Cancel(request_id), clock())
         for pending, error in sent.refused:
             self._finish(pending, error)
 
-    def _fail_convicted(self, sent: SentBatch) -> list[int]:
+    def _fail_quarantined(self, sent: SentBatch) -> list[int]:
         """Record that a replica was lost with this lease, and fail all requests that have a row
-        which is convicted by that. Returns their ids, which the caller must cancel at the
+        which is quarantined by that. Returns their ids, which the caller must cancel at the
         dispatcher."""
-        convicted = []
+        quarantined = []
         for rows, row in self.crashes.lost_with(sent, clock()):
             for pending in list(self._pending.values()):
                 own = pending.rows
                 if any(same_row(rows, row, own, each) for each in range(own.count)):
                     self._leave(pending)
-                    pending.fail(self.crashes.conviction())
-                    convicted.append(pending.request.request_id)
-        return convicted
+                    pending.fail(self.crashes.quarantine_error())
+                    quarantined.append(pending.request.request_id)
+        return quarantined
 
-    def end_convicted(self, keys: Set[bytes]) -> None:
-        """Fail the requests that have a row which another gateway has convicted. Only requests that
-        were sent at least once are looked at: the others may be as many as the queue holds, and the
-        next loss ends them."""
+    def end_quarantined(self, keys: Set[bytes]) -> None:
+        """Fail the requests that have a row which another gateway has quarantined. Only requests
+        that were sent at least once are looked at: the others may be as many as the queue holds,
+        and the next loss ends them."""
         for pending in [each for each in self._pending.values() if each.sent]:
             if not keys.isdisjoint(fingerprints(pending.rows, pending.terms.version)):
-                self._finish(pending, self.crashes.conviction())
+                self._finish(pending, self.crashes.quarantine_error())
 
     # ---- what becomes of rows -----------------------------------------------------------------
 

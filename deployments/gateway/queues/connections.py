@@ -29,7 +29,7 @@ from ray import serve
 
 from deployments.contract.app_names import POOL_APP, POOL_DEPLOYMENT, model_deployment
 from deployments.contract.channel.frames import (
-    MOST_FRAME_BYTES,
+    MAX_FRAME_BYTES,
     REPLICA_KINDS,
     STALLED_S,
     Buffer,
@@ -94,7 +94,7 @@ class ReplicaLink(asyncio.Protocol):
         owner: LinkOwner,
         counts: LinkCounts,
         *,
-        speaks: bool,  # the replica sends something every second, as those that generate do
+        sends_heartbeats: bool,  # every second, as replicas that generate do
     ) -> None:
         self.replica_id = replica_id
         # Resolves to the reason when the connection has ended.
@@ -102,7 +102,7 @@ class ReplicaLink(asyncio.Protocol):
         self._handshake = handshake
         self._owner = owner
         self._counts = counts
-        self._speaks = speaks
+        self._sends_heartbeats = sends_heartbeats
         self._reader = FrameReader(_HANDSHAKE_KINDS)
         self._stall = StallWatch(self._reader)
         self._transport: asyncio.Transport | None = None
@@ -137,7 +137,7 @@ class ReplicaLink(asyncio.Protocol):
         called every second."""
         if self._stall.stalled(now):
             self.close(f"a frame has not come to its end for {STALLED_S:g} s")
-        elif self._speaks and now - self._heard_at > SILENCE_S:
+        elif self._sends_heartbeats and now - self._heard_at > SILENCE_S:
             self.close(f"silent for {SILENCE_S:g} s")
         elif self._transport is not None and is_dead(self._transport):
             self.close(f"the replica's machine has not answered for {FOUND_DEAD_S:g} s")
@@ -190,7 +190,7 @@ class ReplicaLink(asyncio.Protocol):
             self._welcomed()
 
     def _welcomed(self) -> None:
-        self._reader.kinds, self._reader.most_bytes = REPLICA_KINDS, MOST_FRAME_BYTES
+        self._reader.kinds, self._reader.max_bytes = REPLICA_KINDS, MAX_FRAME_BYTES
         self._up = True
         self._counts.connects += 1
         self._owner.link_up(self)
@@ -273,13 +273,13 @@ class TcpReplicaChannel:
         gateway: str,
         key_of: Callable[[str], Awaitable[bytes]],  # asks Serve for a replica's key, by its id
         *,
-        speaks: bool = False,  # see `ReplicaLink`
+        sends_heartbeats: bool = False,  # see `ReplicaLink`
         tls: SSLContext | None = None,
     ) -> None:
         self.counts = LinkCounts()
         self._gateway = gateway
         self._key_of = key_of
-        self._speaks = speaks
+        self._sends_heartbeats = sends_heartbeats
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, _Peer] = {}  # by replica
@@ -331,11 +331,11 @@ class TcpReplicaChannel:
     async def _keep_connected(self, peer: _Peer) -> None:
         """Connect, and again after each break, as long as Serve lists the replica. A replica
         without a common version is left alone: it would refuse each time."""
-        if not peer.replica.speaks() & set(SPOKEN):
+        if not peer.replica.spoken_versions() & set(SPOKEN):
             logger.error(
                 "replica %s speaks version %s of the channel and this gateway %s: they cannot work "
                 "together, and it gets no requests from here", peer.replica.replica_id,
-                sorted(peer.replica.speaks()), sorted(SPOKEN),
+                sorted(peer.replica.spoken_versions()), sorted(SPOKEN),
             )  # fmt: skip
             return
         pause_s = 0.0
@@ -365,7 +365,8 @@ class TcpReplicaChannel:
             handshake = GatewayHandshake(key, self._gateway, replica.replica_id)
             _, link = await self._loop.create_connection(
                 lambda: ReplicaLink(
-                    replica.replica_id, handshake, self, self.counts, speaks=self._speaks
+                    replica.replica_id, handshake, self, self.counts,
+                    sends_heartbeats=self._sends_heartbeats,
                 ),
                 host, port, ssl=self._tls,
             )  # fmt: skip
@@ -436,9 +437,9 @@ class ServeChannel(TcpReplicaChannel):
     """The channel to the replicas of all groups of a model's application, in one event loop."""
 
     def __init__(
-        self, app: str, gateway: str, *, speaks: bool, tls: ssl.SSLContext | None = None
+        self, app: str, gateway: str, *, sends_heartbeats: bool, tls: ssl.SSLContext | None = None
     ) -> None:
-        super().__init__(gateway, self._key_of, speaks=speaks, tls=tls)
+        super().__init__(gateway, self._key_of, sends_heartbeats=sends_heartbeats, tls=tls)
         self._app = app
         self._handles: dict[str, Any] = {}  # by group
         self._groups: dict[str, str] = {}  # by replica

@@ -43,7 +43,7 @@ class _Peer:
     known: tuple[FlowWork, ...] = ()  # what it last said of the other gateways' queues
 
 
-class PeerDemand:
+class PeerQueueDepth:
     """What each replica was told of this gateway's queue, and has said of the others'. Times are
     seconds on the caller's clock.
 

@@ -1,13 +1,13 @@
 """Which inputs have ended replicas, and whose they were.
 
-`CrashRecords` knows a row by its fingerprint (`rows.row_keys`). One that was on a replica when that
-was lost is *suspect*: it travels alone from then on. It is acquitted when it is answered alone, and
-*convicted* when a second replica is lost after it had begun there alone: then it is refused for a
-while. Its tenant pays for each replica that its convicted rows have ended. `UnexplainedLosses` says
-who pays where no row is convicted, `convicts` judges prompts that stream, `CrashesElsewhere` holds
-what other gateways have reported (`crash_exchange`). Bounded in number, the oldest forgotten first.
-Of one model at one gateway; for the event loop's thread alone; times are seconds on the caller's
-monotonic clock.
+`PoisonTracker` knows a row by its fingerprint (`rows.row_keys`). One that was on a replica when
+that was lost is *suspect*: it travels alone from then on. It is released when it is answered alone,
+and *quarantined* when a second replica is lost after it had begun there alone: then it is refused
+for a while. Its tenant pays for each replica that its quarantined rows have ended.
+`UnexplainedLosses` says who pays where no row is quarantined, `quarantines` judges prompts that
+stream, `RemoteCrashes` holds what other gateways have reported (`crash_exchange`). Bounded in
+number, the oldest forgotten first. Of one model at one gateway; for the event loop's thread alone;
+times are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from deployments.contract.description import CrashTerms
 from deployments.gateway.queues.lease_calls import SentBatch
 from deployments.gateway.rows import Rows, row_keys
 
-_MOST_LOSSES = 1024
+_MAX_LOSSES = 1024
 _AT_ONCE_S = 1.0
 
 
@@ -78,7 +78,7 @@ class UnexplainedLosses:
         self._judge(replica_id, loss)
         if not loss.unanswered:
             del self._losses[replica_id]
-        if len(self._losses) > _MOST_LOSSES:
+        if len(self._losses) > _MAX_LOSSES:
             self._forget(next(iter(self._losses)))
 
     def answered(self, key: bytes) -> None:
@@ -133,7 +133,7 @@ class _Suspicion:
     replicas: frozenset[str]  # lost with the input
 
 
-class CrashesElsewhere:
+class RemoteCrashes:
     """What other gateways have reported of one model."""
 
     def __init__(self) -> None:
@@ -147,11 +147,11 @@ class CrashesElsewhere:
     def __bool__(self) -> bool:
         return bool(self._suspicions or self._spent)
 
-    def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> None:
+    def on_report(self, reports: Sequence[CrashReport], others: int, now: float) -> None:
         """Take in the last reports of those other gateways that know the model. `others`: how many
         gateways there are besides this one."""
         self.others = others
-        said = [each for report in reports for each in report.inputs if not each.convicted]
+        said = [each for report in reports for each in report.inputs if not each.quarantined]
         self._cleared = {k: self._cleared[k] for each in said if (k := each.key) in self._cleared}
         self._suspicions = {}
         for each in said:
@@ -208,7 +208,7 @@ def latest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
     return {**one, **{r: max(until, one.get(r, until)) for r, until in other.items()}}
 
 
-ALONE, BESIDE, ANYWAY = 2, 3, 5  # losses that convict
+ALONE, BESIDE, ANYWAY = 2, 3, 5  # losses that quarantine
 OTHERS_MISSED = 1  # another gateway's prompt that was on all but so many of them may be the cause
 
 
@@ -222,11 +222,11 @@ class PromptSuspect:
     reading: bool  # no token of its answer had come
 
 
-def convicts(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole: bool) -> bool:
-    """Whether the loss convicts this prompt. `there`: all prompts of this gateway on the replica,
-    this one included. `sole`: no other gateway can have had anything on the replica.
+def quarantines(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole: bool) -> bool:
+    """Whether the loss quarantines this prompt. `there`: all prompts of this gateway on the
+    replica, this one included. `sole`: no other gateway can have had anything on the replica.
 
-    All prompts on a lost replica are suspect; an answer acquits. A prompt is convicted by
+    All prompts on a lost replica are suspect; an answer releases. A prompt is quarantined by
 
     - the second loss, where it was alone on the replica;
     - the third, where the others that were there had been on fewer lost replicas, or had tokens
@@ -242,16 +242,16 @@ def convicts(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole: bo
         return losses >= ALONE
     if losses < BESIDE or losses >= ANYWAY:
         return losses >= ANYWAY
-    rivals = [each for each in there if each.key != suspect.key and len(each.lost) >= losses]
-    return not rivals or (suspect.reading and not any(each.reading for each in rivals))
+    others = [each for each in there if each.key != suspect.key and len(each.lost) >= losses]
+    return not others or (suspect.reading and not any(each.reading for each in others))
 
 
-_MOST_ROWS = 4096
-_MOST_TENANTS = 1024
+_MAX_ROWS = 4096
+_MAX_TENANTS = 1024
 CRASH_BUDGET = "crash_budget"  # why a tenant is refused
 _ELSEWHERE = "another version's"
 _SWEEP_S = 10.0  # how often what is over is forgotten, so that newcomers need no look again
-_MOST_REPLICAS = 8  # of one input that others are told of
+_MAX_REPLICAS = 8  # of one input that others are told of
 _LAG_S = 15.0
 """What was only heard is told on while it has longer left than a word may be on its way: two
 gateways must not keep telling each other what is over."""
@@ -280,7 +280,7 @@ class _Record:
 
     until: float
     lost: set[str] = field(default_factory=set)
-    convicted: bool = False
+    quarantined: bool = False
     own: bool = False
 
 
@@ -288,16 +288,16 @@ def _nobody() -> None:
     pass
 
 
-class CrashRecords:
-    """Times are seconds on the caller's monotonic clock. `convictions`: how many of this gateway's
-    own, ever. `on_loss` is called when the others are to be told of something."""
+class PoisonTracker:
+    """Times are seconds on the caller's monotonic clock. `quarantined_total`: how many of this
+    gateway's own, ever. `on_loss` is called when the others are to be told of something."""
 
     def __init__(self, terms: CrashTerms, ended: str = "replicas of the model") -> None:
         self.terms = terms
         self._ended = ended  # what the inputs have ended
-        self.convictions = 0
+        self.quarantined_total = 0
         self.on_loss: Callable[[], None] = _nobody
-        self.elsewhere = CrashesElsewhere()
+        self.elsewhere = RemoteCrashes()
         self._swept_at = 0.0
         self._rows: OrderedDict[bytes, _Record] = OrderedDict()
         self._spent: OrderedDict[str, dict[str, float]] = OrderedDict()
@@ -310,8 +310,8 @@ class CrashRecords:
     # ---- what this gateway sees ---------------------------------------------------------------
 
     def lost_with(self, sent: SentBatch, now: float) -> Iterator[tuple[Rows, int]]:
-        """A replica was lost with this lease; the rows that this convicts. Who has left meanwhile
-        has sent them all the same."""
+        """A replica was lost with this lease; the rows that this quarantines. Who has left
+        meanwhile has sent them all the same."""
         begun_alone = sent.lease.alone and sent.begun
         replica_id = sent.lease.replica_id
         there: list[LostRow] = []
@@ -326,41 +326,41 @@ class CrashRecords:
 
     def lost_together(self, replica_id: str, rows: Collection[LostRow], now: float) -> None:
         """A replica was lost while all of these were there, besides those said before: the tenant
-        of one may have to pay although it is never convicted."""
+        of one may have to pay although it is never quarantined."""
         if self.terms.tenant_budget:
             self._unexplained.lost(replica_id, rows, now)
 
     def lost(
         self, key: bytes, tenant: str, replica_id: str, now: float, *, begun_alone: bool
     ) -> bool:
-        """A replica was lost while this row was there; whether it is convicted."""
+        """A replica was lost while this row was there; whether it is quarantined."""
         replicas = self.note(key, tenant, replica_id, now)
-        if not self.is_convicted(key) and begun_alone and len(replicas) >= 2:
-            self.convict(key, tenant, now)
-        return self.is_convicted(key)
+        if not self.is_quarantined(key) and begun_alone and len(replicas) >= 2:
+            self.quarantine(key, tenant, now)
+        return self.is_quarantined(key)
 
     def note(self, key: bytes, tenant: str, replica_id: str, now: float) -> frozenset[str]:
         """A replica was lost while this input was there; all that were, at other gateways too."""
         record = self._find(key, now) or self._add(key)
         known = self.elsewhere.replicas(key, now)
-        if record.convicted and replica_id not in record.lost:
+        if record.quarantined and replica_id not in record.lost:
             self._charge(tenant, [replica_id], now)
         record.lost.add(replica_id)
         record.until, record.own = now + self.terms.refuse_s, True
         self.on_loss()
         return known | record.lost
 
-    def convict(self, key: bytes, tenant: str, now: float) -> None:
+    def quarantine(self, key: bytes, tenant: str, now: float) -> None:
         """Of an input that a loss was noted for."""
         record = self._rows[key]
         record.lost |= self.elsewhere.replicas(key, now)
-        record.convicted = True
-        self.convictions += 1
+        record.quarantined = True
+        self.quarantined_total += 1
         self._charge(tenant, record.lost, now)
 
-    def is_convicted(self, key: bytes) -> bool:
+    def is_quarantined(self, key: bytes) -> bool:
         record = self._rows.get(key)
-        return record is not None and record.convicted
+        return record is not None and record.quarantined
 
     def lost_elsewhere(self, keys: Sequence[bytes], tenant: str, now: float) -> None:
         """Another version of the model lost a replica with these rows: one loss, for each."""
@@ -371,7 +371,7 @@ class CrashRecords:
         """Its replica lives."""
         for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
             (key,) = fingerprints(pending.rows.only([row]), sent.version)
-            self.acquit(key)
+            self.release(key)
 
     def answered_among_others(self, sent: SentBatch) -> None:
         """Its replica lives: none of these has ended another. Only rows of requests that were sent
@@ -384,9 +384,9 @@ class CrashRecords:
                 (key,) = fingerprints(pending.rows.only([row]), sent.version)
                 self._unexplained.answered(key)
 
-    def acquit(self, key: bytes) -> None:
+    def release(self, key: bytes) -> None:
         """It was answered: what was lost with it before had another cause."""
-        if not self.is_convicted(key):
+        if not self.is_quarantined(key):
             self._rows.pop(key, None)
             self._unexplained.answered(key)
             self.elsewhere.answered(key)
@@ -408,15 +408,15 @@ class CrashRecords:
         spent = latest(self._spent.get(tenant, {}), until)
         return {replica_id: u - now for replica_id, u in spent.items() if u > now}
 
-    def hear(self, reports: Sequence[CrashReport], others: int, now: float) -> set[bytes]:
+    def on_report(self, reports: Sequence[CrashReport], others: int, now: float) -> set[bytes]:
         """What other gateways have said last, `others` in number, those included that do not know
-        the model; the inputs that are convicted by this."""
-        self.elsewhere.hear(reports, others, now)
-        said = [each for report in reports for each in report.inputs if each.convicted]
-        fresh = [each for each in said if not self._knows_conviction(each.key, now)]
+        the model; the inputs that are quarantined by this."""
+        self.elsewhere.on_report(reports, others, now)
+        said = [each for report in reports for each in report.inputs if each.quarantined]
+        fresh = [each for each in said if not self._knows_quarantine(each.key, now)]
         for each in fresh:
             record = self._rows.get(each.key) or self._add(each.key)
-            record.convicted = True
+            record.quarantined = True
             record.lost |= set(each.replicas)
             record.until = now + min(each.left_s, self.terms.refuse_s)
         return {each.key for each in fresh}
@@ -424,7 +424,7 @@ class CrashRecords:
     # ---- who comes ----------------------------------------------------------------------------
 
     def check(self, keys: Sequence[bytes], tenant: str, now: float) -> bool:
-        """Whether any of a newcomer's rows is suspect. Raises RowConvicted, OverOwnLimit."""
+        """Whether any of a newcomer's rows is suspect. Raises RowQuarantined, OverOwnLimit."""
         if now >= self._swept_at + _SWEEP_S:
             self._sweep(now)
         wait_s = self._wait_s(tenant, now)
@@ -437,12 +437,12 @@ class CrashRecords:
                 reason=CRASH_BUDGET,
             )
         records = [record for key in keys if (record := self._find(key, now)) is not None]
-        if any(record.convicted for record in records):
-            raise self.conviction()
+        if any(record.quarantined for record in records):
+            raise self.quarantine_error()
         return bool(records) or any(self.elsewhere.replicas(key, now) for key in keys)
 
-    def conviction(self) -> errors.RowConvicted:
-        return errors.RowConvicted(
+    def quarantine_error(self) -> errors.RowQuarantined:
+        return errors.RowQuarantined(
             f"this input has ended several {self._ended} and is refused: do not send it again"
         )
 
@@ -469,18 +469,18 @@ class CrashRecords:
 
     def _add(self, key: bytes) -> _Record:
         record = self._rows[key] = _Record(0.0)
-        if len(self._rows) > _MOST_ROWS:
+        if len(self._rows) > _MAX_ROWS:
             self._rows.popitem(last=False)
         return record
 
-    def _knows_conviction(self, key: bytes, now: float) -> bool:
+    def _knows_quarantine(self, key: bytes, now: float) -> bool:
         record = self._find(key, now)
-        return record is not None and record.convicted
+        return record is not None and record.quarantined
 
     def _as_told(self, key: bytes, now: float) -> CrashedInput:
         record = self._rows[key]
-        replicas = tuple(sorted(record.lost)[:_MOST_REPLICAS])
-        return CrashedInput(key, replicas, record.until - now, record.convicted)
+        replicas = tuple(sorted(record.lost)[:_MAX_REPLICAS])
+        return CrashedInput(key, replicas, record.until - now, record.quarantined)
 
     def _charge(self, tenant: str, replicas: Collection[str], now: float) -> None:
         """Each replica once, whichever of the tenant's inputs were there."""
@@ -490,7 +490,7 @@ class CrashRecords:
         while len(spent) > max(1, self.terms.tenant_budget):
             del spent[next(iter(spent))]
         self._spent.move_to_end(tenant)
-        if len(self._spent) > _MOST_TENANTS:
+        if len(self._spent) > _MAX_TENANTS:
             self._spent.popitem(last=False)
 
     def _wait_s(self, tenant: str, now: float) -> float:

@@ -2,7 +2,7 @@
 
 - `PendingBatchRequest` has a future, which resolves to the answers of all its rows.
 - `PendingStreamRequest` has a buffer. The queue puts in the pieces that the replica sends, and the
-  caller takes them out at its own pace. Unread bytes are bounded by `MOST_UNREAD_BYTES`: a client
+  caller takes them out at its own pace. Unread bytes are bounded by `MAX_UNREAD_BYTES`: a client
   that reads too slowly loses its answer, holds up nobody else and cannot grow the gateway's memory.
   An answer that is not streamed is handed out only when it is whole, so that until then the request
   may still run elsewhere.
@@ -20,13 +20,13 @@ from enum import Enum
 from deployments.contract import errors
 from deployments.contract.channel.messages import BatchReply
 from deployments.contract.channel.stream_messages import Piece
-from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.dispatcher_driver import VersionTerms
 from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.gateway.trace_context import TraceContext
 from routers.api.requests import Generation, LeaseEnd, Request, Tokens
 
-MOST_UNREAD_BYTES = 1 << 20  # of one answer; one piece may be larger
+MAX_UNREAD_BYTES = 1 << 20  # of one answer; one piece may be larger
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +200,7 @@ class PendingStreamRequest:
         self.service_s = piece.service_s
         if not piece.data:
             return True
-        if self._unread and self._unread_bytes + len(piece.data) > MOST_UNREAD_BYTES:
+        if self._unread and self._unread_bytes + len(piece.data) > MAX_UNREAD_BYTES:
             self._discard_unread()
             return False
         if not self._given and not self._unread:

@@ -30,25 +30,25 @@ from deployments.contract.channel.stream_messages import (
 )
 from deployments.contract.description import Generating
 from deployments.gateway.queues.connections import ReplicaChannel
-from deployments.gateway.queues.core_loop import (
+from deployments.gateway.queues.dispatcher_driver import (
     INTERNAL_ERROR,
-    CoreLoop,
-    Demand,
+    DispatcherDriver,
+    QueueRequest,
     VersionTerms,
     changed,
     clock,
 )
-from deployments.gateway.queues.lease_calls import LeaseCalls, PeerDemand, SentLease
+from deployments.gateway.queues.lease_calls import LeaseCalls, PeerQueueDepth, SentLease
 from deployments.gateway.queues.lost_replicas import (
     ANYWAY,
     OTHERS_MISSED,
-    CrashRecords,
+    PoisonTracker,
     PromptSuspect,
-    convicts,
+    quarantines,
 )
 from deployments.gateway.queues.pending_requests import (
     LEASE_COUNTS,
-    MOST_UNREAD_BYTES,
+    MAX_UNREAD_BYTES,
     PendingStreamRequest,
     Prompt,
 )
@@ -133,7 +133,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
     def __init__(self, owner: StreamCallsOwner, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
-        self._peer_demand = PeerDemand()
+        self._peer_demand = PeerQueueDepth()
         # By replica: what it said of other gateways, to be reported with the end of a run.
         self._shares: dict[str, SharesMessage] = {}
 
@@ -281,7 +281,7 @@ _END = {
 }
 
 
-class StreamQueue(CoreLoop[PendingStreamRequest]):
+class StreamQueue(DispatcherDriver[PendingStreamRequest]):
     """`output_tokens`: that callers were brought, ever. `crashes`: prompts that replicas were lost
     with; newcomers are held against them by whoever submits. `permits`: suspected ones need one."""
 
@@ -296,14 +296,16 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self._shapes: Mapping[str, Generating] = {}
         self._groups: dict[str, str] = {}
         self.output_tokens = 0
-        self.crashes = CrashRecords(terms.crashes)
+        self.crashes = PoisonTracker(terms.crashes)
         self.permits = SuspectPermits()
         self._engines = SharedEngines()
         self._prices = TokenPrices()
 
     # ---- what the gateway calls -----------------------------------------------------------
 
-    def submit(self, prompt: Prompt, terms: VersionTerms, demand: Demand) -> PendingStreamRequest:
+    def submit(
+        self, prompt: Prompt, terms: VersionTerms, demand: QueueRequest
+    ) -> PendingStreamRequest:
         """Queues a request that was measured under `terms`. Raises the error of an immediate
         rejection; the pending request gives the answer, or its error."""
         if not self.terms.take(terms):
@@ -397,7 +399,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]
-        most = self._engines.most_leases(shape.max_sequences)
+        most = self._engines.max_leases(shape.max_sequences)
         return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
@@ -409,27 +411,27 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             lost = self.crashes.note(key, tenant, replica_id, now)
             there[key] = PromptSuspect(key, tenant, lost, not pending.tokens.output)
         for suspect in there.values():
-            if self._is_convicted(suspect, list(there.values()), now):
-                self.crashes.convict(suspect.key, suspect.tenant, now)
-        self.end_convicted({key for key in there if self.crashes.is_convicted(key)})
+            if self._is_quarantined(suspect, list(there.values()), now):
+                self.crashes.quarantine(suspect.key, suspect.tenant, now)
+        self.end_quarantined({key for key in there if self.crashes.is_quarantined(key)})
 
-    def _is_convicted(
+    def _is_quarantined(
         self, suspect: PromptSuspect, there: Sequence[PromptSuspect], now: float
     ) -> bool:
         """By this loss."""
         elsewhere = self.crashes.elsewhere
-        if self.crashes.is_convicted(suspect.key):
+        if self.crashes.is_quarantined(suspect.key):
             return False
-        if not convicts(suspect, there, sole=elsewhere.others == 0):
+        if not quarantines(suspect, there, sole=elsewhere.others == 0):
             return False
         return len(suspect.lost) >= ANYWAY or not elsewhere.was_there(
             suspect.key, suspect.lost, OTHERS_MISSED, now
         )
 
-    def end_convicted(self, keys: Set[bytes]) -> None:
-        """Ends all that wait or run with a convicted prompt, here or at another gateway."""
+    def end_quarantined(self, keys: Set[bytes]) -> None:
+        """Ends all that wait or run with a quarantined prompt, here or at another gateway."""
         for pending in [p for p in self._pending.values() if p.prompt.fingerprint in keys]:
-            self._finish(pending, self.crashes.conviction())
+            self._finish(pending, self.crashes.quarantine_error())
 
     def failed(self, run: StreamRun) -> None:
         if self._is_live(run):
@@ -482,7 +484,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         end, pending = _END[how], run.pending
         failed: tuple[int, ...] = ()
         if self.crashes and how is StreamEnd.DONE:
-            self.crashes.acquit(pending.prompt.fingerprint)
+            self.crashes.release(pending.prompt.fingerprint)
         if not self._is_live(run):
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end  # nobody waited for it any more
             pending.take_late(run.lease.lease_id, piece)
@@ -547,5 +549,5 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
 def _too_slow() -> errors.ReaderTooSlow:
     return errors.ReaderTooSlow(
-        f"the client left more than {MOST_UNREAD_BYTES} bytes of the answer unread"
+        f"the client left more than {MAX_UNREAD_BYTES} bytes of the answer unread"
     )

@@ -98,18 +98,18 @@ class SingleFlight:
     def __init__(
         self,
         cancel: Callable[[PendingBatchRequest], None],  # ends a run that nobody waits for
-        most_rows: int,  # of all who follow
+        max_rows: int,  # of all who follow
     ) -> None:
         self._cancel = cancel
-        self._most_rows = most_rows
+        self._max_rows = max_rows
         self._running: dict[Hashable, _SharedRun] = {}  # the newest run of each key
         self._following_rows = 0
         self.coalesced_total = 0  # callers that were answered by another caller's run
 
-    def adopt(self, most_rows: int) -> None:
+    def adopt(self, max_rows: int) -> None:
         """Another version is live: runs of the earlier one go on for those who wait for them, and
         nobody joins them any more."""
-        self._most_rows = most_rows
+        self._max_rows = max_rows
         self._running.clear()
 
     @property
@@ -141,7 +141,7 @@ class SingleFlight:
         now: float,
     ) -> _SharedRun:
         under_way = self._running.get(key)
-        if under_way is not None and self._following_rows + follower.rows > self._most_rows:
+        if under_way is not None and self._following_rows + follower.rows > self._max_rows:
             under_way = None
         follower.followed = True
         if under_way is not None and not _is_worse(under_way, follower, now):

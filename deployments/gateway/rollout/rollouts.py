@@ -14,9 +14,9 @@ from deployments.contract.rollout.route import RolloutRoute
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.rollout.copies import Answered, Copies
+from deployments.gateway.rollout.canary_assignment import CanaryAssignment
 from deployments.gateway.rollout.even_share import EvenShare
-from deployments.gateway.rollout.trial import Trial
+from deployments.gateway.rollout.shadow_traffic import Answered, ShadowTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class GatewayRollouts:
     ) -> None:
         self._models = models
         self._steps: dict[str, _Step] = {}  # by model
-        self._copies = Copies(pool, priorities - 1)
+        self._copies = ShadowTraffic(pool, priorities - 1)
 
-    def trial(self, name: str, version: str | None) -> Trial | None:
-        """The trial of a new request that asks for `version` (None: any). None: the model is not
-        under rollout."""
+    def assignment(self, name: str, version: str | None) -> CanaryAssignment | None:
+        """The assignment of a new request that asks for `version` (None: any). None: the model
+        is not under rollout."""
         route = self._models.routes.get(name)
         if route is None:
             return None
@@ -54,7 +54,7 @@ class GatewayRollouts:
             canary = canary if route.share and self._is_canarys(name, version, canary) else None
         elif not step.canaries.takes():
             canary = None
-        return Trial(step.seen, canary, pinned=version is not None)
+        return CanaryAssignment(step.seen, canary, pinned=version is not None)
 
     def answered(self, name: str, answered: Answered) -> None:
         """The live version has answered a request: copy it to the canary if its turn has come."""

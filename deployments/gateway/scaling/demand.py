@@ -11,7 +11,7 @@ from deployments.contract.scaling.messages import GroupLoad, ModelLoad
 from routers.api.snapshot import GroupSnapshot, Snapshot
 
 _HALF = 0.5  # of the slack that the SLO leaves: a backlog that takes longer is told of at once
-_LEAST_SLACK = 0.1  # of the SLO
+_MIN_SLACK = 0.1  # of the SLO
 
 
 def model_load(core: Snapshot, *, unserved: bool) -> ModelLoad:
@@ -36,7 +36,7 @@ def crossing_s(core: Snapshot, slo_s: float) -> float:
     half of the time that the SLO leaves beside a batch."""
     capacity = sum(group.running * group.speed for group in core.groups)
     batch_s = max((group.planned_p99_s for group in core.groups if group.running), default=0.0)
-    return capacity * _HALF * max(slo_s - batch_s, _LEAST_SLACK * slo_s)
+    return capacity * _HALF * max(slo_s - batch_s, _MIN_SLACK * slo_s)
 
 
 def _group(group: GroupSnapshot) -> GroupLoad:

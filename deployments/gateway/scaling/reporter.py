@@ -21,7 +21,7 @@ from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.scaling.demand import crossing_s, model_load
 
 EVERY_S = 1.0
-LEAST_S = 0.1
+MIN_S = 0.1
 ANSWER_S = 2.0
 clock = time.monotonic
 logger = logging.getLogger("headrace.scaling")
@@ -38,7 +38,7 @@ class DemandReporter:
         self._tell = tell
         self._crossed = asyncio.Event()
         self._told_at = -EVERY_S
-        self._pause_s = LEAST_S
+        self._pause_s = MIN_S
         self._outlooks: Mapping[str, ModelOutlook] = {}
         self._heard_at = 0.0
         self._is_away = False
@@ -61,7 +61,7 @@ class DemandReporter:
     async def _exchange(self) -> None:
         self._told_at = clock()
         report, presses = self._report()
-        self._pause_s = min(2.0 * self._pause_s, EVERY_S) if presses else LEAST_S
+        self._pause_s = min(2.0 * self._pause_s, EVERY_S) if presses else MIN_S
         try:
             async with asyncio.timeout(ANSWER_S):
                 outlooks = await self._tell(report)

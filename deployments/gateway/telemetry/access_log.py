@@ -2,7 +2,7 @@
 was not let in: 401, 403 and 429.
 
 Metrics count everything; lines are for finding one. A flood of refusals must not cost what it was
-refused to save, so at most `most_per_s` lines a second are written of either kind, so that those
+refused to save, so at most `max_per_s` lines a second are written of either kind, so that those
 who are not let in hide no failure; the next line written says how many were left out. A request
 that gets no line costs two comparisons. A key that a caller puts into a path by mistake is cut.
 """
@@ -43,11 +43,11 @@ _ALL_FAILURES = 599
 
 
 class AccessLog:
-    """`least_status`: lowest HTTP status that gets a line; 0 writes all, 600 none."""
+    """`min_status`: lowest HTTP status that gets a line; 0 writes all, 600 none."""
 
-    def __init__(self, least_status: int = 500, most_per_s: int = 10) -> None:
-        self.least_status = least_status
-        self._most_per_s = most_per_s
+    def __init__(self, min_status: int = 500, max_per_s: int = 10) -> None:
+        self.min_status = min_status
+        self._max_per_s = max_per_s
         self._second = -1
         self._failures = self._refusals = self._suppressed = 0
 
@@ -57,12 +57,12 @@ class AccessLog:
         `now`: seconds on any clock.
         """
         refusal = status in NOT_LET_IN
-        if status < self.least_status and not (refusal and self.least_status <= _ALL_FAILURES):
+        if status < self.min_status and not (refusal and self.min_status <= _ALL_FAILURES):
             return False
         if int(now) != self._second:
             self._second, self._failures, self._refusals = int(now), 0, 0
         written = self._refusals if refusal else self._failures
-        if written >= self._most_per_s:
+        if written >= self._max_per_s:
             self._suppressed += 1
             return False
         if refusal:

@@ -49,7 +49,7 @@ from routers.api.requests import Tokens
 from yaml_document.credentials import without_keys
 
 _NOT_FINE = 400
-_MOST_CLIENTS = 65_536
+_MAX_CLIENTS = 65_536
 _AUDITED_AT_ONCE = 20  # lines that are written on the event loop
 
 
@@ -104,7 +104,7 @@ class GatewayTelemetry:
             self._metrics.connection_reused()
             return
         self._metrics.connection_opened()
-        if len(self._clients) >= _MOST_CLIENTS:
+        if len(self._clients) >= _MAX_CLIENTS:
             del self._clients[next(iter(self._clients))]
         self._clients[client] = None
 

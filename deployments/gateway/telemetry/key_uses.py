@@ -1,6 +1,6 @@
 """Which keys are used: how often, when last, when each ends, and how often after its end.
 
-By a key's id, never the key. Only keys that are in force are counted, and at most `MOST_NAMED` of
+By a key's id, never the key. Only keys that are in force are counted, and at most `MAX_NAMED` of
 them by their own ids (the rest together as `other`), so that the number of series is bounded by the
 settings. Times are of the wall clock, seconds since the epoch; a key that was not used since the
 gateway started has 0 uses and no time.
@@ -15,7 +15,7 @@ from math import inf
 from deployments.gateway.telemetry.label_names import OTHER
 from deployments.gateway.tenancy.tenants import Key
 
-MOST_NAMED = 1000
+MAX_NAMED = 1000
 _DAY_S = 86_400
 KeyLabels = tuple[str, str]
 """Tenant ("" of an operator's) and id."""
@@ -44,13 +44,13 @@ class KeyUses:
         before, self._declared = self._by_id, keys
         rest = before.get("", (("", OTHER), KeyUse()))[1]
         self._by_id = {}
-        for key in keys[:MOST_NAMED]:
+        for key in keys[:MAX_NAMED]:
             labels = key.tenant.name if key.tenant is not None else "", key.id
             known = before.get(key.id)
             use = known[1] if known is not None and known[0] == labels else KeyUse()
             use.ends_s = None if key.ends_s == inf else key.ends_s
             self._by_id[key.id] = labels, use
-        if len(keys) > MOST_NAMED:
+        if len(keys) > MAX_NAMED:
             self._by_id[""] = ("", OTHER), rest
 
     def used(self, key: str, wall_s: float) -> None:

@@ -34,7 +34,7 @@ from deployments.gateway.telemetry.sample_tables import (
 from deployments.settings.gateway import PRIORITIES
 
 PAGE_KEPT_S = 1.0
-_MOST_FORMS = 4  # of a page that are kept: a caller may name others by `accept`
+_MAX_FORMS = 4  # of a page that are kept: a caller may name others by `accept`
 
 
 class GatewayMetrics:
@@ -115,7 +115,7 @@ class GatewayMetrics:
         if kept is not None and now - kept[0] < PAGE_KEPT_S:
             return kept[1]
         page = self.exposition(accept)
-        if len(self._pages) >= _MOST_FORMS:
+        if len(self._pages) >= _MAX_FORMS:
             self._pages.clear()
         self._pages[form] = now, page
         return page

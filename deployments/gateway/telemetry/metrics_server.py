@@ -7,7 +7,7 @@ background and mentioned once: missing metrics never stop a gateway that can ans
 A connection that sends no request, or does not read its answer, is cut after some seconds. Of too
 many connections the oldest goes: first of the newcomer's own address, then of the address that has
 most. A scraper sends its request at once, so idle connections keep none out, and a page is copied
-for at most `_MOST_CONNECTIONS` readers. Serves one page, knows nothing of what stands there, and
+for at most `_MAX_CONNECTIONS` readers. Serves one page, knows nothing of what stands there, and
 belongs behind a network policy.
 """
 
@@ -24,8 +24,8 @@ _LARGEST_HEAD_BYTES = 16_384
 _HEAD_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0  # for the caller to read the page
 _RETRY_S = 5.0
-_MOST_CONNECTIONS = 32
-_MOST_PER_ADDRESS = 8
+_MAX_CONNECTIONS = 32
+_MAX_PER_ADDRESS = 8
 
 Page = Callable[[str], tuple[bytes, str]]
 
@@ -122,8 +122,8 @@ class MetricsServer:
         peer = writer.get_extra_info("peername")
         address = str(peer[0]) if peer else ""
         held = Counter(self._connections.values())
-        full = address if held[address] >= _MOST_PER_ADDRESS else None
-        if full is None and len(self._connections) >= _MOST_CONNECTIONS:
+        full = address if held[address] >= _MAX_PER_ADDRESS else None
+        if full is None and len(self._connections) >= _MAX_CONNECTIONS:
             full = held.most_common(1)[0][0]
         if full is not None:
             oldest = next(w for w, each in self._connections.items() if each == full)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from deployments.gateway.trace_context import TraceContext, parse
 
-_MOST_TRACES_PER_S = 100
+_MAX_TRACES_PER_S = 100
 _LOW_64 = (1 << 64) - 1
 
 
@@ -103,7 +103,7 @@ class Tracing:
         if second != self._second:
             self._second, self._traces = second, 0
         self._traces += 1
-        return self._traces <= _MOST_TRACES_PER_S
+        return self._traces <= _MAX_TRACES_PER_S
 
     def records(self, context: TraceContext) -> bool:
         """Whether `finish_request` will do anything: ask before gathering what it takes."""

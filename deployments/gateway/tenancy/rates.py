@@ -23,11 +23,11 @@ from deployments.settings.key import RateSettings
 from routers.policies.admission.rate_limit import Rate
 from routers.policies.admission.rate_share import SILENT_S, RateShare, RateUse
 
-Payer = tuple[str, float]
+QuotaKey = tuple[str, float]
 """A tenant's name and weight."""
 
-NOBODY: Payer = ("", 1.0)
-MOST_USED = 2  # times the bound, of all tenants together
+NOBODY: QuotaKey = ("", 1.0)
+MAX_USED = 2  # times the bound, of all tenants together
 
 
 @dataclass(slots=True)
@@ -53,38 +53,38 @@ class SharedBound:
         self._held: dict[str, _Held] = {}  # by tenant; only those that hold any
         self._weight = 0.0  # of those tenants together
 
-    def fits(self, payer: Payer, amount: int) -> bool:
+    def fits(self, quota_key: QuotaKey, amount: int) -> bool:
         """Whether the tenant may have `amount` more."""
         if self.used + amount <= self._limit:
             return True
-        name, weight = payer
+        name, weight = quota_key
         held = self._held.get(name)
         own, share = 0, weight / (self._weight + weight)
         if held is not None:
             own, share = held.amount, held.weight / self._weight
-        left = MOST_USED * self._limit - (self.used - own)
+        left = MAX_USED * self._limit - (self.used - own)
         return own + amount <= share * min(self._limit, left)
 
-    def add(self, payer: Payer, amount: int) -> None:
+    def add(self, quota_key: QuotaKey, amount: int) -> None:
         """The tenant holds `amount` more; not checked against the bound."""
-        held = self._held.get(payer[0])
+        held = self._held.get(quota_key[0])
         if held is None:
-            held = self._held[payer[0]] = _Held(payer[1])
+            held = self._held[quota_key[0]] = _Held(quota_key[1])
             self._weight += held.weight
         held.amount += amount
         self.used += amount
 
-    def give(self, payer: Payer, amount: int) -> None:
+    def give(self, quota_key: QuotaKey, amount: int) -> None:
         """The tenant gives `amount` back."""
-        held = self._held[payer[0]]
+        held = self._held[quota_key[0]]
         held.amount -= amount
         self.used -= amount
         if not held.amount:
-            del self._held[payer[0]]
+            del self._held[quota_key[0]]
             self._weight = self._weight - held.weight if self._held else 0.0
 
 
-_LEAST_ASKED_PER_S = 1e-3  # a decaying rate below this is not reported
+_MIN_ASKED_PER_S = 1e-3  # a decaying rate below this is not reported
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class _GatewayCount:
     _all_heard_at: float = inf  # when as many were last heard of; inf: nothing was heard yet
     _heard_at: float = -inf
 
-    def hear(self, others: int, now: float) -> int:
+    def on_report(self, others: int, now: float) -> int:
         """So many others are heard of now. Returns the count."""
         found, was_silent = 1 + others, now - self._heard_at > SILENT_S
         if found < self.count and not was_silent and now - self._all_heard_at <= SILENT_S:
@@ -171,7 +171,7 @@ class Rates:
                 limit.asks(tokens, now)
                 limit.take(tokens, now)
 
-    def true_up(self, tenant: Tenant, tokens: int) -> None:
+    def reconcile(self, tenant: Tenant, tokens: int) -> None:
         """Correct a counted request, which has `tokens` more than counted; below 0: fewer."""
         if tokens >= 0:
             self.spend(tenant, tokens)
@@ -184,16 +184,16 @@ class Rates:
         """What the other gateways are to be told, as plain data."""
         now = self._clock()
         uses = {name: limit.use(now) for name, limit in self._limits.items()}
-        return {n: use for n, use in uses.items() if max(use[0], use[2]) > _LEAST_ASKED_PER_S}
+        return {n: use for n, use in uses.items() if max(use[0], use[2]) > _MIN_ASKED_PER_S}
 
-    def hear(self, others: Mapping[str, RateReport]) -> None:
+    def on_report(self, others: Mapping[str, RateReport]) -> None:
         """Take in the last reports of all other gateways that live, by gateway."""
         now = self._clock()
-        gateways = self._gateways.hear(len(others), now)
+        gateways = self._gateways.on_report(len(others), now)
         for name, limit in self._limits.items():
             uses = {gateway: report.get(name) for gateway, report in others.items()}
-            limit.requests.hear(_uses(uses, 0), gateways, now)
-            limit.tokens.hear(_uses(uses, 2), gateways, now)
+            limit.requests.on_report(_uses(uses, 0), gateways, now)
+            limit.tokens.on_report(_uses(uses, 2), gateways, now)
 
     def _take_of(self, tenant: Tenant, what: _Counted, amount: float) -> None:
         """Count `amount` at each of the tenant's and its key's rates. Raises OverOwnLimit at the

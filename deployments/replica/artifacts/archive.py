@@ -26,8 +26,8 @@ from deployments.replica.artifacts.room import free_bytes
 from deployments.replica.artifacts.tar import TarReader
 from deployments.settings.remote_source import ARCHIVES, SourceError, escapes_folder
 
-MOST_ENTRIES = 100_000
-MOST_LIST_BYTES = 64 << 20  # of a zip's list of entries, which is read whole
+MAX_ENTRIES = 100_000
+MAX_LIST_BYTES = 64 << 20  # of a zip's list of entries, which is read whole
 _PIECE_BYTES = 1 << 20
 # What the two libraries raise on damaged archives.
 _DAMAGED = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError,
@@ -61,8 +61,8 @@ def unpack(file: Path, folder: Path) -> None:
         with ExitStack() as opened:
             entries = (_of_zip if file.name.lower().endswith(".zip") else _of_tar)(file, opened)
             for count, entry in enumerate(entries, 1):
-                if count > MOST_ENTRIES:
-                    raise SourceError(f"{file.name} has more than {MOST_ENTRIES} entries")
+                if count > MAX_ENTRIES:
+                    raise SourceError(f"{file.name} has more than {MAX_ENTRIES} entries")
                 room -= _place(file.name, entry, folder, room)
     except _DAMAGED as error:
         raise SourceError(
@@ -125,8 +125,8 @@ class _ShortReads(io.FileIO):
         wanted = os.fstat(self.fileno()).st_size - self.tell()
         if size is not None and 0 <= size < wanted:
             wanted = size
-        if wanted > MOST_LIST_BYTES:
-            raise zipfile.BadZipFile(f"its list of entries is larger than {MOST_LIST_BYTES} bytes")
+        if wanted > MAX_LIST_BYTES:
+            raise zipfile.BadZipFile(f"its list of entries is larger than {MAX_LIST_BYTES} bytes")
         return super().read(wanted)
 
 

@@ -34,18 +34,18 @@ class RemoteFile:
     size: int | None = None  # bytes; None: known only when it is opened
 
 
-def download(file: RemoteFile, part: Path, tell: Tell, sleep: Sleep) -> bool:
+def download(file: RemoteFile, part: Path, report: Tell, sleep: Sleep) -> bool:
     """Read until `part` is as long as the remote file. Returns whether `part` has bytes of an
     earlier try.
 
-    `tell` is called with the bytes that are there and the whole size (None: unknown). Raises
+    `report` is called with the bytes that are there and the whole size (None: unknown). Raises
     SourceError, and the disk's OSError.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     part.touch()
     if file.size and size_of(part) == file.size:
         return True
-    began = trying(lambda: _read(file, part, tell), lambda: size_of(part), file.shown, sleep)
+    began = trying(lambda: _read(file, part, report), lambda: size_of(part), file.shown, sleep)
     return began > 0
 
 
@@ -76,14 +76,14 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def _read(file: RemoteFile, part: Path, tell: Tell) -> int:
+def _read(file: RemoteFile, part: Path, report: Tell) -> int:
     """Read what is missing. Returns the byte from which it was read."""
     with file.reader.open_at(size_of(part)) as opened, part.open("r+b") as out:
         out.truncate(opened.start)
         out.seek(opened.start)
         if opened.size is not None:
             check_room(file.shown, part.parent, opened.size - opened.start)
-        _write(file, opened, out, tell)
+        _write(file, opened, out, report)
         out.flush()
         os.fsync(out.fileno())  # now, because a process killed here loses nothing
     have = size_of(part)
@@ -92,7 +92,7 @@ def _read(file: RemoteFile, part: Path, tell: Tell) -> int:
     return opened.start
 
 
-def _write(file: RemoteFile, opened: Opened, out: BinaryIO, tell: Tell) -> None:
+def _write(file: RemoteFile, opened: Opened, out: BinaryIO, report: Tell) -> None:
     at = looked = opened.start
     for piece in opened.pieces:
         at += len(piece)
@@ -102,4 +102,4 @@ def _write(file: RemoteFile, opened: Opened, out: BinaryIO, tell: Tell) -> None:
             looked = at
             check_room(file.shown, Path(out.name).parent, 0)
         out.write(piece)
-        tell(at, opened.size)
+        report(at, opened.size)

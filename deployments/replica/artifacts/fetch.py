@@ -25,7 +25,7 @@ from deployments.settings.remote_source import HTTP, RemoteSource, SourceError, 
 from deployments.settings_files.object_store import files_below, store
 from runtimes.staging import KEPT_UNUSED_S
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 FOLDER = "downloads"
 _TOLD = 0.01  # the steps in which progress is told
 
@@ -93,13 +93,13 @@ class Fetch:
         return resumed
 
     def _teller(self, before: int, whole: int | None) -> Callable[[int, int | None], None]:
-        def tell(there: int, size: int | None) -> None:
+        def report(there: int, size: int | None) -> None:
             share = (before + there) / max(whole or size or 0, 1) if whole or size else 0.0
             if share >= self._told + _TOLD:
                 self._told = share
                 self._progress(min(share, 1.0))
 
-        return tell
+        return report
 
     def _files(self) -> list[RemoteFile]:
         """The remote files. Raises SourceError."""
@@ -119,9 +119,9 @@ class Fetch:
             found = list(files_below(file_system, path))
         if not found:
             raise SourceError(f"{remote} is not there, or is an empty folder")
-        if len(found) > MOST_FILES:
+        if len(found) > MAX_FILES:
             raise SourceError(
-                f"{remote} has {len(found)} files, more than {MOST_FILES}; give an archive of it"
+                f"{remote} has {len(found)} files, more than {MAX_FILES}; give an archive of it"
             )
         return [
             self._file_below(StoreReader(file_system, f"{path.rstrip('/')}/{name}", remote.url),

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import IO
 
 BLOCK = 512
-MOST_HEAD_BYTES = 64 << 10  # of long names and PAX records before one entry; a path has 4 KiB
-MOST_HEADS_BYTES = 256 << 20  # of all entries together
+MAX_HEAD_BYTES = 64 << 10  # of long names and PAX records before one entry; a path has 4 KiB
+MAX_HEADS_BYTES = 256 << 20  # of all entries together
 _FILES, _FOLDER, _LONG_NAME, _PAX, _GLOBAL = b"0\0007", b"5", b"L", b"x", b"g"
 _LONG_LINK, _SPARSE = b"K", b"S"
 
@@ -99,8 +99,8 @@ class TarReader:
 
     def _extra(self, kind: bytes, size: int, said: _Said) -> None:
         said.head_bytes += size + BLOCK
-        if said.head_bytes > MOST_HEAD_BYTES:
-            raise Damaged(f"an entry has more than {MOST_HEAD_BYTES} bytes of headers")
+        if said.head_bytes > MAX_HEAD_BYTES:
+            raise Damaged(f"an entry has more than {MAX_HEAD_BYTES} bytes of headers")
         self._count(size)
         content = self._exactly(size)
         self._exactly(-size % BLOCK)
@@ -116,8 +116,8 @@ class TarReader:
 
     def _count(self, size: int) -> None:
         self._heads_bytes += size
-        if self._heads_bytes > MOST_HEADS_BYTES:
-            raise Damaged(f"the archive has more than {MOST_HEADS_BYTES} bytes of headers")
+        if self._heads_bytes > MAX_HEADS_BYTES:
+            raise Damaged(f"the archive has more than {MAX_HEADS_BYTES} bytes of headers")
 
     def _exactly(self, size: int) -> bytes:
         found = self._some(size)

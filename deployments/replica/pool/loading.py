@@ -115,11 +115,11 @@ class PoolLoading:
         self._number = itertools.count(1)
         self._progress: dict[str, StartupProgress] = {}
 
-    async def least_bytes(self, model: PoolModel) -> int:
+    async def min_bytes(self, model: PoolModel) -> int:
         progress = self._begun(model)
 
         def size() -> int:
-            settings = self._loader.settings_of(model, progress.tell)
+            settings = self._loader.settings_of(model, progress.report)
             return artifact_bytes(settings, self._loader.cache_dir)
 
         return await self._in_time(model, size)
@@ -128,8 +128,8 @@ class PoolLoading:
         progress = self._begun(model)
 
         def load() -> LoadedModel:
-            settings = self._loader.settings_of(model, progress.tell)
-            return self._loader.load(model, settings, progress.tell)
+            settings = self._loader.settings_of(model, progress.report)
+            return self._loader.load(model, settings, progress.report)
 
         with self._may_stall():
             return await self._in_time(model, load)
@@ -151,7 +151,7 @@ class PoolLoading:
         member = f"{self._place.replica}.{next(self._number)}"
         channel = ChannelSettings.model_validate(model.args["channel"])
         resident = await ServedResident.serve(loaded, member, channel, self._place)
-        self._begun(model).tell("ready", 1.0)
+        self._begun(model).report("ready", 1.0)
         del self._progress[model.name]
         return resident
 

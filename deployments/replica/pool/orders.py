@@ -1,4 +1,4 @@
-"""What does a pool replica hear from the autoscaler, and what does it tell the registry?
+"""What does a pool replica hear from the autoscaler, and what does it report the registry?
 
 Two loops run beside the work. One reports each second to the autoscaler what the replica holds, and
 gets its order, at once when the order changes. While the autoscaler is away, or has decided nothing

@@ -32,7 +32,7 @@ logger = logging.getLogger("headrace.pool")
 class Loading(Protocol):
     """How models are brought into this process; see `PoolLoading`."""
 
-    def least_bytes(self, model: PoolModel) -> Awaitable[int]:
+    def min_bytes(self, model: PoolModel) -> Awaitable[int]:
         """The least bytes that it takes. Raises what getting its files raises."""
 
     def load(self, model: PoolModel) -> Awaitable[LoadedModel]:
@@ -189,7 +189,7 @@ class Residents:
     async def _take_in(self, model: PoolModel) -> None:
         loaded = self._kept.pop(_key(model), None)
         if loaded is None:
-            await self._make_room(model, await self._least_bytes(model))
+            await self._make_room(model, await self._min_bytes(model))
             loaded = await self._loading.load(model)
             self._sizes[_key(model)] = loaded.size_bytes
         try:
@@ -203,9 +203,9 @@ class Residents:
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
 
-    async def _least_bytes(self, model: PoolModel) -> int:
+    async def _min_bytes(self, model: PoolModel) -> int:
         known = self._sizes.get(_key(model))
-        return await self._loading.least_bytes(model) if known is None else known
+        return await self._loading.min_bytes(model) if known is None else known
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""

@@ -20,7 +20,7 @@ from deployments.tools.console.scaling_lines import model_lines, pool_line
 if TYPE_CHECKING:
     from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 
-_MOST_TENANTS = 10
+_MAX_TENANTS = 10
 _WIDE = 100  # columns
 # Short words, so that a line fits into 80 columns.
 _HEADINGS = (
@@ -96,8 +96,8 @@ def _details(model: ModelStatus) -> Iterator[Text]:
         yield _detail(model, "waiting by length", rows)
     if model["rows_by_tenant"]:
         most = sorted(model["rows_by_tenant"].items(), key=lambda each: -each[1])
-        rows = [f"{name} {count}" for name, count in most[:_MOST_TENANTS]]
-        others = sum(count for _, count in most[_MOST_TENANTS:])
+        rows = [f"{name} {count}" for name, count in most[:_MAX_TENANTS]]
+        others = sum(count for _, count in most[_MAX_TENANTS:])
         yield _detail(model, "waiting by tenant", rows + ([f"others {others}"] if others else []))
     if model["engines"]:
         yield _detail(model, "generates", _engine_parts(model))

@@ -19,7 +19,7 @@ from deployments.tools.plan import manifests
 from deployments.tools.plan.needs import Need
 from deployments.tools.plan.types import MigPlan
 
-_MOST_CHOICES = 3
+_MAX_CHOICES = 3
 
 
 def show(made: MigPlan, console: Console | None = None) -> None:
@@ -75,8 +75,8 @@ def _waste(made: MigPlan) -> Iterator[str]:
 def _room(gpu: PlannedGpu) -> str:
     if not gpu.room:
         return "which nothing can use" if gpu.free_compute or gpu.uncut_mib else "all is cut"
-    choices = [" + ".join(_counted(choice)) for choice in gpu.room[:_MOST_CHOICES]]
-    more = ", …" if len(gpu.room) > _MOST_CHOICES else ""
+    choices = [" + ".join(_counted(choice)) for choice in gpu.room[:_MAX_CHOICES]]
+    more = ", …" if len(gpu.room) > _MAX_CHOICES else ""
     return f"room for {' or '.join(choices)}{more}"
 
 

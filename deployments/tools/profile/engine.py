@@ -64,7 +64,7 @@ def _choice(tokens: int, lengths: Sequence[int]) -> Choice:
     return Choice(tokens, sum(length > tokens for length in lengths) / len(lengths))
 
 
-def most_sequences(
+def max_sequences(
     steps: Iterable[tuple[int, int, float]], step_s: float, declared: int, budget_s: float
 ) -> int:
     """Sequences at once. `steps`: (running sequences, tokens of the step, seconds) as measured;
@@ -123,7 +123,7 @@ async def _measured(found: ChosenModel, seconds: float) -> EngineFindings:
     budget_s = None if tpot_ms is None else tpot_ms / 1e3
     # A step of decoding gives each of its sequences one token: it may take what a token may.
     decoding = [step for step in steps if step[0] == step[1]]
-    proposed = most if budget_s is None else most_sequences(decoding, budget_s, most, budget_s)
+    proposed = most if budget_s is None else max_sequences(decoding, budget_s, most, budget_s)
     proposal = contexts(found.lengths.all, limits.context_tokens)
     return EngineFindings(proposal, steps, most, proposed, budget_s)
 

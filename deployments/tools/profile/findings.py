@@ -21,7 +21,7 @@ from runtimes.types import Limits, RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is profiled, as a replica would load it. `most_s`: what a batch may take of
+    """The model that is profiled, as a replica would load it. `max_s`: what a batch may take of
     the SLO; `replicas`: how many the settings ask for."""
 
     name: str
@@ -30,7 +30,7 @@ class Subject:
     limits: Limits
     lengths: RowLengths
     parameters: Parameters | None
-    most_s: float
+    max_s: float
     replicas: int
 
 

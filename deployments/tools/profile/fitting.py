@@ -57,19 +57,19 @@ class Knee:
         return self.at.rows == self.largest
 
 
-def knees(points: Iterable[tuple[int, int, float]], most_s: float) -> tuple[Knee, ...]:
-    """`points`: (rows, width, seconds); `most_s`: what a batch may take. By width, ascending."""
+def knees(points: Iterable[tuple[int, int, float]], max_s: float) -> tuple[Knee, ...]:
+    """`points`: (rows, width, seconds); `max_s`: what a batch may take. By width, ascending."""
     curves: dict[int, list[Point]] = {}
     for rows, width, seconds in sorted(points):
         curves.setdefault(width, []).append(Point(rows, seconds))
-    return tuple(_knee(width, curves[width], most_s) for width in sorted(curves))
+    return tuple(_knee(width, curves[width], max_s) for width in sorted(curves))
 
 
-def _knee(width: int, curve: list[Point], most_s: float) -> Knee:
+def _knee(width: int, curve: list[Point], max_s: float) -> Knee:
     best = max(curve, key=lambda point: point.rows_per_s)
     enough = (1.0 - GAIN) * best.rows_per_s
     at = next(point for point in curve if point.rows_per_s >= enough)
-    in_slo = max((point.rows for point in curve if point.seconds <= most_s), default=1)
+    in_slo = max((point.rows for point in curve if point.seconds <= max_s), default=1)
     return Knee(width, at, best, in_slo, curve[-1].rows)
 
 

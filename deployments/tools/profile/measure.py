@@ -152,7 +152,7 @@ class ProfileRun:
         )
         if fitted is None:
             return
-        found.knees = knees(fitted.points, found.subject.most_s)
+        found.knees = knees(fitted.points, found.subject.max_s)
         found.target = target(found.knees, settings.max_size)
         found.binding = binding(self._facts(found, fitted))
         core = self._core(runtime, fitted)

@@ -27,7 +27,7 @@ from routers.staging import Staged
 from runtimes.types import Runtime
 
 _HANG_S = 60.0
-_LEAST_HOPS = 20
+_MIN_HOPS = 20
 _SELF = Path("/proc/self")
 _RESET_PEAK = "5"
 _AT_ONCE = 32
@@ -44,7 +44,7 @@ async def _hops(runtime: Runtime, timed: TimedBatch, seconds: float) -> float:
     found: list[float] = []
     end = perf_counter() + seconds
     try:
-        while len(found) < _LEAST_HOPS or perf_counter() < end:
+        while len(found) < _MIN_HOPS or perf_counter() < end:
             begin = perf_counter()
             done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
             staged = Staged("profile", len(found) + 1)

@@ -20,18 +20,18 @@ from routers.simulation.traffic import SimLease
 CLIENTS = (50, 100, 200)
 MEASURED_S = 5.0
 _SETTLED_S = 1.0  # beside the timeout: by then those of the start have ended, one way or the other
-_MOST_ANSWERS = 30_000  # simulated for one number of clients: a few seconds of this machine's
-_LEAST_PAUSE_S = 0.05  # of a caller that was refused
+_MAX_ANSWERS = 30_000  # simulated for one number of clients: a few seconds of this machine's
+_MIN_PAUSE_S = 0.05  # of a caller that was refused
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """`rows`: waiting, mean over time, and `most_rows`; waits of rows that a device took; what was
+    """`rows`: waiting, mean over time, and `max_rows`; waits of rows that a device took; what was
     answered a second, and of all that ended the share within the SLO; mean rows a batch."""
 
     clients: int
     rows: float
-    most_rows: int
+    max_rows: int
     wait_p50_s: float
     wait_p99_s: float
     answered_per_s: float
@@ -62,7 +62,7 @@ def depth(service: Service, clients: int, lengths: Sequence[int], rng: Random) -
 
     def follow(outcome: SimOutcome, now: float) -> Arrival | None:
         answered = outcome.answered_at is not None
-        pause_s = 0.0 if answered else max(outcome.retry_after_s, _LEAST_PAUSE_S)
+        pause_s = 0.0 if answered else max(outcome.retry_after_s, _MIN_PAUSE_S)
         return arrival(now + pause_s) if now + pause_s < count.end_s else None
 
     devices = tuple(
@@ -78,7 +78,7 @@ def _share_of_time(service: Service, longest: int) -> float:
     rows = service.core.fixed_size or service.core.max_size
     rate = service.replicas * rows / max(service.seconds(rows, longest), 1e-9)
     all_s = service.timeout_s + _SETTLED_S + MEASURED_S
-    return min(1.0, _MOST_ANSWERS / (rate * all_s))
+    return min(1.0, _MAX_ANSWERS / (rate * all_s))
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class _Count:
         return Depth(
             clients=clients,
             rows=self.row_seconds / span_s,
-            most_rows=self.most,
+            max_rows=self.most,
             wait_p50_s=at_quantile(waits, 0.5),
             wait_p99_s=at_quantile(waits, 0.99),
             answered_per_s=self.answered / span_s,

@@ -90,7 +90,7 @@ def subject_of(found: ChosenModel, limits: Limits) -> Subject:
         limits=limits,
         lengths=replace(found.lengths, rows=as_taken(found.lengths.rows, limits)),
         parameters=_parameters(found.settings),
-        most_s=model.batch.max_slo_share * model.slo.latency_ms / 1e3,
+        max_s=model.batch.max_slo_share * model.slo.latency_ms / 1e3,
         replicas=model.replicas.initial,
     )
 

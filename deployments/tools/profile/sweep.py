@@ -26,7 +26,7 @@ from runtimes.types import Batch, Limits, Runtime, RuntimeSettings, StageTimes
 
 HELD = 24
 _TRIES = 8
-_MOST_RUNS = 5  # at a visit
+_MAX_RUNS = 5  # at a visit
 _ENOUGH_S = 0.02
 
 
@@ -151,7 +151,7 @@ class Sweep:
             if not self._is_warm(timed):
                 self._timed(timed, batch)
         spent_s = 0.0
-        for _ in range(_MOST_RUNS):
+        for _ in range(_MAX_RUNS):
             self.samples.append(self._timed(timed, batch))
             spent_s += self.samples[-1].took_s
             if spent_s >= _ENOUGH_S:

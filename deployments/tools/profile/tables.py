@@ -99,10 +99,10 @@ def knees(found: Findings) -> Table:
          knee.best.rows_per_s, knee.in_slo, "still rising" if knee.rises else "")
         for knee in found.knees
     )  # fmt: skip
-    most_ms = found.subject.most_s * 1e3
+    max_ms = found.subject.max_s * 1e3
     return Table(
         "Knee: the smallest batch within 5 % of the most rows a second; "
-        f"in SLO: the largest within {most_ms:,.0f} ms",
+        f"in SLO: the largest within {max_ms:,.0f} ms",
         ("length", "rows", "ms", "rows/s", "most rows/s", "in SLO", ""),
         rows,
     )
@@ -177,7 +177,7 @@ def binds(found: Findings) -> Table:
 def depths(found: Findings) -> Table:
     replicas = found.subject.replicas
     rows = tuple(
-        (each.clients, each.rows, each.most_rows, each.wait_p50_s * 1e3, each.wait_p99_s * 1e3,
+        (each.clients, each.rows, each.max_rows, each.wait_p50_s * 1e3, each.wait_p99_s * 1e3,
          each.answered_per_s, f"{each.in_time * 100:.1f} %", each.batch_rows)
         for each in found.depths
     )  # fmt: skip

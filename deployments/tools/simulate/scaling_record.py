@@ -16,10 +16,10 @@ from typing import Any
 from autoscaling.types import ModelDecision
 from deployments.tools.simulate.fleet import Fleet
 from deployments.tools.simulate.sim_pool import SimPool
-from loadtests.results.time_series import MOST_MOMENTS
+from loadtests.results.time_series import MAX_MOMENTS
 
 REVERSAL_S = 600.0
-_MOST_SHOWN = 1000
+_MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Change:
 class ScalingRecord:
     def __init__(self, begin_s: float, end_s: float) -> None:
         self.begin_s, self.end_s = begin_s, end_s
-        self.every_s = max(1.0, (end_s - begin_s) / MOST_MOMENTS)
+        self.every_s = max(1.0, (end_s - begin_s) / MAX_MOMENTS)
         self.moments: list[ScalingMoment] = []
         self.changes: list[Change] = []
         self.reversals = 0
@@ -124,7 +124,7 @@ class ScalingRecord:
             "reasons": dict(sorted(self.reasons.items())),
             "decisions": [
                 {"at_s": each.at_s, "target": each.target, "reason": each.reason, "text": each.text}
-                for each in self.changes[:_MOST_SHOWN]
+                for each in self.changes[:_MAX_SHOWN]
             ],
             "time_series": self._series(),
         }

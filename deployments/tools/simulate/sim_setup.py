@@ -110,8 +110,8 @@ class SimSetup:
         """SimDevice seconds of a row that is one of a full batch of its length."""
         core = self.core
         rows = core.fixed_size or max(1, min(core.max_size, core.max_tokens // length))
-        most_s = core.max_slo_share * core.slo_s
-        while rows > 1 and core.fixed_size is None and self.service_s(rows, length) > most_s:
+        max_s = core.max_slo_share * core.slo_s
+        while rows > 1 and core.fixed_size is None and self.service_s(rows, length) > max_s:
             rows -= 1
         return self.service_s(rows, length) / rows
 

@@ -105,7 +105,7 @@ def _tokens(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
 
 def _facts(result: SimulationResult) -> Text:
     summary = result.summary
-    work, jain = summary.work, summary.fairness.least_jain
+    work, jain = summary.work, summary.fairness.min_jain
     fair = "–" if jain is None else f"{jain:.4f}"
     rows = work.rows / work.batches if work.batches else 0.0
     reasons = summary.total().reasons.most_common()

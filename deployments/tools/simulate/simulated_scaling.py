@@ -14,14 +14,14 @@ from rich.text import Text
 from deployments.tools.console.charts import chart
 from deployments.tools.simulate.scaling_record import ScalingRecord
 
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def show_scaling(scaling: ScalingRecord, console: Console) -> None:
     console.print(_facts(scaling))
     console.print(_over_time(scaling))
     console.print(_changes(scaling))
-    more = len(scaling.changes) - _MOST_SHOWN
+    more = len(scaling.changes) - _MAX_SHOWN
     if more > 0:
         console.print(Text(f"and {more:,} further changes, which --json lists"))
 
@@ -63,7 +63,7 @@ def _changes(scaling: ScalingRecord) -> Table:
     table.add_column("at s", justify="right")
     table.add_column("replicas", justify="right")
     table.add_column("why")
-    for each in scaling.changes[:_MOST_SHOWN]:
+    for each in scaling.changes[:_MAX_SHOWN]:
         table.add_row(f"{each.at_s:,.0f}", f"{each.before} to {each.target}", each.text)
     return table
 

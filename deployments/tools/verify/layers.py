@@ -35,7 +35,7 @@ from runtimes.types import Limits, RuntimeSettings
 
 KEEP = "keep_fp32"
 SHARES = ((1, 1), (4, 2), (1_000_000, 3))  # (origins, steps around them) to try, in turn
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +82,7 @@ def lines(looked: Looked) -> list[str]:
     if found.first is None:
         return [head, "  none drifts: the tolerances are tighter than this precision's rounding"]
     said_ = [head, f"  first: {_said(found.first)}"]
-    said_ += [f"  origin: {_said(drift)}" for drift in found.origins[:MOST_SHOWN]]
+    said_ += [f"  origin: {_said(drift)}" for drift in found.origins[:MAX_SHOWN]]
     if not looked.keep:
         said_.append("  none of these can be kept in fp32 by a setting of this runtime")
     if looked.keep:

@@ -29,10 +29,10 @@ from loadtests.results.report_table import (
 )
 
 SORTED_DEVICE = 980.0
-LEAST_TIMES = 2.3
-LEAST_OF_SORTED = 0.8
-LEAST_OF_PEAK = 0.95
-LEAST_OF_SHARE = 0.8
+MIN_TIMES = 2.3
+MIN_OF_SORTED = 0.8
+MIN_OF_PEAK = 0.95
+MIN_OF_SHARE = 0.8
 JUDGED = ("1.5", "3")
 HALF, SAME, VICTIM = "half", "same", "victim"
 
@@ -193,10 +193,8 @@ def verdicts(rounds: Sequence[Round], work: Workload) -> list[BenchVerdict]:
     if work.name != DEVICE:
         return [at_least(f"{about}goodput above the best peer's ({best})", times, 1.0, " ×")]
     found = [
-        at_least(f"goodput at least 2.3 × the best peer's ({best})", times, LEAST_TIMES, " ×"),
-        at_least(
-            "at least 80 % of the sorted device's 980/s", ours / SORTED_DEVICE, LEAST_OF_SORTED
-        ),
+        at_least(f"goodput at least 2.3 × the best peer's ({best})", times, MIN_TIMES, " ×"),
+        at_least("at least 80 % of the sorted device's 980/s", ours / SORTED_DEVICE, MIN_OF_SORTED),
     ]
     found += [at_peak(rounds, multiple) for multiple in JUDGED]
     return [*found, *ahead(rounds, peers), fair(rounds)]
@@ -205,7 +203,7 @@ def verdicts(rounds: Sequence[Round], work: Workload) -> list[BenchVerdict]:
 def at_peak(rounds: Sequence[Round], times: str) -> BenchVerdict:
     rate = figure(rounds, HEADRACE, times, lambda t: t.in_time_per_s)
     share = ratio(rate, peak_of(rounds, HEADRACE))
-    return at_least(f"at {times} × its peak at least 95 % of it in time", share, LEAST_OF_PEAK)
+    return at_least(f"at {times} × its peak at least 95 % of it in time", share, MIN_OF_PEAK)
 
 
 def ahead(rounds: Sequence[Round], peers: Sequence[str]) -> list[BenchVerdict]:
@@ -238,7 +236,7 @@ def fair(rounds: Sequence[Round]) -> BenchVerdict:
         for share in kept_shares(trial)
     ]
     least = min(parts, default=float("nan"))
-    return at_least("each length at least 80 % of its fair share", least, LEAST_OF_SHARE)
+    return at_least("each length at least 80 % of its fair share", least, MIN_OF_SHARE)
 
 
 # ---- the report ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from loadtests.traffic.workload import RAGGED_MIX, token_ids
 
 SLO_S = 0.1
 EDGES = tuple(band.high for band in RAGGED_MIX)
-MOST_ROWS = 32
+MAX_ROWS = 32
 EMBEDDING_WIDTH = 384
 MINILM_CHANGES = {"precision": "bf16", "slo.latency_ms": 200}
 
@@ -50,7 +50,7 @@ class Workload:
 
 def cost_ms(length: int) -> float:
     """The device's milliseconds for a row as part of a full batch of its length."""
-    return Speed().seconds(MOST_ROWS, length) / MOST_ROWS * 1e3
+    return Speed().seconds(MAX_ROWS, length) / MAX_ROWS * 1e3
 
 
 def _ids(length: int, rng: random.Random) -> Item:

@@ -25,8 +25,8 @@ _ODD = 0.5  # log: a replica further from the pool counts as if it were so far
 HICCUP = 4.0  # times the prediction
 _RING = 256  # quotients
 _EVERY = 16  # samples, after which quantiles are read anew
-_LEAST_NOISE = 0.3  # log
-_MOST_NOISE = 1.0  # log
+_MIN_NOISE = 0.3  # log
+_MAX_NOISE = 1.0  # log
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Spread:
     def __init__(self) -> None:
         self.median = 1.0
         self.p99 = 1.0
-        self.noise = _LEAST_NOISE
+        self.noise = _MIN_NOISE
         self._ring: deque[float] = deque(maxlen=_RING)
         self._ordered: list[float] = [1.0]
         self._seen = 0
@@ -140,4 +140,4 @@ class Spread:
         self.median = at_quantile(ordered, 0.5)
         self.p99 = max(self.median, at_quantile(ordered, 0.99))
         noise = 1.2 * log(at_quantile(ordered, 0.9) / at_quantile(ordered, 0.1))
-        self.noise = max(_LEAST_NOISE, min(_MOST_NOISE, noise))
+        self.noise = max(_MIN_NOISE, min(_MAX_NOISE, noise))

@@ -24,10 +24,10 @@ from routers.state.rows import TrackedRequest
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """One flow's interval. `least_s`: the shortest wait seen in the running interval, which ends at
+    """One flow's interval. `min_s`: the shortest wait seen in the running interval, which ends at
     `ends_at`. `stands`: what the interval before has found."""
 
-    least_s: float = inf
+    min_s: float = inf
     ends_at: float = -inf
     stands: bool = False
 
@@ -78,10 +78,10 @@ class Codel(AtTurn):
         """The watch after one more sample, and whether the queue stands. The first sample of an
         interval sheds nothing."""
         if now <= watch.ends_at:
-            if wait_s < watch.least_s:
+            if wait_s < watch.min_s:
                 watch = Watch(wait_s, watch.ends_at, watch.stands)
             return watch, watch.stands
         settings = self._settings
         paused = now > watch.ends_at + settings.interval_s
-        stands = watch.least_s > settings.target_s and not paused
+        stands = watch.min_s > settings.target_s and not paused
         return Watch(wait_s, now + settings.interval_s, stands), False

@@ -34,12 +34,12 @@ from routers.state.rows import TrackedRequest
 QUANTILE = 0.98
 _ERROR_WINDOW_S = 2.0
 _PRIOR = 0.25  # of the request's slack
-_LEAST_SCALE, _MOST_SCALE = 0.2, 2.0
+_MIN_SCALE, _MAX_SCALE = 0.2, 2.0
 _ERROR_GAIN = 0.05
 _STEP = 3.0  # mean errors that the margin may move in a second of misses, about
-_MOST_STEP = 0.1  # mean errors, in one sample
-_MOST_ERRORS = 5.0  # mean errors that the margin is at most
-_MOST_MARGIN = 0.5  # of the request's slack
+_MAX_STEP = 0.1  # mean errors, in one sample
+_MAX_ERRORS = 5.0  # mean errors that the margin is at most
+_MAX_MARGIN = 0.5  # of the request's slack
 
 # Of a forecast:
 PROBE_S = 1.0  # between two probes of a flow and length
@@ -48,7 +48,7 @@ _REFUSED_GAIN = 0.01  # of the moving average, for each new request
 _REFUSED_HALF = 0.5  # share of new requests called late, from which the margin counts whole
 _ASKS_S = 2.0  # without a new request of a length, after which it counts as not asked for
 _KEPT = 16  # lengths of a flow; from here on those not asked for are dropped
-_LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
+_MIN_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class ForecastError:
         waits longer; with none of it (`trust` 0) half of them do."""
         corrected_s = wait_s * self.scale
         if trust > 0.0 and slack_s > 0.0:
-            corrected_s += trust * min(self.margin_s, _MOST_MARGIN * slack_s)
+            corrected_s += trust * min(self.margin_s, _MAX_MARGIN * slack_s)
         return corrected_s
 
     def learn(self, wait_s: float, slack_s: float, actual_s: float, now: float) -> None:
@@ -94,8 +94,8 @@ class ForecastError:
         self._square = square = self._square * kept + wait_s * wait_s
         prior = weight * (_PRIOR * slack_s) ** 2 + 1e-12
         scale = (product + prior) / (square + prior)
-        if not _LEAST_SCALE <= scale <= _MOST_SCALE:
-            scale = _LEAST_SCALE if scale < _LEAST_SCALE else _MOST_SCALE
+        if not _MIN_SCALE <= scale <= _MAX_SCALE:
+            scale = _MIN_SCALE if scale < _MIN_SCALE else _MAX_SCALE
         self.scale = scale
         self._learn_margin(actual_s - wait_s * scale, _STEP * _ERROR_WINDOW_S / weight)
 
@@ -104,10 +104,10 @@ class ForecastError:
         at most."""
         margin_s = self.margin_s
         self.error_s = error_s = self.error_s + _ERROR_GAIN * (abs(off_s) - self.error_s)
-        moved_s = error_s * (step if step < _MOST_STEP else _MOST_STEP)
+        moved_s = error_s * (step if step < _MAX_STEP else _MAX_STEP)
         margin_s += moved_s * (QUANTILE if off_s > margin_s else QUANTILE - 1.0)
-        if margin_s > _MOST_ERRORS * error_s:
-            margin_s = _MOST_ERRORS * error_s
+        if margin_s > _MAX_ERRORS * error_s:
+            margin_s = _MAX_ERRORS * error_s
         self.margin_s = margin_s if margin_s > 0.0 else 0.0
 
 
@@ -247,9 +247,9 @@ class Feasibility(OnArrival):
         flow = newcomer.tracked.flow
         account = self._accounts.get(flow.key) or self._open(flow.key)
         if not self._frozen:
-            account.waits.tell(flow.weight if newcomer.before_s > 0.0 else 0.0, now)
+            account.waits.report(flow.weight if newcomer.before_s > 0.0 else 0.0, now)
             level = self._rivals.get(flow.priority) or self._new_level(flow.priority)
-            level.tell(newcomer.rivals, now)
+            level.report(newcomer.competing_weight, now)
         length = account.lengths.get(newcomer.edge) or account.length(newcomer.edge, now)
         length.asked_at = now
 
@@ -332,8 +332,8 @@ class Feasibility(OnArrival):
         level = self._rivals.get(priority)
         others = (0.0 if level is None else level.value) - account.waits.value
         left = capacity - self._given_above(priority, now) if priority else capacity
-        if left < _LEAST_LEFT * capacity:
-            left = _LEAST_LEFT * capacity
+        if left < _MIN_LEFT * capacity:
+            left = _MIN_LEFT * capacity
         share = left * weight / (weight + others) if others > 0.0 else left
         rate = account.given.value if self._frozen else account.given.read(now)
         if rate < share:

@@ -38,7 +38,7 @@ def keeps_its_place(tracked: TrackedRequest, settings: DispatcherSettings) -> bo
     a replica. Rows that came as suspects, and rows that the model failed on, do not count.
     O(rows)."""
     return settings.late == "demote" and any(
-        row.travels_alone and row.losses and not row.failed and row.queue is not None
+        row.isolated and row.losses and not row.failed and row.bucket is not None
         for row in tracked.rows
     )
 

@@ -23,10 +23,10 @@ from routers.policies.admission.types import ADMIT, REFUSE, Answer, Newcomer, On
 from routers.state.rows import TrackedRequest
 
 TARGET_SHARE = 0.5  # of its slack that a request should wait at most, on average
-_LEAST_GRADIENT = 0.5
+_MIN_GRADIENT = 0.5
 _LIMIT_SMOOTHING = 0.5
-_LEAST_WINDOW_S = 0.1
-_LEAST_SAMPLES = 10  # of a window
+_MIN_WINDOW_S = 0.1
+_MIN_SAMPLES = 10  # of a window
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class LearntLimit(OnArrival):
         window = self._flows.get(flow) or self._open(flow, now)
         window.shares += wait_s / slack_s if wait_s < slack_s else 1.0
         window.samples += 1
-        enough = window.samples >= _LEAST_SAMPLES
-        if enough and now >= window.since + max(_LEAST_WINDOW_S, slack_s):
+        enough = window.samples >= _MIN_SAMPLES
+        if enough and now >= window.since + max(_MIN_WINDOW_S, slack_s):
             self._learn(window, now)
 
     def value(self, capacity: float, now: float) -> float:
@@ -102,7 +102,7 @@ class LearntLimit(OnArrival):
     def _learn(self, window: _Window, now: float) -> None:
         """End the window: find the new limit from the mean share that requests waited."""
         share = window.shares / window.samples
-        gradient = max(_LEAST_GRADIENT, TARGET_SHARE / share) if share > TARGET_SHARE else 1.0
+        gradient = max(_MIN_GRADIENT, TARGET_SHARE / share) if share > TARGET_SHARE else 1.0
         base, used = window.limit, window.peak
         window.since, window.shares, window.samples, window.peak = now, 0.0, 0, 0
         if gradient == 1.0 and used < base / 2.0:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-LEAST_SHARE = 0.7  # of its fair share, up to which none of the margin counts
+MIN_SHARE = 0.7  # of its fair share, up to which none of the margin counts
 _REFUSED = 0.05  # of its new requests called late, from which a length asks for more than it gets
 
 
@@ -38,5 +38,5 @@ def margin_part(own: LengthUse, all_lengths: Collection[LengthUse]) -> float:
     fair = sum(given) / len(given)
     if fair <= 0.0:
         return 1.0
-    part = (own.given / fair - LEAST_SHARE) / (1.0 - LEAST_SHARE)
+    part = (own.given / fair - MIN_SHARE) / (1.0 - MIN_SHARE)
     return min(1.0, max(0.0, part))

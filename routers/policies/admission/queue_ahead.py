@@ -41,8 +41,10 @@ class QueueAhead:
             # A generation without room waits even if its flow has nothing else in the queue.
             before_s = self._before_s(tracked, ranking)
         urgent_s = waiting.urgent_s(priority) if priority else 0.0
-        rivals = self._flows.weights[priority] if shares else flow.weight
-        return Newcomer(tracked, waiting, edge, slack_s, capacity, 0.0, before_s, urgent_s, rivals)
+        competing_weight = self._flows.weights[priority] if shares else flow.weight
+        return Newcomer(
+            tracked, waiting, edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
+        )
 
     def _has_waiting(self, priority: int) -> bool:
         lanes = self._waiting.on_time

@@ -5,8 +5,8 @@ running replicas could answer before the last of them expires, that is the model
 rows a second. Of batches: predicted rows a second of full batches of the shortest length. Of
 generations: tokens a second of a full replica over the mean tokens of the requests answered lately.
 The part of a gateway is what other gateways have lately left of the replicas. Rows behind those
-would wait in vain. A request always finds a place while no more than `LEAST_ROWS` wait, however
-slow the model is, and no queue is longer than `MOST_ROWS`, however fast. While no replica runs, the
+would wait in vain. A request always finds a place while no more than `MIN_ROWS` wait, however
+slow the model is, and no queue is longer than `MAX_ROWS`, however fast. While no replica runs, the
 bound is that of one. Models whose costs are not known yet have the bound of the settings. Retries
 of lost rows are not counted; they are at most as many as lost replicas held. Unit: rows at one
 gateway.
@@ -26,8 +26,8 @@ from routers.estimates.generations import Generations
 from routers.estimates.groups import ReplicaGroups
 from routers.state.request_queue import RequestQueue
 
-LEAST_ROWS = 256
-MOST_ROWS = 65_536
+MIN_ROWS = 256
+MAX_ROWS = 65_536
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class BoundView:
     generations: Generations | None = None  # None: the model does not generate
 
 
-def most_rows(view: BoundView, rows: int) -> int:
+def max_rows(view: BoundView, rows: int) -> int:
     """Rows that may wait, with the `rows` of a new request."""
     settings, groups = view.settings, view.groups
     if settings.queue_timeout_s is None:
@@ -49,7 +49,7 @@ def most_rows(view: BoundView, rows: int) -> int:
     if row_s <= 0.0:
         return settings.max_queue_rows
     served = settings.queue_timeout_s * (groups.own_capacity if groups.capacity else 1.0) / row_s
-    return max(LEAST_ROWS + rows, int(min(MOST_ROWS, served)))
+    return max(MIN_ROWS + rows, int(min(MAX_ROWS, served)))
 
 
 def _row_s(view: BoundView) -> float:
@@ -66,9 +66,9 @@ def _row_s(view: BoundView) -> float:
 def is_full(view: BoundView, tenant: str, weight: float, rows: int) -> bool:
     """Whether so many more rows of the tenant have no place. O(1)."""
     waiting = view.waiting
-    if view.settings.queue_timeout_s is not None and waiting.shares.rows <= LEAST_ROWS:
+    if view.settings.queue_timeout_s is not None and waiting.shares.rows <= MIN_ROWS:
         return False
-    return waiting.is_full(tenant, weight, rows, most_rows(view, rows))
+    return waiting.is_full(tenant, weight, rows, max_rows(view, rows))
 
 
 def bound_reached(view: BoundView, request: Request, now: float) -> Reason | None:
@@ -89,9 +89,9 @@ def bound_reached(view: BoundView, request: Request, now: float) -> Reason | Non
     tenant, weight = request.tenant, request.weight
     if is_full(view, tenant, weight, rows):
         return Reason.QUEUE_FULL
-    most_s = settings.admission.max_queue_s * (groups.capacity or 1.0)
-    if most_s < inf and waiting.rows and waiting.seconds > most_s:
+    max_s = settings.admission.max_queue_s * (groups.capacity or 1.0)
+    if max_s < inf and waiting.rows and waiting.seconds > max_s:
         shares = waiting.shares
-        if shares.seconds_of(tenant) > most_s * shares.part(tenant, weight):
+        if shares.seconds_of(tenant) > max_s * shares.part(tenant, weight):
             return Reason.QUEUE_FULL
     return None

@@ -26,7 +26,7 @@ from routers.policies.admission.rate_limit import Rate, TokenBucket
 NEWS_S = 2.0  # how old news may be: it is sent once a second, and read once a second
 SILENT_S = 5.0  # without news, after which nothing is known of the other gateways
 _DEMAND_WINDOW_S = 1.0
-_LEAST_SHARE = 0.1  # of an equal part: a gateway that no caller has asked yet must be able to begin
+_MIN_SHARE = 0.1  # of an equal part: a gateway that no caller has asked yet must be able to begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class RateShare:
         self.ledger.change(_with_news(whole), now)
         self._forget(now)
 
-    def hear(self, others: Mapping[str, RateUse], gateways: int, now: float) -> None:
+    def on_report(self, others: Mapping[str, RateUse], gateways: int, now: float) -> None:
         """Take in what each other gateway says now. `gateways`: how many there are with this one;
         one that says nothing is expected to admit an equal part."""
         self.gateways = gateways
@@ -121,7 +121,7 @@ class RateShare:
         left = per_s - equal * max(0, self.gateways - 1 - len(uses))
         theirs, own = sum(use.asked_per_s for use in uses), self._asked.read(now)
         part = left - theirs if own + theirs <= left else left * own / (own + theirs)
-        return max(_LEAST_SHARE * equal, part)
+        return max(_MIN_SHARE * equal, part)
 
 
 def _with_news(whole: Rate) -> Rate:

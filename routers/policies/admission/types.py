@@ -42,7 +42,9 @@ class Newcomer:
     # Of a request that has slack, while replicas run:
     before_s: float = 0.0  # work of its flow that goes before it
     urgent_s: float = 0.0  # work of more urgent priorities
-    rivals: float = 0.0  # summed weights of its priority's flows with work waiting, its own too
+    competing_weight: float = (
+        0.0  # summed weights of its priority's flows with work waiting, its own too
+    )
 
 
 class Answer(NamedTuple):
@@ -179,7 +181,7 @@ class TurnLook:
     noes: int = 0
 
 
-def window_s(least_s: float, settings: DispatcherSettings) -> float:
-    """Seconds that an average should span whose samples come in batches: at least `least_s`, and
+def window_s(min_s: float, settings: DispatcherSettings) -> float:
+    """Seconds that an average should span whose samples come in batches: at least `min_s`, and
     several SLOs."""
-    return max(least_s, _SLOS * settings.slo_s)
+    return max(min_s, _SLOS * settings.slo_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.shedding import in_order
-from routers.policies.batching.types import LeadPlan
+from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
 from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import FlowQueue, Lane, bucket_of
@@ -22,7 +22,7 @@ class BatchesByArrival:
 
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
-    ) -> LeadPlan | None:
+    ) -> BatchPlan | None:
         queue = lane.order.first()
         if queue is None:
             return None

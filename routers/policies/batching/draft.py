@@ -37,7 +37,7 @@ class Draft:
         "edge",
         "lane",
         "longest",
-        "most_start",
+        "max_start",
         "room",
         "rows",
         "total",
@@ -62,7 +62,7 @@ class Draft:
         self.rows: list[Row] = []
         self.longest = 0  # tokens
         self.total = 0  # tokens of all rows
-        self.most_start = inf  # flows with higher start tags were kept out; inf: none was
+        self.max_start = inf  # flows with higher start tags were kept out; inf: none was
         self.accounts: dict[Flow, Account] = {}  # of the flows that it charges
 
     def width(self, longest: int, rows: int, total: int) -> int:
@@ -155,7 +155,7 @@ class Draft:
 
 def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
     """An empty draft; on a replica whose costs are not known yet it takes a single row."""
-    room = capacity.group.sizes.most_rows(_width(view, lane, edge)) if capacity.trusted else 1
+    room = capacity.group.sizes.max_rows(_width(view, lane, edge)) if capacity.trusted else 1
     return Draft(view.order, view.settings, lane, edge, capacity, room)
 
 

@@ -18,8 +18,8 @@ from routers.api.policies import Ranking
 from routers.estimates.batch_size import pays_to_wait
 from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.shedding import Shedding
-from routers.policies.batching.spare_room import late_riders, shorter_riders
-from routers.policies.batching.types import LeadPlan
+from routers.policies.batching.spare_room import backfill, shorter_riders
+from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
 from routers.state.formed_batch import ReplicaCapacity
@@ -36,7 +36,7 @@ class RaggedBatching:
 
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
-    ) -> LeadPlan | None:
+    ) -> BatchPlan | None:
         queue = lane.order.first()
         if queue is None:
             return None
@@ -44,9 +44,9 @@ class RaggedBatching:
         draft = new_draft(view, lane, bucket.edge, capacity)
         held_until = _held_until(view, draft, bucket, now)
         if held_until is not None:
-            return LeadPlan(draft, queue, bucket, held_until=held_until, is_last=True)
+            return BatchPlan(draft, queue, bucket, held_until=held_until, is_last=True)
         if capacity.groups is not None and _finishes_sooner(view, draft, now):
-            return LeadPlan(draft, queue, bucket, holds_back=True, is_last=True)
+            return BatchPlan(draft, queue, bucket, holds_back=True, is_last=True)
         return _Filling(view, draft, queue.flow, now).plan(queue, bucket)
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
@@ -54,7 +54,7 @@ class RaggedBatching:
             return ()
         before = len(draft.rows)
         shorter_riders(view, draft)
-        late_riders(view, draft, now)
+        backfill(view, draft, now)
         return tuple(draft.rows[before:])
 
 
@@ -127,7 +127,7 @@ class _Filling:
         self._view, self._draft, self._leader, self._now = view, draft, leader, now
         length_class, group = draft.lane.length_classes[draft.edge], draft.capacity.group
         self._turns = Turns(length_class.order, draft, view.order.ranking, bucket_of)
-        self._far_ahead_s = group.most_work_s
+        self._far_ahead_s = group.max_work_s
         self._part = group.sizes.part_rows(draft.edge)
         self._done_at = now + _turnaround_s(draft, length_class.rows)
         if draft.lane.late:
@@ -135,7 +135,7 @@ class _Filling:
         self._shedding = Shedding(view, draft, now)
         self._passed_over = False
 
-    def plan(self, queue: FlowQueue, bucket: Bucket) -> LeadPlan:
+    def plan(self, queue: FlowQueue, bucket: Bucket) -> BatchPlan:
         """The batch, and the requests that leave."""
         leader_start, part = self._leader.start, self._part
         turns, draft, done_at, shedding = self._turns, self._draft, self._done_at, self._shedding
@@ -154,7 +154,7 @@ class _Filling:
                 break
             turns.pass_by(row)
             draft.take(row)
-        return LeadPlan(
+        return BatchPlan(
             draft, queue, bucket, tuple(shedding.leaving), None, self._passed_over,
             self._passed_over and not draft.rows, shedding.looks,
         )  # fmt: skip
@@ -201,7 +201,7 @@ class _Filling:
             return False
         if not order.is_far_ahead(draft.start(flow), leader_start, self._far_ahead_s):
             return False
-        draft.most_start = leader_start + self._far_ahead_s
+        draft.max_start = leader_start + self._far_ahead_s
         return True
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from routers.policies.admission.types import TurnLook
 from routers.policies.batching.draft import Draft, Turns
-from routers.policies.batching.types import LeadPlan, Leaving
+from routers.policies.batching.types import BatchPlan, Leaving
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import Bucket
 from routers.state.rows import Row, TrackedRequest
@@ -66,7 +66,7 @@ class Shedding:
 
 def in_order(
     view: QueueView, draft: Draft, turns: Turns[Any], bucket: Bucket, now: float
-) -> LeadPlan:
+) -> BatchPlan:
     """A plan of as many rows as the draft holds, in the order of `turns`, without those that leave;
     `bucket` leads."""
     shedding = Shedding(view, draft, now)
@@ -76,4 +76,4 @@ def in_order(
                 break
             draft.take(row)
         turns.pass_by(row)
-    return LeadPlan(draft, bucket.queue, bucket, tuple(shedding.leaving), looks=shedding.looks)
+    return BatchPlan(draft, bucket.queue, bucket, tuple(shedding.leaving), looks=shedding.looks)

@@ -54,7 +54,7 @@ def _how_many(view: QueueView, draft: Draft, length_class: LengthClass) -> int:
     if count <= 0:
         return 0
     grown_s = draft.predicted_s(count, count * mean)
-    if grown_s > draft.capacity.group.sizes.most_s():
+    if grown_s > draft.capacity.group.sizes.max_s():
         return 0
     saved_s = _saved_s(view, draft, length_class, count, grown_s)
     return count if grown_s - draft.predicted_s() <= saved_s else 0
@@ -78,7 +78,7 @@ def _saved_s(
     return predict(own, width) - others_come * fixed_s
 
 
-def late_riders(view: QueueView, draft: Draft, now: float) -> None:
+def backfill(view: QueueView, draft: Draft, now: float) -> None:
     """Add late rows of the same bucket to the draft, while on-time work leaves time for them. A
     device that always has on-time rows, though it is not overloaded, would otherwise not serve late
     rows before they expire. Late rows of flows that are not above their share are also added while
@@ -89,13 +89,13 @@ def late_riders(view: QueueView, draft: Draft, now: float) -> None:
     length_class = waiting.late[lane.priority].length_classes.get(draft.edge)
     if length_class is None or not length_class.rows:
         return
-    if draft.most_start == inf and _load_s(view, draft) > _LOW_LOAD * view.settings.slo_s:
+    if draft.max_start == inf and _load_s(view, draft) > _LOW_LOAD * view.settings.slo_s:
         return
     deadline = min([row.tracked.request.deadline for row in draft.rows])
     due_s = deadline - now - draft.capacity.starts_in_s
     turns = Turns(length_class.order, draft, view.order.ranking, bucket_of)
     while draft.room > 0 and (row := turns.first()) is not None:
-        if not draft.holds(row) or draft.start(row.tracked.flow) > draft.most_start:
+        if not draft.holds(row) or draft.start(row.tracked.flow) > draft.max_start:
             return
         if draft.predicted_s(1, row.length, quantile=0.99) > due_s:
             return
@@ -106,5 +106,5 @@ def late_riders(view: QueueView, draft: Draft, now: float) -> None:
 def _load_s(view: QueueView, draft: Draft) -> float:
     """Predicted seconds of on-time work that waits, for each running replica, once the rows of this
     draft have left."""
-    riders_s = sum([row.cost_s for row in draft.rows if row.queue is not None])
+    riders_s = sum([row.cost_s for row in draft.rows if row.bucket is not None])
     return (view.waiting.on_time_s - riders_s) / (view.groups.capacity or 1.0)

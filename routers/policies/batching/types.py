@@ -29,7 +29,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class LeadPlan:
+class BatchPlan:
     """A batch with its first rows; without rows where none is to be sent."""
 
     draft: Draft
@@ -47,7 +47,7 @@ class Batching(Protocol):
 
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
-    ) -> LeadPlan | None:
+    ) -> BatchPlan | None:
         """The batch that the lane's next flow leads; None: only rows that travel alone wait there,
         or none."""
         ...

@@ -19,10 +19,10 @@ from routers.policies.edges.prices import BatchBounds, Cost, LengthShares
 from routers.policies.edges.types import BestEdges, EdgePolicy, EdgeView
 
 # Of the lattice and the histogram:
-_MOST_POINTS = 64  # lengths of the lattice
+_MAX_POINTS = 64  # lengths of the lattice
 _WIDEST_TILE = 8  # tokens: lengths of the lattice are multiples of at most this
 _RESCALE = 2.0**60  # new rows weigh more, old ones do not decay; all are divided at this weight
-_LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
+_MIN_ROWS = 500.0  # in the histogram, before edges are chosen by it
 
 
 def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
     tile that grow by a tile first and then by a constant factor.
     """
     tile = 1
-    while tile < _WIDEST_TILE and tile * _MOST_POINTS < longest:
+    while tile < _WIDEST_TILE and tile * _MAX_POINTS < longest:
         tile *= 2
     growth = _growth(longest, tile)
     return tuple(sorted({*_points(longest, tile, growth), *(p for p in also if p < longest)}))
@@ -41,14 +41,14 @@ def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
 
 def _growth(longest: int, tile: int) -> float:
     """The least factor by which 64 points reach `longest`."""
-    if tile * _MOST_POINTS >= longest:
+    if tile * _MAX_POINTS >= longest:
         return 1.0
     low, high = 1.0, 2.0
-    while len(_points(longest, tile, high)) > _MOST_POINTS:
+    while len(_points(longest, tile, high)) > _MAX_POINTS:
         high *= 2.0
     for _ in range(30):
         middle = (low + high) / 2
-        if len(_points(longest, tile, middle)) > _MOST_POINTS:
+        if len(_points(longest, tile, middle)) > _MAX_POINTS:
             low = middle
         else:
             high = middle
@@ -57,7 +57,7 @@ def _growth(longest: int, tile: int) -> float:
 
 def _points(longest: int, tile: int, growth: float) -> list[int]:
     points = [min(tile, longest)]
-    while points[-1] < longest and len(points) <= _MOST_POINTS:
+    while points[-1] < longest and len(points) <= _MAX_POINTS:
         grown = int(points[-1] * growth) // tile * tile
         points.append(min(longest, max(points[-1] + tile, grown)))
     return points
@@ -107,7 +107,7 @@ class EdgeState:
 
     rows: float = 0.0  # in the histogram, after decay
     waste: float = 0.0  # of the edges in force, as the policy counts it
-    least_waste: float = 0.0  # the same of the best edges
+    min_waste: float = 0.0  # the same of the best edges
     capacity: float = 0.0  # rows a second that the best edges serve; 0: the policy does not ask
     switches: int = 0  # changes of edges, ever
 
@@ -155,7 +155,7 @@ class EdgeSolver:
         self._next_at = now + self._buckets.solve_every_s
         weights = self._histogram.weights(now)
         rows = sum(weights)
-        if rows < _LEAST_ROWS or servers <= 0.0:
+        if rows < _MIN_ROWS or servers <= 0.0:
             return None
         lengths = LengthShares.of(self._histogram.points, weights)
         view = EdgeView(lengths, edges, self._buckets.max_edges, cost, self._bounds, servers)
@@ -169,7 +169,7 @@ class EdgeSolver:
         are too many edges now."""
         buckets = self._buckets
         too_many = len(edges) > buckets.max_edges
-        better = too_many or found.least_waste < (1.0 - buckets.min_gain) * found.waste
+        better = too_many or found.min_waste < (1.0 - buckets.min_gain) * found.waste
         switches = self.state.switches + better
-        self.state = EdgeState(rows, found.waste, found.least_waste, found.capacity, switches)
+        self.state = EdgeState(rows, found.waste, found.min_waste, found.capacity, switches)
         return found.edges if better else None

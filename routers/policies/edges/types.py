@@ -28,12 +28,12 @@ class EdgeView:
 @dataclass(frozen=True, slots=True)
 class BestEdges:
     """The best edges, with the waste of the edges in force (`waste`) and of the best ones
-    (`least_waste`). `capacity`: rows a second that the best ones serve; 0: the policy does not
+    (`min_waste`). `capacity`: rows a second that the best ones serve; 0: the policy does not
     ask."""
 
     edges: tuple[int, ...]
     waste: float
-    least_waste: float
+    min_waste: float
     capacity: float = 0.0
 
 

@@ -6,7 +6,7 @@ start, so waiting behind a running batch is not slowness, but waiting behind a s
 far beyond its prediction is overdue, and so is its replica, whether or not a copy is sent.
 
 This module only finds that a copy is due: `copy_schedule` keeps when each lease is checked,
-`speculative_copies` chooses the other replica, and `Budget` pays. Sources: Dean & Barroso, The Tail
+`hedger` chooses the other replica, and `Budget` pays. Sources: Dean & Barroso, The Tail
 at Scale (CACM'13); retry budgets as in Finagle and gRPC A6.
 """
 
@@ -19,9 +19,9 @@ from routers.estimates.ratio_histogram import RatioHistogram
 from routers.policies.hedging.types import HedgeDelay
 from routers.state.replica_state import Lease
 
-_LEAST_S = 0.001  # the shortest delay
+_MIN_S = 0.001  # the shortest delay
 _OVERDUE = 3.0  # times the prediction
-_MOST_BUCKETS = 64  # whose ratios are kept
+_MAX_BUCKETS = 64  # whose ratios are kept
 
 
 class Finding(Enum):
@@ -51,7 +51,7 @@ class Hedging:
         kind = lease.replica.group.name, lease.batch.edge
         ratios = self._ratios.get(kind)
         if ratios is None:
-            if len(self._ratios) >= _MOST_BUCKETS:
+            if len(self._ratios) >= _MAX_BUCKETS:
                 del self._ratios[next(iter(self._ratios))]
             ratios = self._ratios[kind] = RatioHistogram()
         ratios.observe((now - expected_start(lease)) / lease.predicted_s)
@@ -61,7 +61,7 @@ class Hedging:
         if self.settings.mode == "off":
             return None
         delay_s = self.policy.delay_s(lease.predicted_s, self._ratios_of(lease))
-        return None if delay_s is None else max(_LEAST_S, delay_s)
+        return None if delay_s is None else max(_MIN_S, delay_s)
 
     def ratio(self, lease: Lease, quantile: float) -> float | None:
         """The quantile of measured over predicted seconds of batches in the lease's group and
@@ -78,7 +78,7 @@ class Hedging:
         """When to look at the lease: it will be due for a copy then, or overdue."""
         delay_s = None if lease.hedge_due else self.delay_s(lease)
         if delay_s is None:
-            delay_s = max(_LEAST_S, _OVERDUE * lease.predicted_s)
+            delay_s = max(_MIN_S, _OVERDUE * lease.predicted_s)
         return expected_start(lease) + delay_s
 
     def judge(self, lease: Lease, now: float) -> Finding:

@@ -32,7 +32,7 @@ USABLE_MIB = {
     "h200-141": (16_384, 33_280, 33_280, 71_168, 71_168, 143_360),
 }
 CASES = 50
-MOST_REPLICAS = 16
+MAX_REPLICAS = 16
 
 Gpu = tuple[int, int]  # which memory slices are taken, as bits; how many compute slices
 
@@ -55,7 +55,7 @@ def cases(seed: int = 18) -> list[Case]:
 
 
 def _case(rng: random.Random) -> Case:
-    gpu, left = rng.choice(sorted(USABLE_MIB)), MOST_REPLICAS
+    gpu, left = rng.choice(sorted(USABLE_MIB)), MAX_REPLICAS
     models = []
     for _ in range(rng.randint(1, 5)):
         if left:

@@ -42,11 +42,11 @@ WEIGHTS = {"four": 4, "one": 1}
 SKEW = 0.9  # of a tenant's requests, at the gateway that is its own
 FAIRNESS = "fairness"
 SERVED = "headrace_tenant_served_seconds_total"
-LEAST_GAIN, MOST_TAIL, FAIR_WITHIN = 2.7, 1.5, 0.05
+MIN_GAIN, MAX_TAIL, FAIR_WITHIN = 2.7, 1.5, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CanaryAssignment:
     """in_time_per_s: answered within the SLO. p99_ms: of all answers."""
 
     workers: int
@@ -110,12 +110,12 @@ def played(loads: list[Load]) -> list[LoadResult]:
         return list(threads.map(run, loads))
 
 
-def trial(nodes: HeadraceNodes, load: float, seconds: float) -> Trial:
+def trial(nodes: HeadraceNodes, load: float, seconds: float) -> CanaryAssignment:
     urls = [f"{node.url}:8000" for node in nodes.ray.workers]
     rate = load * CAPACITY  # for each worker
     results = played([load_of(url, rate, seconds, "default") for url in urls])
     every = [float(ms) for result in results for ms in result.latencies_ms]
-    return Trial(
+    return CanaryAssignment(
         workers=len(urls),
         load=load,
         in_time_per_s=sum(ms <= SLO_MS for ms in every) / seconds,
@@ -195,13 +195,13 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
         three.of(str(THREE), OVER).median("in_time_per_s"),
         one.of(str(ONE), OVER).median("in_time_per_s"),
     )
-    yield at_least(f"three nodes answer at least {LEAST_GAIN} times as much in time", gain,
-                   LEAST_GAIN, "x")  # fmt: skip
+    yield at_least(f"three nodes answer at least {MIN_GAIN} times as much in time", gain,
+                   MIN_GAIN, "x")  # fmt: skip
     tail = ratio(
         three.of(str(THREE), UNDER).median("p99_ms"), one.of(str(ONE), UNDER).median("p99_ms")
     )
-    yield at_most(f"their p99 at {UNDER:g} times is at most {MOST_TAIL} times as long", tail,
-                  MOST_TAIL, "x")  # fmt: skip
+    yield at_most(f"their p99 at {UNDER:g} times is at most {MAX_TAIL} times as long", tail,
+                  MAX_TAIL, "x")  # fmt: skip
     off = done.of(FAIRNESS).median(lambda s: abs(s.of_one / WEIGHTS["four"] - 1))
     yield at_most("served seconds are 4 to 1 within 5 %", off, FAIR_WITHIN)
 

@@ -32,7 +32,7 @@ from deployments.control.scaling import store
 from deployments.control.serve_config import COPY_TARGETS, bounds
 from deployments.process.actors import autoscaler
 
-MOST_S = 0.1
+MAX_S = 0.1
 _SETTLES_S = 20.0  # deploying is not what is measured
 _ME = "tests.deployments.benches.scaling_controller"
 
@@ -88,7 +88,7 @@ def measured(asked: argparse.Namespace, what: str, meanwhile: Callable[[float], 
     print(f"{asked.models} models, {what}: " + ", ".join(
         f"{name} {seconds * 1000:.1f} ms" for name, seconds in found.items() if seconds
     ), flush=True)  # fmt: skip
-    return all(seconds < MOST_S for name, seconds in found.items() if name != "max")
+    return all(seconds < MAX_S for name, seconds in found.items() if name != "max")
 
 
 def changed(seconds: float) -> None:

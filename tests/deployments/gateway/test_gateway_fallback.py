@@ -18,7 +18,7 @@ from in_process import Answer, Stand, ask, standing
 from deployments.contract.description import ReuseSettings
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.fallback import ModelSelection
-from deployments.gateway.queues.core_loop import Demand, refusal
+from deployments.gateway.queues.dispatcher_driver import QueueRequest, refusal
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Reason
@@ -296,7 +296,7 @@ async def test_a_way_holds_on_to_the_asked_models_promise(stand: Stand) -> None:
     asked = stand.models.find("device").description.scheduling
     assert selection.promise is asked
     held = await fill(stand)
-    selection.check_room(Demand("t", 1, 1.0, 1.0))
+    selection.check_room(QueueRequest("t", 1, 1.0, 1.0))
     assert selection.fallback == "small"
     assert selection.promise is asked
     await drained(stand, held)

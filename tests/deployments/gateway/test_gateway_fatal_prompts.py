@@ -81,7 +81,7 @@ async def engines(stand: Stand, description: Describe) -> Frail:
     add(stand, description, engines=frail, crashes={"tenant_budget": 4})
     frail.directory = stand.books["chat"]
     frail.list("chat-0", "chat-1")
-    queue_of(stand).crashes.hear([], 0, monotonic())
+    queue_of(stand).crashes.on_report([], 0, monotonic())
     return frail
 
 
@@ -92,8 +92,8 @@ def queue_of(stand: Stand) -> StreamQueue:
 def another_gateway(stand: Stand, *inputs: CrashedInput) -> None:
     """There is one, and it has said this."""
     queue = queue_of(stand)
-    convicted = queue.crashes.hear([CrashReport(inputs)], 1, monotonic())
-    queue.end_convicted(convicted)
+    quarantined = queue.crashes.on_report([CrashReport(inputs)], 1, monotonic())
+    queue.end_quarantined(quarantined)
 
 
 def sends(stand: Stand, text: str, tenant: str = "acme", **more: Any) -> Client:
@@ -205,10 +205,10 @@ async def test_a_tenant_whose_prompts_have_ended_too_many_replicas_is_refused(
 # ---- several gateways, and one suspect at a time ------------------------------------------------
 
 
-def said(text: str, *, convicted: bool = False) -> CrashedInput:
+def said(text: str, *, quarantined: bool = False) -> CrashedInput:
     """What another gateway says of this prompt."""
     call = decode_chat(json.dumps(chat(text)).encode())
-    return CrashedInput(fingerprint(call, "1"), ("x", "y"), 60.0, convicted)
+    return CrashedInput(fingerprint(call, "1"), ("x", "y"), 60.0, quarantined)
 
 
 async def test_suspects_that_come_again_run_one_at_a_time_until_their_first_token(
@@ -250,7 +250,7 @@ async def test_a_suspect_that_leaves_gives_up_acquired(
     assert len(engines.begun) == 1
 
 
-async def test_what_another_gateway_suspects_is_convicted_here_by_one_more_loss(
+async def test_what_another_gateway_suspects_is_quarantined_here_by_one_more_loss(
     stand: Stand, engines: Frail
 ) -> None:
     another_gateway(stand, said(FATAL))
@@ -268,7 +268,7 @@ async def test_what_another_gateway_convicts_ends_here_shown_or_not(
     lease = next(asked for asked in engines.begun if b'"a"' in asked.call.body).lease_id
     engines.say(lease, b"data: half\n\n", tokens=(1, 0, 1))
     await shown.hears(1)
-    another_gateway(stand, said("a", convicted=True), said("b", convicted=True))
+    another_gateway(stand, said("a", quarantined=True), said("b", quarantined=True))
     assert b"input_ends_replicas" in await shown.end()
     await hidden.end()
     assert hidden.status == 422
@@ -276,7 +276,7 @@ async def test_what_another_gateway_convicts_ends_here_shown_or_not(
     assert len(engines.begun) == 2
 
 
-async def test_one_that_waits_for_acquired_is_refused_once_it_is_convicted(
+async def test_one_that_waits_for_acquired_is_refused_once_it_is_quarantined(
     stand: Stand, engines: Frail
 ) -> None:
     engines.slow = True
@@ -285,7 +285,7 @@ async def test_one_that_waits_for_acquired_is_refused_once_it_is_convicted(
     await engines.until_begun(1)
     second = sends(stand, "b")
     await until(lambda: bool(queue_of(stand).permits._waiting))
-    another_gateway(stand, said("b", convicted=True))
+    another_gateway(stand, said("b", quarantined=True))
     engines.answer(engines.begun[0].lease_id)
     for client in (first, second):
         await client.end()

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import Column, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
-from routers.policies.suspects import MOST_RUNS
+from routers.policies.suspects import MAX_RUNS
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import TensorSpec
 
@@ -97,7 +97,7 @@ async def test_a_row_runs_three_times_at_most_whatever_becomes_of_it(
         channel = stand.channels["device"]
         channel.script = [*script, None]
         assert (await send(stand, 1)).status == 503
-        assert len(channel.calls) == MOST_RUNS == 3
+        assert len(channel.calls) == MAX_RUNS == 3
 
 
 async def test_a_row_that_failed_once_is_answered_by_its_retry(tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ async def all_busy(stand: Stand) -> list[asyncio.Task[Answer]]:
 async def test_a_row_that_ends_two_replicas_is_refused_and_nobody_invites_it_back(
     fatal: Stand,
 ) -> None:
-    convicted = await asks(fatal, 4)
-    assert (convicted.status, convicted.header(b"retry-after")) == (422, None)
-    assert b"do not send it again" in convicted.body
+    quarantined = await asks(fatal, 4)
+    assert (quarantined.status, quarantined.header(b"retry-after")) == (422, None)
+    assert b"do not send it again" in quarantined.body
     assert sent(fatal) == 2
     again = [await asks(fatal, 4, tenant=tenant) for tenant in ("acme", "other")]
     assert [a.status for a in again] == [422, 422]
@@ -231,7 +231,7 @@ async def test_a_replica_that_is_well_and_has_no_answer_convicts_nobody(fatal: S
     assert (await asks(fatal, 3)).status == 200
 
 
-async def test_one_that_may_not_run_twice_is_convicted_by_the_next_that_sends_it(
+async def test_one_that_may_not_run_twice_is_quarantined_by_the_next_that_sends_it(
     fatal: Stand,
 ) -> None:
     once = [(b"x-idempotent", b"false")]

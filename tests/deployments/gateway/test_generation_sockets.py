@@ -202,7 +202,7 @@ async def test_a_dying_replica_ends_what_it_had_begun_and_nothing_else(chats: Ch
 
 
 @pytest.mark.parametrize("chats", [3], indirect=True)
-async def test_a_prompt_that_kills_engines_is_convicted_as_if_it_killed_replicas(
+async def test_a_prompt_that_kills_engines_is_quarantined_as_if_it_killed_replicas(
     chats: Chats,
 ) -> None:
     said = [{"role": "user", "content": "deadly"}]

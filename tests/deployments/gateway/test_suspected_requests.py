@@ -345,7 +345,7 @@ async def test_gateways_of_other_nodes_know_of_suspects_and_refuse_what_one_of_t
         def tell() -> None:
             for number in (0, 1, 0):
                 said = GatewaySnapshot(crashes=exchanges[number].report())
-                exchanges[number].hear(registry.push(f"gateway-{number}", said, 0.0).crashes)
+                exchanges[number].on_report(registry.push(f"gateway-{number}", said, 0.0).crashes)
 
         ended(stand, "a", alone=False)
         tell()

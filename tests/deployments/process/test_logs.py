@@ -116,12 +116,12 @@ def test_answers_and_callers_mistakes_get_no_line(status, wanted):
 @pytest.mark.parametrize(("least", "status", "wanted"), [(0, 200, True), (400, 404, True),
                                                         (600, 503, False)])  # fmt: skip
 def test_the_least_status_that_gets_a_line_can_be_set(least, status, wanted):
-    assert AccessLog(least_status=least).wants(status, 0.0) is wanted
+    assert AccessLog(min_status=least).wants(status, 0.0) is wanted
 
 
 @pytest.mark.parametrize(("refused", "expected"), [(0, 0), (1, 1), (2, 2), (10, 10), (11, 10)])
 def test_a_flood_gets_at_most_ten_lines_a_second(refused, expected):
-    access = AccessLog(most_per_s=10)
+    access = AccessLog(max_per_s=10)
     assert sum(access.wants(503, 7.0 + i / 100) for i in range(refused)) == expected
     assert access.wants(503, 8.0)
 
@@ -129,11 +129,11 @@ def test_a_flood_gets_at_most_ten_lines_a_second(refused, expected):
 @pytest.mark.parametrize("status", [401, 403, 429])
 def test_who_was_not_let_in_gets_a_line(status):
     assert AccessLog().wants(status, 0.0)
-    assert not AccessLog(least_status=600).wants(status, 0.0)
+    assert not AccessLog(min_status=600).wants(status, 0.0)
 
 
 def test_a_flood_of_those_who_are_not_let_in_hides_no_failure():
-    access = AccessLog(most_per_s=2)
+    access = AccessLog(max_per_s=2)
     assert [access.wants(401, 0.0) for _ in range(3)] == [True, True, False]
     assert [access.wants(503, 0.0) for _ in range(3)] == [True, True, False]
 
@@ -141,7 +141,7 @@ def test_a_flood_of_those_who_are_not_let_in_hides_no_failure():
 def test_a_line_says_how_many_were_left_out_before_it(written):
     configure, lines = written
     configure()
-    access = AccessLog(most_per_s=1)
+    access = AccessLog(max_per_s=1)
     for now in (0.0, 0.1, 0.2, 1.0, 2.0):
         if access.wants(503, now):
             access.write(LINE)
@@ -151,7 +151,7 @@ def test_a_line_says_how_many_were_left_out_before_it(written):
 def test_what_was_left_out_at_the_end_of_a_flood_is_said_later(written):
     configure, lines = written
     configure()
-    access = AccessLog(most_per_s=0)
+    access = AccessLog(max_per_s=0)
     access.wants(503, 0.0)
     access.settle(0.5)
     assert lines() == []

@@ -178,7 +178,7 @@ def test_sizes_are_the_bucket_edges_and_the_last_is_the_longest():
     lengths = with_image_lengths(model).lengths
     assert bucket_edges(lengths) == (1, 16, 196)
     assert lengths.max == 196
-    assert lengths.most_buckets is None
+    assert lengths.max_buckets is None
 
 
 def test_a_model_of_whole_levels_takes_no_mean():

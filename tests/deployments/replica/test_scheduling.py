@@ -59,8 +59,8 @@ WRITTEN: dict[str, Any] = {
     "silence": {
         "mode": "off",
         "quantile": 0.9,
-        "least_ms": 100,
-        "most_ms": 5000,
+        "min_ms": 100,
+        "max_ms": 5000,
         "after_ms": 700,
     },
     "outliers": {"eject_ratio": 3, "max_ejected": 0.25, "probe_s": 2, "max_probe_s": 20},
@@ -148,8 +148,8 @@ def test_the_queue_is_bounded_by_the_timeout_or_by_a_number_of_rows(description:
 def test_streams_may_be_silent_for_longer_than_between_two_signs_of_life(
     description: Describe,
 ) -> None:
-    assert told(description, task="generate").silence.least_s == 2.5
-    assert told(description, task="generate", silence={"least_ms": 300}).silence.least_s == 0.3
+    assert told(description, task="generate").silence.min_s == 2.5
+    assert told(description, task="generate", silence={"min_ms": 300}).silence.min_s == 0.3
 
 
 def test_the_core_starts_from_the_replicas_profile(description: Describe) -> None:
@@ -204,14 +204,14 @@ def test_the_models_own_bound_on_rows_wins(description: Describe) -> None:
     assert dispatcher_settings(description(max_rows=64), HOME).max_size == 32
 
 
-@pytest.mark.parametrize(("slo", "most_s"), [
+@pytest.mark.parametrize(("slo", "max_s"), [
     ({}, 600.0),
     ({"latency_ms": 120_000}, 1200.0),
     ({"max_timeout_ms": 1000}, 1.0),
     ({"timeout_ms": 5000, "max_timeout_ms": 7000}, 7.0),
 ])  # fmt: skip
-def test_a_callers_own_time_is_bounded_by_the_models(slo: dict[str, float], most_s: float) -> None:
+def test_a_callers_own_time_is_bounded_by_the_models(slo: dict[str, float], max_s: float) -> None:
     plan = scheduling(ModelSettings.model_validate({"runtime": "synthetic", "slo": slo}))
     assert plan.budget_s(None) is None
-    assert plan.budget_s(most_s / 2) == most_s / 2
-    assert plan.budget_s(most_s) == plan.budget_s(950_400.0) == most_s
+    assert plan.budget_s(max_s / 2) == max_s / 2
+    assert plan.budget_s(max_s) == plan.budget_s(950_400.0) == max_s

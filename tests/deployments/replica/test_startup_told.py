@@ -88,5 +88,5 @@ def test_a_replica_records_the_versions_that_it_speaks_beside_its_address(
     said = replica.record_replica_metadata()
     known = {"version": "1", "digest": "d", "channel": "h:1", "channel_versions": "4,3"}
     assert said == known | more
-    assert RunningReplica("r", tuple(said.items())).speaks() == set(SPOKEN)
-    assert RunningReplica("r", (("channel", "h:1"),)).speaks() == {3}
+    assert RunningReplica("r", tuple(said.items())).spoken_versions() == set(SPOKEN)
+    assert RunningReplica("r", (("channel", "h:1"),)).spoken_versions() == {3}

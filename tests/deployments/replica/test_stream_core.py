@@ -153,7 +153,7 @@ async def test_a_gateway_that_takes_nothing_in_holds_up_no_other(
 async def test_what_waits_for_a_slow_gateway_is_told_in_several_messages_and_is_all_there(
     core: StreamCore, engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST_MESSAGE_BYTES", 1500)
+    monkeypatch.setattr(outbox, "MAX_MESSAGE_BYTES", 1500)
     gateway.full = True
     for lease_id, body in enumerate([b"a", b"b", b"c"], start=1):
         gateway.begin(lease_id, body)
@@ -601,7 +601,7 @@ async def test_an_engine_that_says_nothing_new_after_an_end_is_not_asked_for_eve
 async def test_an_answer_too_large_for_a_message_is_an_error_of_its_request(
     engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_core, "MOST_CHUNK_BYTES", 100)
+    monkeypatch.setattr(stream_core, "MAX_CHUNK_BYTES", 100)
     gateway.begin(1, b"a")
     gateway.begin(2, b"b")
     await turns()

@@ -13,7 +13,7 @@ from settings_files import DEVICE, HASH_1, HASH_2, mistakes, write
 from deployments.settings.gateway import GatewaySettings, one_machines_ingress
 from deployments.settings.plain import SettingsErrors, digest, dump, parse, with_address
 from deployments.settings_files.load import load
-from yaml_document.document import MOST_BYTES
+from yaml_document.document import MAX_BYTES
 from yaml_document.mistakes import Mistake
 
 
@@ -329,7 +329,7 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
 def test_endless_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     with path.open("wb") as stream:
-        stream.truncate(MOST_BYTES + 1)
+        stream.truncate(MAX_BYTES + 1)
     with pytest.raises(SettingsErrors, match="is larger than"):
         load(path)
 

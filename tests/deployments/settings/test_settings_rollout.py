@@ -18,7 +18,7 @@ def refusal(rollout: dict[str, Any], **model: Any) -> str:
 def test_an_empty_section_is_a_rollout_by_defaults():
     rollout = parse({"models": {"m": {"runtime": "synthetic", "rollout": {}}}}).models["m"].rollout
     assert rollout is not None
-    assert (rollout.steps_percent, rollout.hold_s, rollout.least_requests) == ((5, 25, 50), 60, 100)
+    assert (rollout.steps_percent, rollout.hold_s, rollout.min_requests) == ((5, 25, 50), 60, 100)
 
 
 @pytest.mark.parametrize("steps", [[], [5, 5], [50, 5], [0, 5], [5, 101]])

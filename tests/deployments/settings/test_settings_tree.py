@@ -58,7 +58,7 @@ def test_a_number_of_buckets_thins_the_powers_and_keeps_the_longest(
 ) -> None:
     lengths = LengthSettings.model_validate({"max": 512, "buckets": buckets})
     assert bucket_edges(lengths) == edges
-    assert lengths.most_buckets == buckets
+    assert lengths.max_buckets == buckets
 
 
 @pytest.mark.parametrize("buckets", range(1, 65))
@@ -72,7 +72,7 @@ def test_any_number_of_buckets_starts_with_ascending_edges(buckets: int) -> None
 def test_listed_edges_are_taken_as_they_are() -> None:
     lengths = LengthSettings.model_validate({"max": 64, "buckets": [10, 64]})
     assert bucket_edges(lengths) == (10, 64)
-    assert lengths.most_buckets is None
+    assert lengths.max_buckets is None
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_lines_in_text_are_found_and_what_belongs_to_one_comes_with_it(write) ->
 
 
 def test_a_full_log_goes_on_in_another_and_both_are_read(path: Path) -> None:
-    log = ServerLog(path, most_bytes=200)
+    log = ServerLog(path, max_bytes=200)
     for number in range(9):
         log.write(line(number, str(number)))
     kept = messages(run("m", "--port", str(PORT)))
@@ -89,7 +89,7 @@ def test_a_full_log_goes_on_in_another_and_both_are_read(path: Path) -> None:
 def test_what_is_written_later_is_followed_also_into_the_next_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = ServerLog(path, most_bytes=200)
+    log = ServerLog(path, max_bytes=200)
     log.write(line(0, "0"))
     later = iter(range(1, 8))
 

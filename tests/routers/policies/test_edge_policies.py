@@ -60,8 +60,8 @@ def test_of_its_own_edges_it_finds_nothing_better_and_of_any_edges_the_same(name
     first = policy.best(asked)
     assert policy.best(asked) == first, "asking changes nothing"
     again = policy.best(replace(asked, edges=first.edges))
-    assert again.least_waste >= again.waste * (1 - 1e-9)
-    assert first.least_waste <= first.waste + 1e-9
+    assert again.min_waste >= again.waste * (1 - 1e-9)
+    assert first.min_waste <= first.waste + 1e-9
 
 
 def mix(rng):
@@ -83,7 +83,7 @@ def test_edges_settle_while_lengths_stay_as_they_are(name):
     edges = made.solve((LONGEST,), cost, 1.0)
     assert 1 < len(edges) <= FOLLOWS.max_edges
     assert made.solve(edges, cost, 2.0) is None
-    assert made.state.waste == pytest.approx(made.state.least_waste)
+    assert made.state.waste == pytest.approx(made.state.min_waste)
     assert made.state.switches == 1
 
 
@@ -134,13 +134,13 @@ def test_the_policy_may_change_while_a_core_runs(name):
 def test_quantiles_give_every_bucket_as_many_rows():
     found = EDGES["quantiles"]().best(view([1] * 12, most=4))
     assert found.edges == (192, 384, 576, 768)
-    assert (found.waste, found.least_waste) == (0.75, pytest.approx(0.0))
+    assert (found.waste, found.min_waste) == (0.75, pytest.approx(0.0))
 
 
 def test_quantiles_take_the_point_that_comes_nearest():
     found = EDGES["quantiles"]().best(view([4, 5, 1], most=2))
     assert found.edges == (64, 192)
-    assert found.least_waste == pytest.approx(0.1)
+    assert found.min_waste == pytest.approx(0.1)
     assert EDGES["quantiles"]().best(view([2, 5, 3], most=2)).edges == (128, 192)
 
 

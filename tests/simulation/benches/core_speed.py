@@ -50,7 +50,7 @@ TENANTS = 100
 EDGES = (16, 24, 32, 64, 96, 128, 256, 512)
 REPLICAS = 4
 PATIENCE_S = 1e6
-MOST_US = {10: 8.0, 10_000: 20.0}
+MAX_US = {10: 8.0, 10_000: 20.0}
 GROWS_FROM = 100  # with fewer, batches are small and a request bears more of a decision's cost
 PARTS = 5
 CORE = Path("routers")
@@ -266,7 +266,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
         for waiting, level in levels.items():
             yield BenchRun(LEVEL, Speed(request_us(level), level.rows_a_batch), waiting)
     for waiting, level in levels.items():
-        if waiting in MOST_US:
+        if waiting in MAX_US:
             parts = parts_of(level)
             shares = tuple((name, s / parts.total()) for name, s in parts.most_common(PARTS))
             us = 1e6 * parts.total() / level.requests
@@ -291,7 +291,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         for tenants in REFUSED_TENANTS
         for mine in (done.of(REFUSALS, tenants),)
     )
-    for waiting in MOST_US:
+    for waiting in MAX_US:
         for each in done.of(PARTS_OF, waiting).results:
             shares = tuple((name, f"{100 * share:.0f} %") for name, share in each.parts)
             yield Table(f"The {PARTS} largest parts with {waiting:,} waiting", PART_HEADERS, shares)
@@ -301,10 +301,10 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
 
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     us = {waiting: done.of(LEVEL, waiting).median("us") for waiting in options.levels}
-    for waiting, most_us in MOST_US.items():
+    for waiting, max_us in MAX_US.items():
         if waiting in us:
-            claim = f"at most {most_us:.0f} µs with {waiting:,} waiting"
-            yield at_most(claim, us[waiting], most_us, " µs")
+            claim = f"at most {max_us:.0f} µs with {waiting:,} waiting"
+            yield at_most(claim, us[waiting], max_us, " µs")
     grown = [waiting for waiting in options.levels if waiting >= GROWS_FROM]
     if len(grown) < 2:
         return

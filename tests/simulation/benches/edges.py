@@ -42,7 +42,7 @@ from tests.simulation.benches.lengths import (
 )
 
 STREAM_ROWS = 20_000
-MOST_OF_EXACT = 1.1
+MAX_OF_EXACT = 1.1
 PADDING, IN_TIME = "padding", "in time"
 COMPARED = (MIX, LOG_NORMAL, EXPONENTIAL)
 ROUNDS = 5  # each solves anew from the edges found before, as every minute of traffic does
@@ -195,8 +195,8 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
 
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for each in done.of(PADDING).results:
-        claim = f"{each.lengths}: at most {MOST_OF_EXACT} × the exact padding"
-        yield at_most(claim, each.of_exact, MOST_OF_EXACT, " ×")
+        claim = f"{each.lengths}: at most {MAX_OF_EXACT} × the exact padding"
+        yield at_most(claim, each.of_exact, MAX_OF_EXACT, " ×")
 
 
 BENCH = Bench(

@@ -18,9 +18,9 @@ from typing import Protocol
 LOAD_S = 2.0
 SLO_S, PATIENCE_S = 1.0, 10.0
 ROOM = 3
-MOST_ROWS = 8
+MAX_ROWS = 8
 BASE_S, ROW_S = 0.010, 0.010
-WORK_S = ROW_S + BASE_S / MOST_ROWS  # of a request in a full batch
+WORK_S = ROW_S + BASE_S / MAX_ROWS  # of a request in a full batch
 TICK_S = 1.0
 
 
@@ -145,7 +145,7 @@ class PoolReplica:
         model = min(ready, key=lambda each: self._queues[each][0], default=None)
         if model is not None:
             queue = self._queues[model]
-            batch = tuple([queue.popleft() for _ in range(min(MOST_ROWS, len(queue)))])
+            batch = tuple([queue.popleft() for _ in range(min(MAX_ROWS, len(queue)))])
             self._running = model
             self._at(now + BASE_S + ROW_S * len(batch), "ran", batch)
 

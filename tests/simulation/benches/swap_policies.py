@@ -163,7 +163,7 @@ class Ours:
         for model, demand in self._demand.items():
             count = self._count[model]
             reading = DemandReading(count * WORK_S, count * WORK_S * WORK_S, count)
-            demand.hear("g0", reading, now)
+            demand.on_report("g0", reading, now)
 
     def _expected(self, demand: Demand, now: float) -> float:
         return self._rate(demand.view(WINDOWS_S, now))

@@ -26,7 +26,7 @@ MODELS = "abcdefgh"
 GROUPS = ("abc", "def", "gh")
 RATE = 20.0
 TAIL = 1 / 200
-MEAN_S, LEAST_S = 600.0, 60.0
+MEAN_S, MIN_S = 600.0, 60.0
 WARM_UP_S = 600.0
 ZIPF = tuple(accumulate(1 / rank**1.2 for rank in range(1, len(MODELS) + 1)))
 SHIFTING, STATIONARY = "shifting", "stationary"
@@ -54,7 +54,7 @@ def shifting(seconds: float, seed: int) -> Requests:
     while (now := now + rng.expovariate(RATE)) < seconds:
         while now >= until:
             group = (group + rng.choice((1, 2))) % len(GROUPS)
-            until += LEAST_S + rng.expovariate(1.0 / (MEAN_S - LEAST_S))
+            until += MIN_S + rng.expovariate(1.0 / (MEAN_S - MIN_S))
         yield now, rng.choice(MODELS if rng.random() < TAIL else GROUPS[group])
 
 

@@ -38,7 +38,7 @@ _JSON = ("", "application/json", "application/x-www-form-urlencoded")  # the las
 IMAGE_MEDIA = ("image/jpeg", "image/png", "application/octet-stream")
 _TopK = Annotated[int, msgspec.Meta(ge=1)]
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-MOST_HEAD_BYTES = 8192  # of one part: patterns below look at all of it
+MAX_HEAD_BYTES = 8192  # of one part: patterns below look at all of it
 _TINY = np.finfo(np.float64).tiny
 _HAS_FILE = re.compile(rb"(?:^|\n)content-disposition:[^\r\n]*;\s*filename", re.IGNORECASE)
 _FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
@@ -162,10 +162,10 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
         head, blank, content = section.partition(b"\r\n\r\n")
         if not blank:
             raise BadRequest("the headers of a part of the multipart body do not end")
-        if len(head) > MOST_HEAD_BYTES:
+        if len(head) > MAX_HEAD_BYTES:
             raise BadRequest(
                 "the headers of a part of the multipart body are longer than "
-                f"{MOST_HEAD_BYTES} bytes"
+                f"{MAX_HEAD_BYTES} bytes"
             )
         if _HAS_FILE.search(head):
             images.append(content)

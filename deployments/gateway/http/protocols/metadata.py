@@ -24,7 +24,7 @@ from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.types import Datatype, Encoded
 from runtimes.types import TensorSpec
 
-MOST_LABELS = 1000
+MAX_LABELS = 1000
 _SLO = {False: "slo_latency_ms", True: "slo_ttft_ms"}  # by whether the model generates
 EXTENSIONS = (
     "binary_tensor_data", "model_configuration", "model_repository(index)", "statistics",
@@ -173,7 +173,7 @@ def _of_classes(d: ModelDescription) -> dict[str, Any]:
     if d.classes is None:
         return {}
     return {
-        "labels": ",".join(d.classes.labels[:MOST_LABELS]),
+        "labels": ",".join(d.classes.labels[:MAX_LABELS]),
         "label_count": len(d.classes.labels),
         "activation": d.classes.activation,
         "temperature": d.classes.temperature,

@@ -47,8 +47,8 @@ from deployments.gateway.rows import Array
 OCTET_STREAM = b"application/octet-stream"
 HEADER_LENGTH = b"inference-header-content-length"
 
-MOST_TENSORS = 64  # of a long request
-MOST_PART_BYTES = 65_536  # of `parameters`, of `outputs` and of a shape of it
+MAX_TENSORS = 64  # of a long request
+MAX_PART_BYTES = 65_536  # of `parameters`, of `outputs` and of a shape of it
 _Axis = Annotated[int, msgspec.Meta(ge=1, le=tensors.MAX_DIM)]
 _Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MAX_RANK)]
 _Parameters = dict[str, Any]
@@ -103,7 +103,7 @@ class LongTensor(msgspec.Struct, gc=False):
 
 
 class LongRequest(msgspec.Struct, gc=False):
-    inputs: slices.places(MOST_TENSORS, LongTensor)  # type: ignore[valid-type]
+    inputs: slices.places(MAX_TENSORS, LongTensor)  # type: ignore[valid-type]
     outputs: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     id: str | None = None
     parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
@@ -149,8 +149,8 @@ def _from_short(header: bytes | memoryview) -> InferRequest:
 
 def _short(decoder: msgspec.json.Decoder[Any], part: msgspec.Raw, label: str, name: str) -> Any:
     size = len(memoryview(part))
-    if size > MOST_PART_BYTES:
-        raise BadRequest(f"{label}: {name} takes {size} bytes, more than {MOST_PART_BYTES}.")
+    if size > MAX_PART_BYTES:
+        raise BadRequest(f"{label}: {name} takes {size} bytes, more than {MAX_PART_BYTES}.")
     try:
         return malformed.integers(decoder, part)
     except malformed.DECODE_ERRORS as error:

@@ -33,7 +33,7 @@ from deployments.gateway.rows import Array
 
 MAX_INPUTS = 2048
 _BASE64_STEP = 196_608  # bytes; a multiple of 3
-MOST_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
+MAX_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -94,9 +94,9 @@ def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]
 
 def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw]) -> list[list[int]]:
     """In slices, so that nothing else waits."""
-    if (tokens := slices.elements(raw)) > MOST_TOKENS:
+    if (tokens := slices.elements(raw)) > MAX_TOKENS:
         raise BadRequest(
-            f"input has {tokens} tokens; a request may have {MOST_TOKENS}.", param="input"
+            f"input has {tokens} tokens; a request may have {MAX_TOKENS}.", param="input"
         )
     breaks, lists = slices.Breaks(), []
     for entry in entries:

@@ -129,7 +129,7 @@ _texts = msgspec.json.Decoder(list[str])
 _token_list = msgspec.json.Decoder(_Tokens)
 _token_lists = msgspec.json.Decoder(list[_Tokens])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MOST_DIGITS = 4300  # as many as pydantic reads of a number
+_MAX_DIGITS = 4300  # as many as pydantic reads of a number
 _NO_WORK = frozenset(
     {"stream", "stream_options", "user", "seed", "metadata", "store", "service_tier", "priority",
      "request_id", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_salt"}
@@ -256,7 +256,7 @@ def _count(raw: msgspec.Raw | None) -> int:
     "20"."""
     written = b"" if raw is None else bytes(raw).strip(b'"')
     try:
-        value = float(written) if len(written) <= _MOST_DIGITS else 0.0
+        value = float(written) if len(written) <= _MAX_DIGITS else 0.0
     except ValueError:
         return 0
     return int(min(value, 1e9)) if value > 0.0 else 0

@@ -17,7 +17,7 @@ from deployments.gateway.http.protocols.tensors import HALVES
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
-MOST_VALUES = 64
+MAX_VALUES = 64
 _ROW_LENGTH = 4
 _VALUES: dict[str, Any] = {"b": True, "f": 0.5, "V": 0.5, "O": "text"}
 
@@ -86,7 +86,7 @@ def _needed(d: ModelDescription) -> list[TensorSpec]:
 
 
 def _are_large(specs: list[TensorSpec], d: ModelDescription) -> bool:
-    return sum(math.prod(_shape(spec, d)) for spec in specs) > MOST_VALUES
+    return sum(math.prod(_shape(spec, d)) for spec in specs) > MAX_VALUES
 
 
 def _shape(spec: TensorSpec, d: ModelDescription) -> list[int]:

@@ -55,7 +55,7 @@ _few = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _long_bodies = msgspec.json.Decoder(_LongRequest)
 
 
-def _from_long(body: bytes, most_rows: int) -> PredictRequest:
+def _from_long(body: bytes, max_rows: int) -> PredictRequest:
     """As decoding it whole, but makes no more rows than may be taken, and one."""
     long = _long_bodies.decode(body)
     instances = long.instances
@@ -63,18 +63,18 @@ def _from_long(body: bytes, most_rows: int) -> PredictRequest:
         return PredictRequest(None, long.inputs)
     if not slices.is_long(instances):
         return PredictRequest(_few.decode(instances), long.inputs)
-    return PredictRequest(_rows(instances, most_rows), long.inputs)
+    return PredictRequest(_rows(instances, max_rows), long.inputs)
 
 
-def _rows(raw: msgspec.Raw, most_rows: int) -> list[msgspec.Raw]:
-    return slices.rows(raw, min(most_rows, len(memoryview(raw))))
+def _rows(raw: msgspec.Raw, max_rows: int) -> list[msgspec.Raw]:
+    return slices.rows(raw, min(max_rows, len(memoryview(raw))))
 
 
-def decode(body: bytes, most_rows: int = sys.maxsize) -> PredictCall:
+def decode(body: bytes, max_rows: int = sys.maxsize) -> PredictCall:
     """The call, its values still JSON; `rows_of` reads them with the model at hand."""
     is_long = len(body) > slices.SLICE_BYTES
     try:
-        request = _from_long(body, most_rows) if is_long else _bodies.decode(body)
+        request = _from_long(body, max_rows) if is_long else _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None
     columnar = len(memoryview(request.inputs)) > 0

@@ -32,7 +32,7 @@ _NESTED = re.compile(rb"\s*\[\s*\[")
 _COMMA = re.compile(rb",")
 _LISTS = msgspec.json.Decoder(list[msgspec.Raw])
 _COMMA_BYTE, _OPEN_BYTE = 44, 91
-_MOST_PLACES = 4096
+_MAX_PLACES = 4096
 _TOO_MANY = "of at most length"
 _LONGEST_PIECE_BYTES = 4 * SLICE_BYTES
 Array = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ def lists(data: msgspec.Raw) -> int:
 def rows(data: msgspec.Raw, most: int) -> list[msgspec.Raw]:
     """The array's own entries: all of them, or more than `most` where it has more, but never many
     more. Raises as decoding does."""
-    if most > _MOST_PLACES:
+    if most > _MAX_PLACES:
         return _LISTS.decode(data)
     try:
         array = _array_decoder(1 << most.bit_length()).decode(data)

@@ -29,8 +29,8 @@ _END_S = 10.0
 ROUNDS = 5
 ROWS = 128
 LOAD_SHARE = 0.5
-LEAST_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
-_LEAST_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
+MIN_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
+_MIN_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
 
 
 class CandidateFailed(RuntimeError):
@@ -153,11 +153,11 @@ class Contest:
 
     def hold(self, candidates: Sequence[Candidate], seconds: float) -> None:
         """All runs together take about `seconds`; loading comes on top, for each at most
-        `LOAD_SHARE` of that or `LEAST_LOAD_S`, whichever is more."""
+        `LOAD_SHARE` of that or `MIN_LOAD_S`, whichever is more."""
         lengths = self._rng.choices(self._found.lengths.rows, k=ROWS)
         with ExitStack() as stack:
             try:
-                within_s = max(LEAST_LOAD_S, LOAD_SHARE * seconds)
+                within_s = max(MIN_LOAD_S, LOAD_SHARE * seconds)
                 loaded = self._loaded(candidates, lengths, within_s, stack)
                 self._rounds(loaded, seconds)
             except KeyboardInterrupt:
@@ -179,7 +179,7 @@ class Contest:
                 continue
             self._watch(f"loading {candidate}", 0.0)
             memory = psutil.virtual_memory()
-            if passes and memory.available < _LEAST_MEMORY * memory.total:
+            if passes and memory.available < _MIN_MEMORY * memory.total:
                 self._skip(candidate, f"no memory left to load it beside the {place} others")
                 continue
             process = CandidateProcess(candidate, self._found, lengths)

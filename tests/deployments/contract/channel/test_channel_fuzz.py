@@ -50,7 +50,7 @@ from runtimes.datatypes import DTYPES
 from runtimes.types import EngineLoad
 
 KINDS = frozenset({Kind.BATCH, Kind.REPLY, Kind.BEGIN, Kind.STEPS, Kind.DROP})
-MOST_BYTES = 2000
+MAX_BYTES = 2000
 WORK = ((0, "a", 1.0), (1, "b", 2.5))
 
 
@@ -179,7 +179,7 @@ def expected(data: bytes) -> tuple[Parsed, bool]:
     at = 0
     while len(data) - at >= HEAD.size:
         size, kind, lease_id = HEAD.unpack_from(data, at)
-        if kind not in KINDS or size > MOST_BYTES:
+        if kind not in KINDS or size > MAX_BYTES:
             return found, True
         if len(data) - at - HEAD.size < size:
             break
@@ -190,7 +190,7 @@ def expected(data: bytes) -> tuple[Parsed, bool]:
 
 def taken(chunks: list[bytes]) -> tuple[Parsed, bool]:
     """What the reader finds; it never holds more than the frame that is not all here."""
-    reader = FrameReader(KINDS, MOST_BYTES)
+    reader = FrameReader(KINDS, MAX_BYTES)
     found: Parsed = []
     fed = 0
     for chunk in chunks:
@@ -202,7 +202,7 @@ def taken(chunks: list[bytes]) -> tuple[Parsed, bool]:
             return found, True
         handed_on = sum(HEAD.size + len(body) for *_, body in found)
         assert reader.rest_bytes == fed - handed_on
-        assert reader.rest_bytes < HEAD.size + MOST_BYTES
+        assert reader.rest_bytes < HEAD.size + MAX_BYTES
     return found, False
 
 

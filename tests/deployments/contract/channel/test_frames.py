@@ -77,7 +77,7 @@ def test_a_body_past_the_limit_is_refused_before_any_of_it_has_come() -> None:
 
 
 def test_a_body_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MOST_FRAME_BYTES", 8)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 8)
     assert len(framed(Kind.REPLY, 1, [b"1234", b"5678"])) == 3
     with pytest.raises(FrameError, match="9 bytes"):
         framed(Kind.REPLY, 1, [b"1234", b"56789"])
@@ -115,14 +115,14 @@ def test_what_may_come_may_be_changed_between_two_frames_of_one_read() -> None:
     reader, seen = FrameReader(frozenset({Kind.HELLO}), 4), []
     for frame in reader.feed(flat([(Kind.HELLO, 0, b"1234"), (Kind.PROOF, 0, b"12345")])):
         seen.append(frame.kind)
-        reader.kinds, reader.most_bytes = frozenset({Kind.PROOF}), 5
+        reader.kinds, reader.max_bytes = frozenset({Kind.PROOF}), 5
     assert seen == [Kind.HELLO, Kind.PROOF]
 
 
 def test_a_size_that_lies_makes_nothing_be_held() -> None:
-    reader = FrameReader(ALL, frames.MOST_FRAME_BYTES)
+    reader = FrameReader(ALL, frames.MAX_FRAME_BYTES)
     tracemalloc.start()
-    assert read(reader, HEAD.pack(frames.MOST_FRAME_BYTES, Kind.BATCH, 1), b"abc") == []
+    assert read(reader, HEAD.pack(frames.MAX_FRAME_BYTES, Kind.BATCH, 1), b"abc") == []
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert reader.rest_bytes == HEAD.size + 3
@@ -160,7 +160,7 @@ def test_silence_between_two_frames_is_no_stall() -> None:
 
 @pytest.mark.parametrize(("each", "stalled"), [(PROGRESS_BYTES, False), (100, True)])
 def test_a_frame_goes_on_as_long_as_it_brings_enough(each: int, stalled: bool) -> None:
-    reader = FrameReader(ALL, frames.MOST_FRAME_BYTES)
+    reader = FrameReader(ALL, frames.MAX_FRAME_BYTES)
     watch = StallWatch(reader)
     read(reader, HEAD.pack(100 * PROGRESS_BYTES, Kind.BATCH, 1))
     said = []

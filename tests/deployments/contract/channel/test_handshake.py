@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.contract.channel import handshake
-from deployments.contract.channel.frames import MOST_HANDSHAKE_BYTES
+from deployments.contract.channel.frames import MAX_HANDSHAKE_BYTES
 from deployments.contract.channel.handshake import (
     Challenge,
     GatewayHandshake,
@@ -262,4 +262,4 @@ def test_a_reason_is_read_as_it_was_written_and_fits_into_a_handshake() -> None:
     long = changed(body(gateway().hello()), Hello, replica="x" * 4000)
     with pytest.raises(Refused) as caught:
         replica().challenge(long)
-    assert len(refusal(str(caught.value))) < MOST_HANDSHAKE_BYTES
+    assert len(refusal(str(caught.value))) < MAX_HANDSHAKE_BYTES

@@ -18,7 +18,7 @@ from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
 from deployments.control.ingress import haproxy
-from deployments.control.ingress.haproxy_options import MOST_USED, Options
+from deployments.control.ingress.haproxy_options import MAX_USED, Options
 from deployments.gateway.http import strict_protocol, whole_response
 from deployments.gateway.tenancy import rates
 
@@ -123,8 +123,8 @@ async def test_a_tenant_that_reads_slowly_leaves_another_its_share(tmp_path: Pat
 
 
 def test_haproxy_lets_all_through_that_a_gateway_may_take() -> None:
-    assert MOST_USED == rates.MOST_USED
-    assert Options(max_requests=10).places > MOST_USED * 10
+    assert MAX_USED == rates.MAX_USED
+    assert Options(max_requests=10).places > MAX_USED * 10
 
 
 def test_as_many_may_wait_to_be_accepted_as_haproxy_lets_through() -> None:

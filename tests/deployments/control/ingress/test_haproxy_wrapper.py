@@ -91,15 +91,15 @@ def test_headers_bodies_and_slow_readers_have_their_times(body_s, expected):
 
 
 def test_as_many_headers_are_taken_as_gateways_take():
-    assert haproxy_rules.MOST_HEADERS == strict_protocol.MOST_HEADERS
-    assert haproxy_rules.MOST_HEAD_BYTES == strict_protocol.MOST_HEAD_BYTES
+    assert haproxy_rules.MAX_HEADERS == strict_protocol.MAX_HEADERS
+    assert haproxy_rules.MAX_HEAD_BYTES == strict_protocol.MAX_HEAD_BYTES
 
 
 @pytest.mark.parametrize(("serves", "expected"), [(16_384, 32_768), (8_388_608, 8_388_608)])
 def test_what_is_larger_than_a_head_may_be_fits_the_buffer_and_is_told_so(serves, expected):
     found = lines(CONFIG.replace("tune.bufsize 16384", f"tune.bufsize {serves}"))
     assert f"tune.bufsize {expected}" in found
-    assert expected > 2 * haproxy_rules.MOST_HEAD_BYTES
+    assert expected > 2 * haproxy_rules.MAX_HEAD_BYTES
 
 
 def test_a_gateway_has_a_bound_and_the_fallback_none():

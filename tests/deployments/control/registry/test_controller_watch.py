@@ -14,7 +14,7 @@ import pytest
 from deployments.control.registry import controller_watch
 from deployments.control.registry.controller_watch import (
     HANGS_S,
-    MOST_PAUSE_S,
+    MAX_PAUSE_S,
     PAUSE_S,
     SET_BACK_S,
     STARTS_S,
@@ -106,7 +106,7 @@ def test_what_ending_does_not_mend_is_ended_ever_more_seldom(looks: Looks) -> No
         if looks.see(SILENT):
             ends.append(looks.now)
     gaps = [b - a for a, b in pairwise(ends)]
-    assert gaps == [STARTS_S, 60, 120, 240, 480, MOST_PAUSE_S, MOST_PAUSE_S]
+    assert gaps == [STARTS_S, 60, 120, 240, 480, MAX_PAUSE_S, MAX_PAUSE_S]
 
 
 def test_one_that_answered_for_long_enough_is_ended_as_soon_as_the_first_time(
@@ -115,7 +115,7 @@ def test_one_that_answered_for_long_enough_is_ended_as_soon_as_the_first_time(
     for _ in range(3):
         while not looks.see(SILENT):
             pass
-    looks.see(ANSWERED, 3 * MOST_PAUSE_S)
+    looks.see(ANSWERED, 3 * MAX_PAUSE_S)
     assert looks.see(SILENT, HANGS_S)
     looks.see(ANSWERED)
     assert not looks.see(SILENT, PAUSE_S - 2)
@@ -235,7 +235,7 @@ class Kept:
         self.now, self.finds = 0.0, 0
         self.clock_is_ahead_s = 1e9
 
-    def hear(self) -> None:
+    def on_report(self) -> None:
         """Of an end."""
         self.told += 1
 

@@ -1,4 +1,4 @@
-"""What convicts a canary and what does not: by hand, then by drawn rollouts."""
+"""What fails a canary and what does not: by hand, then by drawn rollouts."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def test_a_millisecond_is_no_difference():
     assert complaint(seen(live=live, canary=canary), TERMS) == ""
 
 
-@pytest.mark.parametrize(("agreed", "convicted"), [(100, False), (98, False), (80, True)])
-def test_rows_that_do_not_agree_convict_where_it_is_asked(agreed: int, convicted: bool):
+@pytest.mark.parametrize(("agreed", "quarantined"), [(100, False), (98, False), (80, True)])
+def test_rows_that_do_not_agree_convict_where_it_is_asked(agreed: int, quarantined: bool):
     both = Observations(1, 0, compared=100, agreed=agreed)
     assert complaint(both, TERMS) == ""
     asked = RolloutTerms(agreement=AgreementTerms(cosine=0.99))
-    assert bool(complaint(both, asked)) is convicted
+    assert bool(complaint(both, asked)) is quarantined
 
 
-def convicted(draws: random.Random, slower: float, fails: float) -> bool:
+def quarantined(draws: random.Random, slower: float, fails: float) -> bool:
     """Whether any look at 2,000 requests of three lengths, a quarter to the canary, does."""
     sums = Observations(1, 0)
     for number in range(2000):
@@ -118,4 +118,4 @@ def convicted(draws: random.Random, slower: float, fails: float) -> bool:
 )
 def test_of_twenty_drawn_rollouts(slower: float, fails: float, least: int, most: int):
     draws = random.Random(11)
-    assert least <= sum(convicted(draws, slower, fails) for _ in range(20)) <= most
+    assert least <= sum(quarantined(draws, slower, fails) for _ in range(20)) <= most

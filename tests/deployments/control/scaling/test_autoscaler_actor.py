@@ -47,10 +47,10 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
     found = Store({store.DOCUMENT: DOCUMENT.text()})
     monkeypatch.setattr(store, "get", found.fetch)
     monkeypatch.setattr(store, "put", found.__setitem__)
-    monkeypatch.setattr(autoscaler_actor, "most_resources", dict)
+    monkeypatch.setattr(autoscaler_actor, "max_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "available_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "_serve_list", NoServe)
-    monkeypatch.setattr(autoscaler_actor, "_LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(autoscaler_actor, "_MIN_PAUSE_S", 0.0)
     monkeypatch.setattr(autoscaler_actor, "watch_process", found.watched)
     return found
 

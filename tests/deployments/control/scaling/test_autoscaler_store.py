@@ -60,9 +60,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
     fake = Store()
     monkeypatch.setattr(store, "get", fake.get)
     monkeypatch.setattr(store, "put", fake.put)
-    for name, seconds in (("DECIDES_S", 0.005), ("_LEAST_PAUSE_S", 0.001), ("_SAVES_S", 0.005)):
+    for name, seconds in (("DECIDES_S", 0.005), ("_MIN_PAUSE_S", 0.001), ("_SAVES_S", 0.005)):
         monkeypatch.setattr(autoscaler_actor, name, seconds)
-    monkeypatch.setattr(autoscaler_actor, "most_resources", dict)
+    monkeypatch.setattr(autoscaler_actor, "max_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "available_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "_serve_list", NoServe)
     monkeypatch.setattr(autoscaler_actor, "watch_process", lambda: None)  # it would end this one

@@ -21,16 +21,16 @@ def report(gateway: str, *, frozen: bool = False, **groups: GroupLoad) -> Gatewa
 
 def test_who_reaches_most_replicas_of_a_group_is_believed_of_it():
     reports = GatewayReports()
-    reports.hear(report("g1", gpu=load(2), cpu=load(1, 0.3)), 0.0)
-    reports.hear(report("g2", gpu=load(3, 0.2), cpu=load(0, 0.9)), 0.0)
+    reports.on_report(report("g1", gpu=load(2), cpu=load(1, 0.3)), 0.0)
+    reports.on_report(report("g2", gpu=load(3, 0.2), cpu=load(0, 0.9)), 0.0)
     assert reports.loads("a", 1.0) == {"gpu": load(3, 0.2), "cpu": load(1, 0.3)}
     assert reports.loads("b", 1.0) == {}
 
 
 def test_a_silent_gateway_is_not_believed():
     reports = GatewayReports()
-    reports.hear(report("g1", gpu=load(3), frozen=True), 0.0)
-    reports.hear(report("g2", gpu=load(1)), 3.0)
+    reports.on_report(report("g1", gpu=load(3), frozen=True), 0.0)
+    reports.on_report(report("g2", gpu=load(1)), 3.0)
     late = SILENT_S + 1
     assert reports.loads("a", late) == {"gpu": load(1)}
     assert (reports.frozen(1.0), reports.frozen(late)) == (True, False)
@@ -40,9 +40,9 @@ def test_a_silent_gateway_is_not_believed():
 def test_a_silent_gateway_is_gone_only_where_serve_does_not_run_it():
     reports = GatewayReports()
     for name in ("g1", "g2", "g3"):
-        reports.hear(report(name), 0.0)
+        reports.on_report(report(name), 0.0)
     late = SILENT_S + 1
-    reports.hear(report("g3"), late)
+    reports.on_report(report("g3"), late)
     assert reports.keep({"g2"}, late) == {"g1"}
     assert reports.silent(late) == {"g2"}
 
@@ -51,6 +51,6 @@ def test_a_silent_gateway_is_gone_only_where_serve_does_not_run_it():
 @pytest.mark.parametrize("name", ["speed", "batch_s", "batch_p99_s", "batch_scv"])
 def test_what_is_no_number_is_not_believed(name, wrong):
     reports = GatewayReports()
-    reports.hear(report("g1", gpu=load(1)), 0.0)
-    reports.hear(report("g2", gpu=replace(load(2), **{name: wrong})), 0.0)
+    reports.on_report(report("g1", gpu=load(1)), 0.0)
+    reports.on_report(report("g2", gpu=replace(load(2), **{name: wrong})), 0.0)
     assert reports.loads("a", 1.0) == {"gpu": load(1)}

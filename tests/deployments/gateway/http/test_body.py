@@ -56,16 +56,16 @@ def room_of(stand: Stand) -> BodyRoom:
 def test_what_goes_over_the_limit_is_refused_unless_it_is_alone(
     others: int, own: int, more: int, taken: bool
 ) -> None:
-    room, payer = BodyRoom(100), ("a", 1.0)
-    room.take(payer, others, 0)
-    room.take(payer, own, 0 if others else own)
+    room, quota_key = BodyRoom(100), ("a", 1.0)
+    room.take(quota_key, others, 0)
+    room.take(quota_key, own, 0 if others else own)
     before = room.held_bytes
     if taken:
-        room.take(payer, more, own)
+        room.take(quota_key, more, own)
         assert room.held_bytes == before + more
     else:
         with pytest.raises(Overloaded):
-            room.take(payer, more, own)
+            room.take(quota_key, more, own)
         assert room.held_bytes == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from in_process import Stand, ask, standing
 
-from deployments.gateway.http.compression import LEAST_BYTES, prefers_gzip, stays_as_it_is
+from deployments.gateway.http.compression import MIN_BYTES, prefers_gzip, stays_as_it_is
 
 JSON = b"application/json"
 
@@ -34,12 +34,10 @@ JSON = b"application/json"
 )
 def test_gzip_is_preferred_as_the_weights_say(said: bytes, gzip: bool) -> None:
     assert prefers_gzip(said) is gzip
-    assert stays_as_it_is(said, JSON, LEAST_BYTES) is not gzip
+    assert stays_as_it_is(said, JSON, MIN_BYTES) is not gzip
 
 
-@pytest.mark.parametrize(
-    ("size", "stays"), [(0, True), (LEAST_BYTES - 1, True), (LEAST_BYTES, False)]
-)
+@pytest.mark.parametrize(("size", "stays"), [(0, True), (MIN_BYTES - 1, True), (MIN_BYTES, False)])
 def test_short_answers_stay_as_they_are(size: int, stays: bool) -> None:
     assert stays_as_it_is(b"gzip", JSON, size) is stays
 
@@ -49,7 +47,7 @@ def test_nothing_is_said_of_what_is_not_compressed_anyway() -> None:
 
 
 def test_a_header_of_no_sensible_length_is_not_read() -> None:
-    assert stays_as_it_is(b"gzip" + b", br" * 100, JSON, LEAST_BYTES)
+    assert stays_as_it_is(b"gzip" + b", br" * 100, JSON, MIN_BYTES)
 
 
 @pytest.fixture

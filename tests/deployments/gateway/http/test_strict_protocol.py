@@ -14,7 +14,7 @@ from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
 from deployments.gateway.http import strict_protocol
-from deployments.gateway.http.strict_protocol import MOST_HEAD_BYTES, MOST_HEADERS
+from deployments.gateway.http.strict_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 SOON_S = 0.05
@@ -94,24 +94,24 @@ CLOSE = b"connection: close\r\n\r\n"
 
 @pytest.mark.parametrize(("more", "expected"), [(0, b"200"), (1, b"431")])
 async def test_as_many_headers_are_taken_as_haproxy_takes(port, more, expected):
-    named = b"".join(b"x-%d: 1\r\n" % n for n in range(MOST_HEADERS - 2 + more))
+    named = b"".join(b"x-%d: 1\r\n" % n for n in range(MAX_HEADERS - 2 + more))
     assert status(await said(port, GET + named + CLOSE)) == expected
 
 
 @pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
 async def test_a_head_that_is_too_large_is_refused_whole_or_in_parts(port, before):
-    large = GET + b"x-large: " + b"a" * MOST_HEAD_BYTES + b"\r\n" + CLOSE
+    large = GET + b"x-large: " + b"a" * MAX_HEAD_BYTES + b"\r\n" + CLOSE
     parts = [large[i : i + 999] for i in range(0, 15_999, 999)]
     for answer in (await said(port, before + large), await said(port, before, *parts)):
         assert answer.count(b"HTTP/1.1 431 ") == 1
 
 
 async def test_a_head_that_never_ends_is_refused_before_its_time(port):
-    assert status(await said(port, GET, b"x-large: ", b"a" * MOST_HEAD_BYTES)) == b"431"
+    assert status(await said(port, GET, b"x-large: ", b"a" * MAX_HEAD_BYTES)) == b"431"
 
 
 async def test_a_large_body_beside_a_small_head_is_taken(port):
-    body = b"b" * (5 * MOST_HEAD_BYTES)
+    body = b"b" * (5 * MAX_HEAD_BYTES)
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(body)
     answer = await said(port, head + CLOSE + body)
     assert status(answer) == b"200"
@@ -150,11 +150,11 @@ async def test_a_chunks_endless_extension_is_refused(port):
 
 
 async def test_a_large_body_in_small_chunks_is_taken(port):
-    chunks = b"1\r\nb\r\n" * (MOST_HEAD_BYTES // 2)
+    chunks = b"1\r\nb\r\n" * (MAX_HEAD_BYTES // 2)
     parts = [chunks[i : i + 1400] for i in range(0, len(chunks), 1400)]
     head = CHUNKED.replace(b"/names", b"/").replace(b"host: x", b"host: x\r\nconnection: close")
     answer = await said(port, head, *parts, b"0\r\n\r\n")
-    assert answer.endswith(b"%d" % (MOST_HEAD_BYTES // 2))
+    assert answer.endswith(b"%d" % (MAX_HEAD_BYTES // 2))
 
 
 def offering(token: bytes, *more: bytes) -> bytes:
@@ -216,7 +216,7 @@ async def test_connect_is_refused(port):
 @pytest.mark.parametrize(
     ("rest", "code", "type_"),
     [
-        (b"a" * MOST_HEAD_BYTES + b" HTTP/1.1\r\n\r\n", 414, "invalid_request_error"),
+        (b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n", 414, "invalid_request_error"),
         (b" HTTP/1.1\r\na: " + b"a" * 200_000 + b"\r\n\r\n", 431, "invalid_request_error"),
         (b" HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431, "invalid_request_error"),
         (b" HTTP/1.1\r\na b: c\r\n\r\n", 400, "invalid_request_error"),

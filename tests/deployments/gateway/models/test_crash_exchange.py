@@ -35,7 +35,7 @@ class Gateways:
 
     def push(self, number: int) -> None:
         said = GatewaySnapshot(crashes=self.exchanges[number].report())
-        self.exchanges[number].hear(self.registry.push(f"gateway-{number}", said, 0.0).crashes)
+        self.exchanges[number].on_report(self.registry.push(f"gateway-{number}", said, 0.0).crashes)
 
     def push_all(self) -> None:
         for number in (0, 1, 0):
@@ -77,7 +77,7 @@ def rename_replicas(stand: Stand, other: str = "other") -> None:
     stand.run_replicas("device", list(cores))
 
 
-async def test_what_one_gateway_has_convicted_costs_no_replica_of_another(
+async def test_what_one_gateway_has_quarantined_costs_no_replica_of_another(
     gateways: Gateways,
 ) -> None:
     assert (await gateways.ask(0, 4)).status == 422
@@ -177,11 +177,13 @@ async def test_nothing_is_said_where_nothing_is_known(gateways: Gateways) -> Non
 async def test_what_is_said_and_heard_is_bounded(
     gateways: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_exchange, "MOST_INPUTS", 3)
-    said = [CrashedInput(b"%d" % n, ("a",), 60.0, convicted=True) for n in range(5)]
-    gateways.exchanges[0].hear({"g": {"device": CrashReport(tuple(said)), "gone": CrashReport()}})
+    monkeypatch.setattr(crash_exchange, "MAX_INPUTS", 3)
+    said = [CrashedInput(b"%d" % n, ("a",), 60.0, quarantined=True) for n in range(5)]
+    gateways.exchanges[0].on_report(
+        {"g": {"device": CrashReport(tuple(said)), "gone": CrashReport()}}
+    )
     crashes = gateways.stands[0].models.queued["device"].queue.crashes
-    assert [crashes.is_convicted(each.key) for each in said] == [True] * 3 + [False] * 2
+    assert [crashes.is_quarantined(each.key) for each in said] == [True] * 3 + [False] * 2
     for each in said:
         crashes.note(each.key, "t", "b", 0.0)
     monkeypatch.setattr(crash_exchange, "monotonic", lambda: 0.0)

@@ -14,7 +14,7 @@ from deployments.contract import errors
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import RowError
 from deployments.gateway.queues.batch_queue import BatchQueue
-from deployments.gateway.queues.core_loop import Demand, VersionTerms
+from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.rows import RowColumn, Rows
 from routers.api.actions import Abort, Action, Dispatch, Evict
@@ -81,7 +81,7 @@ class Race:
         arrays = [np.array([n], dtype=np.int64) for n in range(rows)]
         columns = {"x": RowColumn("INT64", arrays, [(1,)] * rows)}
         asked = Rows(rows, (1,) * rows, columns, None)
-        demand = Demand("t", 0, deadline_s=1.0, expires_s=expires_s)
+        demand = QueueRequest("t", 0, deadline_s=1.0, expires_s=expires_s)
         return self.queue.submit(asked, VersionTerms("v", "s", retry), demand)
 
     async def submit(self, **request: Any) -> PendingBatchRequest:

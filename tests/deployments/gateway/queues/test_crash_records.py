@@ -1,4 +1,4 @@
-"""Who is suspected of ending replicas, who is convicted, and for how long."""
+"""Who is suspected of ending replicas, who is quarantined, and for how long."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import pytest
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
 from deployments.gateway.queues import lost_replicas
-from deployments.gateway.queues.lost_replicas import CrashRecords, LostRow, fingerprints, same_row
+from deployments.gateway.queues.lost_replicas import LostRow, PoisonTracker, fingerprints, same_row
 from deployments.gateway.rows import RowColumn, Rows
 
 ROW, OTHER = b"row", b"other"
 
 
 @pytest.fixture
-def records() -> CrashRecords:
-    return CrashRecords(CrashTerms(refuse_s=100.0, tenant_budget=4))
+def records() -> PoisonTracker:
+    return PoisonTracker(CrashTerms(refuse_s=100.0, tenant_budget=4))
 
 
-def convict(records: CrashRecords, key: bytes = ROW, tenant: str = "t", now: float = 0.0) -> None:
+def quarantine(
+    records: PoisonTracker, key: bytes = ROW, tenant: str = "t", now: float = 0.0
+) -> None:
     """By two replicas of its own: none ends twice."""
     assert not records.lost(key, tenant, f"first with {key!r}", now, begun_alone=False)
     assert records.lost(key, tenant, f"second with {key!r}", now, begun_alone=True)
 
 
-def test_nothing_is_known_at_first_and_newcomers_need_no_look(records: CrashRecords) -> None:
+def test_nothing_is_known_at_first_and_newcomers_need_no_look(records: PoisonTracker) -> None:
     assert not records
     assert not records.check([ROW], "t", 0.0)
 
 
 def test_a_row_on_a_lost_replica_is_suspect_until_it_was_answered_or_time_has_passed(
-    records: CrashRecords,
+    records: PoisonTracker,
 ) -> None:
     records.lost(ROW, "t", "a", 0.0, begun_alone=False)
     assert records
@@ -43,40 +45,44 @@ def test_a_row_on_a_lost_replica_is_suspect_until_it_was_answered_or_time_has_pa
     assert not records
 
 
-def test_what_is_over_is_forgotten_though_nobody_asks_for_it_again(records: CrashRecords) -> None:
-    convict(records)
+def test_what_is_over_is_forgotten_though_nobody_asks_for_it_again(records: PoisonTracker) -> None:
+    quarantine(records)
     assert not records.check([OTHER], "somebody else", 99.0)
     assert records
     assert not records.check([OTHER], "somebody else", 110.0)
     assert not records
 
 
-def test_the_second_replica_convicts_only_a_row_that_had_begun_alone(records: CrashRecords) -> None:
+def test_the_second_replica_convicts_only_a_row_that_had_begun_alone(
+    records: PoisonTracker,
+) -> None:
     assert not records.lost(ROW, "t", "a", 0.0, begun_alone=False)
     assert not records.lost(ROW, "t", "b", 1.0, begun_alone=False)
     assert records.lost(ROW, "t", "c", 2.0, begun_alone=True)
-    assert records.convictions == 1
+    assert records.quarantined_total == 1
 
 
-def test_two_leases_on_one_replica_are_one_loss(records: CrashRecords) -> None:
+def test_two_leases_on_one_replica_are_one_loss(records: PoisonTracker) -> None:
     assert not records.lost(ROW, "t", "a", 0.0, begun_alone=True)
     assert not records.lost(ROW, "t", "a", 0.0, begun_alone=True)
 
 
-def test_a_convicted_row_is_refused_for_its_time_and_not_asked_back(records: CrashRecords) -> None:
-    convict(records)
-    with pytest.raises(errors.RowConvicted) as refused:
+def test_a_quarantined_row_is_refused_for_its_time_and_not_asked_back(
+    records: PoisonTracker,
+) -> None:
+    quarantine(records)
+    with pytest.raises(errors.RowQuarantined) as refused:
         records.check([OTHER, ROW], "somebody else", 99.0)
     assert refused.value.headers() == []
     assert not records.check([ROW], "somebody else", 200.0)
 
 
 def test_one_more_conviction_than_the_budget_allows_refuses_the_tenant(
-    records: CrashRecords,
+    records: PoisonTracker,
 ) -> None:
-    convict(records, now=0.0)
+    quarantine(records, now=0.0)
     assert not records.check([OTHER], "t", 1.0)
-    convict(records, OTHER, now=50.0)
+    quarantine(records, OTHER, now=50.0)
     with pytest.raises(errors.OverOwnLimit) as refused:
         records.check([b"new"], "t", 60.0)
     assert refused.value.retry_after_s == pytest.approx(40.0)
@@ -84,7 +90,7 @@ def test_one_more_conviction_than_the_budget_allows_refuses_the_tenant(
     assert not records.check([b"new"], "t", 100.0)
 
 
-def test_a_replica_that_two_inputs_were_on_is_charged_once(records: CrashRecords) -> None:
+def test_a_replica_that_two_inputs_were_on_is_charged_once(records: PoisonTracker) -> None:
     for key in (ROW, OTHER):
         records.lost(key, "t", "both were here", 0.0, begun_alone=False)
     records.lost(ROW, "t", "a", 0.0, begun_alone=True)
@@ -95,14 +101,14 @@ def test_a_replica_that_two_inputs_were_on_is_charged_once(records: CrashRecords
         records.check([b"new"], "t", 2.0)
 
 
-def alone(records: CrashRecords, number: int, now: float, tenant: str = "t") -> None:
+def alone(records: PoisonTracker, number: int, now: float, tenant: str = "t") -> None:
     """A row of its own each time ends a replica that had nothing else, and is not run again."""
     key, replica_id = b"new %d" % number, f"replica {number}"
     assert not records.lost(key, tenant, replica_id, now, begun_alone=False)
     records.lost_together(replica_id, [LostRow(key, tenant, number)], now)
 
 
-def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: CrashRecords) -> None:
+def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: PoisonTracker) -> None:
     for number in range(4):
         assert not records.check([b"new"], "t", float(number))
         alone(records, number, float(number))
@@ -118,7 +124,7 @@ def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: Cras
     assert (records._unexplained.accused, records._unexplained._replicas) == ({}, {})
 
 
-def test_neighbours_that_are_answered_leave_the_one_that_pays(records: CrashRecords) -> None:
+def test_neighbours_that_are_answered_leave_the_one_that_pays(records: PoisonTracker) -> None:
     for number in range(4):
         neighbours = [(b"%d of %d" % (each, number), "other") for each in range(3)]
         both = [(b"new %d" % number, "t"), *neighbours]
@@ -130,16 +136,16 @@ def test_neighbours_that_are_answered_leave_the_one_that_pays(records: CrashReco
         records.lost_together(f"replica {number}", rows[2:], now)
         assert not records.check([b"x"], "t", now)
         for key, _ in neighbours:
-            records.acquit(key)
+            records.release(key)
     with pytest.raises(errors.OverOwnLimit):
         records.check([b"x"], "t", 9.0)
     assert not records.check([b"x"], "other", 9.0)
 
 
-def test_who_is_answered_later_has_ended_nothing(records: CrashRecords) -> None:
+def test_who_is_answered_later_has_ended_nothing(records: PoisonTracker) -> None:
     for number in range(9):
         alone(records, number, 2.0 * number)
-        records.acquit(b"new %d" % number)
+        records.release(b"new %d" % number)
     assert not records.check([b"x"], "t", 20.0)
     assert records.told(256, 20.0).spent == {}
 
@@ -155,7 +161,9 @@ def sent_batch(*, answered: bool = False) -> Any:
     return SimpleNamespace(lease=lease, members=[member], version="1", begun=False)
 
 
-def test_a_row_whose_copy_is_answered_among_others_has_ended_nothing(records: CrashRecords) -> None:
+def test_a_row_whose_copy_is_answered_among_others_has_ended_nothing(
+    records: PoisonTracker,
+) -> None:
     sent = sent_batch()
     assert not list(records.lost_with(sent, 0.0))
     assert set(records.told(256, 0.0).spent) == {"t"}
@@ -164,7 +172,7 @@ def test_a_row_whose_copy_is_answered_among_others_has_ended_nothing(records: Cr
 
 
 def test_a_row_whose_copy_was_answered_before_the_loss_has_ended_nothing(
-    records: CrashRecords,
+    records: PoisonTracker,
 ) -> None:
     assert not list(records.lost_with(sent_batch(answered=True), 0.0))
     assert records.told(256, 0.0).spent == {}
@@ -172,7 +180,7 @@ def test_a_row_whose_copy_was_answered_before_the_loss_has_ended_nothing(
 
 
 def test_rows_of_requests_that_were_sent_once_are_not_looked_at(
-    records: CrashRecords, monkeypatch: pytest.MonkeyPatch
+    records: PoisonTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not list(records.lost_with(sent_batch(), 0.0))
     sent = sent_batch()
@@ -181,7 +189,7 @@ def test_rows_of_requests_that_were_sent_once_are_not_looked_at(
     records.answered_among_others(sent)
 
 
-def test_a_tenant_that_sends_several_rows_a_request_pays_as_well(records: CrashRecords) -> None:
+def test_a_tenant_that_sends_several_rows_a_request_pays_as_well(records: PoisonTracker) -> None:
     for number in range(4):
         rows = [LostRow(b"%d of %d" % (each, number), "t", number) for each in range(3)]
         records.lost_together(f"replica {number}", rows, 2.0 * number)
@@ -189,7 +197,7 @@ def test_a_tenant_that_sends_several_rows_a_request_pays_as_well(records: CrashR
         records.check([b"x"], "t", 9.0)
 
 
-def test_what_is_unexplained_is_forgotten_in_its_time(records: CrashRecords) -> None:
+def test_what_is_unexplained_is_forgotten_in_its_time(records: PoisonTracker) -> None:
     alone(records, 1, 0.0)
     records.check([b"x"], "t", 99.0)
     assert not records.check([b"new 1"], "t", 101.0)  # which forgets the row's own record
@@ -198,14 +206,14 @@ def test_what_is_unexplained_is_forgotten_in_its_time(records: CrashRecords) -> 
     assert not records
 
 
-def test_replicas_that_are_lost_at_once_are_no_tenants_doing(records: CrashRecords) -> None:
+def test_replicas_that_are_lost_at_once_are_no_tenants_doing(records: PoisonTracker) -> None:
     for number in range(9):
         alone(records, number, 0.1 * number)
     assert not records.check([b"x"], "t", 1.0)
     assert [len(each) for each in records.told(256, 1.0).spent.values()] == [1]
 
 
-def test_several_rows_that_nobody_has_answered_accuse_nobody(records: CrashRecords) -> None:
+def test_several_rows_that_nobody_has_answered_accuse_nobody(records: PoisonTracker) -> None:
     for number in range(9):
         rows = [LostRow(b"a %d" % number, "t", 1), LostRow(b"b %d" % number, "other", 2)]
         records.lost_together(f"replica {number}", rows, 2.0 * number)
@@ -213,7 +221,7 @@ def test_several_rows_that_nobody_has_answered_accuse_nobody(records: CrashRecor
 
 
 def test_what_a_tenant_pays_without_a_conviction_counts_at_all_gateways(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
     for number in range(4):
         alone(records, number, float(number))
@@ -221,25 +229,25 @@ def test_what_a_tenant_pays_without_a_conviction_counts_at_all_gateways(
     with pytest.raises(errors.OverOwnLimit) as over:
         others.check([b"x"], "t", 4.0)
     assert over.value.retry_after_s == pytest.approx(96.0)
-    records.acquit(b"new 0")
+    records.release(b"new 0")
     tell(records, others, 5.0)
     assert not others.check([b"x"], "t", 5.0)
 
 
 def test_a_budget_of_0_is_none() -> None:
-    records = CrashRecords(CrashTerms(100.0, 0))
+    records = PoisonTracker(CrashTerms(100.0, 0))
     for key in (ROW, OTHER, b"third"):
-        convict(records, key)
+        quarantine(records, key)
     assert not records.check([b"new"], "t", 1.0)
 
 
 def test_what_is_remembered_is_bounded(
-    records: CrashRecords, monkeypatch: pytest.MonkeyPatch
+    records: PoisonTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost_replicas, "_MOST_ROWS", 2)
-    monkeypatch.setattr(lost_replicas, "_MOST_TENANTS", 2)
+    monkeypatch.setattr(lost_replicas, "_MAX_ROWS", 2)
+    monkeypatch.setattr(lost_replicas, "_MAX_TENANTS", 2)
     for number in range(5):
-        convict(records, b"%d" % number, f"tenant {number}")
+        quarantine(records, b"%d" % number, f"tenant {number}")
     assert (len(records._rows), len(records._spent)) == (2, 2)
 
 
@@ -247,25 +255,25 @@ def test_what_is_remembered_is_bounded(
 
 
 @pytest.fixture
-def others() -> CrashRecords:
+def others() -> PoisonTracker:
     """Another gateway's."""
-    return CrashRecords(CrashTerms(refuse_s=100.0, tenant_budget=4))
+    return PoisonTracker(CrashTerms(refuse_s=100.0, tenant_budget=4))
 
 
-def tell(one: CrashRecords, other: CrashRecords, now: float = 0.0) -> set[bytes]:
-    return other.hear([one.told(256, now)], 1, now)
+def tell(one: PoisonTracker, other: PoisonTracker, now: float = 0.0) -> set[bytes]:
+    return other.on_report([one.told(256, now)], 1, now)
 
 
-def refused(records: CrashRecords, key: bytes, now: float) -> bool:
+def refused(records: PoisonTracker, key: bytes, now: float) -> bool:
     try:
         records.check([key], "somebody", now)
-    except errors.RowConvicted:
+    except errors.RowQuarantined:
         return True
     return False
 
 
 def test_a_suspicion_is_shared_so_that_the_second_loss_anywhere_convicts(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
     records.lost(ROW, "t", "a", 0.0, begun_alone=False)
     assert tell(records, others) == set()
@@ -274,7 +282,7 @@ def test_a_suspicion_is_shared_so_that_the_second_loss_anywhere_convicts(
 
 
 def test_one_replica_that_two_gateways_lost_is_one_loss(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
     records.lost(ROW, "t", "a", 0.0, begun_alone=False)
     tell(records, others)
@@ -282,66 +290,68 @@ def test_one_replica_that_two_gateways_lost_is_one_loss(
 
 
 def test_a_conviction_is_shared_once_and_lasts_no_longer_there(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
-    convict(records)
+    quarantine(records)
     assert tell(records, others, 40.0) == {ROW}
     assert tell(records, others, 41.0) == set()
     assert refused(others, ROW, 99.9)
     assert not refused(others, ROW, 100.0)
-    assert others.convictions == 0
+    assert others.quarantined_total == 0
 
 
-def test_a_loss_more_of_what_is_convicted_elsewhere_is_told_as_convicted(
-    records: CrashRecords, others: CrashRecords
+def test_a_loss_more_of_what_is_convicted_elsewhere_is_told_as_quarantined(
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
-    convict(records)
+    quarantine(records)
     tell(records, others)
     assert others.lost(ROW, "t", "c", 1.0, begun_alone=False)
     assert not others.lost(OTHER, "t", "c", 1.0, begun_alone=False)
 
 
 def test_who_joins_later_hears_it_from_whoever_has_heard_it(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
-    convict(records)
+    quarantine(records)
     tell(records, others)
-    third = CrashRecords(records.terms)
+    third = PoisonTracker(records.terms)
     assert tell(others, third, 50.0) == {ROW}
 
 
 def test_two_gateways_do_not_keep_telling_each_other_what_is_over(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
-    convict(records)
+    quarantine(records)
     for second in range(300):
         now = float(second)
         late = records.told(256, now)
         tell(others, records, now)
-        others.hear([late], 1, now + 2.0)
+        others.on_report([late], 1, now + 2.0)
     assert not refused(records, ROW, 300.0)
     assert not refused(others, ROW, 300.0)
 
 
-def test_an_answer_clears_what_others_suspect(records: CrashRecords, others: CrashRecords) -> None:
+def test_an_answer_clears_what_others_suspect(
+    records: PoisonTracker, others: PoisonTracker
+) -> None:
     records.lost(ROW, "t", "a", 0.0, begun_alone=False)
     tell(records, others)
-    others.acquit(ROW)
+    others.release(ROW)
     tell(records, others)
     assert not others.check([ROW], "t", 1.0)
 
 
-def test_an_answer_does_not_clear_what_is_convicted(records: CrashRecords) -> None:
-    convict(records)
-    records.acquit(ROW)
+def test_an_answer_does_not_clear_what_is_quarantined(records: PoisonTracker) -> None:
+    quarantine(records)
+    records.release(ROW)
     assert refused(records, ROW, 1.0)
 
 
 def test_the_budget_counts_replicas_at_all_gateways(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
-    convict(records, now=0.0)
-    convict(others, OTHER, now=50.0)
+    quarantine(records, now=0.0)
+    quarantine(others, OTHER, now=50.0)
     tell(records, others, 50.0)
     with pytest.raises(errors.OverOwnLimit) as over:
         others.check([b"new"], "t", 60.0)
@@ -350,7 +360,7 @@ def test_the_budget_counts_replicas_at_all_gateways(
 
 
 def test_a_replica_that_two_gateways_charge_a_tenant_with_counts_once(
-    records: CrashRecords, others: CrashRecords
+    records: PoisonTracker, others: PoisonTracker
 ) -> None:
     """Both sent it the input, and heard of each other only then."""
     for gateway in (records, others):
@@ -358,13 +368,13 @@ def test_a_replica_that_two_gateways_charge_a_tenant_with_counts_once(
         gateway.lost(ROW, "t", "b", 0.0, begun_alone=True)
     tell(records, others)
     assert not others.check([OTHER], "t", 1.0)
-    convict(records, OTHER)
+    quarantine(records, OTHER)
     tell(records, others)
     with pytest.raises(errors.OverOwnLimit):
         others.check([b"new"], "t", 1.0)
 
 
-def test_losses_of_another_version_count_for_each_input(records: CrashRecords) -> None:
+def test_losses_of_another_version_count_for_each_input(records: PoisonTracker) -> None:
     for key in (ROW, OTHER):
         records.lost_elsewhere([key], "t", 0.0)
         records.lost(key, "t", f"second with {key!r}", 0.0, begun_alone=True)
@@ -372,18 +382,18 @@ def test_losses_of_another_version_count_for_each_input(records: CrashRecords) -
         records.check([b"new"], "t", 1.0)
 
 
-def test_what_is_told_is_bounded_and_the_newest(records: CrashRecords) -> None:
+def test_what_is_told_is_bounded_and_the_newest(records: PoisonTracker) -> None:
     for number in range(5):
-        convict(records, b"%d" % number, f"tenant {number}", float(number))
+        quarantine(records, b"%d" % number, f"tenant {number}", float(number))
     told = records.told(2, 5.0)
     assert {each.key for each in told.inputs} == {b"3", b"4"}
     assert set(told.spent) == {"tenant 3", "tenant 4"}
 
 
-def test_whoever_tells_others_hears_of_each_loss(records: CrashRecords) -> None:
+def test_whoever_tells_others_hears_of_each_loss(records: PoisonTracker) -> None:
     heard: list[int] = []
     records.on_loss = lambda: heard.append(1)
-    convict(records)
+    quarantine(records)
     assert len(heard) == 2
 
 

@@ -1,4 +1,4 @@
-"""Which losses of replicas that stream count against a prompt, and when it is convicted."""
+"""Which losses of replicas that stream count against a prompt, and when it is quarantined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IT, OTHER = b"it", b"other"
 
 
 def hear(b: Bench, others: int, *inputs: CrashedInput) -> None:
-    b.queue.crashes.hear([CrashReport(inputs)], others, monotonic())
+    b.queue.crashes.on_report([CrashReport(inputs)], others, monotonic())
 
 
 async def lost(b: Bench) -> None:
@@ -32,7 +32,7 @@ async def lost(b: Bench) -> None:
         await read(pending)
 
 
-async def test_a_prompt_that_was_alone_is_convicted_by_the_second_loss(
+async def test_a_prompt_that_was_alone_is_quarantined_by_the_second_loss(
     description: Describe,
 ) -> None:
     async with bench(description, 2) as b:
@@ -41,12 +41,12 @@ async def test_a_prompt_that_was_alone_is_convicted_by_the_second_loss(
         for count in (1, 2):
             await b.begun(count)
             b.engines.kill(b.engines.begun[-1].replica_id)
-        with pytest.raises(errors.RowConvicted):
+        with pytest.raises(errors.RowQuarantined):
             await read(pending)
-        assert b.queue.crashes.convictions == 1
+        assert b.queue.crashes.quarantined_total == 1
 
 
-async def test_an_answer_that_flowed_ends_convicted_when_its_second_replica_does(
+async def test_an_answer_that_flowed_ends_quarantined_when_its_second_replica_does(
     description: Describe,
 ) -> None:
     async with bench(description, 2) as b:
@@ -56,7 +56,7 @@ async def test_an_answer_that_flowed_ends_convicted_when_its_second_replica_does
         b.engines.say(await b.begun(2), b"half", tokens=(1, 0, 1))
         assert await pending.next() == b"half"
         b.engines.kill(b.engines.begun[-1].replica_id)
-        with pytest.raises(errors.RowConvicted):
+        with pytest.raises(errors.RowQuarantined):
             await pending.next()
 
 
@@ -96,7 +96,7 @@ async def test_what_had_not_begun_when_its_replica_was_lost_counts_for_nothing(
         b.engines.kill(b.engines.begun[-1].replica_id)
         with pytest.raises(errors.ReplicaLost):
             await read(pending)
-        assert not b.queue.crashes.is_convicted(IT)
+        assert not b.queue.crashes.is_quarantined(IT)
         await b.up_to(1)
 
 
@@ -111,20 +111,20 @@ async def test_who_has_left_has_sent_it_all_the_same(description: Describe) -> N
             await b.engines.until_aborted(count)
             b.engines.kill(replica)
             await b.up_to(2 - count)
-        assert b.queue.crashes.is_convicted(IT)
+        assert b.queue.crashes.is_quarantined(IT)
 
 
-@pytest.mark.parametrize(("shares", "convicted_by"), [(0, 3), (1, 3), (2, 4), (5, 5)])
+@pytest.mark.parametrize(("shares", "quarantined_by"), [(0, 3), (1, 3), (2, 4), (5, 5)])
 async def test_a_prompt_elsewhere_that_was_on_the_same_replicas_puts_it_off(
-    description: Describe, shares: int, convicted_by: int
+    description: Describe, shares: int, quarantined_by: int
 ) -> None:
     """That one was on so many of the replicas, as its gateway says a moment after each loss."""
     async with bench(description, 5) as b:
         hear(b, 1)
         losses = 0
-        while not b.queue.crashes.is_convicted(IT):
+        while not b.queue.crashes.is_quarantined(IT):
             await lost(b)
             losses += 1
             names = tuple(asked.replica_id for asked in b.engines.begun[:shares])
-            hear(b, 1, CrashedInput(OTHER, names, 60.0, convicted=False))
-        assert losses == convicted_by
+            hear(b, 1, CrashedInput(OTHER, names, 60.0, quarantined=False))
+        assert losses == quarantined_by

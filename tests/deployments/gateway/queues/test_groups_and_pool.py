@@ -55,8 +55,8 @@ def member(replica: str, **more: Any) -> PoolMember:
 
 
 def test_a_pool_member_speaks_what_it_says_that_it_does() -> None:
-    assert as_replica(member("p")).speaks() == {3}
-    assert as_replica(member("p", channel_versions="4,3")).speaks() == {4, 3}
+    assert as_replica(member("p")).spoken_versions() == {3}
+    assert as_replica(member("p", channel_versions="4,3")).spoken_versions() == {4, 3}
 
 
 def pool_runs(*replicas: str) -> None:

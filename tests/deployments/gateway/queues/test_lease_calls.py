@@ -17,7 +17,7 @@ from far_end import FarEnd, reply_of
 from deployments.contract.channel.frames import Frame, Kind
 from deployments.gateway.queues import lease_calls
 from deployments.gateway.queues.batch_queue import BatchCalls, SentBatch
-from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.dispatcher_driver import VersionTerms
 from deployments.gateway.queues.lease_calls import UNREACHED_RETRY_S
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.rows import RowColumn, Rows
@@ -231,7 +231,7 @@ async def test_a_batch_that_cannot_be_made_into_a_message_is_an_error_to_its_cal
 async def test_a_batch_that_is_too_large_for_a_frame_is_an_error_to_its_callers(
     out: Out, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("deployments.contract.channel.frames.MOST_FRAME_BYTES", 16)
+    monkeypatch.setattr("deployments.contract.channel.frames.MAX_FRAME_BYTES", 16)
     out.send(1)
     await asyncio.sleep(0)
     assert (out.owner.failures, out.owner.ends) == ([1], [(1, LeaseEnd.ABORTED)])

@@ -17,7 +17,12 @@ from deployments.contract.channel.messages import RowError
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.batch_queue import BatchQueue
-from deployments.gateway.queues.core_loop import CoreLoop, Demand, VersionTerms, clock
+from deployments.gateway.queues.dispatcher_driver import (
+    DispatcherDriver,
+    QueueRequest,
+    VersionTerms,
+    clock,
+)
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.rows import RowColumn, Rows
 from deployments.process.replica_directory import RunningReplica
@@ -29,7 +34,7 @@ Describe = Callable[..., ModelDescription]
 STUMBLED = (RowError(0, False, "stumbled"),)
 
 
-def falls_silent(queue: CoreLoop[Any], replica_id: str) -> None:
+def falls_silent(queue: DispatcherDriver[Any], replica_id: str) -> None:
     """As the dispatcher finds it when its time has come."""
     actions: list[Action] = []
     dispatcher, now = queue._dispatcher, clock()
@@ -51,7 +56,7 @@ class Batches:
         arrays = [np.array([n], dtype=np.int64) for n in range(rows)]
         columns = {"x": RowColumn("INT64", arrays, [(1,)] * rows)}
         asked = Rows(rows, (1,) * rows, columns, None)
-        pending = self.queue.submit(asked, VersionTerms("v", "s"), Demand("t", 0, 60.0, 60.0))
+        pending = self.queue.submit(asked, VersionTerms("v", "s"), QueueRequest("t", 0, 60.0, 60.0))
         await asyncio.sleep(0)
         return pending
 

@@ -15,9 +15,9 @@ from stream_bench import SHAPE, bench, read
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import Piece, SharesMessage, StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.dispatcher_driver import VersionTerms
 from deployments.gateway.queues.pending_requests import (
-    MOST_UNREAD_BYTES,
+    MAX_UNREAD_BYTES,
     BatchEnd,
     PendingStreamRequest,
 )
@@ -197,7 +197,7 @@ async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(description
     async with bench(description) as b:
         slow, other = b.submit(), b.submit()
         lease, second = await b.begun(1), await b.begun(2)
-        half = bytes(MOST_UNREAD_BYTES // 2 + 1)
+        half = bytes(MAX_UNREAD_BYTES // 2 + 1)
         b.engines.say(lease, half, tokens=(1, 0, 1))
         b.engines.say(lease, half, tokens=(1, 0, 2))
         await b.engines.until_aborted(1)
@@ -209,7 +209,7 @@ async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(description
 
 async def test_a_single_large_piece_is_no_slow_reader(description: Describe) -> None:
     async with bench(description) as b:
-        pending, large = b.submit(streams=False), bytes(2 * MOST_UNREAD_BYTES)
+        pending, large = b.submit(streams=False), bytes(2 * MAX_UNREAD_BYTES)
         b.engines.say(await b.begun(1), large, tokens=(1, 0, 1), end=StreamEnd.DONE)
         assert await read(pending) == large
 

@@ -18,7 +18,7 @@ from deployments.contract.description import (
     dispatcher_settings,
 )
 from deployments.gateway.models.served_model import terms
-from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.pending_requests import Prompt
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.process.replica_directory import RunningReplica
@@ -77,7 +77,7 @@ class Gateways:
     def submit(self, gateway: int, tenants: Sequence[str], count: int) -> None:
         for tenant in [*tenants] * count:
             prompt = Prompt("chat", tenant.encode(), PROMPT, Generation(20), True)
-            demand = Demand(tenant, 0, 500.0, 600.0, WEIGHTS[tenant])
+            demand = QueueRequest(tenant, 0, 500.0, 600.0, WEIGHTS[tenant])
             self.submitted.append(self.queues[gateway].submit(prompt, self.terms, demand))
 
     async def serve(self, count: int) -> Counter[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.contract import errors
-from deployments.gateway.queues.core_loop import VersionTerms, refusal
+from deployments.gateway.queues.dispatcher_driver import VersionTerms, refusal
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.reuse import single_flight
 from deployments.gateway.reuse.single_flight import Follower, SingleFlight
@@ -64,9 +64,9 @@ class Queue:
 
 
 class Callers:
-    def __init__(self, most_rows: int = 100) -> None:
+    def __init__(self, max_rows: int = 100) -> None:
         self.queue = Queue()
-        self.single_flight = SingleFlight(self.queue.cancel, most_rows)
+        self.single_flight = SingleFlight(self.queue.cancel, max_rows)
         self.tasks: list[asyncio.Task[Any]] = []
 
     async def come(
@@ -312,7 +312,7 @@ async def test_a_full_queue_refuses_what_nobody_runs(callers: Callers) -> None:
 
 @pytest.mark.parametrize(("rows", "runs"), [(1, 1), (2, 1), (3, 2)])
 async def test_those_who_follow_are_bounded_in_rows(rows: int, runs: int) -> None:
-    callers = Callers(most_rows=2)
+    callers = Callers(max_rows=2)
     await callers.come(rows=rows)
     await callers.come(rows=rows)
     assert len(callers.queue.pending_requests) == runs
@@ -359,7 +359,7 @@ class FlightMachine(RuleBasedStateMachine):
         self.asked: dict[int, str] = {}
 
     async def make(self) -> Callers:
-        return Callers(most_rows=5)
+        return Callers(max_rows=5)
 
     def on_loop(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)

@@ -29,11 +29,11 @@ async def test_counts_are_of_one_step(tmp_path: Path) -> None:
 
 async def test_a_request_of_an_earlier_step_counts_in_that(tmp_path: Path) -> None:
     async with rolling_out(tmp_path) as stand:
-        trial = stand.app.rollouts.trial(LIVE, None)
-        assert trial is not None
+        assignment = stand.app.rollouts.assignment(LIVE, None)
+        assert assignment is not None
         stand.route(LIVE, step=1)
         assert seen(stand).step == 1
-        trial.answered(1)
+        assignment.answered(1)
         assert counts(stand) == ((0, 0), (0, 0))
 
 
@@ -58,5 +58,5 @@ async def test_replicas_that_are_reached_are_reported_without_a_request(tmp_path
 async def test_a_model_without_a_rollout_reports_nothing(tmp_path: Path) -> None:
     async with rolling_out(tmp_path) as stand:
         stand.models.routes = {}
-        assert stand.app.rollouts.trial(LIVE, None) is None
+        assert stand.app.rollouts.assignment(LIVE, None) is None
         assert stand.app.rollouts.report() == []

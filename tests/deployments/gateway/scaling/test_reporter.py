@@ -54,7 +54,7 @@ class Autoscaler:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second is a minute here, so that what comes, comes because of a crossing."""
     monkeypatch.setattr(reporter, "EVERY_S", 60.0)
-    monkeypatch.setattr(reporter, "LEAST_S", 0.001)
+    monkeypatch.setattr(reporter, "MIN_S", 0.001)
     monkeypatch.setattr(reporter, "ANSWER_S", 0.01)
 
 
@@ -104,7 +104,7 @@ async def test_a_request_that_no_replica_can_be_sent_is_told_at_once(tmp_path: P
 async def test_while_requests_go_on_coming_reports_grow_rarer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporter, "LEAST_S", 0.01)
+    monkeypatch.setattr(reporter, "MIN_S", 0.01)
     async with standing(DEVICE, tmp_path) as stand:
         autoscaler = Autoscaler()
         async with reporting(stand, autoscaler) as reports:

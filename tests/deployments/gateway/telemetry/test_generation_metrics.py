@@ -140,7 +140,7 @@ async def test_the_tokens_of_an_answer_that_its_caller_left_are_counted_and_char
     monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
     spent: list[int] = []
     monkeypatch.setattr(Rates, "spend", lambda self, tenant, tokens: spent.append(tokens))
-    monkeypatch.setattr(Rates, "true_up", lambda self, tenant, tokens: None)
+    monkeypatch.setattr(Rates, "reconcile", lambda self, tenant, tokens: None)
     engines = add(stand, description)
     engines.deaf.add("chat-0")
     client = Client(stand, CHAT, chat(stream=stream))

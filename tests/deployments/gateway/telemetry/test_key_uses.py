@@ -51,7 +51,7 @@ def test_the_first_use_of_a_day_is_taken_once() -> None:
 
 
 def test_many_first_uses_are_taken_a_few_at_a_time(monkeypatch) -> None:
-    monkeypatch.setattr(key_uses, "MOST_NAMED", 3)
+    monkeypatch.setattr(key_uses, "MAX_NAMED", 3)
     uses = KeyUses()
     uses.declare(tuple(key(name) for name in "abcd"))
     for name in "abcd":  # the last one is counted as one of the rest
@@ -73,11 +73,11 @@ def test_counts_outlive_other_tenants_and_end_with_their_key() -> None:
 
 def test_what_is_beyond_the_bound_is_counted_together() -> None:
     uses = KeyUses()
-    uses.declare(tuple(key(f"k{n}") for n in range(key_uses.MOST_NAMED + 2)))
-    for name in ("k0", f"k{key_uses.MOST_NAMED}", f"k{key_uses.MOST_NAMED + 1}"):
+    uses.declare(tuple(key(f"k{n}") for n in range(key_uses.MAX_NAMED + 2)))
+    for name in ("k0", f"k{key_uses.MAX_NAMED}", f"k{key_uses.MAX_NAMED + 1}"):
         uses.used(name, 1.0)
     found = counted(uses)
-    assert len(found) == key_uses.MOST_NAMED + 1
+    assert len(found) == key_uses.MAX_NAMED + 1
     assert (found["a", "k0"], found["", "other"]) == (1, 2)
 
 

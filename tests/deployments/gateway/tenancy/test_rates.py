@@ -104,7 +104,7 @@ def test_a_rate_that_shrinks_holds_at_once() -> None:
 
 def exchange(registry: Registry, gateways: dict[str, Rates], now: float) -> None:
     for name, rates in gateways.items():
-        rates.hear(registry.push(name, GatewaySnapshot(rates=rates.report()), now).rates)
+        rates.on_report(registry.push(name, GatewaySnapshot(rates=rates.report()), now).rates)
 
 
 def second(gateways: dict[str, Rates], of: Tenant, clock: Clock, asked: dict[str, int]) -> int:
@@ -174,7 +174,7 @@ def test_gateways_that_are_added_while_it_runs_share_the_rate() -> None:
         if tick % 100 == 0:
             reports = {name: rates.report() for name, rates in gateways.items()}
             for name, rates in gateways.items():
-                rates.hear({other: said for other, said in reports.items() if other != name})
+                rates.on_report({other: said for other, said in reports.items() if other != name})
     # A burst each, the whole rate, and what had passed before it was heard of.
     assert 200 <= passed <= 3 * 10 + 200 + 3 * 2 * 10
 
@@ -193,7 +193,7 @@ def tokens_left(rates: Rates, of: Tenant) -> int:
 def test_a_request_that_was_counted_is_trued_up(more: int, left: int) -> None:
     rates, of = Rates(1, Clock()), tenant(tokens_per_s=100, burst_s=1)
     rates.take_tokens(of, 30)
-    rates.true_up(of, more)
+    rates.reconcile(of, more)
     assert tokens_left(rates, of) == left
 
 
@@ -202,7 +202,7 @@ def test_what_is_given_back_makes_no_burst_larger() -> None:
     rates, of = Rates(1, clock), tenant(tokens_per_s=100, burst_s=1)
     rates.take_tokens(of, 30)
     clock.now += 1.0
-    rates.true_up(of, -30)
+    rates.reconcile(of, -30)
     assert tokens_left(rates, of) == 100
     clock.now += 1.0
     assert tokens_left(rates, of) == 100
@@ -210,5 +210,5 @@ def test_what_is_given_back_makes_no_burst_larger() -> None:
 
 def test_a_tenant_without_a_rate_of_tokens_is_given_nothing_back() -> None:
     rates, of = Rates(1, Clock()), tenant(requests_per_s=5)
-    rates.true_up(of, -30)
+    rates.reconcile(of, -30)
     assert rates.report() == {}

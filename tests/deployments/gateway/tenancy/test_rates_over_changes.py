@@ -92,7 +92,7 @@ class Service:
             if self.now - self._told_at[name] >= 1.0:
                 self._told_at[name] = self.now
                 said = GatewaySnapshot(rates=rates.report())
-                rates.hear(self.registry.push(name, said, self.now).rates)
+                rates.on_report(self.registry.push(name, said, self.now).rates)
 
 
 Change = Callable[[Service], object]

@@ -17,27 +17,27 @@ def test_one_alone_may_have_all_and_no_more() -> None:
     assert not bound.fits(A, 1)
 
 
-@pytest.mark.parametrize(("payer", "share"), [(B, 5), (HEAVY, 7)])
+@pytest.mark.parametrize(("quota_key", "share"), [(B, 5), (HEAVY, 7)])
 def test_who_comes_to_what_is_full_has_its_share_by_weight(
-    payer: tuple[str, float], share: int
+    quota_key: tuple[str, float], share: int
 ) -> None:
     bound = SharedBound(10)
     bound.add(A, 10)
-    assert bound.fits(payer, share)
-    assert not bound.fits(payer, share + 1)
+    assert bound.fits(quota_key, share)
+    assert not bound.fits(quota_key, share + 1)
     for _ in range(share):
-        assert bound.fits(payer, 1)
-        bound.add(payer, 1)
-    assert not bound.fits(payer, 1)
+        assert bound.fits(quota_key, 1)
+        bound.add(quota_key, 1)
+    assert not bound.fits(quota_key, 1)
 
 
 @pytest.mark.parametrize("growth", [1.0, 100.0], ids=["equal weights", "each newcomer heavier"])
 def test_however_many_fill_their_shares_in_turn_twice_the_bound_is_the_most(growth: float) -> None:
     bound, got = SharedBound(1000), []
     for n in range(12):
-        payer, taken = (f"t{n}", growth**n), 0
-        while bound.fits(payer, 1):
-            bound.add(payer, 1)
+        quota_key, taken = (f"t{n}", growth**n), 0
+        while bound.fits(quota_key, 1):
+            bound.add(quota_key, 1)
             taken += 1
         got.append(taken)
     assert bound.used <= 2000

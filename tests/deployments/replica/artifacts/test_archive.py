@@ -110,7 +110,7 @@ def test_what_comes_out_is_bounded_by_the_disk(tmp_path, monkeypatch, name, room
 
 
 def test_so_many_entries_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(archive, "MAX_ENTRIES", 2)
     file = packed(tmp_path / "a.tar", *((str(n), b"") for n in range(3)))
     with pytest.raises(SourceError, match="more than 2 entries"):
         archive.unpack(file, tmp_path / "folder")
@@ -206,7 +206,7 @@ def test_many_short_headers_before_one_entry_are_refused(tmp_path):
 
 
 def test_all_headers_together_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_reader, "MOST_HEADS_BYTES", 5000)
+    monkeypatch.setattr(tar_reader, "MAX_HEADS_BYTES", 5000)
     file = tar(tmp_path / "a.tar", *((f"f{n}", b"") for n in range(20)))
     with pytest.raises(SourceError, match="more than 5000 bytes of headers"):
         archive.unpack(file, tmp_path / "out")
@@ -270,6 +270,6 @@ def test_zip_entries_that_share_their_bytes_are_refused(tmp_path):
 def test_a_zips_list_of_entries_is_bounded(tmp_path, monkeypatch):
     file = packed(tmp_path / "a.zip", *((f"f{n}", b"") for n in range(100)))
     archive.unpack(file, tmp_path / "out")
-    monkeypatch.setattr(archive, "MOST_LIST_BYTES", 1000)
+    monkeypatch.setattr(archive, "MAX_LIST_BYTES", 1000)
     with pytest.raises(SourceError, match="list of entries is larger than 1000 bytes"):
         archive.unpack(file, tmp_path / "other")

@@ -110,7 +110,7 @@ def test_an_object_of_no_bytes_is_fetched_too(tmp_path, store):
 
 
 def test_too_many_files_are_refused(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(fetch, "MOST_FILES", 3)
+    monkeypatch.setattr(fetch, "MAX_FILES", 3)
     with pytest.raises(SourceError, match="has 4 files, more than 3; give an archive"):
         local_file(f"memory://models/minilm#sha256={'0' * 64}", tmp_path / "cache", quiet)
 

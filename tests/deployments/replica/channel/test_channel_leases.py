@@ -103,7 +103,7 @@ async def test_an_answer_that_no_frame_holds_is_a_fault_and_the_next_is_sent(
 ) -> None:
     peer = await Peer.welcome(stand.server)
     large = b"".join(framed(Kind.BATCH, 1, batch(*range(1000))))
-    monkeypatch.setattr(frames, "MOST_FRAME_BYTES", 1000)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
     peer.write(large)
     assert b"do not fit into one frame" in await peer.take(Kind.UNSENT, 1)
     assert await is_served(peer, 2)
@@ -145,7 +145,7 @@ async def test_what_was_generated_and_no_frame_holds_ends_the_connection(
     """The gateway cannot know which of its requests have ended."""
     reader = await reading(generating)
     await begun(generating, reader, 1, b"a")
-    monkeypatch.setattr(frames, "MOST_FRAME_BYTES", 1000)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
     await generating.stream(b"a", 1, 5000)
     await reader.peer.gone()
     await until(lambda: generating.engine.freed == [b"a"])
@@ -155,7 +155,7 @@ async def test_what_was_generated_and_no_frame_holds_ends_the_connection(
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small window, and messages that are no larger."""
     monkeypatch.setattr(channel_server, "WINDOW_BYTES", 1 << 16)
-    monkeypatch.setattr(outbox, "MOST_MESSAGE_BYTES", 1 << 14)
+    monkeypatch.setattr(outbox, "MAX_MESSAGE_BYTES", 1 << 14)
     return 1 << 16
 
 

@@ -177,13 +177,13 @@ async def test_a_gateway_that_was_let_in_may_be_silent(
 async def test_of_too_many_strangers_the_oldest_goes_and_gateways_come_in_all_the_same(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_server, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(channel_server, "MAX_UNAUTHENTICATED", 3)
     known = [await Peer.welcome(stand.server, f"gw{n}") for n in range(5)]
     strangers = [await Peer.connect(stand.server) for _ in range(3)]
-    await until(lambda: stand.server.strangers == 3)
+    await until(lambda: stand.server.unauthenticated == 3)
     assert await is_served(await Peer.welcome(stand.server, "another"), 1)
     assert "too many connections" in await strangers[0].refused()
-    await until(lambda: stand.server.strangers == 2)
+    await until(lambda: stand.server.unauthenticated == 2)
     assert await is_served(known[0], 1)
 
 

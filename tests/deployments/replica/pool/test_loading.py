@@ -217,7 +217,7 @@ async def test_files_that_never_come_end_the_process(
     held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
     monkeypatch.setattr(ModelLoader, "settings_of", held)
     with pytest.raises(TimeoutError):
-        await bench.loading.least_bytes(in_time(a_model("a"), 0.05))
+        await bench.loading.min_bytes(in_time(a_model("a"), 0.05))
     go_on.set()
     assert bench.hung.is_set()
 

@@ -72,7 +72,7 @@ class Loads:
         self.runtimes: dict[str, Runtime] = {}
         self.served: dict[str, Served] = {}
 
-    async def least_bytes(self, model: PoolModel) -> int:
+    async def min_bytes(self, model: PoolModel) -> int:
         return min(MIB, self.sizes.get(model.name, MIB))
 
     async def load(self, model: PoolModel) -> LoadedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.tools.profile.engine import Choice, contexts, most_sequences
+from deployments.tools.profile.engine import Choice, contexts, max_sequences
 
 STEPS = ((1, 1, 0.010), (8, 8, 0.020), (32, 32, 0.040), (64, 64, 0.080))
 
@@ -34,9 +34,9 @@ def test_no_lengths_are_no_proposal() -> None:
     [(0.2, 0.01, 256), (0.15, 0.05, 32), (0.15, 0.02, 8), (0.15, 0.005, 1), (0.15, 0.1, 256)],
 )
 def test_a_tight_budget_lowers_the_sequences(budget_s: float, step_s: float, most: int) -> None:
-    assert most_sequences(STEPS, step_s, 256, budget_s) == most
+    assert max_sequences(STEPS, step_s, 256, budget_s) == most
 
 
 def test_it_is_never_raised_and_unmeasured_it_stays() -> None:
-    assert most_sequences(STEPS, 0.05, 4, 0.1) == 4
-    assert most_sequences((), 0.001, 256, 0.1) == 256
+    assert max_sequences(STEPS, 0.05, 4, 0.1) == 4
+    assert max_sequences((), 0.001, 256, 0.1) == 256

@@ -21,7 +21,7 @@ def test_a_full_device_serves_what_it_can_and_the_others_wait() -> None:
     assert found.wait_p50_s == pytest.approx(0.04, rel=0.05)
     assert found.in_time == 1.0
     assert found.batch_rows == pytest.approx(4, rel=0.01)
-    assert found.most_rows <= 20
+    assert found.max_rows <= 20
 
 
 def test_few_clients_wait_for_the_batch_that_runs() -> None:
@@ -40,7 +40,7 @@ def test_refused_clients_come_again_and_it_ends() -> None:
                               late="refuse",
                               profile=((1, 64, 0.01), (4, 64, 0.01)))  # fmt: skip
     found = depth(Service(core, lambda rows, width: 0.01, 1, 1, 0.05), 50, [64], Random(0))
-    assert found.most_rows <= 4
+    assert found.max_rows <= 4
     assert 200 < found.answered_per_s <= 400 * 1.02
     assert 0.1 < found.in_time < 0.9
 

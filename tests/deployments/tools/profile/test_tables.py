@@ -33,7 +33,7 @@ def found() -> Findings:
     made.samples = samples(square(), runs=3)
     made.fitted = fit(made.samples, pads=True, max_size=16, max_tokens=8192)
     assert made.fitted is not None
-    made.knees = knees(made.fitted.points, SUBJECT.most_s)
+    made.knees = knees(made.fitted.points, SUBJECT.max_s)
     return made
 
 

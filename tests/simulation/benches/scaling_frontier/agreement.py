@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from routers.api.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from tests.simulation.benches.in_time import Tallied
-from tests.simulation.benches.scaling_frontier.load import MOST_COST_S, SLO_S, Load, flat
+from tests.simulation.benches.scaling_frontier.load import MAX_COST_S, SLO_S, Load, flat
 from tests.simulation.benches.scaling_frontier.rivals import Static
 from tests.simulation.benches.scaling_frontier.world import Starts, play
 
 REPLICAS = (4, 8, 20)
 UTILISATIONS = (0.7, 0.85, 0.95, 1.2)
-EDGES = (200, 300, 400, int(1e3 * MOST_COST_S))
+EDGES = (200, 300, 400, int(1e3 * MAX_COST_S))
 WITHIN = 0.04  # of what is offered
 
 

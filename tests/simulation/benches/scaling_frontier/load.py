@@ -17,7 +17,7 @@ from loadtests.traffic.traces import read_trace
 
 MEAN_COST_S = 0.25
 COST_CV = 0.5
-MOST_COST_S = 1.0
+MAX_COST_S = 1.0
 SLO_S = 1.0
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 SWING = 0.7
@@ -72,7 +72,7 @@ def poisson(name: str, rate: Rate, seconds: float, seed: int) -> Load:
     times.sort()
     sigma = np.sqrt(np.log(1.0 + COST_CV**2))
     costs = rng.lognormal(np.log(MEAN_COST_S) - sigma**2 / 2, sigma, len(times))
-    costs = np.minimum(costs, 0.8 * MOST_COST_S)
+    costs = np.minimum(costs, 0.8 * MAX_COST_S)
     busy_at = MEAN_COST_S * rate(np.arange(0.0, seconds))
     return Load(name, seconds, SLO_S, times, costs, SLO_S - costs, busy_at=busy_at)
 

@@ -170,7 +170,7 @@ def test_a_token_that_is_none_is_named_in_a_long_list() -> None:
 
 
 def test_more_tokens_than_a_request_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_embeddings, "MOST_TOKENS", MANY)
+    monkeypatch.setattr(openai_embeddings, "MAX_TOKENS", MANY)
     body = json.dumps({"model": "m", "input": [1] * (MANY + 1)}).encode()
     with pytest.raises(BadRequest, match="40001 tokens; a request may have 40000"):
         openai_embeddings.decode(body)

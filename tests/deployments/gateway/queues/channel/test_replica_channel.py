@@ -73,7 +73,7 @@ async def test_a_body_that_is_too_large_is_an_error_and_the_connection_goes_on(
         core = await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        monkeypatch.setattr("deployments.contract.channel.frames.MOST_FRAME_BYTES", 9)
+        monkeypatch.setattr("deployments.contract.channel.frames.MAX_FRAME_BYTES", 9)
         with pytest.raises(FrameError):
             n.channel.send("r1", Kind.BATCH, 1, [bytes(10)])
         n.channel.send("r1", Kind.BATCH, 2, [bytes(9)])
@@ -82,7 +82,7 @@ async def test_a_body_that_is_too_large_is_an_error_and_the_connection_goes_on(
 
 
 async def test_how_much_of_a_stream_was_taken_in_is_told_now_and_then() -> None:
-    async with net(speaks=True) as n:
+    async with net(sends_heartbeats=True) as n:
         await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
@@ -100,7 +100,7 @@ async def test_a_replica_that_has_sent_all_it_may_goes_on_once_it_was_taken_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("deployments.replica.channel_server.WINDOW_BYTES", 2 * CREDIT_EVERY_BYTES)
-    async with net(speaks=True) as n:
+    async with net(sends_heartbeats=True) as n:
         await n.start("r1")
         n.list("r1")
         await n.reaches("r1")

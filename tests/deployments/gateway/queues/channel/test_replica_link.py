@@ -200,7 +200,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def test_a_replica_that_should_speak_is_lost_when_it_is_silent_for_too_long(
     clock: Clock,
 ) -> None:
-    async with net(speaks=True) as n:
+    async with net(sends_heartbeats=True) as n:
         stranger = await n.stranger("r1", nothing)
         n.list("r1")
         await n.reaches("r1")

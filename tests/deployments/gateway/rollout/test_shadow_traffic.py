@@ -1,4 +1,4 @@
-"""Copies of answered requests: compared, counted, and nobody's burden."""
+"""ShadowTraffic of answered requests: compared, counted, and nobody's burden."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rolling_out import (
 from deployments.contract.rollout.terms import AgreementTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.rollout import copies
-from deployments.gateway.rollout.copies import Copies
+from deployments.gateway.rollout.shadow_traffic import ShadowTraffic
 from runtimes.types import Batch, Ragged, Result, StageTimes
 
 NEAR = AgreementTerms(max_abs=0)
@@ -70,13 +70,13 @@ async def test_copies_are_compared_row_by_row_and_each_counts_once(tmp_path: Pat
 async def test_a_row_that_the_canary_died_of_twice_counts_against_it_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, make = [], Copies.make
+    made, make = [], ShadowTraffic.make
 
-    def remembered(self: Copies, canary: Any, answered: Any, *more: Any) -> None:
+    def remembered(self: ShadowTraffic, canary: Any, answered: Any, *more: Any) -> None:
         made.append((canary, answered))
         make(self, canary, answered, *more)
 
-    monkeypatch.setattr(Copies, "make", remembered)
+    monkeypatch.setattr(ShadowTraffic, "make", remembered)
     async with rolling_out(tmp_path) as stand:
         stand.route(LIVE, 0.0, 1.0)
         await post(stand, 1)
@@ -160,7 +160,7 @@ async def test_a_copy_holds_up_no_caller_and_few_are_under_way(tmp_path: Path) -
 async def test_what_is_large_in_all_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MOST_BYTES", 300)
+    monkeypatch.setattr(copies, "MAX_BYTES", 300)
     async with rolling_out(tmp_path) as stand:
         stand.route(LIVE, 0.0, 1.0)
         stand.channels[CANARY].hold()

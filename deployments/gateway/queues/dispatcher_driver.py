@@ -1,8 +1,8 @@
 """How does a model's dispatcher run inside the gateway's event loop?
 
-`CoreLoop` feeds the dispatcher events and performs the actions that it returns. It owns what is the
-same for batches and streams: the dispatcher's timer, the pending requests by id, what a request
-demands and under which version's terms, the errors of refusals, and changes of settings and
+`DispatcherDriver` feeds the dispatcher events and performs the actions that it returns. It owns
+what is the same for batches and streams: the dispatcher's timer, the pending requests by id, what a
+request demands and under which version's terms, the errors of refusals, and changes of settings and
 versions. `BatchQueue` and `StreamQueue` build on it: they say what a lease is and how it becomes
 messages. Times are seconds on the monotonic clock. For the event loop's thread alone.
 """
@@ -60,7 +60,7 @@ class VersionTerms:
         return other is self or other.signature == self.signature
 
 
-class Demand(NamedTuple):
+class QueueRequest(NamedTuple):
     """What a request asks of a queue besides its rows. More on the fields of the same names:
     `api.requests.Request`."""
 
@@ -155,7 +155,7 @@ def _do_nothing() -> None:
     pass
 
 
-class CoreLoop(Generic[P]):
+class DispatcherDriver(Generic[P]):
     """One model's dispatcher, its pending requests and its timer."""
 
     def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
@@ -236,7 +236,7 @@ class CoreLoop(Generic[P]):
         """Requests that wait or run."""
         return len(self._pending)
 
-    def check_room(self, demand: Demand) -> None:
+    def check_room(self, demand: QueueRequest) -> None:
         """A cheap check before the body is read. Raises the refusal where the queue is full, holds
         as many of the tenant's rows as may wait, or has just refused a request like this one. The
         dispatcher decides exactly, once the rows are known."""
@@ -252,7 +252,7 @@ class CoreLoop(Generic[P]):
             raise self.turned_away(Reason.LATE, demand, wait_s)
 
     def turned_away(
-        self, reason: Reason, demand: Demand, retry_after_s: float
+        self, reason: Reason, demand: QueueRequest, retry_after_s: float
     ) -> errors.HeadraceError:
         """The error for a request that is refused by its headers alone. The dispatcher counts the
         request as offered all the same."""
@@ -272,7 +272,7 @@ class CoreLoop(Generic[P]):
         self._step(CapacityExpected(in_s), clock())
 
     def _request(
-        self, lengths: tuple[int, ...], terms: VersionTerms, demand: Demand, now: float
+        self, lengths: tuple[int, ...], terms: VersionTerms, demand: QueueRequest, now: float
     ) -> Request:
         """A new request as the dispatcher is told of it, with a new id."""
         return Request(

@@ -13,7 +13,7 @@ replica, which shows whether that replica is still slow.
 - Where neither the lease nor its copy has started, the two are tied: the first to start cancels
   the other.
 
-`stream_copies` does the same for streams. Work: O(log n) a lease.
+`stream_hedger` does the same for streams. Work: O(log n) a lease.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from routers.state.rows import Row
 
 
 @dataclass(slots=True)
-class SpeculativeCopies:
-    """Copies of batches. Also holds what `StreamCopies` and `Assignment` share: the replicas, the
+class Hedger:
+    """Copies of batches. Also holds what `StreamHedger` and `Assignment` share: the replicas, the
     leases, the budget, the utilisation and the counters."""
 
     settings: DispatcherSettings
@@ -236,7 +236,7 @@ def copiable(lease: Lease) -> list[Row]:
     return [
         row
         for row in lease.members()
-        if row.tracked.request.retryable and not row.copied and not row.travels_alone
+        if row.tracked.request.retryable and not row.copied and not row.isolated
     ]
 
 

@@ -21,26 +21,26 @@ from math import inf
 from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
 from routers.core.copy_schedule import CopySchedule
+from routers.core.hedger import Hedger, copiable, row_ids
 from routers.core.prompt_reading import began, engine_of
 from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.speculative_copies import SpeculativeCopies, copiable, row_ids
-from routers.policies.stream_hedging import MOST_READ, CopyOffer, FirstTokenWait, may_take, race_at
+from routers.policies.stream_hedging import MAX_READ, CopyOffer, FirstTokenWait, may_take, race_at
 from routers.state.leases import CopyTerms, abort, end_copy, set_race_cost, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
 
-_LEAST_S = 0.001  # from one check of a lease to the next
+_MIN_S = 0.001  # from one check of a lease to the next
 
 
 @dataclass(slots=True)
-class StreamCopies:
+class StreamHedger:
     """Copies of streams. `copies` also holds the replicas, leases, budget, utilisation and
     counters."""
 
     requests: RequestTable
-    copies: SpeculativeCopies
+    copies: Hedger
     silence: SilenceWatch
     schedule: CopySchedule = field(default_factory=CopySchedule)
 
@@ -112,7 +112,7 @@ class StreamCopies:
             if at > now:
                 schedule.check_at(lease, at)
             elif _serves_others(lease, at - lease.starts_at, now):
-                again_s = max(at - lease.starts_at, _LEAST_S)
+                again_s = max(at - lease.starts_at, _MIN_S)
                 schedule.check_at(lease, now + again_s)
             elif self._may_race(lease):
                 lease.mark_hedge_due()
@@ -143,7 +143,7 @@ class StreamCopies:
         first_s = engine.first_token_s(replica.reading + plan.prompt - known)
         cost_s = generations.weighted(Tokens(plan.prompt, known, 1)) * generations.token_s()
         reads = capacity.reads(row, settings.long_tokens, settings.max_long_tokens)
-        reads = reads and plan.prompt - known <= MOST_READ
+        reads = reads and plan.prompt - known <= MAX_READ
         return CopyOffer(capacity.has_room(row), reads, first_s, cost_s)
 
     def _copy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.gateway.queues.core_loop import refusal
+from deployments.gateway.queues.dispatcher_driver import refusal
 from routers.api.requests import Reason
 
 STATUSES = {

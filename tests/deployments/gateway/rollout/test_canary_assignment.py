@@ -10,9 +10,9 @@ import pytest
 from deployments.contract import errors
 from deployments.contract.rollout.latencies import step_of
 from deployments.contract.rollout.observations import Observations, VersionObservations
-from deployments.gateway.queues.core_loop import Demand, refusal
-from deployments.gateway.rollout import trial as module
-from deployments.gateway.rollout.trial import Trial
+from deployments.gateway.queues.dispatcher_driver import QueueRequest, refusal
+from deployments.gateway.rollout import assignment as module
+from deployments.gateway.rollout.canary_assignment import CanaryAssignment
 from routers.api.requests import Reason
 
 LOST = errors.ReplicaLost("it was lost", reason="lost")
@@ -20,7 +20,7 @@ BAD = errors.BadRequest("bad")
 LEFT = errors.CallerLeft("left")
 RATE = errors.OverOwnLimit("too fast", reason="token_rate")
 BUSY = errors.Overloaded("too many bodies wait", reason="preprocess_full")
-DEMAND = Demand("t", 0, 1.0, 10.0)
+DEMAND = QueueRequest("t", 0, 1.0, 10.0)
 
 
 def canary(replicas: int = 1, retry: bool = True) -> Any:
@@ -28,12 +28,12 @@ def canary(replicas: int = 1, retry: bool = True) -> Any:
     return SimpleNamespace(replicas=replicas, description=SimpleNamespace(scheduling=scheduling))
 
 
-def begun(on_canary: bool = True, **more: Any) -> tuple[Trial, Observations]:
+def begun(on_canary: bool = True, **more: Any) -> tuple[CanaryAssignment, Observations]:
     seen = Observations(1, 0)
     pinned = more.pop("pinned", False)
-    trial = Trial(seen, canary(**more) if on_canary else None, pinned=pinned)
-    trial.begins()
-    return trial, seen
+    assignment = CanaryAssignment(seen, canary(**more) if on_canary else None, pinned=pinned)
+    assignment.begins()
+    return assignment, seen
 
 
 def tally(seen: VersionObservations) -> tuple[int, int]:
@@ -59,20 +59,20 @@ def tally(seen: VersionObservations) -> tuple[int, int]:
         (refusal(Reason.EXPIRED, 1.0), None, (1, 0), (0, 1)),
         (refusal(Reason.TOO_LONG, 1.0), None, (1, 0), (0, 1)),
         (errors.OutputNotFinite("NaN"), None, (1, 0), (0, 1)),
-        (errors.RowConvicted("again"), None, (1, 0), (0, 1)),
+        (errors.RowQuarantined("again"), None, (1, 0), (0, 1)),
         (errors.OverOwnLimit("spent", reason="crash_budget"), None, (1, 0), (0, 1)),
     ],
 )
 def test_a_request_of_the_canary(refused: Any, then: Any, live: Any, on_canary: Any) -> None:
     """It refuses so, and the live version answers, or refuses then."""
-    trial, seen = begun()
+    assignment, seen = begun()
     if refused is not None:
-        assert trial.goes_on(refused)
-        assert not trial.goes_on(refused)  # once
+        assert assignment.goes_on(refused)
+        assert not assignment.goes_on(refused)  # once
     if then is None:
-        trial.answered(5)
+        assignment.answered(5)
     else:
-        trial.failed(then)
+        assignment.failed(then)
     assert (tally(seen.live), tally(seen.canary)) == (live, on_canary)
     if refused is not None and on_canary[1]:
         assert seen.canary.reasons == {refused.reason: 1}
@@ -80,31 +80,31 @@ def test_a_request_of_the_canary(refused: Any, then: Any, live: Any, on_canary: 
 
 @pytest.mark.parametrize("refused", [LEFT, RATE, BUSY, errors.ReaderTooSlow("slow")])
 def test_what_is_no_versions_own_goes_no_further_and_counts_for_neither(refused: Any) -> None:
-    trial, seen = begun()
-    assert not trial.goes_on(refused)
-    trial.failed(refused)
+    assignment, seen = begun()
+    assert not assignment.goes_on(refused)
+    assignment.failed(refused)
     assert seen == Observations(1, 0)
 
 
 def test_a_request_of_the_live_version() -> None:
-    trial, seen = begun(on_canary=False)
-    assert not trial.goes_on(LOST)
-    trial.failed(LOST)
+    assignment, seen = begun(on_canary=False)
+    assert not assignment.goes_on(LOST)
+    assignment.failed(LOST)
     assert (tally(seen.live), tally(seen.canary)) == ((0, 1), (0, 0))
 
 
 def test_each_version_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
-    trial, seen = begun()
+    assignment, seen = begun()
     now[0] = 107.0
-    assert trial.goes_on(LOST)
-    trial.begins()
+    assert assignment.goes_on(LOST)
+    assignment.begins()
     now[0] = 107.25
-    trial.answered(5)
-    trial.answered(8, 0.5)
-    trial.answered(9, 0.5)
-    trial.answered(9, ran=False)
+    assignment.answered(5)
+    assignment.answered(8, 0.5)
+    assignment.answered(9, 0.5)
+    assignment.answered(9, ran=False)
     assert seen.live.latencies == {8: {step_of(0.25): 1, step_of(0.5): 1}, 16: {step_of(0.5): 1}}
     assert seen.live.answered == 4
     assert not seen.canary.latencies
@@ -123,39 +123,39 @@ def test_each_version_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_may_have_run_runs_again_only_if_it_may(
     sent: bool | None, repeatable: bool, retry: bool, goes_on: bool
 ) -> None:
-    trial, _ = begun(retry=retry)
-    trial.asks(DEMAND._replace(repeatable=repeatable), 1.0)
-    trial.pending = None if sent is None else SimpleNamespace(sent=sent)
-    assert trial.goes_on(LOST) is goes_on
+    assignment, _ = begun(retry=retry)
+    assignment.asks(DEMAND._replace(repeatable=repeatable), 1.0)
+    assignment.pending = None if sent is None else SimpleNamespace(sent=sent)
+    assert assignment.goes_on(LOST) is goes_on
 
 
 def test_a_version_that_was_asked_for_answers_by_itself() -> None:
-    trial, seen = begun(pinned=True)
-    assert trial.asks(DEMAND, 1.0) == DEMAND
-    assert not trial.goes_on(LOST)
-    trial.failed(LOST)
-    trial.answered(1)
+    assignment, seen = begun(pinned=True)
+    assert assignment.asks(DEMAND, 1.0) == DEMAND
+    assert not assignment.goes_on(LOST)
+    assignment.failed(LOST)
+    assignment.answered(1)
     assert tally(seen.canary) == (0, 0)  # who asks would choose what is compared
 
 
 def test_what_the_canary_died_of_is_known_to_whoever_has_it_next() -> None:
-    trial, _ = begun()
-    assert not trial.lost
-    assert trial.goes_on(LOST)
-    assert trial.lost
+    assignment, _ = begun()
+    assert not assignment.lost
+    assert assignment.goes_on(LOST)
+    assert assignment.lost
 
 
 @pytest.mark.parametrize(("left_s", "asked_s"), [(10.0, 9.0), (2.0, 1.0), (1.99, 1.99), (0.5, 0.5)])
 def test_the_live_versions_slo_is_kept_back(left_s: float, asked_s: float) -> None:
-    trial, _ = begun()
-    assert trial.asks(DEMAND._replace(expires_s=left_s), 1.0).expires_s == asked_s
-    assert trial.goes_on(LOST)
-    assert trial.asks(DEMAND._replace(expires_s=left_s), 1.0).expires_s == left_s
+    assignment, _ = begun()
+    assert assignment.asks(DEMAND._replace(expires_s=left_s), 1.0).expires_s == asked_s
+    assert assignment.goes_on(LOST)
+    assert assignment.asks(DEMAND._replace(expires_s=left_s), 1.0).expires_s == left_s
 
 
 @pytest.mark.parametrize(("replicas", "again"), [(1, False), (2, True)])
 def test_a_loss_is_tried_again_where_the_canary_has_another_replica(
     replicas: int, again: bool
 ) -> None:
-    trial, _ = begun(replicas=replicas)
-    assert trial.asks(DEMAND, 1.0).repeatable is again
+    assignment, _ = begun(replicas=replicas)
+    assert assignment.asks(DEMAND, 1.0).repeatable is again

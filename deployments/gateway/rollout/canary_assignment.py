@@ -22,7 +22,7 @@ from deployments.contract.rollout.observations import (
     length_bin,
 )
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from routers.api.requests import Reason
 
 _FAULT = 500  # statuses from here on are the server's own
@@ -43,7 +43,7 @@ class Submitted(Protocol):
         """Whether it was sent to a replica, once at least."""
 
 
-class Trial:
+class CanaryAssignment:
     """One request of a model under rollout."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Trial:
         """The version that has the request gets it now; its latency counts from here."""
         self._since = monotonic()
 
-    def asks(self, demand: Demand, slo_s: float) -> Demand:
+    def asks(self, demand: QueueRequest, slo_s: float) -> QueueRequest:
         """The demand for the queue of the version that has the request. A canary's queue must end
         the request early enough for the live version to answer within its SLO, `slo_s`, if there is
         time for both. A canary may retry it only if it has another replica. Unchanged for a pinned
@@ -104,7 +104,7 @@ class Trial:
         if self.pending is not None and self.pending.sent and not self._repeatable:
             return False
         self.canary, self.pending, self._refusal = None, None, refusal
-        self.lost = isinstance(refusal, errors.ReplicaLost | errors.RowConvicted)
+        self.lost = isinstance(refusal, errors.ReplicaLost | errors.RowQuarantined)
         if _is_fault(refusal):
             count_failure(self._seen.canary, refusal.reason)
         return True

@@ -5,8 +5,8 @@ that no caller waits for it or pays for it. It runs once, on the canary alone, a
 counts: whether it was answered, how fast, and whether enough of its rows agree with the live
 version's (`agreement`).
 
-Copies are bounded in number and bytes (`MOST`, `MOST_BYTES`); a request beyond that is not copied.
-A copy that the canary's queue refuses because of load, or that expires, counts for nothing.
+ShadowTraffic are bounded in number and bytes (`MOST`, `MAX_BYTES`); a request beyond that is not
+copied. A copy that the canary's queue refuses because of load, or that expires, counts for nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from deployments.contract.rollout.terms import AgreementTerms
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.batch_queue import BatchQueue
-from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.lost_replicas import CRASH_BUDGET, fingerprints
 from deployments.gateway.rollout.agreement import Outputs, agrees
-from deployments.gateway.rollout.trial import count_answer, count_failure
+from deployments.gateway.rollout.canary_assignment import count_answer, count_failure
 from deployments.gateway.rows import RowAnswer, Rows
 
 MOST = 16  # copies under way
-MOST_BYTES = 64 << 20  # of their requests and answers, which no caller's bounds count any more
+MAX_BYTES = 64 << 20  # of their requests and answers, which no caller's bounds count any more
 TENANT = "@copies"  # not a valid name for a tenant of the settings
 OTHER_INPUTS = "other_inputs"  # why a copy failed: the canary takes other inputs
 _COMPARED_AT_ONCE_BYTES = 65_536  # larger answers are compared in the thread pool
@@ -52,7 +52,7 @@ class Answered:
         return self.body_bytes + 2 * _outputs_bytes(self.answers)
 
 
-class Copies:
+class ShadowTraffic:
     """The copies under way at one gateway. For the event loop's thread alone."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Copies:
         queue = canary.queue
         if not isinstance(queue, BatchQueue):
             return
-        if len(self._under_way) >= MOST or self._held_bytes + answered.size_bytes > MOST_BYTES:
+        if len(self._under_way) >= MOST or self._held_bytes + answered.size_bytes > MAX_BYTES:
             return
         if not _same_inputs(answered.description, canary.description):
             count_failure(seen.copies, OTHER_INPUTS)
@@ -114,17 +114,19 @@ class Copies:
 
     async def _is_suspect(self, queue: BatchQueue, d: ModelDescription, answered: Answered) -> bool:
         """Whether the canary has lost a replica with one of these rows, although the live version
-        has answered them. A suspect runs alone, and only once more. Raises RowConvicted,
+        has answered them. A suspect runs alone, and only once more. Raises RowQuarantined,
         OverOwnLimit."""
         if not queue.crashes:
             return False
         keys = await self._pool.run(TENANT, fingerprints, answered.rows, d.version)
         return queue.crashes.check(keys, TENANT, monotonic())
 
-    def _demand(self, d: ModelDescription) -> Demand:
+    def _demand(self, d: ModelDescription) -> QueueRequest:
         """What a copy demands. It is not repeatable, so it is neither hedged nor retried."""
-        promise = d.scheduling
-        return Demand(TENANT, self._rank, promise.slo_s, promise.timeout_s, repeatable=False)
+        scheduling = d.scheduling
+        return QueueRequest(
+            TENANT, self._rank, scheduling.slo_s, scheduling.timeout_s, repeatable=False
+        )
 
     async def _compared(
         self, answered: Answered, answers: tuple[RowAnswer, ...], terms: AgreementTerms

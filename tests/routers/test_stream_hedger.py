@@ -33,7 +33,7 @@ def pool(start: Start, *ids: str, first_s: float = FIRST_S, **hedge: Any) -> Dri
     """Replicas whose first tokens have come when they were expected; one second in."""
     asked = {"mode": "hedge", "max_utilisation": 1.0, "min_samples": 1, "budget": 1.0} | hedge
     driver = start(bucket_edges=EDGES, generation=FIXED, hedge=HedgeParameters(**asked))
-    driver.streams(*(ids or ("a", "b")), capacity=10_000, most_leases=8)
+    driver.streams(*(ids or ("a", "b")), capacity=10_000, max_leases=8)
     for n in range(4 * len(ids or "ab")):
         (lease,) = sent(driver.generate(9000 + n, 100, 20, at=0.1 * n))
         driver.moves(lease, 100, 1, at=0.1 * n + first_s)
