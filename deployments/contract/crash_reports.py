@@ -17,7 +17,7 @@ class CrashedInput:
     key: bytes  # the input's fingerprint, which includes the model's version
     replicas: tuple[str, ...]  # that were lost with it
     left_s: float  # for how long it still counts
-    quarantined: bool  # refused, rather than only suspected
+    convicted: bool  # quarantined, rather than only suspected (the wire's word)
 
 
 @dataclass(frozen=True, slots=True)

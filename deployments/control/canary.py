@@ -46,7 +46,7 @@ def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
     return RolloutTerms(
         shares=(0.0, *shares) if rollout.shadow_percent else shares,
         hold_s=rollout.hold_s,
-        min_requests=rollout.min_requests,
+        least_requests=rollout.min_requests,
         shadow=rollout.shadow_percent / 100,
         max_errors=rollout.max_errors_percent / 100,
         max_latency_ratio=rollout.max_latency_ratio,

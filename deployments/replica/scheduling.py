@@ -163,8 +163,8 @@ def _silence(model: ModelSettings) -> SilenceParameters:
     return SilenceParameters(
         mode=silence.mode,
         quantile=silence.quantile,
-        min_s=min_ms / 1000,
-        max_s=max(silence.max_ms, min_ms) / 1000,
+        least_s=min_ms / 1000,
+        most_s=max(silence.max_ms, min_ms) / 1000,
         fixed_s=None if silence.after_ms is None else silence.after_ms / 1000,
     )
 

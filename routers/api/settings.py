@@ -120,8 +120,8 @@ class SilenceParameters:
 
     mode: str = "suspend"
     quantile: float = 0.99
-    min_s: float = 0.25  # bounds of that time
-    max_s: float = 10.0
+    least_s: float = 0.25  # bounds of that time
+    most_s: float = 10.0
     fixed_s: float | None = None  # this time instead
 
 

@@ -70,8 +70,8 @@ class Silence:
         if settings.fixed_s is not None:
             patience_s = settings.fixed_s
         else:
-            max_s = max(settings.max_s, _LONGEST * predicted_s)
-            patience_s = min(max_s, max(settings.min_s, _FACTOR * ratio * predicted_s))
+            max_s = max(settings.most_s, _LONGEST * predicted_s)
+            patience_s = min(max_s, max(settings.least_s, _FACTOR * ratio * predicted_s))
         return max(since, replica.heard_at) + patience_s
 
     def _owed_batch(self, replica: ReplicaState) -> tuple[float, float, float] | None:

@@ -70,7 +70,7 @@ def test_a_silent_replicas_row_runs_elsewhere_once_a_bound_has_passed(start):
 
 
 def test_patience_is_twice_what_batches_take_at_most(start):
-    patient = SilenceParameters(min_s=0.001)
+    patient = SilenceParameters(least_s=0.001)
     core = pool(start, "a", "b", rounds=20, silence=patient)
     began = core.now
     core.arrive(1)
@@ -93,7 +93,7 @@ def test_slow_batches_are_waited_for_longer(start):
 
 @pytest.mark.interpreted
 def test_patience_has_an_upper_bound_but_never_below_twice_the_prediction(start):
-    bounded = SilenceParameters(max_s=0.3)
+    bounded = SilenceParameters(most_s=0.3)
     core = pool(start, "a", "b", silence=bounded)
     core.dispatcher._copies.hedging.ratio = lambda lease, quantile: 60.0
     began = core.now
@@ -101,7 +101,7 @@ def test_patience_has_an_upper_bound_but_never_below_twice_the_prediction(start)
     until_suspended(core)
     assert core.now - began == pytest.approx(0.3, abs=0.002)
 
-    slow = pool(start, "a", "b", takes_s=1.0, silence=SilenceParameters(max_s=0.25))
+    slow = pool(start, "a", "b", takes_s=1.0, silence=SilenceParameters(most_s=0.25))
     began = slow.now
     slow.arrive(1)
     until_suspended(slow)
@@ -142,7 +142,7 @@ def test_a_replica_that_says_something_is_not_silent(start):
 
 
 def test_other_gateways_batches_are_waited_for_as_well(start):
-    core = pool(start, "a", "b", rounds=40, silence=SilenceParameters(min_s=0.001))
+    core = pool(start, "a", "b", rounds=40, silence=SilenceParameters(least_s=0.001))
     (lease,) = sent(core.arrive(1))
     core.close(lease, at=core.now + TAKES_S, service_s=TAKES_S, inflight=40, seen=lease.lease_id)
     core.replicas(lease.replica_id)

@@ -37,7 +37,7 @@ class RolloutTerms:
     # sends the canary copies of requests (`shadow`) before any request of its own.
     shares: tuple[float, ...] = (0.05, 0.25, 0.5)
     hold_s: float = 60.0  # the least that a step lasts
-    min_requests: int = 100  # that the canary must answer in a step; at share 0, copies
+    least_requests: int = 100  # that the canary must answer in a step; at share 0, copies
     shadow: float = 0.0  # share of requests that are copied to the canary, 0..1
 
     # A rollout is aborted beyond these bounds.

@@ -132,7 +132,7 @@ class Rollout:
     def _go_on(self, now: float) -> bool:
         held_s = now - self.since_s
         own = self.seen.canary if self.terms.shares[self.step] else self.seen.copies
-        lacks = self.terms.min_requests - own.requests
+        lacks = self.terms.least_requests - own.requests
         self.why = f"waits for {lacks} more requests" if lacks > 0 else ""
         if held_s < self.terms.hold_s or lacks > 0:
             return False

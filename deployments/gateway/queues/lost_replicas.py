@@ -151,7 +151,7 @@ class RemoteCrashes:
         """Take in the last reports of those other gateways that know the model. `others`: how many
         gateways there are besides this one."""
         self.others = others
-        said = [each for report in reports for each in report.inputs if not each.quarantined]
+        said = [each for report in reports for each in report.inputs if not each.convicted]
         self._cleared = {k: self._cleared[k] for each in said if (k := each.key) in self._cleared}
         self._suspicions = {}
         for each in said:
@@ -226,7 +226,7 @@ def quarantines(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole:
     """Whether the loss quarantines this prompt. `there`: all prompts of this gateway on the
     replica, this one included. `sole`: no other gateway can have had anything on the replica.
 
-    All prompts on a lost replica are suspect; an answer releases. A prompt is quarantined by
+    All prompts on a lost replica are suspect; an answer clears them. A prompt is quarantined by
 
     - the second loss, where it was alone on the replica;
     - the third, where the others that were there had been on fewer lost replicas, or had tokens
@@ -412,7 +412,7 @@ class PoisonTracker:
         """What other gateways have said last, `others` in number, those included that do not know
         the model; the inputs that are quarantined by this."""
         self.elsewhere.on_report(reports, others, now)
-        said = [each for report in reports for each in report.inputs if each.quarantined]
+        said = [each for report in reports for each in report.inputs if each.convicted]
         fresh = [each for each in said if not self._knows_quarantine(each.key, now)]
         for each in fresh:
             record = self._rows.get(each.key) or self._add(each.key)

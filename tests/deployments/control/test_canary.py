@@ -74,7 +74,7 @@ def test_terms_are_the_settings_in_shares():
     assert rollout is not None
     terms = rollout_terms(rollout)
     assert (terms.shares, terms.shadow, terms.max_errors) == ((0.0, 0.1, 0.5), 0.2, 0.02)
-    assert (terms.hold_s, terms.min_requests) == (5, 7)
+    assert (terms.hold_s, terms.least_requests) == (5, 7)
     assert (terms.max_latency_ratio, terms.max_cost_ratio) == (2, 3)
     assert (terms.agreement.cosine, terms.agreement.least, terms.agreement.top1) == (
         0.9,

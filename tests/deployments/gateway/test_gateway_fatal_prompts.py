@@ -137,7 +137,7 @@ async def test_all_that_send_it_at_once_are_refused_with_the_first(
     assert len(engines.lost) <= 3
 
 
-async def test_while_other_gateways_may_have_sent_something_there_the_third_replica_convicts(
+async def test_while_other_gateways_may_have_sent_something_there_the_third_replica_quarantines(
     stand: Stand, engines: Frail
 ) -> None:
     another_gateway(stand)
@@ -182,7 +182,7 @@ async def test_who_ran_beside_it_is_answered_where_that_is_not_tried_again(
     await fatal.end()
 
 
-async def test_an_answer_acquits(stand: Stand, engines: Frail) -> None:
+async def test_an_answer_clears(stand: Stand, engines: Frail) -> None:
     engines.slow = True
     client = sends(stand, "hello")
     engines.end((await engines.until_begun(1)).replica_id)
@@ -258,7 +258,7 @@ async def test_what_another_gateway_suspects_is_quarantined_here_by_one_more_los
     assert len(engines.lost) == 1
 
 
-async def test_what_another_gateway_convicts_ends_here_shown_or_not(
+async def test_what_another_gateway_quarantines_ends_here_shown_or_not(
     stand: Stand, engines: Frail
 ) -> None:
     engines.slow = True

@@ -117,7 +117,9 @@ async def test_a_request_is_answered_whole_or_not_at_all(moody: Stand) -> None:
     assert answer.status == 400
 
 
-async def test_an_unhealthy_device_counts_as_lost_and_has_no_other_to_convict(moody: Stand) -> None:
+async def test_an_unhealthy_device_counts_as_lost_and_has_no_other_to_quarantine(
+    moody: Stand,
+) -> None:
     answers = await together(moody, [5, 4])
     assert [a.status for a in answers] == [200, 503]
 
@@ -222,7 +224,7 @@ async def test_all_that_send_it_at_once_are_refused_with_the_first(fatal: Stand)
     assert len(fatal_runs) <= 3
 
 
-async def test_a_replica_that_is_well_and_has_no_answer_convicts_nobody(fatal: Stand) -> None:
+async def test_a_replica_that_is_well_and_has_no_answer_quarantines_nobody(fatal: Stand) -> None:
     channel = fatal.channels["device"]
     channel.fault, channel.script = Kind.UNSENT, ["too large for a frame"] * 4
     refused = await asks(fatal, 3)

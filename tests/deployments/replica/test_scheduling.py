@@ -148,8 +148,8 @@ def test_the_queue_is_bounded_by_the_timeout_or_by_a_number_of_rows(description:
 def test_streams_may_be_silent_for_longer_than_between_two_signs_of_life(
     description: Describe,
 ) -> None:
-    assert told(description, task="generate").silence.min_s == 2.5
-    assert told(description, task="generate", silence={"min_ms": 300}).silence.min_s == 0.3
+    assert told(description, task="generate").silence.least_s == 2.5
+    assert told(description, task="generate", silence={"min_ms": 300}).silence.least_s == 0.3
 
 
 def test_the_core_starts_from_the_replicas_profile(description: Describe) -> None:

@@ -231,7 +231,7 @@ class Kept:
     def __init__(self) -> None:
         self.controller, self.there = Scripted(), True
         self.told = 0
-        self.keeper = ControllerKeeper(self.hear, self.find)
+        self.keeper = ControllerKeeper(self.on_report, self.find)
         self.now, self.finds = 0.0, 0
         self.clock_is_ahead_s = 1e9
 

@@ -28,7 +28,7 @@ def test_nothing_seen_is_nothing_wrong():
     assert complaint(Observations(1, 0), TERMS) == ""
 
 
-def test_few_failures_convict_nobody_and_five_of_five_do():
+def test_few_failures_fails_nobody_and_five_of_five_do():
     live = version(100)
     assert complaint(seen(live=live, canary=version(0, 4)), TERMS) == ""
     why = complaint(seen(live=live, canary=version(0, 5)), TERMS)
@@ -50,14 +50,14 @@ def test_the_more_there_are_the_smaller_a_share_counts():
     assert complaint(seen(live=live, canary=version(9_800, 200)), TERMS) != ""
 
 
-def test_slower_by_more_than_asked_convicts_and_by_less_does_not():
+def test_slower_by_more_than_asked_fails_and_by_less_does_not():
     live = version(200, took_s=0.02)
     assert complaint(seen(live=live, canary=version(200, took_s=0.027)), TERMS) == ""
     why = complaint(seen(live=live, canary=version(200, took_s=0.05)), TERMS)
     assert why.startswith("its p50 of requests is above")
 
 
-def test_one_length_alone_convicts_and_is_named():
+def test_one_length_alone_fails_and_is_named():
     quick, slow = Counter({step_of(0.01): 1000}), Counter({step_of(0.2): 40})
     live = VersionObservations(1040, 0, Counter(), {8: quick, 512: Counter({step_of(0.05): 40})})
     canary = VersionObservations(1040, 0, Counter(), {8: quick, 512: slow})
@@ -71,7 +71,7 @@ def generations(token_s: float) -> VersionObservations:
     return found
 
 
-def test_slower_tokens_convict_a_version_whose_first_tokens_are_as_quick():
+def test_slower_tokens_fails_a_version_whose_first_tokens_are_as_quick():
     live = generations(0.01)
     assert complaint(seen(live=live, canary=generations(0.013)), TERMS) == ""
     why = complaint(seen(live=live, canary=generations(0.03)), TERMS)
@@ -86,7 +86,7 @@ def test_a_millisecond_is_no_difference():
 
 
 @pytest.mark.parametrize(("agreed", "quarantined"), [(100, False), (98, False), (80, True)])
-def test_rows_that_do_not_agree_convict_where_it_is_asked(agreed: int, quarantined: bool):
+def test_rows_that_do_not_agree_fails_where_it_is_asked(agreed: int, quarantined: bool):
     both = Observations(1, 0, compared=100, agreed=agreed)
     assert complaint(both, TERMS) == ""
     asked = RolloutTerms(agreement=AgreementTerms(cosine=0.99))

@@ -10,7 +10,7 @@ from deployments.contract.rollout.observations import Observations, VersionObser
 from deployments.contract.rollout.terms import RolloutTerms
 from deployments.control.registry.rollout import Rollout
 
-TERMS = RolloutTerms(shares=(0.1, 0.5), hold_s=10.0, min_requests=20, away_s=5.0)
+TERMS = RolloutTerms(shares=(0.1, 0.5), hold_s=10.0, least_requests=20, away_s=5.0)
 
 
 class Course:
@@ -134,7 +134,7 @@ def test_no_replica_for_a_while_aborts_and_one_that_is_back_in_time_does_not(cou
 
 
 def test_copies_come_first_and_count_for_the_step_without_a_share(description):
-    terms = RolloutTerms(shares=(0.0, 0.5), hold_s=1.0, min_requests=10, shadow=1.0)
+    terms = RolloutTerms(shares=(0.0, 0.5), hold_s=1.0, least_requests=10, shadow=1.0)
     course = Course(description, terms)
     course.look(0.0)
     assert (course.rollout.route.share, course.rollout.route.shadow) == (0.0, 1.0)

@@ -9,7 +9,7 @@ from deployments.contract.rollout.observations import Observations, VersionObser
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
 from deployments.control.registry.registry import Registry
 
-TERMS = RolloutTerms(shares=(0.5,), hold_s=1.0, min_requests=2)
+TERMS = RolloutTerms(shares=(0.5,), hold_s=1.0, least_requests=2)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ async def test_what_one_gateway_has_quarantined_costs_no_replica_of_another(
     assert (await gateways.ask(1, 3)).status == 200
 
 
-async def test_the_second_loss_convicts_wherever_the_first_one_was(gateways: Gateways) -> None:
+async def test_the_second_loss_quarantines_wherever_the_first_one_was(gateways: Gateways) -> None:
     once = [(b"x-idempotent", b"false")]
     assert (await gateways.ask(0, 4, headers=once)).status == 503
     gateways.push_all()
@@ -127,7 +127,7 @@ async def test_who_never_lets_rows_run_again_spends_its_budget_of_replicas_all_t
     assert (await gateways.ask(1, 3)).status == 429
 
 
-async def test_rows_that_wait_here_are_refused_with_those_that_another_convicts(
+async def test_rows_that_wait_here_are_refused_with_those_that_another_quarantines(
     gateways: Gateways,
 ) -> None:
     """Of those that have been sent to a replica, and may run once more."""
@@ -178,7 +178,7 @@ async def test_what_is_said_and_heard_is_bounded(
     gateways: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crash_exchange, "MAX_INPUTS", 3)
-    said = [CrashedInput(b"%d" % n, ("a",), 60.0, quarantined=True) for n in range(5)]
+    said = [CrashedInput(b"%d" % n, ("a",), 60.0, convicted=True) for n in range(5)]
     gateways.exchanges[0].on_report(
         {"g": {"device": CrashReport(tuple(said)), "gone": CrashReport()}}
     )

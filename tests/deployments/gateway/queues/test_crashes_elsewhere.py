@@ -16,7 +16,7 @@ def elsewhere() -> RemoteCrashes:
 
 
 def report(*replicas: str, key: bytes = KEY, left_s: float = 60.0, **spent: float) -> CrashReport:
-    inputs = (CrashedInput(key, replicas, left_s, quarantined=False),) if replicas else ()
+    inputs = (CrashedInput(key, replicas, left_s, convicted=False),) if replicas else ()
     return CrashReport(inputs, {tenant: {"a": seconds} for tenant, seconds in spent.items()})
 
 

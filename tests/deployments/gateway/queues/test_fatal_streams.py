@@ -126,5 +126,5 @@ async def test_a_prompt_elsewhere_that_was_on_the_same_replicas_puts_it_off(
             await lost(b)
             losses += 1
             names = tuple(asked.replica_id for asked in b.engines.begun[:shares])
-            hear(b, 1, CrashedInput(OTHER, names, 60.0, quarantined=False))
+            hear(b, 1, CrashedInput(OTHER, names, 60.0, convicted=False))
         assert losses == quarantined_by

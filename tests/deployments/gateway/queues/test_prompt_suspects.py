@@ -31,7 +31,7 @@ def test_where_another_gateway_may_have_had_something_there_nobody_was_alone(
     ("losses", "others", "quarantined"),
     [(2, 1, False), (3, 1, True), (3, 2, True), (3, 3, False), (4, 4, False), (5, 5, True)],
 )
-def test_beside_others_the_third_loss_convicts_who_has_more_than_they_and_the_fifth_anybody(
+def test_beside_others_the_third_loss_quarantines_who_has_more_than_they_and_the_fifth_anybody(
     losses: int, others: int, quarantined: bool
 ) -> None:
     it, other = suspect(losses), suspect(others, b"other")

@@ -53,7 +53,7 @@ def test_what_is_over_is_forgotten_though_nobody_asks_for_it_again(records: Pois
     assert not records
 
 
-def test_the_second_replica_convicts_only_a_row_that_had_begun_alone(
+def test_the_second_replica_quarantines_only_a_row_that_had_begun_alone(
     records: PoisonTracker,
 ) -> None:
     assert not records.lost(ROW, "t", "a", 0.0, begun_alone=False)
@@ -77,7 +77,7 @@ def test_a_quarantined_row_is_refused_for_its_time_and_not_asked_back(
     assert not records.check([ROW], "somebody else", 200.0)
 
 
-def test_one_more_conviction_than_the_budget_allows_refuses_the_tenant(
+def test_one_more_quarantine_than_the_budget_allows_refuses_the_tenant(
     records: PoisonTracker,
 ) -> None:
     quarantine(records, now=0.0)
@@ -220,7 +220,7 @@ def test_several_rows_that_nobody_has_answered_accuse_nobody(records: PoisonTrac
     assert not records.check([b"x"], "t", 20.0)
 
 
-def test_what_a_tenant_pays_without_a_conviction_counts_at_all_gateways(
+def test_what_a_tenant_pays_without_a_quarantine_counts_at_all_gateways(
     records: PoisonTracker, others: PoisonTracker
 ) -> None:
     for number in range(4):
@@ -272,7 +272,7 @@ def refused(records: PoisonTracker, key: bytes, now: float) -> bool:
     return False
 
 
-def test_a_suspicion_is_shared_so_that_the_second_loss_anywhere_convicts(
+def test_a_suspicion_is_shared_so_that_the_second_loss_anywhere_quarantines(
     records: PoisonTracker, others: PoisonTracker
 ) -> None:
     records.lost(ROW, "t", "a", 0.0, begun_alone=False)
@@ -289,7 +289,7 @@ def test_one_replica_that_two_gateways_lost_is_one_loss(
     assert not others.lost(ROW, "t", "a", 1.0, begun_alone=True)
 
 
-def test_a_conviction_is_shared_once_and_lasts_no_longer_there(
+def test_a_quarantine_is_shared_once_and_lasts_no_longer_there(
     records: PoisonTracker, others: PoisonTracker
 ) -> None:
     quarantine(records)
@@ -300,7 +300,7 @@ def test_a_conviction_is_shared_once_and_lasts_no_longer_there(
     assert others.quarantined_total == 0
 
 
-def test_a_loss_more_of_what_is_convicted_elsewhere_is_told_as_quarantined(
+def test_a_loss_more_of_what_is_quarantined_elsewhere_is_told_as_quarantined(
     records: PoisonTracker, others: PoisonTracker
 ) -> None:
     quarantine(records)
