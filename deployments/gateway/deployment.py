@@ -35,10 +35,10 @@ from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.http.direct_server import DirectServer
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.crash_exchange import CrashExchange
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.connections import ServeChannel
 from deployments.gateway.scaling.reporter import DemandReporter
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
     OperatorsSwitch,

@@ -23,7 +23,7 @@ from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.request_context import (

@@ -23,8 +23,8 @@ from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi, triton
 from deployments.gateway.http.protocols.metadata import ModelState
-from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.http.router import Route
+from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.request_head import Route
 from deployments.gateway.models.catalogue import Catalogue, unknown_model
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KnownTenants, Reader, Tenants

@@ -23,16 +23,14 @@ from typing import Any, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway import large_answers
 from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.generation import generate
-from deployments.gateway.http.answer_bounds import AnswerSize
+from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
-from deployments.gateway.http.protocols.pieces import LargeAnswer
-from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.large_answers import held_at_once
+from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer, held_at_once
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.models.catalogue import unknown_model
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
@@ -320,10 +318,12 @@ class Pipeline:
         """The model, version or fallback that has the request first. Raises NotFound, NotReady."""
         if not caller.tenant.may_use(name, adapter):
             raise unknown_model(f"{name}:{adapter}" if adapter else name)
-        assignment = self._services.rollouts.assignment(name, version)
-        selection = ModelSelection(self._services.models, caller.tenant, name, version, assignment)
+        services = self._services
+        under_rollout = name in services.models.routes
+        assignment = services.rollouts.assignment(name, version) if under_rollout else None
+        selection = ModelSelection(services.models, caller.tenant, name, version, assignment)
         context.model, context.scheduling = name, selection.scheduling
-        self._services.watcher.arrived(context)
+        services.watcher.arrived(context)
         return selection
 
     async def _tokens(self, texts: list[str], model: ServedModel, caller: Caller) -> list[Any]:

@@ -19,7 +19,7 @@ from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows import RowAnswer
 from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import TraceContext
 from routers.api.requests import Tokens
 
 ENGINE_REFUSED = "engine_refused"

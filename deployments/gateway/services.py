@@ -13,14 +13,14 @@ from deployments.contract.description import ImageInput
 from deployments.gateway.http.body import ArrivingBodies, BodyBound, BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.models.catalogue import Catalogue
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.request_context import RequestContext
 from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.suspected_requests import SuspectedRequests
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.rates import QuotaKey, Rates, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import TraceContext
 from deployments.preprocess.images import Encoded, row_bytes
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.settings.gateway import GatewaySettings

@@ -13,8 +13,7 @@ from golden_bytes import Sample
 from msgspec.structs import replace
 
 from deployments.contract import description, pool, registry
-from deployments.contract.channel.handshake import Challenge, Hello, Proof, Reason
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
     Column,
@@ -24,6 +23,7 @@ from deployments.contract.channel.messages import (
     encode_call,
     encode_reply,
 )
+from deployments.contract.channel.handshake import Challenge, Hello, Proof, Reason
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,

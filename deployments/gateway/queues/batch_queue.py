@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import Buffer, Frame, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
+    Buffer,
     Column,
+    Frame,
+    Kind,
     MessageError,
     RowError,
     decode_reply,

@@ -25,8 +25,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
-from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind, MessageError
 from deployments.gateway.queues.connections import ReplicaChannel
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
 from deployments.process.replica_directory import RunningReplica

@@ -16,7 +16,7 @@ from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ScalingSettings
 from autoscaling.types import Decisions, GroupReading, PoolReading, StartReading, State
 from deployments.contract.scaling.messages import GroupLoad
-from deployments.gateway.scaling.demand import model_load
+from deployments.gateway.scaling.reporter import model_load
 from deployments.tools.simulate.fleet import Fleet
 from deployments.tools.simulate.scaling_record import ScalingRecord
 from deployments.tools.simulate.sim_pool import SimPool

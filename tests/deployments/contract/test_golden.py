@@ -13,12 +13,12 @@ import pytest
 from golden_bytes import ROOT, Sample, complaints
 from golden_samples import CODEC_MODULES, SAMPLES, STEPS
 
-from deployments.contract.channel import handshake, messages, stream_messages
+from deployments.contract.channel import frames, handshake, stream_messages
 from deployments.contract.codec import Codec
 from deployments.contract.version import SPOKEN, WIRE
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
-MODULES = (handshake, messages, stream_messages)
+MODULES = (handshake, frames, stream_messages)
 
 
 def declared() -> set[type]:
@@ -31,7 +31,7 @@ def declared() -> set[type]:
         and issubclass(each, msgspec.Struct)
         and each.__module__ == module.__name__
         and not each.__name__.startswith("_")  # headers: in the bytes of what they are headers of
-    } - {messages.WireMessage}
+    } - {frames.WireMessage}
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -91,7 +91,7 @@ class Wider(stream_messages.StepMessage, frozen=True):
     paused: int = 0
 
 
-class Narrower(messages.WireMessage, frozen=True):
+class Narrower(frames.WireMessage, frozen=True):
     """STEPS with a field less."""
 
     fields_in_3 = 7

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.telemetry.levels import GatewayLevels
 from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.tenancy.fair_thread_pool import TurnStatistics
 from deployments.tools.observability import slo
 from deployments.tools.observability.alerts import alerts, rule_groups
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model

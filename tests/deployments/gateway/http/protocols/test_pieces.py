@@ -12,6 +12,7 @@ import pytest
 
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
+from deployments.gateway.http.large_answers import LargeAnswer
 from deployments.gateway.http.protocols import (
     classify,
     open_inference,
@@ -19,8 +20,7 @@ from deployments.gateway.http.protocols import (
     pieces,
     predict,
 )
-from deployments.gateway.http.protocols.pieces import LargeAnswer
-from deployments.gateway.http.protocols.types import (
+from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
     EmbeddingsCall,
     Encoded,

@@ -9,7 +9,7 @@ import pytest
 from fake_engines import until
 
 from deployments.contract.errors import Overloaded
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 
 WAIT_S = 5.0
 
