@@ -231,6 +231,18 @@ def logs(model: str, where: Where, **options: Any) -> None:
     call("deployments.tools.logs", "show", model, where, Wanted(**options))
 
 
+@main.command(epilog="Example: headrace why 3f2a9c0d5b7e41d8")
+@click.argument("request_id", metavar="REQUEST_ID")
+@reaches(url="gateways know no logs; --address can, and --port on the server's machine")
+def why(request_id: str, where: Where) -> None:
+    """Explain one request: why it waited, where it went, and how it ended.
+
+    REQUEST_ID: its answer's header `x-request-id`. Needs `gateway.log.decisions: true` in the
+    settings file while the request runs.
+    """
+    call("deployments.tools.logs", "why", request_id, where)
+
+
 @main.command(epilog="Example: headrace init own.yaml")
 @click.argument("path", type=FILE, default=Path("settings.yaml"))
 def init(path: Path) -> None:

@@ -26,7 +26,6 @@ from deployments.contract import errors
 from deployments.gateway.http import strict_protocol
 from deployments.gateway.models.catalogue import Catalogue
 
-_RETRY_AFTER_S = 2.0
 _LOOK_S = 0.1  # as often as uvicorn looks whether it should end
 _SEND_S = 0.3  # for the last bytes of the last answers
 logger = logging.getLogger("headrace.gateway")
@@ -82,7 +81,7 @@ class Ending:
         error = errors.Overloaded(
             f"the server ended before the answer was complete, {self._drain_s:g} s after it was "
             "told to (gateway.drain_s); send the request again",
-            retry_after_s=_RETRY_AFTER_S,
+            retry_after_s=errors.NOT_READY_S,
             reason="draining",
         )
         for model in self._models.queued.values():

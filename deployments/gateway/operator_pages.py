@@ -71,7 +71,7 @@ class OperatorPages:
         except Exception as fault:
             # Whatever keeps Ray from answering; the gateway itself goes on.
             raise errors.NotReady(
-                f"the registry does not answer: {fault!r}", retry_after_s=1.0
+                f"the registry does not answer: {fault!r}", retry_after_s=errors.SOON_S
             ) from None
         return found
 
@@ -119,5 +119,5 @@ async def _stored(change: Callable[[Any], T], what: Any) -> T:
         # Whatever keeps the store from answering.
         raise errors.NotReady(
             f"the cluster's store does not answer: {fault!r}; it may still come about",
-            retry_after_s=1.0,
+            retry_after_s=errors.SOON_S,
         ) from None

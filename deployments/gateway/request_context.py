@@ -219,6 +219,7 @@ def queue_request(
     return QueueRequest(
         tenant.name, context.caller.rank, due_s - spent_s, expires_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
+        request_id=context.exchange.request_id,
     )  # fmt: skip
 
 

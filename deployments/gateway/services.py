@@ -27,16 +27,15 @@ from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 
 T = TypeVar("T")
-_DRAIN_RETRY_S = 2.0
-_FULL_RETRY_S = 1.0
 
 
 class RequestWatcher(Protocol):
-    """Hears of every request: when its trace begins, its model is known, it has ended, and its
-    engine has stopped behind that."""
+    """Hears of every request: when its trace begins, its model is known, it moves to another model
+    or version, it has ended, and its engine has stopped behind that."""
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
     def arrived(self, context: RequestContext) -> None: ...
+    def decided(self, context: RequestContext, event: str, decision: str, reason: str) -> None: ...
     def finished(self, context: RequestContext) -> None: ...
     def generated_late(self, context: RequestContext, more: Tokens) -> None: ...
 
@@ -94,14 +93,14 @@ class GatewayServices:
         if self.models.draining:
             raise errors.Overloaded(
                 "the server is draining and takes no new requests",
-                retry_after_s=_DRAIN_RETRY_S,
+                retry_after_s=errors.NOT_READY_S,
                 reason="draining",
             )
         if not self._under_way.fits(quota_key, 1):
             raise errors.Overloaded(
                 "the gateway has all the requests under way that it may have "
                 "(gateway.limits.max_requests)",
-                retry_after_s=_FULL_RETRY_S,
+                retry_after_s=errors.SOON_S,
                 reason="gateway_full",
             )
         self._under_way.add(quota_key, 1)

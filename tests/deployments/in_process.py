@@ -298,6 +298,8 @@ class Stand:
         )  # fmt: skip
         served.queue.keeps_unreached = not is_canary(name)
         served.queue.on_crossing = lambda: self.models.on_crossing()
+        if self.telemetry.decisions is not None:
+            served.log_decisions(self.telemetry.decisions)
         self.models._table_of(name)[name] = served
         self.models._live[name] = description
         self.channels[name], self.books[name] = channel, directory

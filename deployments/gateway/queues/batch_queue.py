@@ -132,7 +132,7 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
             "the model's answer to this input is not finite: it holds NaN or infinity "
             "(allow_non_finite)"
         )
-    return errors.RowFailed(MODEL_FAILED, retry_after_s=1.0)
+    return errors.RowFailed(MODEL_FAILED, retry_after_s=errors.SOON_S)
 
 
 class BatchCallsOwner(Protocol):

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from deployments.contract import errors
 from deployments.contract.registry import GatewaySnapshot
+from deployments.gateway.decisions import DecisionLog
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_head import upstream_wait_s
 from deployments.gateway.models.catalogue import Catalogue
@@ -67,6 +68,7 @@ class GatewayTelemetry:
         self._token_rates = TokenRates()
         self._keys = KeyUses()
         self.statistics = InferenceStatistics()
+        self.decisions = DecisionLog(gateway) if settings.log.decisions else None
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
@@ -79,6 +81,7 @@ class GatewayTelemetry:
         """What levels, labels and snapshots are read from."""
         self._models, self._pool, self._tenants = models, pool, tenants
         models.on_change = self._declare
+        models.decisions = self.decisions
         self._declare()
 
     def _declare(self) -> None:
@@ -167,8 +170,17 @@ class GatewayTelemetry:
             self._metrics.generated((context.model, tenant, priority), sample)
         if context.status >= _NOT_FINE and self._access.wants(context.status, time.monotonic()):
             self._access.write(_line(context, tenant, total_s))
+        if self.decisions is not None:
+            ended = f"{context.status} {context.outcome}"
+            self.decided(context, "end", ended, _how(context, total_s))
         if self._tracing.records(context.trace):
             trace_request(self._tracing, context, total_s)
+
+    def decided(self, context: RequestContext, event: str, decision: str, reason: str) -> None:
+        """Where a request goes, outside of a queue."""
+        if self.decisions is not None:
+            request_id = context.exchange.request_id.decode("latin-1")
+            self.decisions.note(request_id, context.model, event, decision, reason)
 
     def generated_late(self, context: RequestContext, more: Tokens) -> None:
         """Tokens that came after a request had ended: its engine did not know yet."""
@@ -243,6 +255,20 @@ class GatewayTelemetry:
             models, self._pool.statistics(), known.frozen, ready, tuple(self._keys),
             self._tenants.age_s, known.controller_ends,
         )  # fmt: skip
+
+
+def _how(context: RequestContext, total_s: float) -> str:
+    """How a request ended, in words."""
+    said = [context.reason] if context.reason else []
+    if context.fallback:
+        said.append(f"answered by {context.fallback}")
+    if context.reused is not None and not context.ran:
+        said.append("from the cache or an identical request's run")
+    said.append(f"{total_s * 1e3:.1f} ms in all")
+    if context.ran:
+        queued_ms, service_ms = context.queue_wait_s * 1e3, context.service_s * 1e3
+        said.append(f"{queued_ms:.1f} ms queued, {service_ms:.1f} ms of service")
+    return "; ".join(said)
 
 
 def _upstream(context: RequestContext) -> float:

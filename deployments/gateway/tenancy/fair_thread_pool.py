@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from deployments.contract.errors import Overloaded
+from deployments.contract.errors import SOON_S, Overloaded
 from deployments.gateway.tenancy.rates import QuotaKey, SharedBound
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class FairThreadPool:
             wait_s = self._waiting_turns * self._mean_turn_s / self._workers
             raise Overloaded(
                 "too many requests wait for tokenising or image preparation",
-                retry_after_s=max(1.0, wait_s),
+                retry_after_s=max(SOON_S, wait_s),
                 reason="preprocess_full",
             )
 
@@ -321,4 +321,4 @@ class FairThreadPool:
 
 
 def _closing() -> Overloaded:
-    return Overloaded("the server is shutting down", retry_after_s=1.0, reason="draining")
+    return Overloaded("the server is shutting down", retry_after_s=SOON_S, reason="draining")
