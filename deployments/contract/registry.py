@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 from deployments.contract.crash_reports import CrashReports
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
@@ -94,7 +94,7 @@ class GatewaySnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class GatewayExchange:
     """What a gateway gets for its snapshot: the last word of each other gateway, by gateway."""
 
     rates: dict[str, RateReport] = field(default_factory=dict)
@@ -129,10 +129,10 @@ class RegistryStatus:
     gateways: dict[str, GatewaySnapshot]  # by gateway
 
 
-OUTLINE = Codec[ModelOutline](ModelOutline)
-PROGRESS = Codec[ReplicaProgress](ReplicaProgress)
-ALL_PROGRESS = Codec[list[ReplicaProgress]](list[ReplicaProgress])
-SNAPSHOT = Codec[GatewaySnapshot](GatewaySnapshot)
-EXCHANGE = Codec[Exchange](Exchange)
-VIEW = Codec[View](View)
-STATUS = Codec[RegistryStatus](RegistryStatus)
+OUTLINE = MessageCodec[ModelOutline](ModelOutline)
+PROGRESS = MessageCodec[ReplicaProgress](ReplicaProgress)
+ALL_PROGRESS = MessageCodec[list[ReplicaProgress]](list[ReplicaProgress])
+SNAPSHOT = MessageCodec[GatewaySnapshot](GatewaySnapshot)
+EXCHANGE = MessageCodec[GatewayExchange](GatewayExchange)
+VIEW = MessageCodec[View](View)
+STATUS = MessageCodec[RegistryStatus](RegistryStatus)

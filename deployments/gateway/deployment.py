@@ -30,7 +30,7 @@ from deployments.contract.scaling.messages import (
     ModelOutlook,
 )
 from deployments.gateway.app import GatewayApp, assembled
-from deployments.gateway.ending import Ending
+from deployments.gateway.ending import GatewayShutdown
 from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.http.direct_server import DirectServer
 from deployments.gateway.models.catalogue import Catalogue
@@ -114,7 +114,7 @@ class Gateway:
         fast_path.install(self._app)
         holder = listening_socket.path_of_holder()
         self._direct = DirectServer(self._app, settings) if holder else None
-        self._ending = Ending(
+        self._ending = GatewayShutdown(
             self._models,
             settings.drain_s,
             under_way=self._under_way,

@@ -25,7 +25,7 @@ from deployments.contract.registry import (
     RATES_KEEP_S,
     SNAPSHOT_KEEPS_S,
     STARTED,
-    Exchange,
+    GatewayExchange,
     GatewaySnapshot,
     ModelOutline,
     ReplicaProgress,
@@ -255,11 +255,11 @@ class Registry:
             self._grow_revision()
         return changed
 
-    def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> Exchange:
+    def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> GatewayExchange:
         """Take in a gateway's snapshot. Returns what the other gateways said last."""
         self.gateways[gateway] = (now, snapshot)
         others = [(name, *each) for name, each in self.gateways.items() if name != gateway]
-        return Exchange(
+        return GatewayExchange(
             {name: said.rates for name, at, said in others if now - at < RATES_KEEP_S},
             {name: said.crashes for name, at, said in others if now - at < SNAPSHOT_KEEPS_S},
         )

@@ -151,7 +151,7 @@ def _form(accept: str) -> str:
 
 
 @dataclass(slots=True)
-class Duration:
+class DurationTotal:
     """How often something happened, and for how long in all."""
 
     count: int = 0
@@ -166,9 +166,9 @@ class Duration:
 class BatchSizeStatistics:
     """Of batches of one size; times per batch."""
 
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
+    compute_input: DurationTotal = field(default_factory=DurationTotal)
+    compute_infer: DurationTotal = field(default_factory=DurationTotal)
+    compute_output: DurationTotal = field(default_factory=DurationTotal)
 
 
 @dataclass(slots=True)
@@ -180,14 +180,14 @@ class ModelStatistics:
     last_inference_ms: int = 0  # since the epoch; 0: none
     inference_count: int = 0  # rows, or generated answers
     execution_count: int = 0  # batches, or generated answers
-    success: Duration = field(default_factory=Duration)
-    fail: Duration = field(default_factory=Duration)
-    queue: Duration = field(default_factory=Duration)
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
-    cache_hit: Duration = field(default_factory=Duration)
-    cache_miss: Duration = field(default_factory=Duration)
+    success: DurationTotal = field(default_factory=DurationTotal)
+    fail: DurationTotal = field(default_factory=DurationTotal)
+    queue: DurationTotal = field(default_factory=DurationTotal)
+    compute_input: DurationTotal = field(default_factory=DurationTotal)
+    compute_infer: DurationTotal = field(default_factory=DurationTotal)
+    compute_output: DurationTotal = field(default_factory=DurationTotal)
+    cache_hit: DurationTotal = field(default_factory=DurationTotal)
+    cache_miss: DurationTotal = field(default_factory=DurationTotal)
     by_size: dict[int, BatchSizeStatistics] = field(default_factory=dict)
 
     def ended(self, context: RequestContext, total_s: float) -> None:
@@ -247,7 +247,7 @@ class ModelStatistics:
         self.last_inference_ms = int(time.time() * 1000)
 
 
-def _duration(found: Duration) -> triton.StatisticDuration:
+def _duration(found: DurationTotal) -> triton.StatisticDuration:
     return triton.StatisticDuration(found.count, found.ns)
 
 

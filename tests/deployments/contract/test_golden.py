@@ -14,7 +14,7 @@ from golden_bytes import ROOT, Sample, complaints
 from golden_samples import CODEC_MODULES, SAMPLES, STEPS
 
 from deployments.contract.channel import frames, handshake, stream_messages
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 from deployments.contract.version import SPOKEN, WIRE
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
@@ -74,7 +74,7 @@ def test_every_message_has_a_sample_that_leaves_nothing_at_its_default() -> None
 
 def test_every_codec_has_a_sample() -> None:
     """`CODEC_MODULES` are all modules that make one."""
-    made = {path for path in DEPLOYMENTS.rglob("*.py") if "= Codec[" in path.read_text()}
+    made = {path for path in DEPLOYMENTS.rglob("*.py") if "= MessageCodec[" in path.read_text()}
     assert made == {Path(str(module.__file__)) for module in CODEC_MODULES}
 
 
@@ -141,10 +141,10 @@ def test_a_message_by_name_may_grow_in_a_new_version_and_must_read_the_old_one(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "4").mkdir()
-    (tmp_path / "4" / "order.bin").write_bytes(Codec[Order](Order).encode(Order(7)))
+    (tmp_path / "4" / "order.bin").write_bytes(MessageCodec[Order](Order).encode(Order(7)))
 
     def found(value: Order, newest: int) -> list[str]:
-        codec = Codec[Order](type(value))
+        codec = MessageCodec[Order](type(value))
         sample = Sample(value, lambda said, version: codec.encode(said), codec.decode, 4, True)
         return list(complaints({"order": sample}, (4,), tmp_path, newest))
 

@@ -1,15 +1,12 @@
 """Open Inference requests and answers: JSON, and JSON followed by tensors' bytes.
 
-`decode` reads a body that is all JSON, `decode_binary` one whose tensors' bytes follow the JSON:
-`header_length` is the header Inference-Header-Content-Length, tensors with `binary_data_size` take
-their bytes in the order of the inputs, and the sizes must add up to the body exactly. Both give the
-same `InferCall`. Of a long body only numbers may be many, and are read in slices. `encode` writes
-an answer as JSON or mixed, output by output as asked. Unknown keys and parameters are ignored, as
-Triton does; what would change the meaning of the answer (shared memory, classification) is refused.
-Names, types and shapes against the model are checked by `gateway/rows`. In JSON answers a FP32 is
-the shortest decimal that reads back as the same FP32, FP16 and BF16 are written as the FP32 they
-equal, NaN and infinities are null.
-Measured for 384 FP32: orjson 4.8 µs and 4.2 kB, msgspec over tolist() 11.5 µs and 7.6 kB.
+`decode` reads a JSON body, `decode_binary` one whose tensors' bytes follow the JSON: tensors with
+`binary_data_size` take their bytes in the order of the inputs, and the sizes must add up to the
+body exactly. `encode` writes an answer as JSON or mixed. Unknown keys and parameters are ignored,
+as Triton does; what would change the meaning of the answer (shared memory, classification) is
+refused. `row_conversion` checks names, types and shapes against the model. In JSON answers a FP32
+is the shortest decimal that reads back as the same FP32, FP16 and BF16 are the FP32 they equal, NaN
+and infinities are null. Measured for 384 FP32: orjson 4.8 µs, msgspec over tolist() 11.5 µs.
 Source: Open Inference Protocol, REST; Triton's binary tensor data extension.
 """
 
