@@ -32,15 +32,16 @@ from deployments.gateway.http.protocols import error_shapes
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 15_360
-# As many may wait to be accepted as HAProxy lets through to a gateway (4,064), so that a burst while
-# the loop is busy is not taken for a gateway that is down. Linux's own bound, net.core.somaxconn.
+# As many may wait to be accepted as HAProxy lets through to a gateway (4,064), so that a burst
+# while the loop is busy is not taken for a gateway that is down. Linux's own bound,
+# net.core.somaxconn.
 LISTEN_QUEUE = 4096
 _head_s = 30.0
 _LOOK_S = 60.0  # between looks at what a slow client has taken: sockets take in lumps of 100 KB
 _SOCKET_BYTES = 131_072  # 128 KiB and the system's own: at 0.1 ms to HAProxy more than 1 GB/s
 _INT = bytes(4)
-# httptools reads no body behind an offer and would take the body's bytes for the next request, which
-# whoever stands before us never saw. So such a head is parsed again without the offer.
+# httptools reads no body behind an offer and would take the body's bytes for the next request,
+# which whoever stands before us never saw. So such a head is parsed again without the offer.
 _OFFER = (b"upgrade", b"http2-settings")  # headers, and what `Connection` says of them
 _LINGER_S = 5.0  # a refused client goes on sending: closed at once, it would lose the refusal
 _min_bytes_per_s = 0.0
@@ -62,8 +63,9 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        # uvicorn's reader of X-Forwarded-For would write over the connection's own address, by which
-        # connections are counted; `Exchange.caller_address` reads the header where it is asked for.
+        # uvicorn's reader of X-Forwarded-For would write over the connection's own address, by
+        # which connections are counted; `Exchange.caller_address` reads the header where it is
+        # asked for.
         if isinstance(self.app, ProxyHeadersMiddleware):
             self.app = self.app.app
         self._head_bytes = 0
