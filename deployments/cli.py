@@ -70,7 +70,6 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.tools.tenants_file", "CannotEdit", 1),
         ("deployments.control.dashboard", "ClusterError", 1),
-        ("deployments.tools.kube.api", "KubernetesError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):

@@ -1,4 +1,4 @@
-"""Arguments and help of the command groups `headrace key`, `rollout`, `cluster`, `kube`, `plan`.
+"""Arguments and help of the command groups `headrace key`, `rollout`, `cluster`, `plan`.
 
 Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """
@@ -151,71 +151,4 @@ def check(file: Path | None, address: str | None, as_json: bool) -> None:
     call("deployments.tools.cluster", "check", file, address, as_json)
 
 
-@click.group()
-def kube() -> None:
-    """A release on Kubernetes, read with your kubeconfig (docs/kubernetes.md).
-
-    Needs the extra `k8s`: pip install 'headrace[k8s]'.
-    """
-
-
-_namespace = click.option(
-    "-n", "--namespace", metavar="NAMESPACE", help="The release's namespace; unset, the context's."
-)
-_context = click.option(
-    "--context", metavar="CONTEXT", help="Context of the kubeconfig; unset, its current one."
-)
-_release = click.option(
-    "--release", metavar="RELEASE", help="The release, if the namespace has several."
-)
-
-
-@kube.command(epilog="Example: headrace kube status -n serving")
-@click.argument("release", required=False)
-@_namespace
-@_context
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def status(release: str | None, namespace: str | None, context: str | None, as_json: bool) -> None:
-    """Show a release: its pods, where they run, and what each waits for."""
-    call("deployments.tools.kube.commands", "status", release, namespace, context, as_json=as_json)
-
-
-@kube.command(epilog="Example: headrace kube why minilm")
-@click.argument("target", required=False, metavar="[POD|GROUP|MODEL]")
-@_namespace
-@_context
-@_release
-def why(
-    target: str | None, namespace: str | None, context: str | None, release: str | None
-) -> None:
-    """Explain what is not well: what each thing waits for, and what would help."""
-    call("deployments.tools.kube.commands", "why", target, namespace, context, release)
-
-
-@kube.command(epilog="Example: headrace kube logs minilm --since 10m --follow")
-@click.argument("target", metavar="MODEL|gateway|head|GROUP|POD")
-@_namespace
-@_context
-@_release
-@click.option(
-    "--since", "since_s", type=Duration(), help="Only lines younger than this: 90s, 10m, 2h, 1d."
-)
-@click.option("--tail", type=click.IntRange(1), help="Only the last lines of each pod.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option(
-    "-p", "--previous", is_flag=True, help="Logs of containers before their last restart."
-)
-def logs(
-    target: str, namespace: str | None, context: str | None, release: str | None, **options: Any
-) -> None:
-    """Print the logs of the pods of a model, of gateways or of the head, merged.
-
-    A model's pods are those of the worker groups that its replicas fit in.
-    """
-    from deployments.tools.kube.merged_logs import LogOptions
-
-    wanted = LogOptions(**options)
-    call("deployments.tools.kube.commands", "logs", target, namespace, context, release, wanted)
-
-
-GROUPS = (key, rollout, cluster, kube, plan)
+GROUPS = (key, rollout, cluster, plan)

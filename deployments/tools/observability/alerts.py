@@ -45,7 +45,7 @@ ALERTS = (
         Severity.CRITICAL,
         "Prometheus gets no metrics from any gateway of {{ $labels.job }} any more.",
         "Its pods or processes: do they run, and does Prometheus reach them (page \"Targets\")? On "
-        "Kubernetes, `headrace kube status`.",
+        "Kubernetes, `kubectl get pods`.",
     ),
     Alert(
         "HeadraceQueueGrows",
@@ -122,7 +122,7 @@ ALERTS = (
         "10m",
         Severity.WARNING,
         "No gateway reaches a replica of {{ $labels.model }}: its requests are refused.",
-        "`headrace status` says what the model waits for; on Kubernetes, `headrace kube why`.",
+        "`headrace status` says what the model waits for; on Kubernetes, `kubectl describe pod`.",
     ),
     Alert(
         "HeadraceCopyBudgetIsSpent",
