@@ -16,7 +16,7 @@ export no_proxy := localhost,127.0.0.1,::1$(no_proxy:%=,%)
 # `make compiled` says it itself.
 unexport HEADRACE_COMPILE
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -114,13 +114,12 @@ $(VENV)/.kube: $(VENV)/.dev requirements/kube.lock requirements/supply-chain.loc
 	$(PIP) uninstall --quiet --yes rfc3987-syntax
 	@touch $@
 
-# Prometheus and promtool, for the tests of alerts and dashboards; without them those are skipped.
+# Prometheus and promtool, for the tests of alerts and dashboards, by Debian's
+# package; without them those are skipped.
 prometheus: $(VENV)/.dev
-	-@$(BIN)/python -m deployments.tools.observability.prometheus_binary
-
-# What a server of FILE on this machine does, beside `make serve`; Ctrl-C ends it.
-dashboard: prometheus
-	@$(BIN)/python -m deployments.tools.observability.local_dashboard $(FILE)
+	-@test -x $(VENV)/prometheus/usr/bin/promtool || { cd $$(mktemp -d) \
+	  && apt-get --quiet download prometheus \
+	  && dpkg-deb --extract prometheus_*.deb $(abspath $(VENV))/prometheus; }
 
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.
 test-kube: kube prometheus

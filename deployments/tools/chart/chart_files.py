@@ -22,8 +22,8 @@ from deployments.settings.replicas import ReplicaSettings
 from deployments.tools.chart.readme import readme
 from deployments.tools.chart.settings_schema import settings_schema
 from deployments.tools.chart.values_comments import comments
+from deployments.tools.observability.alerts import rules_file
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_json
-from deployments.tools.observability.rules_file import rules_file
 
 CHARTS = Path(__file__).parents[3] / "helm"
 CHART = CHARTS / "headrace"

@@ -1,10 +1,9 @@
-"""The dashboard for an incident: arrivals, queue, latency, batches, replicas and devices."""
+"""The dashboards: the war room for an incident, and what each tenant asks for and gets."""
 
 from __future__ import annotations
 
-from deployments.tools.observability import queries
-from deployments.tools.observability.queries import RATE_WINDOW
-from deployments.tools.observability.types import Dashboard, Panel, Query, Row, Variable
+from deployments.tools.observability import alerts, promql
+from deployments.tools.observability.promql import Dashboard, Panel, Query, Row, Variable
 
 CHOSEN = 'namespace=~"$namespace",model=~"$model"'
 NO_DCGM = "there is no GPU, or no dcgm-exporter"
@@ -12,11 +11,11 @@ STAGE_QUANTILES = (0.5, 0.95, 0.99)
 
 
 def rate(counter: str, by: str, more: str = "") -> str:
-    return queries.rate(counter, by, RATE_WINDOW, CHOSEN + more)
+    return promql.rate(counter, by, promql.RATE_WINDOW, CHOSEN + more)
 
 
 def mean(histogram: str, by: str) -> str:
-    return queries.mean(histogram, by, RATE_WINDOW, CHOSEN)
+    return promql.mean(histogram, by, promql.RATE_WINDOW, CHOSEN)
 
 
 def total(gauge: str, by: str) -> str:
@@ -34,7 +33,7 @@ def by_model(query: str) -> str:
 def quantiles(histogram: str) -> tuple[Query, ...]:
     """p50, p95 and p99 of everything chosen."""
     return tuple(
-        Query(queries.quantile(q, histogram, "", RATE_WINDOW, CHOSEN), f"p{q * 100:g}")
+        Query(promql.quantile(q, histogram, "", promql.RATE_WINDOW, CHOSEN), f"p{q * 100:g}")
         for q in STAGE_QUANTILES
     )
 
@@ -44,7 +43,7 @@ def _stages(q: float) -> Panel:
         "Of requests: upstream, parse, tokenize, queue, reply. Of batches: pad, copy, run, post, "
         "transport."
     )
-    query = queries.quantile(q, "stage_seconds", "stage", RATE_WINDOW, CHOSEN)
+    query = promql.quantile(q, "stage_seconds", "stage", promql.RATE_WINDOW, CHOSEN)
     by_stage = (Query(query, "{{stage}}"),)
     return Panel(f"p{q * 100:g} by stage", says, "s", by_stage, logarithmic=True)
 
@@ -145,7 +144,7 @@ BATCHES = Row(
         ),
         Panel(
             "Deviation of batch times", "Standard deviation over mean, by bucket.", "percentunit",
-            (Query(queries.deviation("bucket", RATE_WINDOW, CHOSEN), "to {{bucket}}"),),
+            (Query(promql.deviation("bucket", promql.RATE_WINDOW, CHOSEN), "to {{bucket}}"),),
         ),
         Panel(
             "Measured over predicted", "Batch times' p50, p95, p99. 1: the cost model is right.",
@@ -234,4 +233,130 @@ WAR_ROOM = Dashboard(
     "Arrivals, queue, latency, batches, replicas and devices.",
     (Variable("namespace", "headrace_arrivals_total"), Variable("model", "headrace_replicas")),
     (ARRIVALS, QUEUE, LATENCY, BATCHES, DEVICES, COPIES),
+)
+
+
+_OF_TENANTS = 'namespace=~"$namespace",model=~"$model",tenant=~"$tenant"'
+_GENERATES = "no model generates text"
+
+
+def _rate(counter: str, by: str = "tenant", more: str = "") -> str:
+    return promql.rate(counter, by, promql.RATE_WINDOW, _OF_TENANTS + more)
+
+
+def _total(gauge: str) -> str:
+    return f"sum by (tenant) (headrace_{gauge}{{{_OF_TENANTS}}})"
+
+
+def _quantile(q: float, histogram: str) -> Query:
+    query = promql.quantile(q, histogram, "tenant", promql.RATE_WINDOW, _OF_TENANTS)
+    return Query(query, f"{{{{tenant}}}} p{q * 100:g}")
+
+
+def _burn(window: str) -> Query:
+    missed = alerts.missed(window, _OF_TENANTS)
+    budget = f"{1 - alerts.OBJECTIVE:g}"
+    return Query(f"{missed} / {budget}", f"{{{{tenant}}}}, {{{{model}}}}, {window}")
+
+
+ASKED = Row(
+    "Asked for and answered",
+    (
+        Panel(
+            "Arrivals", "Requests whose tenant and model are known.", "reqps",
+            (Query(_rate("arrivals_total"), "{{tenant}}"),),
+        ),
+        Panel(
+            "Ends by outcome", "`ok`, or what went wrong.", "reqps",
+            (Query(_rate("requests_total", "tenant, outcome"), "{{tenant}} {{outcome}}"),),
+        ),
+        Panel(
+            "Refused and failed, by reason", "What the reasons mean: docs/observability.md.",
+            "reqps",
+            (
+                Query(
+                    _rate("requests_total", "tenant, reason", ',outcome!="ok"'),
+                    "{{tenant}} {{reason}}",
+                ),
+            ),
+            may_be_empty="nothing was refused, and nothing failed",
+        ),
+    ),
+)  # fmt: skip
+
+PROMISE = Row(
+    "Promise",
+    (
+        Panel(
+            "Within the promise", "Answers within the model's `slo`, of requests that arrived.",
+            "percentunit",
+            (Query(f"{_rate('slo_kept_total')} / ({_rate('arrivals_total')} > 0)", "{{tenant}}"),),
+        ),
+        Panel(
+            "Burn rate", "1: a month's error budget would last exactly a month. 14.4 over an hour "
+            "or 6 over six hours fires an alert.", "short", (_burn("5m"), _burn("1h")),
+        ),
+        Panel(
+            "Total time", "Of answered requests.", "s",
+            tuple(_quantile(q, "request_seconds") for q in (0.5, 0.95, 0.99)), logarithmic=True,
+        ),
+        Panel(
+            "Queue wait", "Of answered requests.", "s",
+            tuple(_quantile(q, "queue_wait_seconds") for q in (0.5, 0.95)), logarithmic=True,
+        ),
+    ),
+)  # fmt: skip
+
+SHARE = Row(
+    "Share",
+    (
+        Panel(
+            "Device time", "Service seconds a second that the tenant got; weights divide them.",
+            "short", (Query(_rate("tenant_served_seconds_total"), "{{tenant}}"),), stacked=True,
+        ),
+        Panel(
+            "Rows that wait", "Late rows included.", "short",
+            (Query(_total("tenant_queue_rows"), "{{tenant}}"),), stacked=True,
+        ),
+        Panel(
+            "Backlog", "Predicted service time of waiting rows that are not late.", "s",
+            (Query(_total("tenant_backlog_seconds"), "{{tenant}}"),), stacked=True,
+        ),
+    ),
+)  # fmt: skip
+
+GENERATED = Row(
+    "Generated text",
+    (
+        Panel(
+            "Tokens", "Of prompts; of prompts, found in a replica's cache; of outputs.", "short",
+            tuple(
+                Query(_rate(f"{kind}_tokens_total"), f"{{{{tenant}}}} {kind}")
+                for kind in ("input", "cached", "output")
+            ),
+            may_be_empty=_GENERATES,
+        ),
+        Panel(
+            "Time to the first token", "Of answers that streamed.", "s",
+            tuple(_quantile(q, "time_to_first_token_seconds") for q in (0.5, 0.95)),
+            may_be_empty=_GENERATES,
+        ),
+        Panel(
+            "Time per further token", "Of answers that streamed.", "s",
+            tuple(_quantile(q, "time_per_output_token_seconds") for q in (0.5, 0.95)),
+            may_be_empty=_GENERATES,
+        ),
+    ),
+)  # fmt: skip
+
+BY_TENANT = Dashboard(
+    "headrace-tenants",
+    "Headrace: tenants",
+    "What each tenant asks for, what it gets, and whether its promises are kept.",
+    (
+        Variable("namespace", "headrace_arrivals_total"),
+        Variable("model", "headrace_arrivals_total"),
+        Variable("tenant", "headrace_arrivals_total"),
+    ),
+    (ASKED, PROMISE, SHARE, GENERATED),
 )

@@ -1,7 +1,9 @@
-"""Types that describe alerts and dashboards.
+"""What alerts and dashboards are made of: PromQL, and the types that describe them.
 
-Queries are PromQL. Queries of dashboards may contain Grafana's variables (`$tenant`,
-`$__rate_interval`); `queries.plain` fills them in for use without Grafana.
+All expressions add up the gateways. Their parameters: `by` are the labels to group by; `window` is
+the range of a rate, such as `10m`; `chosen` are label matchers without their braces, "" for all
+samples. Names of metrics come without the prefix `headrace_`. Queries of dashboards may contain
+Grafana's variables (`$tenant`, `$__rate_interval`).
 """
 
 from __future__ import annotations
@@ -95,3 +97,37 @@ class Dashboard:
     @property
     def panels(self) -> tuple[Panel, ...]:
         return tuple(panel for row in self.rows for panel in row.panels)
+
+
+RATE_WINDOW = "$__rate_interval"
+
+
+def rate(counter: str, by: str, window: str, chosen: str = "") -> str:
+    """A counter's increase a second."""
+    return f"sum by ({by}) (rate(headrace_{counter}{_braces(chosen)}[{window}]))"
+
+
+def mean(histogram: str, by: str, window: str, chosen: str = "") -> str:
+    """The mean of a histogram's samples."""
+    total = rate(f"{histogram}_sum", by, window, chosen)
+    return f"{total} / {rate(f'{histogram}_count', by, window, chosen)}"
+
+
+def quantile(q: float, histogram: str, by: str, window: str, chosen: str = "") -> str:
+    labels = f"{by}, le" if by else "le"
+    return f"histogram_quantile({q:g}, {rate(f'{histogram}_bucket', labels, window, chosen)})"
+
+
+def deviation(by: str, window: str, chosen: str = "") -> str:
+    """Batch times' coefficient of variation: standard deviation over mean.
+
+    Its square is the mean of squares over the square of the mean, less one.
+    """
+    squares = rate("service_squared_seconds_total", by, window, chosen)
+    count = rate("service_seconds_count", by, window, chosen)
+    total = rate("service_seconds_sum", by, window, chosen)
+    return f"sqrt(clamp_min({squares} * {count} / {total} ^ 2 - 1, 0))"
+
+
+def _braces(chosen: str) -> str:
+    return f"{{{chosen}}}" if chosen else ""
