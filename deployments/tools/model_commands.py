@@ -94,39 +94,22 @@ def stage(file: Path, convert: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Store nothing for serve.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option("--html", type=FILE, help="Write tables and pictures into this file.")
-@click.option("--trace", type=FILE, help="Write a Chrome trace of every batch into this file.")
 @click.option("--seed", type=int, default=0, help="Seed of every random choice.")
-def profile(
-    file: Path,
-    model: str | None,
-    seconds: float,
-    lengths: Path | None,
-    seed: int,
-    compare: str | None,
-    **output: Any,
-) -> None:
+def profile(file: Path, compare: str | None, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Measure what MODEL's batches cost on this machine, and store the profile for serve.
 
     MODEL may be left out if FILE has only one.
     """
-    from deployments.tools.profile.command import ProfileOutput
-    from deployments.tools.profile.subject import ProfileOptions
+    from deployments.tools.profile.measure import ProfileOptions
 
-    if seconds != seconds:
+    if options["seconds"] != options["seconds"]:
         raise click.BadParameter("is nan; must be a number of seconds", param_hint="--seconds")
-    options = ProfileOptions(file, model, seconds, lengths, seed)
+    wanted, module = ProfileOptions(file, **options), "deployments.tools.profile"
     if compare is None:
-        call("deployments.tools.profile.command", "profile", options, ProfileOutput(**output))
+        call(f"{module}.command", "profile", wanted, dry_run=dry_run, as_json=as_json)
     else:
         names = [name.strip() for name in compare.split(",")]
-        call(
-            "deployments.tools.profile.compare.command",
-            "compare",
-            options,
-            names,
-            ProfileOutput(**output),
-        )
+        call(f"{module}.compare", "compare", wanted, names, as_json=as_json)
 
 
 COMMANDS = (verify, record, profile, stage)

@@ -9,9 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
-from deployments.tools.console.progress_bar import SimulatedTimeBar
+from deployments.tools.console.progress_bar import shown_progress
 from deployments.tools.simulate.simulated import show, show_beside, show_fifo
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 
@@ -29,7 +27,11 @@ def simulate(
     rival = simulation.with_policies(options.policies) if options.policies else None
     if simulation.left_out:
         print(f"not simulated: {', '.join(simulation.left_out)}", file=sys.stderr)
-    with SimulatedTimeBar(simulation.scenario.run_s, Console(stderr=True)) as advance:
+    with shown_progress("simulated") as note:
+
+        def advance(now: float, requests: int) -> None:
+            note(f"{now:.0f} s, {requests:,} requests", now / simulation.scenario.run_s)
+
         result = simulation.run(advance)
         fifo = simulation.run(advance, fifo=True) if options.fifo else None
         policies = rival.run(advance) if rival is not None else None

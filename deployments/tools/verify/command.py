@@ -6,8 +6,7 @@ Prints progress and a report. Exit code: 0 if the model is accepted, 1 if not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deployments.replica import describe
 from deployments.replica.artifacts.local_model import local_model
@@ -34,12 +31,11 @@ from deployments.settings.reference import CannotVerify
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
 from deployments.tools.console import verify_report
+from deployments.tools.console.progress_bar import shown_progress
 from deployments.tools.verify.layers import lines as layer_lines
 from deployments.tools.verify.layers import look
 from runtimes import catalog
 from runtimes.types import RuntimeSettings
-
-Note = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +101,3 @@ def verified(
         return verify(settings, candidate, options, reading, progress)
     finally:
         candidate.close()
-
-
-@contextmanager
-def shown_progress(name: str) -> Iterator[Note]:
-    """A progress line on standard error, removed at the end; nothing if that is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task(name, total=1.0)
-        yield lambda phase, share: progress.update(
-            task, description=f"{name}: {phase}", completed=share
-        )

@@ -16,7 +16,8 @@ from deployments.settings.reference import CannotVerify
 from deployments.settings.remote_source import is_remote, redacted
 from deployments.settings_files import preprocessing_support
 from deployments.settings_files.made import cache_dir
-from deployments.tools.verify.command import chosen, shown_progress
+from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.verify.command import chosen
 from runtimes import fingerprint
 
 
