@@ -79,8 +79,11 @@ def _title(snapshot: StatusSnapshot) -> Text:
     parts = [snapshot["url"]]
     if "pid" in snapshot and "uptime_s" in snapshot:
         parts += [f"pid {snapshot['pid']}", f"up {_seconds(snapshot['uptime_s'])}"]
-    gateways = snapshot["gateways"]
-    return Text("  ".join([*parts, f"{gateways} gateway{'' if gateways == 1 else 's'}"]))
+    gateways, silent = snapshot["gateways"], snapshot.get("silent", {})
+    parts.append(f"{gateways} gateway{'' if gateways == 1 else 's'}")
+    if silent:
+        parts[-1] += f", {len(silent)} of them last seen {_seconds(max(silent.values()))} ago"
+    return Text("  ".join(parts))
 
 
 def _details(model: ModelStatus) -> Iterator[Text]:
