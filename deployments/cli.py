@@ -62,7 +62,6 @@ def _explained(error: Exception) -> int | None:
         ("deployments.settings.plain", "SettingsErrors", 2),
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
-        ("deployments.tools.simulate.plots", "NoPlots", 1),
         ("deployments.tools.profile.lengths", "WrongArguments", 2),
         ("deployments.tools.profile.measure", "CannotProfile", 1),
         ("deployments.control.supervisor.server_files", "NoServer", 1),
@@ -261,7 +260,6 @@ def stop(where: Where) -> None:
 @click.option("--replicas", type=click.IntRange(0), help="Replicas, instead of the settings'.")
 @click.option("--seed", type=int, help="Decides every random choice, instead of the scenario's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option("--plot", type=FILE, help="Draw the run on this page (.html).")
 @click.option("--fifo", is_flag=True, help="Run it also through one queue, first in, first out.")
 @click.option(
     "--policy", "policies", multiple=True, metavar="KIND=NAME",
@@ -272,7 +270,7 @@ def stop(where: Where) -> None:
     "--set", "changes", multiple=True, metavar="PATH=VALUE",
     help="Change the scenario (arrivals.rate=300) or its settings (settings.models.…); repeatable.",
 )  # fmt: skip
-def simulate(scenario: Path, as_json: bool, plot: Path | None, **options: Any) -> None:
+def simulate(scenario: Path, as_json: bool, **options: Any) -> None:
     """Run SCENARIO on virtual time: the real scheduling against modelled replicas.
 
     A bare name is one of the scenarios that come with Headrace (loadtests/scenarios).
@@ -282,7 +280,7 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **options: Any) -
 
     call(
         "deployments.tools.simulate.command", "simulate", located(scenario),
-        SimulateOptions(**options), as_json=as_json, plot=plot,
+        SimulateOptions(**options), as_json=as_json,
     )  # fmt: skip
 
 

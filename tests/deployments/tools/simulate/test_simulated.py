@@ -2,8 +2,8 @@
 
 import pytest
 
-from deployments.tools.console.charts import chart
 from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.simulate.command import chart
 
 
 @pytest.mark.parametrize(
