@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deployments.process.loopback import keep_loopback_direct
-from deployments.tools import command_groups, model_commands
-from deployments.tools.command_line import (
+from deployments.tools.commands import (
+    COMMANDS,
     FILE,
-    PORT,
     Duration,
     Replicas,
     built_in_example,
@@ -28,7 +27,7 @@ from deployments.tools.command_line import (
     say_version,
 )
 from deployments.tools.user_folders import mended
-from deployments.tools.where import Where, reaches
+from deployments.tools.where import PORT, Where, reaches
 
 if TYPE_CHECKING:
     from deployments.settings.tree import Settings
@@ -128,14 +127,14 @@ def check(file: Path, elsewhere: bool, fingerprint: str | None, write: bool) -> 
     if fingerprint is not None:
         if elsewhere:
             raise click.UsageError("--fingerprint reads the model's files: not with --elsewhere")
-        call("deployments.tools.verify.stamp", "show", file, fingerprint, write=write)
+        call("deployments.tools.verify.command", "fingerprint_of", file, fingerprint, write=write)
     if write:
         raise click.UsageError("--write stores a fingerprint: it needs --fingerprint MODEL")
     from deployments.settings_files.load import load
 
     settings = load(file, here=not elsewhere)
     click.echo(summary(settings))
-    for line in function("deployments.tools.explained", "scaling_lines")(settings):
+    for line in function("deployments.tools.init", "scaling_lines")(settings):
         click.echo(line)
 
 
@@ -294,7 +293,7 @@ def load(arguments: tuple[str, ...]) -> None:
     function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
 
 
-for command in (*model_commands.COMMANDS, *command_groups.GROUPS):
+for command in COMMANDS:
     main.add_command(command)
 
 

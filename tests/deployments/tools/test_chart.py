@@ -11,9 +11,14 @@ import jsonschema
 import pytest
 import yaml
 
-from deployments.tools.chart.chart_files import CHART, generated, values_schema
-from deployments.tools.chart.settings_schema import SECTIONS, settings_schema
-from deployments.tools.chart.values_comments import comments
+from deployments.tools.chart import (
+    CHART,
+    SECTIONS,
+    comments,
+    generated,
+    settings_schema,
+    values_schema,
+)
 
 VALUES = (CHART / "values.yaml").read_text()
 
