@@ -43,6 +43,8 @@ from runtimes.synthetic.runtime import SyntheticOptions, SyntheticRuntime, servi
 from runtimes.synthetic.stream import SyntheticStreamOptions
 from runtimes.types import Batch, Limits, RuntimeSettings
 
+_NO_FILES = Path()
+_TIMES = ("base_ms", "per_request_ms", "per_token_us")
 _SESSION_SHARE = 0.5  # of a prompt, what its session's earlier ones have in common with it
 _ROOM = 1 << 24  # blocks a name has
 
@@ -124,10 +126,6 @@ class Prompts:
 def _named(name: str, blocks: int) -> tuple[int, ...]:
     start = crc32(name.encode()) * _ROOM
     return tuple(range(start, start + blocks))
-
-
-_NO_FILES = Path()
-_TIMES = ("base_ms", "per_request_ms", "per_token_us")
 
 
 class SimSetupError(ValueError):
