@@ -19,6 +19,7 @@ from deployments.contract.rollout.route import RolloutRoute
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""
 LEASE_S = 5.0
+SILENT_S = 3.0  # a gateway that has not pushed for so long may have ended
 SNAPSHOT_KEEPS_S = 10.0  # a gateway's snapshot is dropped after that
 RATES_KEEP_S = 3.0
 """Seconds for which a gateway's rates count. It says them once a second, and one that died asks for

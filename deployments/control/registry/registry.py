@@ -23,6 +23,7 @@ from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
+    SILENT_S,
     SNAPSHOT_KEEPS_S,
     STARTED,
     GatewayExchange,
@@ -254,6 +255,12 @@ class Registry:
         if changed:
             self._grow_revision()
         return changed
+
+    def silent_gateways(self, now: float) -> dict[str, float]:
+        """Gateways that have missed several pushes, and how long ago each was seen: they may have
+        ended."""
+        ages = {name: now - at for name, (at, _) in self.gateways.items()}
+        return {name: age_s for name, age_s in ages.items() if age_s > SILENT_S}
 
     def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> GatewayExchange:
         """Take in a gateway's snapshot. Returns what the other gateways said last."""

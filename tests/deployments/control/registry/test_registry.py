@@ -196,6 +196,13 @@ def test_a_gateway_hears_what_the_others_have_said_last(registry: Registry) -> N
     assert registry.push("b", GatewaySnapshot(), 1.0) == GatewayExchange({"a": {}}, {"a": {}})
 
 
+def test_a_gateway_that_misses_several_pushes_is_silent(registry: Registry) -> None:
+    registry.push("a", GatewaySnapshot(), 0.0)
+    registry.push("b", GatewaySnapshot(), 4.0)
+    assert registry.silent_gateways(3.0) == {}
+    assert registry.silent_gateways(5.0) == {"a": 5.0}
+
+
 def test_a_gateway_that_is_silent_asks_for_no_share_and_its_crashes_count_on(
     registry: Registry,
 ) -> None:
