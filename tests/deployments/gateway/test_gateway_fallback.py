@@ -294,11 +294,11 @@ async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None
 async def test_a_way_holds_on_to_the_asked_models_promise(stand: Stand) -> None:
     selection = ModelSelection(stand.models, Tenant("t"), "device", None)
     asked = stand.models.find("device").description.scheduling
-    assert selection.promise is asked
+    assert selection.scheduling is asked
     held = await fill(stand)
     selection.check_room(QueueRequest("t", 1, 1.0, 1.0))
     assert selection.fallback == "small"
-    assert selection.promise is asked
+    assert selection.scheduling is asked
     await drained(stand, held)
 
 
