@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, Value
+from loadtests.benches.server import Launch, RunningServer, free_port, launched
 from loadtests.benches.trivial_server import ANSWER
 from loadtests.client.http1 import ResponseParser
 from loadtests.client.player import PlayedRequest

@@ -19,9 +19,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from loadtests.benches.launched import RunningServer
-from loadtests.benches.processes import marked
-from loadtests.benches.server import SETTINGS_DIR, headrace
+from loadtests.benches.server import SETTINGS_DIR, RunningServer, headrace, marked
 from loadtests.client.http1 import Target
 from loadtests.client.player import PlayedRequest, PlayerSettings, play
 from loadtests.client.protocols.open_inference import OpenInference

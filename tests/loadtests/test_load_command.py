@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from loadtests.benches.launched import free_port
+from loadtests.benches.server import free_port
 from loadtests.command import main
 from loadtests.results.record import Client, Record, load
 from loadtests.run import PreparedRun
