@@ -235,7 +235,7 @@ class PromiseFile(Section):
 
 def load_file(path: Path) -> PromiseFile:
     """With its files' paths made whole. Raises ScenarioErrors."""
-    found = read_part(path, PromiseFile)
+    found = read_part(path, PromiseFile, "a file of promises")
     adapter = str(path.parent / found.adapter) if found.adapter else ""
     return found.model_copy(
         update={"scenario": str(path.parent / found.scenario), "adapter": adapter}

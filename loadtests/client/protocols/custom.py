@@ -61,7 +61,7 @@ class Custom:
 
     def __init__(self, place: Endpoint) -> None:
         self.place = place
-        self._adapter = read_part(Path(place.adapter), CustomAdapter)
+        self._adapter = read_part(Path(place.adapter), CustomAdapter, "an adapter")
         path = _filled(self._adapter.path, {"model": place.model})
         self._heads = Heads(place, path, self._adapter.method)
         self._more = "".join(f"{k}: {v}\r\n" for k, v in self._adapter.headers.items()).encode()
