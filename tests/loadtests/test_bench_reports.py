@@ -176,7 +176,7 @@ def test_a_generator_without_wrk_is_measured_alone(server, monkeypatch):
     lag = SimpleNamespace(percentile_s=lambda percent: 1e-4)
     client = SimpleNamespace(lag=lag, cpu_us=90.0, behind="")
     record = SimpleNamespace(client=client, total=lambda: total)
-    monkeypatch.setattr(generator, "ready", lambda *_: SimpleNamespace(play=lambda: record))
+    monkeypatch.setattr(generator, "played", lambda *_: record)
     monkeypatch.setattr(generator, "_us", lambda call, given: (call(given), 2.0)[1])
     report = reported(generator.BENCH, "--rates", "5000")
     assert [table.rows[0][0] for table in report.tables] == [5000.0, "a body rendered, oip"]

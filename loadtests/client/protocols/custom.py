@@ -22,9 +22,8 @@ import orjson
 from pydantic import BeforeValidator, Field
 
 from loadtests.client.http1 import Response
-from loadtests.client.protocols.heads import Heads
 from loadtests.client.protocols.openai import DEFAULT_OUTPUT
-from loadtests.client.protocols.types import AnswerFacts, Endpoint
+from loadtests.client.protocols.types import AnswerFacts, Endpoint, Heads
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import read_part
 from loadtests.traffic.texts import Texts

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.client.protocols.heads import Heads
-from loadtests.client.protocols.types import Endpoint, WireError
+from loadtests.client.protocols.types import Endpoint, Heads, WireError
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.texts import Texts
 from loadtests.traffic.workload import HEADER_LENGTH, token_ids
