@@ -27,7 +27,7 @@ from loadtests.benches.endurance_callers import (
     asking,
     capacity,
 )
-from loadtests.benches.memory_growth import ServerSample, ServerWatch, levels_of
+from loadtests.benches.memory_growth import ServerSample, levels_of, watching
 from loadtests.benches.process_faults import (
     Injected,
     Struck,
@@ -104,9 +104,9 @@ def endured(options: Options) -> Endured:
             mischief=options.mischief,
             streams=round(options.load * SEQUENCES * 2),
         )
-        with ServerWatch(running, SAMPLE_S) as watch, asking(plan) as all_:
+        with watching(running, SAMPLE_S) as samples, asking(plan) as all_:
             _Disturbance(running, found, options).run()
-        found.log, found.ragged, found.samples = all_.log, all_.ragged, watch.samples
+        found.log, found.ragged, found.samples = all_.log, all_.ragged, samples
         found.levels = levels_by_gateway(running, SETTLE_S)
     return found
 

@@ -1,6 +1,6 @@
 """Does a server's memory grow while it is under load, and is anything held when the load is over?
 
-A `ServerWatch` samples every few seconds: resident bytes by process, and the levels of `/metrics`
+`watching` takes a sample every few seconds: resident bytes by process, and the levels of `/metrics`
 (waiting rows, batches and rows at replicas, accounting drift). Growth is judged without the first
 third, since caches are full by then: processes that lived throughout each by the slope of a
 straight line through its samples, all processes together (those that were replaced too) by the
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPException
 from statistics import median
 
@@ -57,30 +58,23 @@ def sample(running: RunningServer, at_s: float) -> ServerSample:
     return ServerSample(at_s, rss, levels_of(page))
 
 
-@dataclass(slots=True)
-class ServerWatch:
-    """A context manager that takes samples while it is entered."""
+@contextmanager
+def watching(running: RunningServer, every_s: float) -> Iterator[list[ServerSample]]:
+    """Takes samples while this context is entered; yields the list that they are added to."""
+    samples: list[ServerSample] = []
+    ended, start = threading.Event(), time.perf_counter()
 
-    running: RunningServer
-    every_s: float
-    samples: list[ServerSample] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    def watch() -> None:
+        while not ended.wait(every_s):
+            samples.append(sample(running, time.perf_counter() - start))
 
-    def __enter__(self) -> ServerWatch:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _watch(self) -> None:
-        start = time.perf_counter()
-        while not self._ended.wait(self.every_s):
-            self.samples.append(sample(self.running, time.perf_counter() - start))
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
 
 
 def peak(samples: Sequence[ServerSample], level: str) -> float:

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import signal
+import threading
 from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from loadtests.benches import changing_model, process_faults
+from loadtests.benches import changing_model, memory_growth, process_faults
 from loadtests.benches.changing_model import BAD, GOOD, MODEL, MadeChange, change, kind_of, version
 from loadtests.benches.endurance import BENCH, bars, notes, record, tables, wrong_errors
 from loadtests.benches.endurance_callers import StreamCallers, why_not, why_not_streamed
@@ -240,6 +241,15 @@ def test_memory_grows_by_the_slope_of_the_last_two_thirds():
     (only,) = lived(samples)
     assert (only.role, only.began_mib, only.share) == ("gateway", 100, pytest.approx(0.1))
     assert whole(samples).share == pytest.approx(0.1)
+
+
+def test_samples_are_taken_until_the_watch_is_over(monkeypatch):
+    taken = threading.Event()
+    monkeypatch.setattr(memory_growth, "sample", lambda running, at_s: (taken.set(), at_s)[1])
+    with memory_growth.watching(object(), 0.001) as samples:
+        assert taken.wait(10)
+    assert samples
+    assert samples == sorted(samples)
 
 
 # ---- the report ---------------------------------------------------------------------------------
