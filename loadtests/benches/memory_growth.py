@@ -9,7 +9,6 @@ medians of the beginning and of the end.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy as np
 
 from loadtests.benches import metrics_page
 from loadtests.benches.metrics_page import MetricSample
+from loadtests.benches.runner import meanwhile
 from loadtests.benches.server import MIB, RunningServer
 
 LEVELS = (
@@ -62,19 +62,9 @@ def sample(running: RunningServer, at_s: float) -> ServerSample:
 def watching(running: RunningServer, every_s: float) -> Iterator[list[ServerSample]]:
     """Takes samples while this context is entered; yields the list that they are added to."""
     samples: list[ServerSample] = []
-    ended, start = threading.Event(), time.perf_counter()
-
-    def watch() -> None:
-        while not ended.wait(every_s):
-            samples.append(sample(running, time.perf_counter() - start))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    start = time.perf_counter()
+    with meanwhile(every_s, lambda: samples.append(sample(running, time.perf_counter() - start))):
         yield samples
-    finally:
-        ended.set()
-        thread.join()
 
 
 def peak(samples: Sequence[ServerSample], level: str) -> float:

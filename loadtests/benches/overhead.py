@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +31,7 @@ from loadtests.benches.runner import (
     Options,
     Runs,
     alternate,
+    meanwhile,
     median,
     spread,
     total,
@@ -70,8 +71,6 @@ RATE = "result.rate"
 class DeviceTrial:
     """One measurement of one server."""
 
-    system: str
-    clients: int
     result: LoadResult
     cpu_us: dict[str, float]  # CPU time of a request by process role, the client's included
     stages_us: dict[str, tuple[float, float]]  # by stage: observations a request, mean of one
@@ -81,8 +80,7 @@ class DeviceTrial:
         return sum(us for role, us in self.cpu_us.items() if role != "client")
 
     def record(self) -> dict[str, Any]:
-        own = {"system": self.system, "clients": self.clients}
-        return {**own, **self.result.summary(), "cpu_us": self.cpu_us, "stages_us": self.stages_us}
+        return {**self.result.summary(), "cpu_us": self.cpu_us, "stages_us": self.stages_us}
 
 
 # ---- servers -------------------------------------------------------------------------------------
@@ -106,8 +104,10 @@ def serving(name: str) -> Iterator[RunningServer]:
         with span_sink() as endpoint:
             tracing = {"otlp_endpoint": endpoint, "sample_ratio": 0.01}
             settings = changed(example("device"), {"gateway.tracing": tracing})
-            with headrace(settings, name=name) as running, scraping(running, name == SCRAPED):
-                yield running
+            with headrace(settings, name=name) as running:
+                scraping = meanwhile(SCRAPE_EVERY_S, lambda: metrics_page.fetch(running.url))
+                with scraping if name == SCRAPED else nullcontext():
+                    yield running
 
 
 def command_of(name: str, port: int) -> list[str]:
@@ -146,23 +146,6 @@ def span_sink() -> Iterator[str]:
         thread.join()
 
 
-@contextmanager
-def scraping(running: RunningServer, active: bool) -> Iterator[None]:
-    ended = threading.Event()
-
-    def scrape() -> None:
-        while active and not ended.wait(SCRAPE_EVERY_S):
-            metrics_page.fetch(running.url)
-
-    thread = threading.Thread(target=scrape, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 # ---- measuring -----------------------------------------------------------------------------------
 
 
@@ -183,7 +166,7 @@ def measure(running: RunningServer, clients: int, seconds: float, warmup_s: floa
     cpu_us["client"] = result.cpu_us
     means = metrics_page.mean_by_label(stages_before, metrics_of(running), STAGES, "stage")
     stages = {stage: (count / answers, mean * 1e6) for stage, (count, mean) in means.items()}
-    return DeviceTrial(running.name, clients, result, cpu_us, stages)
+    return DeviceTrial(result, cpu_us, stages)
 
 
 def metrics_of(running: RunningServer) -> list[metrics_page.MetricSample]:

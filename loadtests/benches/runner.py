@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -124,6 +126,26 @@ def alternate(
         with start(side) as server:
             for case in cases:
                 yield BenchRun(side, drive(side, server, case), case)
+
+
+@contextmanager
+def meanwhile(every_s: float, act: Callable[[], object]) -> Iterator[None]:
+    """While this context is entered, a thread calls `act` at once, then every so many seconds."""
+    ended = threading.Event()
+
+    def again_and_again() -> None:
+        begin, turn = time.perf_counter(), 0
+        while not ended.wait(max(0.0, begin + turn * every_s - time.perf_counter())):
+            act()
+            turn += 1
+
+    thread = threading.Thread(target=again_and_again, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def say(text: str) -> None:

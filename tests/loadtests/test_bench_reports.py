@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from contextlib import nullcontext
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -57,6 +58,22 @@ def server(monkeypatch):
             return [Usage(1, "gateway replica", float(next(spent)), 2**20, 2**19)]
 
     return lambda name="headrace": Played(name, "http://here", "mark", 9.0, None)
+
+
+def test_only_the_server_that_is_to_be_scraped_is_and_both_trace(server, monkeypatch):
+    given, scraped = {}, threading.Event()
+    monkeypatch.setattr(
+        overhead,
+        "headrace",
+        lambda settings, name: (given.update({name: settings}), nullcontext(server(name)))[1],
+    )
+    monkeypatch.setattr(overhead.metrics_page, "fetch", lambda url: scraped.set())
+    with overhead.serving("headrace-traced"):
+        pass
+    assert not scraped.is_set()
+    with overhead.serving("headrace-scraped"):
+        assert scraped.wait(10)
+    assert [each["gateway"]["tracing"]["sample_ratio"] for each in given.values()] == [0.01] * 2
 
 
 def test_overhead_compares_systems_by_clients_and_shows_where_time_goes(server, monkeypatch):
