@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 
 from loadtests.benches import metrics_page
+from loadtests.benches.played import percentile
 from loadtests.benches.runner import (
     Bench,
     BenchRun,
@@ -149,12 +150,6 @@ class Streamed:
 
     def first_ms(self, percent: int) -> float:
         return percentile(self.first_s, percent) * 1e3
-
-
-def percentile(values: list[float], percent: int) -> float:
-    """The percentile of `values`; 0.0 if there are none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
 
 
 @contextmanager
