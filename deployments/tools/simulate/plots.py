@@ -8,9 +8,8 @@ from pathlib import Path
 from deployments.tools.simulate.scaling_record import ScalingRecord
 from deployments.tools.simulate.simulation import SimulationResult
 from loadtests.report import page
-from loadtests.report.latency_figures import of_histograms
+from loadtests.report.figures import TimeGrid, of_histograms, over
 from loadtests.report.plots import Figure
-from loadtests.report.time_series_figures import TimeGrid, over
 from loadtests.results.summary import Summary
 from loadtests.results.time_series import Moment
 
