@@ -23,10 +23,8 @@ from pathlib import Path
 
 from loadtests.benches.metrics_page import by_label, fetch
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, median, say, table
-from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target, render
-from loadtests.client.load import Call, Load
-from loadtests.client.tally import LoadResult
+from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most, ratio
 from loadtests.traffic.workload import infer_body
 from tests.cluster.headrace_nodes import HeadraceNodes

@@ -5,16 +5,15 @@ hundredths of a second.
 """
 
 import asyncio
-import json
+import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from loadtests.client.closed_loop import arguments, load_of, parse_headers, run_async
 from loadtests.client.http1 import Target, render
-from loadtests.client.load import Call, Load
+from loadtests.client.load import Call, Load, LoadResult, LoadTally, run_async
 from loadtests.client.mischief import Mischief, malformed_requests
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -84,14 +83,6 @@ async def test_closed_loop_sends_as_many_as_asked_over_kept_connections(clients)
     assert result.weight == 40
     assert log.count(b"connected") == clients
     assert result.seconds < 1
-
-
-async def test_bodies_in_order_are_cycled_once_each():
-    bodies = (b"a", b"bb", b"ccc")
-    async with serving(lambda _: OK) as (target, log):
-        await run_async(load(target, bodies, max_requests=6, in_order=True))
-    sent = [entry.rpartition(b"\r\n\r\n")[2] for entry in log if entry.startswith(b"POST")]
-    assert sent == [*bodies, *bodies]
 
 
 async def test_run_ends_with_its_time():
@@ -196,19 +187,59 @@ def test_impossible_load_is_refused(wrong):
         load(Target("h", 1, "/"), **wrong)
 
 
-def test_command_line_describes_the_load(tmp_path):
-    body = tmp_path / "bodies.jsonl"
-    body.write_text('{"a": 1}\n\n{"a": 2}\n')
-    line = ["--url", "http://h:81/p", "--body", str(body), "--header", "x-tenant: acme"]
-    made = load_of(arguments().parse_args([*line, "--misbehave", "0.3", "--rate", "5"]))
-    assert [json.loads(call.request.partition(b"\r\n\r\n")[2])["a"] for call in made.calls] == [
-        1,
-        2,
-    ]
-    assert b"x-tenant: acme\r\n" in made.calls[0].request
-    assert (made.target.port, made.rate) == (81, 5)
-    assert made.mischief.total == pytest.approx(0.3)
+# ---- what is counted -----------------------------------------------------------------------------
 
 
-def test_header_lines_may_hold_colons():
-    assert parse_headers(["a: b:c", "d:e"]) == {"a": "b:c", "d": "e"}
+def result_of(tally: LoadTally, seconds: float = 2.0, cpu_s: float = 0.0) -> LoadResult:
+    return LoadResult.of(tally, seconds, cpu_s)
+
+
+@pytest.mark.parametrize(("now", "counted"), [(0.9, 0), (1.0, 1), (3.0, 1), (3.1, 0)])
+def test_only_answers_inside_the_window_count(now, counted):
+    tally = LoadTally(begin=1.0, end=3.0)
+    tally.answered(now, now - 0.5, 200, 1)
+    tally.failed(now, now - 0.5, "closed")
+    tally.misbehaved(now, "malformed 400")
+    result = result_of(tally)
+    assert (result.ok, result.failed, sum(result.mischief.values())) == (counted,) * 3
+
+
+def test_open_loop_counts_by_when_a_request_was_meant_to_be_sent():
+    tally = LoadTally(begin=1.0, end=3.0, by_arrival=True)
+    tally.answered(9.0, 2.0, 200, 1)  # far too late an answer, but to a request of the window
+    tally.answered(2.0, 0.5, 200, 1)
+    tally.failed(9.0, 2.0, "timeout")
+    result = result_of(tally)
+    assert (result.ok, result.errors) == (1, {"timeout": 1})
+    assert result.latency_ms(50) == pytest.approx(7000.0)
+
+
+def test_refused_answers_are_errors_by_status_and_no_latency_sample():
+    tally = LoadTally(begin=0.0)
+    for status in (200, 204, 503, 503, 400):
+        tally.answered(1.0, 0.9, status, 10)
+    result = result_of(tally)
+    assert result.errors == {"status 503": 2, "status 400": 1}
+    assert (result.ok, result.weight, result.rate, result.weight_rate) == (2, 20, 1.0, 10.0)
+
+
+def test_share_within_a_limit_is_of_all_that_was_asked():
+    tally = LoadTally(begin=0.0)
+    for latency in (0.01, 0.02, 0.2):
+        tally.answered(1.0, 1.0 - latency, 200, 1)
+    tally.failed(1.0, 0.5, "timeout")
+    assert result_of(tally).within(100.0) == pytest.approx(0.5)
+
+
+def test_nothing_answered_gives_no_numbers_rather_than_zeros():
+    result = result_of(LoadTally(begin=0.0))
+    assert math.isnan(result.latency_ms(50))
+    assert math.isnan(result.cpu_us)
+    assert (result.rate, result.within(1.0)) == (0.0, 0.0)
+
+
+def test_client_cpu_is_shared_out_over_all_answers():
+    tally = LoadTally(begin=0.0)
+    tally.answered(1.0, 0.9, 200, 1)
+    tally.misbehaved(1.0, "malformed 400")
+    assert result_of(tally, cpu_s=40e-6).cpu_us == pytest.approx(20.0)
