@@ -47,7 +47,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 def wrong_errors(result: LoadResult) -> dict[str, int]:
     """Numbers of answers that not even a malformed request may get."""
-    kinds = {**result.errors, **result.mischief}
+    kinds = {**result.errors, **result.client_faults}
     return {kind: count for kind, count in kinds.items() if kind.rpartition(" ")[2] in WRONG}
 
 
@@ -60,7 +60,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     yield table_of_faults(found)
     yield table_of_changes(found.changes)
     if found.ragged:
-        outcomes = tuple(sorted(found.ragged.mischief.items()))
+        outcomes = tuple(sorted(found.ragged.client_faults.items()))
         yield Table("Those that misbehaved", ("outcome", "requests"), outcomes)
     rows = tuple(
         (name, peak(found.samples, name), sum(each.get(name, 0) for each in found.levels.values()))
@@ -123,7 +123,7 @@ def table_of_memory(found: Endured) -> Table:
     return Table("Memory of what lived through the last two thirds", headers, (*rows, everything))
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     (found,) = done.results
     log = found.log
     outside = beyond(log.lost, found.faults)
@@ -239,12 +239,12 @@ BENCH = Bench(
         "load": Option(0.6, "share of what models can do"),
         "faults": Option(True),
         "every": Option(100.0, "s from a fault to the next"),
-        "mischief": Option(0.06, "share of ragged requests that misbehave"),
+        "client_faults": Option(0.06, "share of ragged requests that misbehave"),
         "seed": Option(17),
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=notes,
     record=record,
 )

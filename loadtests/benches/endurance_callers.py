@@ -25,10 +25,10 @@ from loadtests.benches.generation import punctual
 from loadtests.benches.request_log import ANYBODY, LoggedRequest, RequestLog
 from loadtests.benches.runner import say
 from loadtests.benches.server import Settings
+from loadtests.client.client_faults import ClientFaults, malformed_requests
 from loadtests.client.connection import ClientConnection
 from loadtests.client.http1 import Response, Target, render
 from loadtests.client.load import Call, Load, LoadResult, OpenLoop, run
-from loadtests.client.mischief import Mischief, malformed_requests
 from loadtests.traffic.workload import infer_body, ragged_lengths, token_ids
 
 RAGGED, WRITER = "ragged", "writer"
@@ -71,7 +71,7 @@ class Asking:
     url: str
     rate: float  # ragged requests a second
     seconds: float  # how long the open loops send
-    mischief: float  # share of ragged requests that misbehave
+    client_faults: float  # share of ragged requests that misbehave
     streams: int  # callers of the streaming model
 
 
@@ -203,8 +203,8 @@ async def _ask_ragged(plan: Asking, log: RequestLog) -> LoadResult:
     rows = ragged_rows()
     load = load_of(plan.url, RAGGED, rows, plan.seconds)
     malformed = malformed_requests(load.target, infer_body("ids", [101, 2023, 102]))
-    bad = Mischief(*(plan.mischief / 3,) * 3, malformed_requests=malformed)
-    load = replace(load, rate=plan.rate, mischief=bad)
+    bad = ClientFaults(*(plan.client_faults / 3,) * 3, malformed_requests=malformed)
+    load = replace(load, rate=plan.rate, client_faults=bad)
     return await _asked(RAGGED, load, rows, log)
 
 

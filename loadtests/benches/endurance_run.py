@@ -101,7 +101,7 @@ def endured(options: Options) -> Endured:
             running.url,
             rate=options.load * found.capacity,
             seconds=options.minutes * 60,
-            mischief=options.mischief,
+            client_faults=options.client_faults,
             streams=round(options.load * SEQUENCES * 2),
         )
         with watching(running, SAMPLE_S) as samples, asking(plan) as all_:

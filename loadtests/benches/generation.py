@@ -307,7 +307,7 @@ def caption(size: str, options: Options) -> str:
     return f"{size}: {layers} layers of {hidden}, {options.clients} streams at once"
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for size in options.sizes:
         mine, other = done.of(HEADRACE, size), done.of(VLLM, size)
         share = ratio(mine.median("tokens_per_s"), other.median("tokens_per_s"))
@@ -354,7 +354,7 @@ BENCH = Bench(
     ),
     caption=caption,
     first="system",
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32. The engine computes with "
         f"{_THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "

@@ -153,7 +153,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         yield Table(caption, ("", "ours", "wrk", "ours by run", "wrk by run"), rows)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     on_time = [row["asked/s"] for row in done.of(OPEN).results if row["counts"] == "yes"]
     claim = f"at least {MIN_RATE:,.0f}/s from one process"
     yield at_least(claim, max(on_time, default=0.0), MIN_RATE, "/s")
@@ -183,7 +183,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=notes,
 )
 

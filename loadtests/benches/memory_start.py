@@ -67,7 +67,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         yield Table(f"Memory, `examples/{name}.yaml`, staged start", headers, tuple(rows))
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     slowest = max(done, key=lambda each: each.result.ready_s)
     claim = f"{slowest.case}, {slowest.side}: ready within 60 s"
     yield at_most(claim, slowest.result.ready_s, MAX_READY_S, " s")
@@ -86,7 +86,7 @@ BENCH = Bench(
     caption=lambda name, options: f"Time to ready, `examples/{name}.yaml`",
     first="start",
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     record=asdict,
 )
 

@@ -230,7 +230,7 @@ def stage_table(mine: Runs, clients: int) -> Table:
     return Table(caption, ("stage", "times a request", "mean µs"), rows)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     if HEADRACE not in options.systems:
         return
     for clients in options.clients:
@@ -269,7 +269,7 @@ BENCH = Bench(
     caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
     first="system",
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "`ray-serve` is plain Ray Serve (`loadtests/peers/ray_serve_plain`) with "
         "`max_ongoing_requests` raised so that batches can form; with its default of 5 "

@@ -180,7 +180,7 @@ def columns(best: float) -> list[Column]:
     ]
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for case in cases(options):
         kind, best = ", ".join(case), best_of(done, case)
         for load in options.loads:
@@ -223,7 +223,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "Tries include those that come again. 503s include requests that were let in, waited, and "
         "were given up at their deadline (500 ms). Texts are tokenised by the gateway, each "

@@ -151,7 +151,7 @@ def by_length(done: Runs, load: str) -> list[Kept]:
 # ---- promises ------------------------------------------------------------------------------------
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     found = {run.side: run.result for run in done}
     yield from fairness_bars(found)
     yield from overload_bars(found, done)
@@ -217,7 +217,7 @@ BENCH = Bench(
     options={"workers": Option(2, "runs at a time")},
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "Percentiles are of answered requests; shares in SLO of all that were offered.",
         "`chaos` is an hour of replicas that die, hang, hiccup and start slowly under two "

@@ -125,7 +125,7 @@ def latency(percent: int) -> Column:
     return f"p{percent} ms", median(p_ms)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     share = ratio(done.of(SERVED).median(tokens_per_s), done.of(LOOP).median(tokens_per_s))
     claim = "through HTTP at least 80 % of sorted batches in a loop"
     yield at_least(claim, share, MIN_SHARE)
@@ -156,7 +156,7 @@ BENCH = Bench(
         latency(99),
     ),
     caption=lambda case, options: f"{options.clients} clients, {options.wire} tensors",
-    bars=bars,
+    thresholds=thresholds,
     record=lambda found: found.summary() if isinstance(found, LoadResult) else found,
 )
 

@@ -1,11 +1,11 @@
-"""Runs a bench that is described as data: options, measured runs, tables' columns, and bars.
+"""Runs a bench that is described as data: options, measured runs, tables' columns, and thresholds.
 
 A *run* is one measurement of one *side* (a server, a mode, a kind of start) in one *case* (a number
 of clients, a model). `alternate` starts the sides' servers in turn, in reverse order every other
 repeat, so that drift of the machine affects all of them alike, and drives each through all cases.
 `columns` are medians, spreads and sums over a side's runs: a table for each case, a row for each
 side. A *bar* compares a figure with the promised bound. The report is printed and written under
-`out/bench`; its bars decide the exit code.
+`out/bench`; its thresholds decide the exit code.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Bench:
     caption: Callable[[Any, Options], str] = lambda case, options: str(case)  # of a case's table
     first: str = ""  # what sides are, over their names
     tables: Callable[[Runs, Options], Iterable[Table]] = lambda runs, options: ()  # further ones
-    bars: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
+    thresholds: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
     options: Mapping[str, Option] = field(default_factory=dict)
     notes: tuple[str, ...] | Callable[[Runs, Options], Iterable[str]] = ()
     record: Callable[[Any], Any] = lambda result: result  # what the report keeps of a run's result
@@ -239,7 +239,7 @@ class Bench:
             name=self.name,
             title=self.title if isinstance(self.title, str) else self.title(options),
             tables=(*self.of_cases(runs, options), *self.tables(runs, options)),
-            verdicts=tuple(self.bars(runs, options)),
+            verdicts=tuple(self.thresholds(runs, options)),
             notes=tuple(self.notes if isinstance(self.notes, tuple) else self.notes(runs, options)),
             raw={"runs": [[run.side, run.case, self.record(run.result)] for run in runs]},
             pictures=tuple(self.pictures(runs)),

@@ -115,7 +115,7 @@ def of_percent(percent: int) -> tuple[Column, ...]:
     )
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for percent in JUDGED:
         found = off(done, percent)
         claim = f"p{percent} within 15 %, of the seeds' medians"
@@ -140,7 +140,7 @@ BENCH = Bench(
         ("client's lag p99 ms", median("lag_p99_ms")),
     ),
     caption=lambda scenario, options: f"`{scenario}`",
-    bars=bars,
+    thresholds=thresholds,
     record=asdict,
 )
 

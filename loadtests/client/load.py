@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from loadtests.client.client_faults import ClientFaults, Conduct, hurried
 from loadtests.client.connection import ClientConnection
 from loadtests.client.http1 import Response, Target
-from loadtests.client.mischief import Conduct, Mischief, hurried
 from loadtests.client.player import run_loop
 from loadtests.traffic.workload import poisson_times
 
@@ -59,7 +59,7 @@ class Load:
     timeout_s: float = 30.0
     max_requests: int = 0
     seed: int = 0
-    mischief: Mischief = field(default_factory=Mischief)
+    client_faults: ClientFaults = field(default_factory=ClientFaults)
 
     def __post_init__(self) -> None:
         if not self.calls:
@@ -82,7 +82,7 @@ class LoadTally:
     lags_s: array[float] = field(default_factory=lambda: array("d"))
     weight: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    mischief: Counter[str] = field(default_factory=Counter)  # misbehaving requests stand apart
+    client_faults: Counter[str] = field(default_factory=Counter)  # misbehaving requests stand apart
 
     def open_at(self, at: float) -> bool:
         return self.begin <= at <= self.end
@@ -102,7 +102,7 @@ class LoadTally:
 
     def misbehaved(self, now: float, kind: str) -> None:
         if self.open_at(now):
-            self.mischief[kind] += 1
+            self.client_faults[kind] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,17 @@ class LoadResult:
     latencies_ms: np.ndarray[Any, Any]
     weight: int
     errors: dict[str, int]
-    mischief: dict[str, int]
+    client_faults: dict[str, int]
     client_cpu_s: float
     lags_ms: np.ndarray[Any, Any]
 
     @classmethod
     def of(cls, tally: LoadTally, seconds: float, client_cpu_s: float) -> LoadResult:
         latencies_ms, lags_ms = (np.array(of) * 1e3 for of in (tally.latencies_s, tally.lags_s))
-        errors, mischief = dict(tally.errors), dict(tally.mischief)
-        return cls(seconds, latencies_ms, tally.weight, errors, mischief, client_cpu_s, lags_ms)
+        errors, client_faults = dict(tally.errors), dict(tally.client_faults)
+        return cls(
+            seconds, latencies_ms, tally.weight, errors, client_faults, client_cpu_s, lags_ms
+        )
 
     @property
     def ok(self) -> int:
@@ -134,7 +136,7 @@ class LoadResult:
 
     @property
     def answers(self) -> int:
-        return self.ok + self.failed + sum(self.mischief.values())
+        return self.ok + self.failed + sum(self.client_faults.values())
 
     @property
     def rate(self) -> float:
@@ -180,7 +182,7 @@ class LoadResult:
             "max_ms": round(self.latency_ms(100), 3),
             "client_cpu_us": round(self.cpu_us, 1),
             "lag_p99_ms": round(self.lag_ms(99), 3),
-            "mischief": self.mischief,
+            "client_faults": self.client_faults,
         }
 
 
@@ -227,7 +229,7 @@ class ClosedLoop:
         connection.slot = int(self.rng.random() * len(self.load.calls))
         self.sent += 1
         request = self.load.calls[connection.slot].request
-        if self.load.mischief.total:
+        if self.load.client_faults.total:
             request = self._misbehave(connection, request)
         connection.ask(request, now)
         if since is not None:
@@ -245,7 +247,7 @@ class ClosedLoop:
     def answered(self, connection: ClientConnection, answer: Response) -> None:
         now = time.perf_counter()
         if self._conducts and connection in self._conducts:
-            self._count_mischief(connection, f"{answer.status}", now)
+            self._count_client_faults(connection, f"{answer.status}", now)
         else:
             weight = self.load.calls[connection.slot].weight
             self.tally.answered(now, connection.sent_at, answer.status, weight)
@@ -256,7 +258,7 @@ class ClosedLoop:
     def broke(self, connection: ClientConnection, kind: str) -> None:
         now = time.perf_counter()
         if connection in self._conducts:
-            self._count_mischief(connection, kind, now)
+            self._count_client_faults(connection, kind, now)
         elif kind not in ("idle closed", "end"):
             self.tally.failed(now, connection.sent_at, kind)
         if not self.stopping:
@@ -333,23 +335,23 @@ class ClosedLoop:
     # ---- misbehaving ----------------------------------------------------------------------------
 
     def _misbehave(self, connection: ClientConnection, request: bytes) -> bytes:
-        mischief = self.load.mischief
-        conduct = mischief.conduct(self.rng)
+        client_faults = self.load.client_faults
+        conduct = client_faults.conduct(self.rng)
         if conduct is Conduct.PLAIN:
             return request
         self._conducts[connection] = conduct
         if conduct is Conduct.HURRY:
-            return hurried(request, mischief.hurry_ms)
-        leave_s = mischief.disconnect_within_s
+            return hurried(request, client_faults.hurry_ms)
+        leave_s = client_faults.disconnect_within_s
         if conduct is Conduct.DISCONNECT:
             leave_s *= self.rng.random()
         else:
             leave_s = max(1.0, leave_s)
-            request = self.rng.choice(mischief.malformed_requests)
+            request = self.rng.choice(client_faults.malformed_requests)
         self._leavers[connection] = self._loop.call_later(leave_s, connection.abandon, "left")
         return request
 
-    def _count_mischief(self, connection: ClientConnection, what: str, now: float) -> None:
+    def _count_client_faults(self, connection: ClientConnection, what: str, now: float) -> None:
         leaver = self._leavers.pop(connection, None)
         if leaver is not None:
             leaver.cancel()

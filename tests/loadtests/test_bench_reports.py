@@ -1,4 +1,5 @@
-"""Do the benches that need a server make their tables and bars of what one would have given?"""
+"""Do the benches that need a server make their tables and thresholds of what one would have
+given?"""
 
 from __future__ import annotations
 

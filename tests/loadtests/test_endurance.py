@@ -15,7 +15,7 @@ import yaml
 
 from loadtests.benches import changing_model, memory_growth, process_faults
 from loadtests.benches.changing_model import BAD, GOOD, MODEL, MadeChange, change, kind_of, version
-from loadtests.benches.endurance import BENCH, bars, notes, record, tables, wrong_errors
+from loadtests.benches.endurance import BENCH, notes, record, tables, thresholds, wrong_errors
 from loadtests.benches.endurance_callers import StreamCallers, why_not, why_not_streamed
 from loadtests.benches.endurance_run import ALL, STREAMS, STRUCK, Endured
 from loadtests.benches.memory_growth import LEVELS, ServerSample, lived, whole
@@ -270,7 +270,9 @@ def endured() -> Endured:
 
 def broken(found: Endured) -> list[str]:
     return [
-        each.claim for each in bars(Runs((BenchRun("endured", found),)), Options()) if not each.held
+        each.claim
+        for each in thresholds(Runs((BenchRun("endured", found),)), Options())
+        if not each.held
     ]
 
 

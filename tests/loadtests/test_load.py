@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
+from loadtests.client.client_faults import ClientFaults, malformed_requests
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, LoadResult, LoadTally, run_async
-from loadtests.client.mischief import Mischief, malformed_requests
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 BUSY = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
@@ -148,19 +148,24 @@ async def test_open_loop_counts_what_never_found_a_connection():
 async def test_misbehaving_requests_are_no_samples_and_are_counted_by_kind():
     async with serving(lambda sent: BUSY if b"x-timeout-ms" in sent else OK) as (target, _):
         result = await run_async(
-            load(target, max_requests=60, mischief=Mischief(hurry=0.5, disconnect=0.2), seed=1)
+            load(
+                target,
+                max_requests=60,
+                client_faults=ClientFaults(hurry=0.5, disconnect=0.2),
+                seed=1,
+            )
         )
     assert result.errors == {}
-    assert result.mischief["hurry 503"] == pytest.approx(30, abs=12)
-    assert result.ok + sum(result.mischief.values()) == 60
+    assert result.client_faults["hurry 503"] == pytest.approx(30, abs=12)
+    assert result.ok + sum(result.client_faults.values()) == 60
 
 
 async def test_one_who_disconnects_is_gone_for_the_server_too():
-    mischief = Mischief(disconnect=1.0, disconnect_within_s=0.002)
+    client_faults = ClientFaults(disconnect=1.0, disconnect_within_s=0.002)
     async with serving(lambda _: None) as (target, log):
-        result = await run_async(load(target, max_requests=3, mischief=mischief))
+        result = await run_async(load(target, max_requests=3, client_faults=client_faults))
         await asyncio.sleep(0)
-    assert result.mischief == {"disconnect left": 3}
+    assert result.client_faults == {"disconnect left": 3}
     assert log.count(b"lost") >= 2
 
 
@@ -169,16 +174,18 @@ async def test_malformed_is_sent_as_it_is():
     malformed = malformed_requests(target, b'{"inputs":[{"shape":[1,1],"data":[1,2]}]}')
     assert len(set(malformed)) == len(malformed)
     async with serving(lambda _: BUSY) as (target, log):
-        mischief = Mischief(malformed=1.0, malformed_requests=(b"BREW / HTTP/1.1\r\n\r\n",))
-        result = await run_async(load(target, max_requests=2, mischief=mischief))
-    assert result.mischief == {"malformed 503": 2}
+        client_faults = ClientFaults(
+            malformed=1.0, malformed_requests=(b"BREW / HTTP/1.1\r\n\r\n",)
+        )
+        result = await run_async(load(target, max_requests=2, client_faults=client_faults))
+    assert result.client_faults == {"malformed 503": 2}
     assert log.count(b"BREW / HTTP/1.1\r\n\r\n") == 2
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5, 0.1), (-0.1, 0, 0), (0, 0, 0.1)])
 def test_impossible_shares_are_refused(shares):
     with pytest.raises(ValueError, match="share"):
-        Mischief(*shares)
+        ClientFaults(*shares)
 
 
 @pytest.mark.parametrize("wrong", [{"clients": 0}, {"seconds": 0}, {"rate": -1}])
@@ -201,7 +208,7 @@ def test_only_answers_inside_the_window_count(now, counted):
     tally.failed(now, now - 0.5, "closed")
     tally.misbehaved(now, "malformed 400")
     result = result_of(tally)
-    assert (result.ok, result.failed, sum(result.mischief.values())) == (counted,) * 3
+    assert (result.ok, result.failed, sum(result.client_faults.values())) == (counted,) * 3
 
 
 def test_open_loop_counts_by_when_a_request_was_meant_to_be_sent():

@@ -106,7 +106,7 @@ def test_a_report_is_written_and_its_bars_decide_the_exit_code(
         options={"times": Option(2), "sides": Option(["a", "b"], choices="abc")},
         measure=lambda options: [BenchRun(s, options.times) for s in options.sides],
         tables=lambda runs, options: [Table("", ("side",), tuple((r.side,) for r in runs))],
-        bars=lambda runs, options: [at_least("enough", runs.total(float), least)],
+        thresholds=lambda runs, options: [at_least("enough", runs.total(float), least)],
         notes=("A note.",),
     )
     assert bench.main(["--times", "3", "--sides", "c", "a"]) == code

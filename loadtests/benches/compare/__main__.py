@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtests.benches.compare.rounds import MULTIPLES, Round, forget, keep, kept, round_of
 from loadtests.benches.compare.systems import HEADRACE, WORKS, Workload, system_of
-from loadtests.benches.compare.tables import bars, notes, pictures, tables
+from loadtests.benches.compare.tables import notes, pictures, tables, thresholds
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, in_turn, say
 from loadtests.benches.server import ServerTrouble
 from loadtests.peers.options import DEVICE, MINILM
@@ -81,7 +81,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=notes,
     record=record,
     pictures=pictures,

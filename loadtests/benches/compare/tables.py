@@ -169,7 +169,7 @@ def kept_shares(trial: LoadTrial) -> list[Kept]:
 # ---- promises ------------------------------------------------------------------------------------
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for work in WORKS.values():
         rows = rounds_of(done, work)
         mine = rows.pop(HEADRACE, None)

@@ -187,7 +187,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     yield Table(f"{SKEW:.0%} of each tenant's requests at a gateway of its own", headers, rows)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     one, three = done.of(str(ONE)), done.of(str(THREE))
     gain = ratio(
         three.of(str(THREE), OVER).median("in_time_per_s"),
@@ -210,7 +210,7 @@ BENCH = Bench(
     title="Three nodes against one",
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=("Nodes and callers share the processors: the tail of three nodes holds that too.",),
     record=asdict,
     options={"seconds": Option(20.0, "of each load")},

@@ -193,7 +193,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         yield in_time_table(lengths, done.of(IN_TIME).results)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for each in done.of(PADDING).results:
         claim = f"{each.lengths}: at most {MAX_OF_EXACT} × the exact padding"
         yield at_most(claim, each.of_exact, MAX_OF_EXACT, " ×")
@@ -211,7 +211,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "Answered requests only in p50 and p99. Batches are padded to their longest row, so "
         "their padding is below that of rows padded to edges.",

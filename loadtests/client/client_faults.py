@@ -25,7 +25,7 @@ class Conduct(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mischief:
+class ClientFaults:
     """Shares of all requests, each 0 to 1, their sum at most 1. `hurry_ms`: the time such a request
     allows the server; `disconnect_within_s`: how long after sending a leaver leaves at the latest
     (a malformed one that is never answered, such as half a body, is left alone for as long)."""
