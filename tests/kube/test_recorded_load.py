@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deployments.tools.observability.grafana import DASHBOARDS
-from loadtests.recordings import overview, series_file
+from loadtests.recordings import series_file, war_room
 from loadtests.recordings.series_file import Recording
 from tests.kube.chart import CHART
 from tests.kube.prometheus import Answer, RecordedServer, of_recording, plain
@@ -23,7 +23,7 @@ RULES = [
     for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-# In `overview.yaml`: four times as much is asked for between these seconds.
+# In `war-room.yaml`: four times as much is asked for between these seconds.
 FLOOD_S = (205, 285)
 GPUS = {"GPU engine busy", "GPU memory in use"}
 GENERATED = {"Tokens", "Time to the first token", "Time per further token"}
@@ -31,7 +31,7 @@ GENERATED = {"Tokens", "Time to the first token", "Time per further token"}
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    return series_file.read(overview.RECORDING)
+    return series_file.read(war_room.RECORDING)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.recordings import overview, series_file
+from loadtests.recordings import series_file, war_room
 from loadtests.recordings.series_file import BadRecording, Recording, SeriesRecorder
 
 PAGES = (
@@ -57,10 +57,10 @@ def test_what_is_no_recording_is_refused_with_its_name(content: bytes, tmp_path:
         series_file.read(tmp_path / "x.xz")
 
 
-def test_the_overviews_recording_has_what_is_said_of_it() -> None:
-    found = series_file.read(overview.RECORDING)
-    assert overview.RECORDING.stat().st_size < 500_000
-    assert found.facts["command"] == overview.COMMAND
+def test_the_war_rooms_recording_has_what_is_said_of_it() -> None:
+    found = series_file.read(war_room.RECORDING)
+    assert war_room.RECORDING.stat().st_size < 500_000
+    assert found.facts["command"] == war_room.COMMAND
     assert len(found.at_s) >= 70
     lost = [v for s, v in found.series.items() if s.startswith("headrace_batches") and "lost" in s]
     assert sum(float(values[-1] or 0) for values in lost) > 0, "a replica was killed"

@@ -1,6 +1,6 @@
-"""Records metrics of a real server under load: `python -m loadtests.recordings.overview`.
+"""Records metrics of a real server under load: `python -m loadtests.recordings.war_room`.
 
-It plays `overview.yaml`. Both gateways are scraped every five seconds for some six minutes, while
+It plays `war-room.yaml`. Both gateways are scraped every five seconds for some six minutes, while
 two tenants send rows of 5 to 5,000 tokens. A replica's process is killed a third of the way in,
 four times as much comes for a minute and a half, and a model that sleeps is asked twice. Written
 beside the scenario; tests and the documentation's pictures are made of it.
@@ -32,19 +32,19 @@ from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import TrafficPlan
 
 HERE = Path(__file__).parent
-RECORDING = HERE / "overview.series.xz"
+RECORDING = HERE / "war-room.series.xz"
 MODEL, SLEEPER = "device", "rare"
 EVERY_S = 5.0
 KILL_AT_S = 120.0
 WAKE_AT_S = (60.0, 330.0)
-COMMAND = "python -m loadtests.recordings.overview"
+COMMAND = "python -m loadtests.recordings.war_room"
 
 
 def record() -> series_file.Recording:
     """Starts a server, plays the scenario, stops the server."""
-    scenario = scenario_file.load(HERE / "overview.yaml", ())
-    settings = yaml.safe_load((HERE / "overview-server.yaml").read_text())
-    with headrace(settings, name="overview") as running:
+    scenario = scenario_file.load(HERE / "war-room.yaml", ())
+    settings = yaml.safe_load((HERE / "war-room-server.yaml").read_text())
+    with headrace(settings, name="war-room") as running:
         recorder, started = series_file.SeriesRecorder(), datetime.datetime.now(datetime.UTC)
         ends: list[PlayedRequest] = []
         stand = PlayerSettings(
@@ -66,7 +66,7 @@ def record() -> series_file.Recording:
 
 def targets(gateways: int) -> dict[str, str]:
     """Each gateway's own page; their ports follow one another."""
-    written = yaml.safe_load((SETTINGS_DIR / "overview.yaml").read_text())
+    written = yaml.safe_load((SETTINGS_DIR / "war-room.yaml").read_text())
     first = written["gateway"]["metrics_port"]
     return {f"gateway-{n}": f"http://127.0.0.1:{first + n}/metrics" for n in range(gateways)}
 
