@@ -29,12 +29,9 @@ from msgspec.structs import replace as changed
 from deployments.contract.listed import Entry, Version
 from deployments.contract.rollout.account import RolloutAccount, RolloutRecord
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
+from deployments.control.application_list import Applications, AppList, beside_others, ours
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Applications
-from deployments.control.listed import Listed
-from deployments.control.merging import beside_others, ours
-from deployments.control.plan import ended, is_canary, over, terms_of
-from deployments.control.rollout_reasons import ANOTHER, STILL_IN_FILE
+from deployments.control.plan import ANOTHER, STILL_IN_FILE, ended, is_canary, over, terms_of
 from deployments.control.writing import GAP_S
 from deployments.process import audit
 from deployments.process.audit import AuditLine
@@ -46,7 +43,7 @@ _DRAINS_S = 10.0
 _ENDED = ("aborted", "promoted")  # phases of an account
 _SOURCE = "Serve's list of applications"
 logger = logging.getLogger("headrace.rollouts")
-Change = Callable[[Listed, Entry], Listed]
+Change = Callable[[AppList, Entry], AppList]
 
 
 class Served(Protocol):
@@ -110,9 +107,9 @@ class Driver:
         self._served = served
         self._clock = clock
         self._since: dict[tuple[str, int, str], float] = {}  # by model, entry's id and stage
-        self._last = Listed()  # the list with the highest revision
+        self._last = AppList()  # the list with the highest revision
         self._ends: list[tuple[str, Entry, str]] = []  # to be told once the list is put
-        self._steps: dict[str, Callable[[_Model, Listed], Listed]] = {
+        self._steps: dict[str, Callable[[_Model, AppList], AppList]] = {
             "replacing": self._replace, "starting": self._start, "judged": self._judge,
             "promoting": self._promote, "leaving": self._leave,
         }  # fmt: skip
@@ -121,7 +118,7 @@ class Driver:
         """Raises ClusterError where the cluster does not answer; the next tick does what this one
         did not."""
         asked, details = self._clock(), self._served.details()
-        listed = Listed.of(ours(details))
+        listed = AppList.of(ours(details))
         if listed.own is None:
             return
         if self._fenced(listed, details):
@@ -141,8 +138,8 @@ class Driver:
             raise fault
 
     def _stepped(
-        self, listed: Listed, busy: Mapping[str, Entry], accounts: Mapping[str, RolloutAccount]
-    ) -> tuple[Listed, ClusterError | None]:
+        self, listed: AppList, busy: Mapping[str, Entry], accounts: Mapping[str, RolloutAccount]
+    ) -> tuple[AppList, ClusterError | None]:
         """The list that follows. A model that cannot go on keeps none of the others; its fault is
         returned."""
         follows, fault = listed, None
@@ -160,7 +157,7 @@ class Driver:
         own = account if account is not None and account["number"] == entry.rollout else None
         return _Model(name, entry, settings, own, self._clock() - began)
 
-    def _fenced(self, listed: Listed, details: Mapping[str, Any]) -> bool:
+    def _fenced(self, listed: AppList, details: Mapping[str, Any]) -> bool:
         """Whether the list was stale, and the last one was put again."""
         revision, highest = listed.control.revision, self._last.control.revision
         if revision is None or highest is None or revision >= highest:
@@ -173,7 +170,7 @@ class Driver:
         self._put(self._last, details)
         return True
 
-    def _put(self, follows: Listed, details: Mapping[str, Any]) -> None:
+    def _put(self, follows: AppList, details: Mapping[str, Any]) -> None:
         follows = follows.with_control(revision=(self._last.control.revision or 0) + 1)
         self._served.put(beside_others(follows.all().values(), details))
         self._last = follows
@@ -182,7 +179,7 @@ class Driver:
 
     # ---- the steps of one model; each returns the list that follows ----------------------------
 
-    def _noted(self, model: _Model, listed: Listed) -> Listed:
+    def _noted(self, model: _Model, listed: AppList) -> AppList:
         """With the registry's account, if the rollout has taken a step."""
         account, entry = model.account, model.entry
         if account is None or entry.record is None or not is_canary(entry):
@@ -192,7 +189,7 @@ class Driver:
         record = RolloutRecord(**account, id=entry.id, over=False)
         return listed.with_entry(model.name, changed(entry, record=record))
 
-    def _replace(self, model: _Model, listed: Listed) -> Listed:
+    def _replace(self, model: _Model, listed: AppList) -> AppList:
         listed = self._without_canary(model, listed)
         if listed.has(model.canary):
             return listed
@@ -212,7 +209,7 @@ class Driver:
         self._ends.append((name, entry, why))
         return listed.with_entry(name, over(changed(entry, why=why)))
 
-    def _start(self, model: _Model, listed: Listed) -> Listed:
+    def _start(self, model: _Model, listed: AppList) -> AppList:
         """A rollout that the registry still has is of an earlier canary of the model."""
         self._served.abort_rollout(model.name, ANOTHER)
         if model.entry.asked:
@@ -223,7 +220,7 @@ class Driver:
             return listed
         return self._begin(model, listed)
 
-    def _begin(self, model: _Model, listed: Listed) -> Listed:
+    def _begin(self, model: _Model, listed: AppList) -> AppList:
         """Anew, if the registry has lost it."""
         number = self._served.begin_rollout(model.name, model.terms)
         entry = listed.entries[model.name]
@@ -233,7 +230,7 @@ class Driver:
             return listed
         return listed.with_entry(model.name, changed(entry, rollout=number, stage=stage))
 
-    def _judge(self, model: _Model, listed: Listed) -> Listed:
+    def _judge(self, model: _Model, listed: AppList) -> AppList:
         account = model.account
         if account is None:
             begun = self._begin(model, listed)
@@ -253,12 +250,12 @@ class Driver:
             self._served.abort_rollout(model.name, f"it was not ready within {model.limit_s:g} s")
         return listed
 
-    def _in_place(self, model: _Model, listed: Listed) -> Listed:
+    def _in_place(self, model: _Model, listed: AppList) -> AppList:
         """The new version is put in the live one's place, where it starts."""
         entry = changed(listed.entries[model.name], stage="promoting")
         return listed.with_version(model.name, _there(entry.new)).with_entry(model.name, entry)
 
-    def _promote(self, model: _Model, listed: Listed) -> Listed:
+    def _promote(self, model: _Model, listed: AppList) -> AppList:
         account = model.account
         if account is None:
             begun = self._begin(model, listed)
@@ -279,27 +276,27 @@ class Driver:
             return self._promoted(model, listed)
         return listed
 
-    def _promoted(self, model: _Model, listed: Listed) -> Listed:
+    def _promoted(self, model: _Model, listed: AppList) -> AppList:
         entry = listed.entries[model.name]
         return self._end(model, _succeeded(listed, model.name, entry), "")
 
-    def _put_back(self, model: _Model, listed: Listed, why: str) -> Listed:
+    def _put_back(self, model: _Model, listed: AppList, why: str) -> AppList:
         old = _there(listed.entries[model.name].old)
         return self._end(model, listed.with_version(model.name, old), why)
 
-    def _end(self, model: _Model, listed: Listed, why: str) -> Listed:
+    def _end(self, model: _Model, listed: AppList, why: str) -> AppList:
         """Aborted if there is a reason, else promoted."""
         entry = listed.entries[model.name]
         self._ends.append((model.name, entry, why))
         return listed.with_entry(model.name, ended(entry, why))
 
-    def _leave(self, model: _Model, listed: Listed) -> Listed:
+    def _leave(self, model: _Model, listed: AppList) -> AppList:
         left = self._without_canary(model, listed)
         if left.has(model.canary):
             return left
         return left.with_entry(model.name, over(left.entries[model.name]))
 
-    def _without_canary(self, model: _Model, listed: Listed) -> Listed:
+    def _without_canary(self, model: _Model, listed: AppList) -> AppList:
         """Without a canary that has no rollout any more, once it has answered what it has."""
         if not listed.has(model.canary):
             return listed
@@ -332,7 +329,7 @@ class Driver:
         return f"not ready after {model.limit_s:g} s"
 
 
-def _succeeded(listed: Listed, model: str, entry: Entry) -> Listed:
+def _succeeded(listed: AppList, model: str, entry: Entry) -> AppList:
     """With the version that was replaced in the model's history; without the last one, if the model
     went back to it."""
     known = listed.history(model)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from msgspec.structs import replace as changed
@@ -20,22 +21,43 @@ from msgspec.structs import replace as changed
 from deployments.contract.app_names import CONTROL_APP, is_model_app, model_app, model_name
 from deployments.contract.listed import Control, Entry, Stage, Version
 from deployments.contract.rollout.account import RolloutRecord, VersionAccount
-from deployments.contract.rollout.terms import RolloutTerms, canary_of
-from deployments.control.canary import canary_settings, rollout_terms
-from deployments.control.dashboard import ClusterError
-from deployments.control.differences import (
+from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms, canary_of
+from deployments.control.application_list import (
     REPLACES,
+    AppList,
     Difference,
     Kind,
     by_name,
     changes,
     differences,
 )
-from deployments.control.listed import Listed
-from deployments.control.rollout_reasons import why_given_up
+from deployments.control.dashboard import ClusterError
 from deployments.control.serve_config import serve_config
 from deployments.settings.model import ModelSettings
+from deployments.settings.replicas import ReplicaSettings
+from deployments.settings.rollout import AgreementSettings, RolloutSettings
 from deployments.settings.tree import Settings
+
+ANOTHER = "another version of it is rolled out instead"
+AT_ONCE = "a file was applied that changes it at once"
+AS_IT_WAS = "a file was applied that has its settings as they were"
+REMOVED = "a file was applied that has not the model"
+BY_HAND = "ended by hand"
+STILL_IN_FILE = (
+    "where the file still has the new version, a server that starts serves it at once: "
+    "`headrace diff FILE` shows it"
+)
+
+
+def why_given_up(*, removed: bool, begun: bool, changed: bool) -> str:
+    """What the file that was applied does to the model: lacks it, begins another rollout of it, or
+    changes the live version's replicas."""
+    if begun:
+        return ANOTHER
+    if removed:
+        return REMOVED
+    return AT_ONCE if changed else AS_IT_WAS
+
 
 OPENS = (
     "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
@@ -52,7 +74,7 @@ _BLOCK = ("entries", "history", "pins", "revoked", "revision", "lease", "changes
 class Plan:
     """What applying a file does."""
 
-    listed: Listed  # to put
+    listed: AppList  # to put
     differences: list[Difference]
     begun: Mapping[str, int]  # models whose canary is to start, with their entry's id
     kept: Mapping[str, int]  # models whose rollout goes on, likewise
@@ -72,8 +94,8 @@ class _Change:
 
 
 def applied(
-    running: Listed,
-    wanted: Listed,
+    running: AppList,
+    wanted: AppList,
     settings: Settings,
     dead: Set[str] = frozenset(),
     *,
@@ -103,7 +125,7 @@ def applied(
 _HOW = ("begun", "kept", "replaced")
 
 
-def _kept_of(running: Listed, wanted: Listed, settings: Settings) -> dict[str, Any]:
+def _kept_of(running: AppList, wanted: AppList, settings: Settings) -> dict[str, Any]:
     """Fields of the block that the file leaves as they are."""
     kept = {name: getattr(running.control, name) for name in _BLOCK}
     models = settings.models
@@ -123,7 +145,7 @@ def _lists_keys(tenants: Mapping[str, Any]) -> bool:
     return any((each or {}).get("keys") is not None for each in tenants["tenants"].values())
 
 
-def _differences(running: Listed, listed: Listed) -> list[Difference]:
+def _differences(running: AppList, listed: AppList) -> list[Difference]:
     """Those of applications, without what the control plane keeps for itself."""
     found = differences(running.applications, listed.applications)
     if listed.own is None:
@@ -141,7 +163,7 @@ def _differences(running: Listed, listed: Listed) -> list[Difference]:
     return sorted(found, key=lambda each: order.index(each.application))
 
 
-def _of_file(listed: Listed, named: Set[str]) -> dict[str, Any]:
+def _of_file(listed: AppList, named: Set[str]) -> dict[str, Any]:
     """What a file says there, but for these models, whose own differences are told."""
     c = listed.control
     models = _without(c.scaling.get("models", {}), named)
@@ -170,7 +192,7 @@ def _removed(entry: Entry) -> _Change:
 class _File:
     """What is applied."""
 
-    listed: Listed
+    listed: AppList
     settings: Settings
     one_machine: bool
 
@@ -180,10 +202,10 @@ class _File:
         models = {canary: canary_settings(self.settings.models[name])}
         alone = self.settings.model_copy(update={"models": models})
         config = serve_config(alone, one_machine=self.one_machine)
-        return Listed.of(by_name(config)).version(canary)
+        return AppList.of(by_name(config)).version(canary)
 
 
-def _change(name: str, running: Listed, wanted: _File, dead: Set[str]) -> _Change:
+def _change(name: str, running: AppList, wanted: _File, dead: Set[str]) -> _Change:
     entry, live = running.entries.get(name), _live(name, running, dead)
     file, model = wanted.listed.version(name), wanted.settings.models[name]
     if live is None:
@@ -201,7 +223,7 @@ def _change(name: str, running: Listed, wanted: _File, dead: Set[str]) -> _Chang
     return _Change(fresh, live, wanted.canary(name), "begun", why)
 
 
-def _live(name: str, running: Listed, dead: Set[str]) -> Version | None:
+def _live(name: str, running: AppList, dead: Set[str]) -> Version | None:
     """The version that served last; while another one starts in its place, the one that that
     replaces. None if no version serves, so that there is nothing to protect."""
     entry = running.entries.get(name)
@@ -210,12 +232,12 @@ def _live(name: str, running: Listed, dead: Set[str]) -> Version | None:
     return running.version(name) if model_app(name) in running.applications.keys() - dead else None
 
 
-def _canary(name: str, running: Listed) -> Version | None:
+def _canary(name: str, running: AppList) -> Version | None:
     canary = canary_of(name)
     return running.version(canary) if running.has(canary) else None
 
 
-def _as_it_was(name: str, running: Listed, live: Version, file: Version) -> _Change:
+def _as_it_was(name: str, running: AppList, live: Version, file: Version) -> _Change:
     """The file's version is the one that serves. A rollout or a replacement is given up."""
     entry = running.entries.get(name)
     if entry is None or not undecided(entry):
@@ -228,7 +250,7 @@ def _as_it_was(name: str, running: Listed, live: Version, file: Version) -> _Cha
 
 
 def _in_place(
-    name: str, running: Listed, live: Version | None, file: Version, model: ModelSettings
+    name: str, running: AppList, live: Version | None, file: Version, model: ModelSettings
 ) -> _Change:
     """The file's version starts at once in place of the live one. A canary that is there leaves."""
     entry = running.entries.get(name)
@@ -354,7 +376,7 @@ def over(entry: Entry) -> Entry:
 # ---- other wishes --------------------------------------------------------------------------------
 
 
-def decided(running: Listed, model: str, why: str = "") -> Listed:
+def decided(running: AppList, model: str, why: str = "") -> AppList:
     """The promotion of a model's rollout is asked for; with a reason, its abort."""
     entry = running.entries.get(model)
     if wrong := _not_decidable(model, entry, aborts=bool(why)):
@@ -376,7 +398,7 @@ def _not_decidable(model: str, entry: Entry | None, *, aborts: bool) -> str:
     return ""
 
 
-def went_back(running: Listed, model: str) -> Listed:
+def went_back(running: AppList, model: str) -> AppList:
     """The version that ran before the present one is to take its place, with the present numbers of
     replicas; each time one further back."""
     if not running.has(model):
@@ -402,7 +424,7 @@ def went_back(running: Listed, model: str) -> Listed:
     return running.with_version(model, last).with_entry(model, changed(fresh, back=True))
 
 
-def switched(running: Listed, frozen: bool) -> Listed:
+def switched(running: AppList, frozen: bool) -> AppList:
     """The controllers of all models are frozen, or learn again, until the next file is applied."""
     if running.control.tenants is None:
         raise ClusterError(
@@ -413,12 +435,58 @@ def switched(running: Listed, frozen: bool) -> Listed:
     return running.with_control(tenants=tenants, turn=running.control.turn + 1)
 
 
-def pinned(running: Listed, name: str, replicas: int | None) -> Listed:
+def pinned(running: AppList, name: str, replicas: int | None) -> AppList:
     """A number of replicas by hand. `name`: "model/group"; None lets the autoscaler decide."""
     pins = {n: each for n, each in running.control.pins.items() if n != name}
     return running.with_control(pins=pins if replicas is None else {**pins, name: replicas})
 
 
-def revoked(running: Listed, key_hash: str) -> Listed:
+def revoked(running: AppList, key_hash: str) -> AppList:
     known = (each for each in running.control.revoked if each != key_hash)
     return running.with_control(revoked=(*known, key_hash))
+
+
+# ---- from settings: the canary, and the terms of its rollout -------------------------------------
+
+
+_COUNTS = ("count", "min", "max", "spare", "survive", "groups")  # the canary has its own numbers
+
+
+def canary_settings(model: ModelSettings) -> ModelSettings:
+    """The canary's settings, for a model with a `rollout`. If the model has groups, the canary runs
+    the first."""
+    assert model.rollout is not None
+    one = next(iter(model.views().values()), model)
+    written = one.model_dump(mode="json", exclude_unset=True)
+    for section in ("rollout", "optional"):
+        written.pop(section, None)
+    replicas = {n: v for n, v in written.get("replicas", {}).items() if n not in _COUNTS}
+    replicas |= _numbers(model.rollout, one.replicas)
+    return ModelSettings.model_validate(written | {"replicas": replicas})
+
+
+def _numbers(rollout: RolloutSettings, live: ReplicaSettings) -> dict[str, int]:
+    if rollout.replicas is not None:
+        return {"count": rollout.replicas}
+    share = max(rollout.steps_percent[-1], rollout.shadow_percent) / 100
+    least, most = (max(1, ceil(number * share)) for number in (live.least, live.most))
+    return {"count": most} if least == most else {"min": least, "max": most}
+
+
+def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
+    """The rollout's terms. A step of copies, if the settings ask for one, comes first."""
+    shares = tuple(percent / 100 for percent in rollout.steps_percent)
+    return RolloutTerms(
+        shares=(0.0, *shares) if rollout.shadow_percent else shares,
+        hold_s=rollout.hold_s,
+        least_requests=rollout.min_requests,
+        shadow=rollout.shadow_percent / 100,
+        max_errors=rollout.max_errors_percent / 100,
+        max_latency_ratio=rollout.max_latency_ratio,
+        max_cost_ratio=rollout.max_cost_ratio,
+        agreement=_agreement(rollout.agreement),
+    )
+
+
+def _agreement(given: AgreementSettings) -> AgreementTerms:
+    return AgreementTerms(given.cosine, given.max_abs, given.top1, given.min_percent / 100)

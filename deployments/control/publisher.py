@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import logging
 
+import ray
 import yaml
 
 from deployments.contract.listed import Control
 from deployments.control.dashboard import ClusterError
-from deployments.control.manual_target import ManualTarget, set_target
 from deployments.control.plan import OPENS
 from deployments.control.scaling import store
 from deployments.control.scaling.scaling_terms import scaling_told
-from deployments.process import audit, tenants_store
+from deployments.process import actors, audit, tenants_store
 from deployments.process.audit import AuditLine
 from deployments.settings.plain import SettingsErrors, settings_digest
 from deployments.settings_files.load import parse_tenants, tenants_text
 from yaml_document.mistakes import Mistake
 
+_ANSWER_S = 10.0  # for the autoscaler
 logger = logging.getLogger("headrace.control")
 
 
@@ -51,14 +52,23 @@ def pin(control: Control) -> None:
     them. Raises ClusterError if it is away."""
     before: dict[str, int] = json.loads(store.get(store.PINS) or "{}")
     for name in before.keys() | control.pins.keys():
-        if before.get(name) != (replicas := control.pins.get(name)):
-            model, _, group = name.partition("/")
-            answer = set_target(ManualTarget(model, group, replicas))
-            if answer.get("away"):
-                raise ClusterError(answer["error"])
-            if complaint := answer.get("error"):
-                logger.warning("replicas of %s by hand: %s", name, complaint)
+        replicas = control.pins.get(name)
+        if before.get(name) != replicas and (complaint := _pin(name, replicas)):
+            logger.warning("replicas of %s by hand: %s", name, complaint)
     store.put(store.PINS, json.dumps(dict(control.pins)))
+
+
+def _pin(name: str, replicas: int | None) -> str:
+    """What the autoscaler has against the number; "" if nothing. It keeps the number, also over its
+    own restarts, until it is told to decide again."""
+    model, _, group = name.partition("/")
+    try:
+        asked = actors.running_autoscaler().pin.remote(model, group, replicas)
+        return str(ray.get(asked, timeout=_ANSWER_S))
+    except (ValueError, ray.exceptions.RayError) as away:
+        raise ClusterError(
+            f"the autoscaler is away ({type(away).__name__}); try again in some seconds"
+        ) from None
 
 
 def _tenants(control: Control) -> str | None:

@@ -19,16 +19,22 @@ from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
 from deployments.contract.rollout.terms import canary_of
 from deployments.control import plan
-from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Applications, Difference, by_name, changes
-from deployments.control.listed import Listed
-from deployments.control.manual_target import ManualTarget
-from deployments.control.merging import beside_others, heard_later, merged, ours
+from deployments.control.application_list import (
+    Applications,
+    AppList,
+    Difference,
+    beside_others,
+    by_name,
+    changes,
+    heard_later,
+    merged,
+    ours,
+)
+from deployments.control.dashboard import ClusterError, ServeRest
 from deployments.control.plan import Plan, applied
 from deployments.control.scaling.decider import pin_complaint
 from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import serve_config
-from deployments.control.serve_rest import ServeRest
 from deployments.control.writing import Writer
 from deployments.process.code_version import code_version
 from deployments.process.key_list import KeyRow, key_rows
@@ -125,7 +131,7 @@ class RemoteCluster:
     ) -> tuple[dict[str, Any], Deployment]:
         """The config to put, without other people's applications, and what it does."""
         config = serve_config(settings, one_machine=self._one_machine)
-        running, wanted = Listed.of(ours(details)), Listed.of(by_name(config))
+        running, wanted = AppList.of(ours(details)), AppList.of(by_name(config))
         assert wanted.own is not None
         if self._one_machine:
             _check_gateway(running.applications, wanted.applications)
@@ -213,7 +219,7 @@ class RemoteCluster:
     def rollouts(self, away_s: float = 0.0) -> list[RolloutRecord]:
         """The last rollout of each model, as of its last step; by model. `away_s`: to wait for a
         dashboard that is away. Raises ClusterError then."""
-        listed = Listed.of(ours(self._details_by(self._clock() + away_s)))
+        listed = AppList.of(ours(self._details_by(self._clock() + away_s)))
         found = (entry.record for _, entry in sorted(listed.entries.items()))
         return [record for record in found if record is not None]
 
@@ -228,7 +234,7 @@ class RemoteCluster:
         there is none, or another version of the model is under way."""
         left, number = 0, 0
 
-        def went_back(listed: Listed) -> Listed:
+        def went_back(listed: AppList) -> AppList:
             nonlocal left, number
             follows = plan.went_back(listed, model)
             left, number = len(listed.history(model)) - 1, follows.entries[model].id
@@ -237,22 +243,22 @@ class RemoteCluster:
         change = self._change("rollout back", went_back)
         return Deployment((model_app(model),), [], {}, {}, {model: number}, {}, change), left
 
-    def scale(self, target: ManualTarget) -> None:
-        """Set a number of replicas by hand. Raises ClusterError if the file does not allow it."""
+    def scale(self, model: str, group: str, replicas: int | None) -> None:
+        """Set a number of replicas by hand; None lets the autoscaler decide. Raises ClusterError if
+        the file does not allow it."""
 
-        def pinned(listed: Listed) -> Listed:
+        def pinned(listed: AppList) -> AppList:
             terms = scaling_told(listed.control).settings
-            complaint = pin_complaint(terms, target.model, target.group, target.replicas)
-            if complaint:
+            if complaint := pin_complaint(terms, model, group, replicas):
                 raise ClusterError(complaint)
-            return plan.pinned(listed, f"{target.model}/{target.group}", target.replicas)
+            return plan.pinned(listed, f"{model}/{group}", replicas)
 
         self._change("scale", pinned)
 
     def keys(self) -> list[KeyRow]:
         """The keys of the tenants there. Those that were revoked at a gateway do not say so.
         Raises ClusterError if a path names the tenants."""
-        control = Listed.of(ours(self._rest.details())).control
+        control = AppList.of(ours(self._rest.details())).control
         return key_rows(_tenants(control), control.revoked, time.time())
 
     def revoke(self, name: str) -> dict[str, str]:
@@ -260,7 +266,7 @@ class RemoteCluster:
         "owner"}. Raises ClusterError if there is none."""
         found: dict[str, str] = {}
 
-        def without_key(listed: Listed) -> Listed:
+        def without_key(listed: AppList) -> AppList:
             try:
                 owner, key = _tenants(listed.control).key_called(name)
             except ValueError as unknown:
@@ -271,9 +277,9 @@ class RemoteCluster:
         self._change("key revoke", without_key)
         return found
 
-    def _change(self, verb: str, change: Callable[[Listed], Listed]) -> str:
+    def _change(self, verb: str, change: Callable[[AppList], AppList]) -> str:
         def changed(details: Mapping[str, Any]) -> dict[str, Any]:
-            listed = Listed.of(ours(details))
+            listed = AppList.of(ours(details))
             if listed.own is None:
                 raise ClusterError("Headrace does not run there: apply a file first")
             return beside_others(change(listed).all().values(), details)
@@ -325,7 +331,7 @@ def _failed(state: ApplicationState, placed: Mapping[str, str | None]) -> bool:
 def _placed(applications: Mapping[str, Any], replaced: Mapping[str, int]) -> dict[str, str | None]:
     """Of each application whose model changes in place: "" once it runs, why it cannot start, or
     None while it starts. A newer change of the model counts as its end."""
-    entries = Listed.of(applications).entries
+    entries = AppList.of(applications).entries
     found: dict[str, str | None] = {}
     for name, number in replaced.items():
         entry = entries.get(name)

@@ -24,9 +24,8 @@ from deployments.contract.registry import (
 )
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import TERMS, RolloutTerms
+from deployments.control.application_list import Applications, by_name, is_ours
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Applications, by_name
-from deployments.control.merging import is_ours
 from deployments.process import description_store
 
 _STARTS_S = 60.0  # to the registry's first answer: its imports take seconds on a busy machine

@@ -27,10 +27,8 @@ from typing import Any, Protocol
 
 from deployments.contract.app_names import CONTROL_APP
 from deployments.contract.listed import MAX_CHANGES, Change, Control, Lease
+from deployments.control.application_list import AppList, beside_others, by_name, ours
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
-from deployments.control.merging import beside_others, ours
 from deployments.process import audit
 
 GAP_S = 2.0
@@ -193,7 +191,7 @@ def beside(details: Details) -> dict[str, Any]:
 
 def stamped(config: Config, fields: dict[str, Any]) -> dict[str, Any]:
     """The config with these fields of the control plane's block."""
-    listed = Listed.of(by_name(config))
+    listed = AppList.of(by_name(config))
     if listed.own is None:
         return dict(config)
     own = listed.with_control(**fields).all()[CONTROL_APP]
@@ -213,5 +211,5 @@ def _must(details: Details) -> Control:
 
 def _control(details: Details) -> Control | None:
     """The block; None if the list has none. Raises NewerFormat."""
-    listed = Listed.of(ours(details))
+    listed = AppList.of(ours(details))
     return None if listed.own is None else listed.control

@@ -15,13 +15,12 @@ from pathlib import Path
 import click
 import yaml
 
-from deployments.control import addresses, ray_env
-from deployments.control.dashboard import Dashboard, address_of, token_of
+from deployments.control import ray_env
+from deployments.control.dashboard import Dashboard, JobFailed, RayJobs, address_of, token_of
 from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_facts, node_survey, preflight
 from deployments.control.ray_env import Layer, Variable
-from deployments.control.ray_jobs import JobFailed, RayJobs
-from deployments.control.serve_config import serve_config
+from deployments.control.serve_config import in_cluster, serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.plain import SettingsErrors
@@ -63,10 +62,10 @@ def gateway_of(file: Path | None) -> GatewaySettings:
     """The gateway's settings for a cluster of several nodes; the defaults without a file. Raises
     SettingsErrors."""
     if file is None:
-        return addresses.in_cluster(GatewaySettings())
+        return in_cluster(GatewaySettings())
     settings = load(file, here=False).gateway
     _check_ingress(file, settings)
-    return addresses.in_cluster(settings)
+    return in_cluster(settings)
 
 
 def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:

@@ -26,10 +26,14 @@ from typing import TextIO
 import click
 
 from deployments.contract.rollout.terms import canary_of
-from deployments.control import replica_logs
-from deployments.control.dashboard import ClusterError, Dashboard
-from deployments.control.serve_rest import ServeRest
-from deployments.control.supervisor import server_files, server_log
+from deployments.control.dashboard import (
+    ClusterError,
+    Dashboard,
+    ServeRest,
+    replica_actors,
+    replica_log,
+)
+from deployments.control.supervisor import server_files
 from deployments.control.supervisor.server_files import NoServer
 from deployments.tools.where import Where
 
@@ -110,7 +114,7 @@ def _ago(seconds: int) -> str:
 
 def _there(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
     dashboard = where.dashboard()
-    actors = replica_logs.replicas(ServeRest(dashboard).details(), model)
+    actors = replica_actors(ServeRest(dashboard).details(), model)
     return [
         _stamped(_of_replica(dashboard, name, actor, wanted), name)
         for name, actor in actors.items()
@@ -119,7 +123,7 @@ def _there(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
 
 def _of_replica(dashboard: Dashboard, name: str, actor: str, wanted: Wanted) -> Iterator[str]:
     try:
-        yield from replica_logs.lines(dashboard, actor, wanted.tail, follow=wanted.follow)
+        yield from replica_log(dashboard, actor, wanted.tail, follow=wanted.follow)
     except ClusterError as error:  # its node may be gone; the others' logs are still there
         click.echo(f"{name}: {error}", err=True)
 
@@ -155,7 +159,7 @@ def _here(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
 
 def _of_file(path: Path, models: Set[str], wanted: Wanted) -> Iterator[str]:
     """The lines about these models; with `follow` also those that are yet to come."""
-    before = server_log.older(path)
+    before = server_files.older_log(path)
     file = path.open(encoding="utf-8", errors="replace")
     there = [*before.open(encoding="utf-8", errors="replace")] if before.is_file() else []
     found = _about(models, itertools.chain(there, file))

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from deployments.contract.app_names import is_model_app, model_app, model_name
-from deployments.control.rollout_reasons import STILL_IN_FILE
+from deployments.control.plan import STILL_IN_FILE
 from deployments.tools.console import status_table
 from deployments.tools.console.rollout_lines import progress_key, rollout_line
 from deployments.tools.where import Where

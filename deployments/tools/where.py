@@ -84,18 +84,17 @@ class Where:
     def dashboard(self) -> Dashboard:
         """The dashboard of the cluster, or of the server of this machine. Raises ClusterError if
         the address cannot be one, NoServer and ServerRefused."""
-        from deployments.control.dashboard import Dashboard, address_of, token_of
-        from deployments.control.serve_rest import ANSWER_S
+        from deployments.control.dashboard import SERVE_ANSWER_S, Dashboard, address_of, token_of
 
         if self.address is None:
             told = self._server_told()
-            return Dashboard(told["dashboard"], told["token"], answer_s=ANSWER_S)
-        return Dashboard(address_of(self.address), token_of(), answer_s=ANSWER_S)
+            return Dashboard(told["dashboard"], told["token"], answer_s=SERVE_ANSWER_S)
+        return Dashboard(address_of(self.address), token_of(), answer_s=SERVE_ANSWER_S)
 
     def cluster(self) -> RemoteCluster:
         """What changes the cluster, or the server of this machine. Raises as `dashboard`."""
+        from deployments.control.dashboard import ServeRest
         from deployments.control.remote_cluster import RemoteCluster
-        from deployments.control.serve_rest import ServeRest
 
         here = self.address is None
         rest = ServeRest(self.dashboard(), _DASHBOARD_S if here else 0.0)

@@ -12,8 +12,7 @@ import psutil
 import pytest
 from served import Server, patient, synthetic, total
 
-from deployments.control.dashboard import Dashboard, token_of
-from deployments.control.serve_rest import ServeRest
+from deployments.control.dashboard import Dashboard, ServeRest, token_of
 from deployments.control.supervisor import server_files
 from deployments.gateway.tenancy.tenants import new_key
 

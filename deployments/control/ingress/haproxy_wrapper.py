@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from deployments.control.ingress import haproxy_rules
-from deployments.control.ingress.haproxy_certificate import Renewal
+from deployments.control.ingress.haproxy_admin import Renewal
 from deployments.control.ingress.haproxy_options import PREFIX, Options, Refused
 from deployments.control.ingress.haproxy_stand_in import (
     Files,

@@ -2,22 +2,25 @@
 
 Every bound is tested with confidence. One failure or one slow answer among few aborts nothing, and
 the more has been seen, the smaller a difference counts. Shares are bounded by Wilson's interval
-(Wilson 1927), latencies by the ranks of `latencies`. Reasons are sentences for people.
+(Wilson 1927). A quantile is bounded by the values at the ranks that a binomial distribution leaves
+(normal approximation; Conover, Practical Nonparametric Statistics, 3rd edition, 3.2). Reasons are
+sentences for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from math import sqrt
 
-from deployments.contract.rollout.latencies import Histogram
+from deployments.contract.rollout.latencies import Histogram, seconds_of
 from deployments.contract.rollout.observations import (
     Observations,
     VersionObservations,
     commonest,
 )
 from deployments.contract.rollout.terms import RolloutTerms
-from deployments.control.registry.quantiles import at_least, at_most, whole
 
 _Z = 2.0  # standard deviations: about 95 %, two-sided
 _MIN_FAILURES = 5  # fewer abort nothing
@@ -105,3 +108,50 @@ def _wilson(hits: int, total: int, z: float) -> float:
     centre = share + z2 / (2 * total)
     spread = z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
     return (centre + spread) / (1 + z2 / total)
+
+
+# ---- bounds of a histogram's quantiles -----------------------------------------------------------
+
+
+_Z = 2.0  # standard deviations: about 95 %, two-sided
+
+
+def at_least(histogram: Histogram, quantile: float) -> float | None:
+    """Seconds that the true quantile is almost certainly above; None if there are too few
+    requests."""
+    total = sum(histogram.values())
+    rank = math.floor(total * quantile - _spread(total, quantile))
+    return None if rank < 1 else seconds_of(_at(histogram, rank) - 1)
+
+
+def at_most(histogram: Histogram, quantile: float) -> float | None:
+    """Seconds that the true quantile is almost certainly below; None if there are too few
+    requests."""
+    total = sum(histogram.values())
+    rank = math.ceil(total * quantile + _spread(total, quantile)) + 1
+    return None if rank > total else seconds_of(_at(histogram, rank))
+
+
+def median_s(histogram: Histogram) -> float | None:
+    """The median in seconds, rounded up to a step; None without requests."""
+    total = sum(histogram.values())
+    return seconds_of(_at(histogram, (total + 1) // 2)) if total else None
+
+
+def whole(by_length: Mapping[int, Histogram]) -> Counter[int]:
+    """One histogram over all lengths."""
+    return sum((Counter(each) for each in by_length.values()), Counter())
+
+
+def _spread(total: int, quantile: float) -> float:
+    return _Z * math.sqrt(total * quantile * (1 - quantile))
+
+
+def _at(histogram: Histogram, rank: int) -> int:
+    """The step of the request at that rank, counted from 1."""
+    passed = 0
+    for step in sorted(histogram):
+        passed += histogram[step]
+        if passed >= rank:
+            return step
+    raise ValueError(f"rank {rank} of {passed}")

@@ -51,13 +51,14 @@ class RegistryActor:
     def __init__(self) -> None:
         self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
         self._changed = asyncio.Event()
+        self._woken_for = self._registry.revision
         self._code = code_version()
         logs.configure_from_environment()
         # Serve's modules are slow to import: only the actor needs them, not who creates it.
         from deployments.control.registry.controller_watch import ControllerKeeper
-        from deployments.control.serve_list import ServeList
+        from deployments.control.serve_controller import AsyncServeController
 
-        self._serve = ServeList()
+        self._serve = AsyncServeController()
         self._controller = ControllerKeeper(self._controller_ended)
         loop = asyncio.get_running_loop()
         work = (self._sweep(), self._follow_serve(), keep_autoscaler(), self._controller.run())
@@ -67,9 +68,9 @@ class RegistryActor:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 10)
-            swept = self._registry.sweep(clock())
-            if self._registry.look_at_rollouts(clock()) or swept:
-                self._wake()
+            self._registry.sweep(clock())
+            self._registry.look_at_rollouts(clock())
+            self._wake()
 
     async def _follow_serve(self) -> None:
         while True:
@@ -83,14 +84,16 @@ class RegistryActor:
         except Exception as fault:
             logger.debug("Serve does not list its applications: %s", fault)
             return False
-        if self._registry.declare(models, clock()):
-            self._wake()
+        self._registry.declare(models, clock())
+        self._wake()
         return True
 
     def _wake(self) -> None:
-        """Answer every gateway that waits in `watch`."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Answer every gateway that waits in `watch`, if there is news."""
+        if self._registry.revision != self._woken_for:
+            self._woken_for = self._registry.revision
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def _controller_ended(self) -> None:
         self._registry.controller_ended()
@@ -138,8 +141,8 @@ class RegistryActor:
 
     async def hold(self, replica: str, members: bytes) -> None:
         """As `Registry.hold`: all that this replica of the shared pool serves now."""
-        if self._registry.hold(replica, MEMBERS.decode(members), clock()):
-            self._wake()
+        self._registry.hold(replica, MEMBERS.decode(members), clock())
+        self._wake()
 
     async def drain(self, draining: bool) -> None:
         self._registry.drain(draining)
@@ -162,8 +165,8 @@ class RegistryActor:
         return self._registry.loading_beside(name, digest)
 
     async def report(self, progress: bytes) -> None:
-        if self._registry.report(PROGRESS.decode(progress)):
-            self._wake()
+        self._registry.report(PROGRESS.decode(progress))
+        self._wake()
 
     async def progress(self) -> bytes:
         """The latest `ReplicaProgress` of each replica."""
@@ -177,24 +180,24 @@ class RegistryActor:
         return self._registry.begin_rollout(model, TERMS.decode(terms), time.time(), clock())
 
     async def promote(self, model: str) -> bool:
-        return self._wake_if(self._registry.promote(model, clock()))
+        decided = self._registry.promote(model, clock())
+        self._wake()
+        return decided
 
     async def finish_rollout(self, model: str) -> bool:
-        return self._wake_if(self._registry.finish_rollout(model))
+        decided = self._registry.finish_rollout(model)
+        self._wake()
+        return decided
 
     async def abort_rollout(self, model: str, why: str) -> bool:
-        return self._wake_if(self._registry.abort_rollout(model, why))
+        decided = self._registry.abort_rollout(model, why)
+        self._wake()
+        return decided
 
     async def rollouts(self) -> list[RolloutAccount]:
         return self._registry.rollout_accounts(clock())
 
-    def _wake_if(self, changed: bool) -> bool:
-        if changed:
-            self._wake()
-        return changed
-
     async def status(self) -> bytes:
-        """The `RegistryStatus`."""
         return STATUS.encode(self._status())
 
     def _status(self) -> RegistryStatus:

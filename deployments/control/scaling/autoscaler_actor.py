@@ -5,8 +5,8 @@ fetches the decisions (`target_reader`), gateways get them as the answer to thei
 replicas while they wait for an order. Settings come from the cluster's store. The actor's own state
 is saved there every 10 s, and when an operator pins a number of replicas. Blocking calls run in
 threads. An actor that hangs is killed, and Ray restarts it for ever; while it is away, all targets
-stay as they are.
-Messages come and go as bytes (`contract/codec.py`).
+stay as they are. Messages come and go as bytes (`contract/codec.py`). The private API of Ray that
+this uses is tested by tests/integration/test_ray_contract.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import ray
+from ray._private.state import state
+
 from deployments.contract.codec import OtherVersion
 from deployments.contract.scaling import document
 from deployments.contract.scaling.messages import (
@@ -30,7 +33,6 @@ from deployments.contract.scaling.messages import (
     START,
 )
 from deployments.control.scaling import store
-from deployments.control.scaling.cluster_resources import available_resources, max_resources
 from deployments.control.scaling.decider import Decider
 from deployments.process import logs
 from deployments.process.code_version import code_version
@@ -203,6 +205,20 @@ async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
 
 def _serve_list() -> Any:
     """Made late, because Serve's modules are slow to import."""
-    from deployments.control.serve_list import ServeList
+    from deployments.control.serve_controller import AsyncServeController
 
-    return ServeList()
+    return AsyncServeController()
+
+
+def max_resources() -> dict[str, float]:
+    """The most that the cluster has or may come to have, by Ray's name of the resource."""
+    may_become = state.get_max_resources_from_cluster_config()
+    found: Any = ray.cluster_resources
+    has = found() if may_become is None else may_become
+    return {name: float(amount) for name, amount in has.items()}
+
+
+def available_resources() -> dict[str, float]:
+    """What is free now, by Ray's name of the resource."""
+    found: Any = ray.available_resources
+    return {name: float(amount) for name, amount in found().items()}

@@ -8,13 +8,20 @@ no I/O; `autoscaler_actor` is the shell that asks and stores.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ModelTerms, ScalingSettings
-from autoscaling.types import Decisions, DemandReading, GroupReading, StartReading
+from autoscaling.types import (
+    Decisions,
+    DemandReading,
+    GroupReading,
+    ModelDecision,
+    Reason,
+    StartReading,
+)
 from deployments.contract.app_names import GATEWAY_APP, POOL_DIRECTORY, directory_key
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import (
@@ -25,11 +32,13 @@ from deployments.contract.scaling.messages import (
     PoolOrder,
     PoolReport,
 )
-from deployments.control.scaling.deployments_seen import DeploymentsSeen, running_ids
-from deployments.control.scaling.gateway_reports import GatewayReports
-from deployments.control.scaling.group_readings import group_readings
-from deployments.control.scaling.outlooks import as_plain, changes, outlook
 from deployments.control.scaling.pool_orders import PoolOrders
+from deployments.control.scaling.readings import (
+    GatewayReports,
+    ServeObservations,
+    group_readings,
+    running_ids,
+)
 from deployments.control.scaling.start_orders import StartOrders
 
 logger = logging.getLogger("headrace.autoscaler")
@@ -42,7 +51,7 @@ class Decider:
     def __init__(self, now: float, first_revision: int) -> None:
         self.document = ScalingDocument()
         self.decisions = Decisions()
-        self.seen = DeploymentsSeen()
+        self.seen = ServeObservations()
         self.gateways = GatewayReports()
         self.available: Mapping[str, float] = {}
         self.pool = PoolOrders(first_revision)
@@ -240,3 +249,80 @@ def _is_urgent(load: ModelLoad, terms: ModelTerms) -> bool:
     """Whether the demand is too urgent to wait for the next regular decision."""
     demand = load.demand
     return demand.urgent or demand.backlog_s > terms.slo_s
+
+
+# ---- what gateways and operators are told --------------------------------------------------------
+
+
+def outlook(
+    terms: ModelTerms,
+    decision: ModelDecision,
+    groups: Iterable[GroupReading],
+    begun_s: float = 0.0,
+) -> ModelOutlook:
+    """What gateways are told of a model. `groups`: the readings that the decision was made from;
+    `begun_s`: seconds since the next replica to come was ordered."""
+    runs = list(groups)
+    starting = sum(each.starting for each in runs)
+    may_sleep = terms.may_sleep and not decision.observed and not _is_held_at_none(decision)
+    return ModelOutlook(
+        may_sleep=may_sleep,
+        wakes=may_sleep and not any(each.hot or each.starting for each in runs),
+        ready_in_s=max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0)),
+        targets={each.name: each.target for each in decision.groups},
+        wanted={each.name: each.wanted for each in decision.groups},
+        starting=starting,
+        reason=decision.reason.value,
+        offered_s=decision.offered_s,
+        planned_s=decision.planned_s,
+        forecast_s=decision.forecast_s,
+        forecast_trusted=decision.forecast_trusted,
+    )
+
+
+def _is_held_at_none(decision: ModelDecision) -> bool:
+    """Whether the operator or a freeze keeps it at no replicas, so that no request can wake it."""
+    held = decision.reason in (Reason.FROZEN, Reason.MANUAL)
+    return held and bool(decision.groups) and not any(each.target for each in decision.groups)
+
+
+def changes(before: Decisions, after: Decisions) -> list[str]:
+    """A sentence for each model whose targets or reason have changed."""
+    said = []
+    for name, decision in after.models.items():
+        old = before.models.get(name)
+        targets = [each.target for each in decision.groups]
+        if old is None or targets != [each.target for each in old.groups]:
+            was = "?" if old is None else _numbers(old)
+            said.append(f"{name}: {was} -> {_numbers(decision)} replicas, {_why(decision)}")
+        elif old.reason is not decision.reason:
+            said.append(f"{name}: {_numbers(decision)} replicas, {_why(decision)}")
+    if after.pool.replicas != before.pool.replicas:
+        said.append(f"pool: {before.pool.replicas} -> {after.pool.replicas}: {after.pool.text}")
+    return said
+
+
+def _why(decision: ModelDecision) -> str:
+    only = " (observed, not done)" if decision.observed else ""
+    return f"{decision.reason.value}{only}: {decision.text}"
+
+
+def _numbers(decision: ModelDecision) -> str:
+    named = [f"{each.name} {each.target}" if each.name else f"{each.target}"
+             for each in decision.groups]  # fmt: skip
+    return ", ".join(named) or "no"
+
+
+def as_plain(decision: ModelDecision, groups: Iterable[GroupReading]) -> dict[str, Any]:
+    """The decision as plain values for `status`, each group with what runs of it."""
+    runs = {each.name: each for each in groups}
+    plain = asdict(decision)
+    plain["reason"] = decision.reason.value
+    for group in plain["groups"]:
+        reading = runs.get(group["name"], GroupReading())
+        group |= {
+            "serve_target": reading.target, "running": reading.hot, "starting": reading.starting,
+            "draining": reading.draining, "unplaced_s": reading.unplaced_s,
+            "missing": reading.missing,
+        }  # fmt: skip
+    return plain

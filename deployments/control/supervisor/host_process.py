@@ -28,11 +28,10 @@ from deployments.control.key_revocation import KeyRevocation
 from deployments.control.origin import Origin
 from deployments.control.ray_env import apply_environment
 from deployments.control.supervisor import orphaned_processes, ports, server_files
-from deployments.control.supervisor.control_socket import ControlSocket, Handler
-from deployments.control.supervisor.event_lines import EventLines
+from deployments.control.supervisor.control_socket import ControlSocket, EventLines, Handler
 from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.control.supervisor.ready_message import ready_message
-from deployments.control.supervisor.server_log import ServerLog
+from deployments.control.supervisor.server_files import ServerLog
 from deployments.process import audit, logs
 from deployments.process.audit import AUDIT_FILE, AuditLine
 from deployments.process.certificate_files import CertificateFiles

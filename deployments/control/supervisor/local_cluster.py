@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -21,21 +21,24 @@ from ray._private.node import Node
 from deployments.contract.app_names import model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
-from deployments.control import publisher, serve_rest
-from deployments.control.dashboard import ClusterError, Dashboard, token_of
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
-from deployments.control.merging import ours
+from deployments.control import publisher
+from deployments.control.application_list import AppList, by_name, ours
+from deployments.control.dashboard import (
+    SERVE_ANSWER_S,
+    ClusterError,
+    Dashboard,
+    ServeRest,
+    token_of,
+)
 from deployments.control.remote_cluster import RemoteCluster
 from deployments.control.scaling.scaling_terms import scaling_settings
 from deployments.control.serve_config import serve_config
-from deployments.control.serve_rest import ServeRest
 from deployments.control.served_models import ServedModels, states_of
-from deployments.control.supervisor import dashboard_process, ports, ray_processes
-from deployments.control.supervisor.waiting import why_waiting
+from deployments.control.supervisor import ports, ray_processes
 from deployments.process import tenants_store
 from deployments.process.actors import NAMESPACE, registry
 from deployments.settings.model import ModelSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -69,9 +72,9 @@ class LocalCluster(ServedModels):
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls
-        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
+        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=SERVE_ANSWER_S)
         self._rest = ServeRest(self._dashboard)
-        self._own = dashboard_process.own(self.dashboard_url)
+        self._own = ray_processes.own_dashboard(self.dashboard_url)
         self._deployer = RemoteCluster(self._rest, one_machine=True)
         super().__init__(self._rest, registry())
 
@@ -80,18 +83,18 @@ class LocalCluster(ServedModels):
         listed = by_name(serve_config(settings, one_machine=True))
         self.follow(listed)
         # As `headrace-control` would, whose start nobody has to wait for then.
-        publisher.publish(Listed.of(listed).control)
+        publisher.publish(AppList.of(listed).control)
         self._deployer.deploy(settings)
 
     def declared(self) -> Mapping[str, ModelSettings]:
         """Settings of the models that are to run, with what the autoscaler is told of them; by
         name."""
-        return scaling_settings(Listed.of(ours(self.details())).control).models
+        return scaling_settings(AppList.of(ours(self.details())).control).models
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:
         """Those, too, that were taken off the list meanwhile because they could not."""
         details = self._serve.details()
-        entries = Listed.of(ours(details)).entries
+        entries = AppList.of(ours(details)).entries
         gone = [n for n in names if model_app(n) not in details["applications"] and n in entries]
         taken_back = {n: entries[n].why for n in gone if entries[n].why}
         return taken_back | self.failures(names, states_of(details))
@@ -206,3 +209,40 @@ def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:
         {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
         for phase, fraction, detail in [*past, (each.phase, each.fraction, each.detail)]
     ]
+
+
+# ---- what a model without a process waits for ----------------------------------------------------
+
+
+_MIB = 1 << 20
+STARTS = "its process is starting"
+Resources = Mapping[str, float]
+
+
+def why_waiting(model: ModelSettings, total: Resources, free: Resources) -> str:
+    """A sentence's end for a model without a report. `total`, `free`: of this machine."""
+    reasons = [
+        _short(name, setting, amount, total.get(name, 0.0), free.get(name, 0.0))
+        for view in (model.views() or {"": model}).values()
+        for name, setting, amount in _wanted(view.replicas)
+        if amount > free.get(name, 0.0)
+    ]
+    return "; ".join(dict.fromkeys(reasons)) or STARTS
+
+
+def _wanted(replicas: ReplicaSettings) -> Iterator[tuple[str, str, float]]:
+    """Ray's name, the setting's path and the amount of what a replica reserves beside processors,
+    of which this server declares more than enough."""
+    if replicas.num_gpus:
+        yield "GPU", "replicas.num_gpus", replicas.num_gpus
+    if replicas.memory_mib is not None:
+        yield "memory", "replicas.memory_mib", replicas.memory_mib * _MIB
+    for name, amount in replicas.resources.items():
+        yield name, f"replicas.resources.{name}", amount
+
+
+def _short(name: str, setting: str, wanted: float, total: float, free: float) -> str:
+    unit, what = (_MIB, "MiB of memory") if name == "memory" else (1, name)
+    has = f"this machine has {total / unit:g}"
+    there = has if wanted > total else f"{free / unit:g} of {total / unit:g} are free"
+    return f"waits for {wanted / unit:g} {what} ({setting}): {there}"

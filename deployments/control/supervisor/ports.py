@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from deployments.control.addresses import LOOPBACK
+from deployments.process.loopback import LOOPBACK
 from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5

@@ -1,6 +1,6 @@
-"""The files of the servers on this machine: a state file each, and a run folder while one runs.
+"""The files of the servers on this machine: state and log each, and a run folder while one runs.
 
-`serve` writes one JSON file a port; `status`, `apply` and `stop` read it. A process is identified
+`serve` writes one JSON file per port; `status`, `apply` and `stop` read it. A process is identified
 by its pid and its start in ticks since this machine's boot. So neither a pid that was used again,
 nor a step of the wall clock, nor another machine with the same home is mistaken for it. Files are
 replaced atomically; the file of a dead server is stale, not wrong.
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from deployments.process import line_files
 
 CREATED_TOLERANCE_S = 2.0  # the system derives it from the boot time, which clock steps move
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -246,3 +248,30 @@ def remove_run_folder(port: int, server_id: str | None = None) -> None:
 def control_socket(port: int) -> Path:
     """The socket at which the host of the server on `port` answers the command line."""
     return run_folder(port) / "control.sock"
+
+
+_MAX_BYTES = 8 << 20
+
+
+class ServerLog:
+    """Appends lines to the file at `path`. Belongs to one thread."""
+
+    def __init__(self, path: Path, max_bytes: int = _MAX_BYTES) -> None:
+        self._path, self._most = path, max_bytes
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._size() >= self._most:
+                os.replace(self._path, older_log(self._path))
+            line_files.append(self._path, line.encode("utf-8", "replace") + b"\n")
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def older_log(path: Path) -> Path:
+    """The file with the lines before those at `path`."""
+    return path.with_name(f"{path.name}.1")

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from deployments.control.supervisor import orphaned_processes, ray_health, server_files
+from deployments.control.supervisor import orphaned_processes, ray_processes, server_files
 from deployments.control.supervisor.orphaned_processes import runs
 from deployments.control.supervisor.ray_processes import RayProcess, ended
 
@@ -38,7 +38,7 @@ class ServerGuard:
         host: subprocess.Popen[str],
         port: int,
         say: Callable[[str], None],
-        answers: Callable[[str, float], bool] = ray_health.answers,
+        answers: Callable[[str, float], bool] = ray_processes.answers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host

@@ -18,8 +18,8 @@ from pathlib import Path
 import click
 import yaml
 
-from deployments.control.addresses import EVERY_INTERFACE, LOOPBACK
-from deployments.process.loopback import keep_loopback_direct
+from deployments.control.serve_config import EVERY_INTERFACE
+from deployments.process.loopback import LOOPBACK, keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings_files.load import load
 from deployments.tools.observability import grafana_server, page_server, prometheus_server

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.control.addresses import in_cluster, serve_host
+from deployments.control.serve_config import in_cluster, serve_host
 from deployments.settings.gateway import GatewaySettings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve._private.build_app import build_app
 
-from deployments.control.differences import by_name
+from deployments.control.application_list import by_name
 from deployments.control.serve_config import serve_config
 from deployments.replica.application import model
 from deployments.settings_files.load import load

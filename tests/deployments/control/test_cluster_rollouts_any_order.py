@@ -14,9 +14,8 @@ from rolled_out import model
 
 from deployments.contract.app_names import is_model_app, model_name
 from deployments.contract.listed import Entry
+from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
 from deployments.control.remote_cluster import Deployment
 from deployments.control.scaling.scaling_terms import scaling_told
 from deployments.control.serve_config import bounds
@@ -86,7 +85,7 @@ class _Watched(Stand):
         put, found = self.serve.put, self.before
 
         def noted(config: Any) -> None:
-            listed = Listed.of({n: a for n, a in by_name(config).items() if n != "theirs"})
+            listed = AppList.of({n: a for n, a in by_name(config).items() if n != "theirs"})
             last = listed.control.changes[-1:]
             if last == self.listed.control.changes[-1:]:
                 put(config)  # the driver's list, or a lease

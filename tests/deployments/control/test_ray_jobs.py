@@ -5,8 +5,7 @@ import json
 import httpx
 import pytest
 
-from deployments.control.dashboard import ClusterError, Dashboard
-from deployments.control.ray_jobs import JobFailed, RayJobs
+from deployments.control.dashboard import ClusterError, Dashboard, JobFailed, RayJobs
 
 
 class Cluster:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from deployments.control.application_list import merged
 from deployments.control.dashboard import ClusterError
-from deployments.control.merging import merged
 from deployments.control.remote_cluster import Deployment, RemoteCluster
 from deployments.control.serve_config import serve_config
 from deployments.settings.tree import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.contract.model_arguments import group_arguments
-from deployments.control.differences import by_name, differences
+from deployments.control.application_list import by_name, differences
 from deployments.control.serve_config import serve_config
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load

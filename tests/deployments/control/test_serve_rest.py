@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.control.dashboard import ClusterError, Dashboard, address_of, token_of
-from deployments.control.serve_rest import ServeRest
+from deployments.control.dashboard import ClusterError, Dashboard, ServeRest, address_of, token_of
 
 
 def test_the_address_is_the_one_given_or_rays_own() -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
+from deployments.control.application_list import AppList, beside_others, by_name, ours
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
-from deployments.control.merging import beside_others, ours
 from deployments.control.serve_config import serve_config
 from deployments.control.writing import GAP_S, Undone, Writer
 from deployments.settings.tree import Settings
@@ -104,12 +102,12 @@ class Serve:
 
     @property
     def pins(self) -> dict[str, int]:
-        return dict(Listed.of(self.apps).control.pins)
+        return dict(AppList.of(self.apps).control.pins)
 
 
 def pin(name: str) -> Callable[[Any], dict[str, Any]]:
     def change(details: Any) -> dict[str, Any]:
-        listed = Listed.of(ours(details))
+        listed = AppList.of(ours(details))
         pins = {**listed.control.pins, name: 1}
         return beside_others(listed.with_control(pins=pins).all().values(), details)
 
@@ -121,7 +119,7 @@ def driver(serve: Serve, until_s: float) -> None:
     turns = serve.turns
     while turns.now < until_s:
         asked, details = turns.now, serve.details()
-        listed = Listed.of(ours(details))
+        listed = AppList.of(ours(details))
         if listed.control.lease is None and turns.now - asked <= GAP_S:
             revision = (listed.control.revision or 0) + 1
             follows = listed.with_control(revision=revision)
@@ -187,7 +185,7 @@ class Quick(Serve):
 
 
 def a_lease(serve: Quick, **fields: Any) -> None:
-    listed = Listed.of(serve.apps)
+    listed = AppList.of(serve.apps)
     block = {"holder": "x", "who": "user y (1)", "verb": "apply"}
     own = listed.with_control(revision=5).all()
     own["headrace-control"]["deployments"][0]["user_config"]["lease"] = block
@@ -213,7 +211,7 @@ def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds():
     a_lease(serve)
 
     def another() -> None:
-        listed = Listed.of(serve.apps)
+        listed = AppList.of(serve.apps)
         serve.apps = listed.with_control(revision=(listed.control.revision or 0) + 1).all()
 
     alone.meanwhile = another
@@ -232,7 +230,7 @@ def test_a_change_that_is_refused_gives_the_lease_back():
 
     with pytest.raises(ClusterError, match="no such model"):
         writer(serve, alone).change("scale", refused)
-    assert Listed.of(serve.apps).control.lease is None
+    assert AppList.of(serve.apps).control.lease is None
 
 
 def test_a_list_that_was_read_long_before_is_not_put():

@@ -8,10 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.control.dashboard import Dashboard
+from deployments.control.dashboard import Dashboard, RayJobs
 from deployments.control.preflight import node_survey
 from deployments.control.preflight.node_facts import NodeFacts, versions
-from deployments.control.ray_jobs import RayJobs
 from deployments.settings.plain import SettingsErrors
 from deployments.tools import cluster
 

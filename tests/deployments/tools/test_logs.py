@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from deployments import cli
 from deployments.control.dashboard import Dashboard
 from deployments.control.supervisor import server_files
-from deployments.control.supervisor.server_log import ServerLog
+from deployments.control.supervisor.server_files import ServerLog
 from deployments.tools import logs
 from deployments.tools.where import Where
 

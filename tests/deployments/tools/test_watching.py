@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.control.differences import Difference
+from deployments.control.application_list import Difference
 from deployments.control.origin import Origin
 from deployments.control.remote_cluster import Deployment
 from deployments.settings.tree import Settings

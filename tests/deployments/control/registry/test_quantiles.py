@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from deployments.contract.rollout.latencies import seconds_of, step_of
-from deployments.control.registry.quantiles import at_least, at_most, median_s, whole
+from deployments.control.registry.judge import at_least, at_most, median_s, whole
 
 
 def histogram(latencies: list[float]) -> Counter[int]:

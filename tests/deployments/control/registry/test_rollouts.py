@@ -32,7 +32,7 @@ def test_the_view_says_who_goes_where_and_readiness_waits_for_no_canary(registry
     assert registry.view().rollouts == {}
     registry.begin_rollout("m", TERMS, 1.0, 0.0)
     revision = registry.revision
-    assert registry.look_at_rollouts(1.0)
+    registry.look_at_rollouts(1.0)
     assert registry.revision > revision
     assert registry.view().rollouts["m"].share == 0.5
     assert registry.view().optional == {"m@canary"}
@@ -44,7 +44,7 @@ def test_what_gateways_push_moves_it_on(registry):
     half = Observations(number, 0, canary=VersionObservations(answered=1), reached=1)
     for gateway in ("a", "b"):
         registry.push(gateway, GatewaySnapshot(rollouts=[half]), 1.0)
-    assert registry.look_at_rollouts(1.5)
+    registry.look_at_rollouts(1.5)
     (shown,) = registry.rollout_accounts(2.0)
     assert (shown["phase"], shown["canary"]["answered"]) == ("promoting", 2)
     assert (shown["live"]["version"], shown["canary"]["version"]) == ("1", "2")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.contract.scaling.messages import Observed
-from deployments.control.scaling.deployments_seen import DeploymentsSeen, Pending, running_ids
+from deployments.control.scaling.readings import ServeObservations, Transition, running_ids
 
 KEY = "model-a/model"
 
@@ -15,7 +15,7 @@ def details(*replicas: tuple[str, str, str | None]) -> dict[str, Any]:
 
 
 def test_what_is_as_it_should_be_needs_no_second_look():
-    seen = DeploymentsSeen()
+    seen = ServeObservations()
     seen.observe({KEY: Observed(2, 2)}, 0.0)
     assert seen.unsettled(1.0)  # it has only just been seen
     seen.observe({KEY: Observed(2, 2)}, 6.0)
@@ -25,17 +25,17 @@ def test_what_is_as_it_should_be_needs_no_second_look():
 
 
 def test_one_that_goes_is_looked_at_until_it_is_gone():
-    seen = DeploymentsSeen()
+    seen = ServeObservations()
     seen.observe({KEY: Observed(1, 1)}, 0.0)
     seen.detail(details(("r1", "RUNNING", "n"), ("r2", "STOPPING", "n")), 1.0)
-    assert seen.pending[KEY] == Pending(0, 1, {})
+    assert seen.pending[KEY] == Transition(0, 1, {})
     assert seen.unsettled(60.0)
     seen.detail(details(("r1", "RUNNING", "n")), 61.0)
     assert not seen.unsettled(61.0)
 
 
 def test_a_replica_waits_for_its_place_from_when_it_was_first_seen_without_one():
-    seen = DeploymentsSeen()
+    seen = ServeObservations()
     seen.observe({KEY: Observed(1, 3)}, 0.0)
     seen.detail(details(("r1", "RUNNING", "n"), ("r2", "STARTING", None)), 1.0)
     seen.detail(details(("r2", "STARTING", None), ("r3", "STARTING", None)), 5.0)
@@ -48,7 +48,7 @@ def test_a_replica_waits_for_its_place_from_when_it_was_first_seen_without_one()
 
 
 def test_a_deployment_that_is_gone_is_forgotten():
-    seen = DeploymentsSeen()
+    seen = ServeObservations()
     seen.observe({KEY: Observed(0, 1)}, 0.0)
     seen.detail(details(("r1", "STARTING", None)), 1.0)
     seen.observe({}, 10.0)

@@ -7,7 +7,7 @@ import pytest
 
 from autoscaling.types import DemandReading
 from deployments.contract.scaling.messages import GatewayReport, GroupLoad, ModelLoad
-from deployments.control.scaling.gateway_reports import SILENT_S, GatewayReports
+from deployments.control.scaling.readings import SILENT_S, GatewayReports
 
 
 def load(hot: int, batch_s: float = 0.1) -> GroupLoad:

@@ -16,7 +16,7 @@ from autoscaling.types import (
     PoolDecision,
     Reason,
 )
-from deployments.control.scaling.outlooks import as_plain, changes, outlook
+from deployments.control.scaling.decider import as_plain, changes, outlook
 
 TERMS = ModelTerms("a", 0.1, (GroupTerms("", 0, 3),))
 STEADY = ModelDecision("a", (GroupTarget("", 2, 2),), Reason.STEADY, "as wanted.", 1.5, 1.6)

@@ -12,12 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.control import serve_rest
-from deployments.control.dashboard import ClusterError, Dashboard
-from deployments.control.serve_rest import ServeRest
-from deployments.control.supervisor import dashboard_process
-from deployments.control.supervisor.dashboard_process import DashboardProcess, own
+from deployments.control import dashboard
+from deployments.control.dashboard import ClusterError, Dashboard, ServeRest
+from deployments.control.supervisor import ray_processes
 from deployments.control.supervisor.ports import any_free
+from deployments.control.supervisor.ray_processes import DashboardProcess, own_dashboard
 
 SERVES = """
 import http.server, os, sys
@@ -51,11 +50,11 @@ class Started:
         return [
             child
             for child in psutil.Process().children()
-            if dashboard_process.runs(child) and f"--port={self.port}" in child.cmdline()
+            if ray_processes.runs(child) and f"--port={self.port}" in child.cmdline()
         ]
 
-    def own(self) -> DashboardProcess:
-        found = own(self.address)
+    def own_dashboard(self) -> DashboardProcess:
+        found = own_dashboard(self.address)
         assert found is not None
         return found
 
@@ -82,9 +81,9 @@ def serving(tmp_path: Path) -> Iterator[Started]:
 
 
 def test_a_dashboard_of_another_address_is_not_ones_own(sleeping):
-    assert own("http://127.0.0.1:1") is None
-    assert own(sleeping.address, [psutil.Process()]) is None
-    assert own(sleeping.address) is not None
+    assert own_dashboard("http://127.0.0.1:1") is None
+    assert own_dashboard(sleeping.address, [psutil.Process()]) is None
+    assert own_dashboard(sleeping.address) is not None
 
 
 def test_one_that_ends_at_its_start_is_not_waited_for(sleeping):
@@ -104,7 +103,7 @@ def test_one_that_has_ended_runs_again_where_it_was_and_as_it_was(serving):
 
 
 def test_one_that_hangs_is_ended_and_another_answers(serving, monkeypatch):
-    monkeypatch.setattr(serve_rest, "_ALIVE_S", 0.2)
+    monkeypatch.setattr(dashboard, "_ALIVE_S", 0.2)
     rest, process = ServeRest(Dashboard(serving.address, None, answer_s=0.2)), serving.own()
     serving.first.send_signal(signal.SIGSTOP)
     process.start_again(rest.answers)

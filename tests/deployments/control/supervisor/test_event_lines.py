@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.control.supervisor.event_lines import EventLines
+from deployments.control.supervisor.control_socket import EventLines
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_reader_that_left_is_no_error(capfd):
 
 def test_a_process_ends_although_its_reader_does_not_read(pipe):
     code = (
-        "import sys; from deployments.control.supervisor.event_lines import EventLines\n"
+        "import sys; from deployments.control.supervisor.control_socket import EventLines\n"
         "lines = EventLines(sys.stdout.fileno())\n"
         "for _ in range(100): lines.say('log', message='x' * 10_000)\n"
         "lines.close(0.01)\n"

@@ -18,9 +18,8 @@ from deployments.contract.registry import (
     ReplicaProgress,
     View,
 )
+from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
 from deployments.control.serve_config import BUILDERS, serve_config
 from deployments.control.supervisor.local_cluster import LocalCluster
 from deployments.settings.tree import Settings
@@ -145,7 +144,7 @@ def test_a_model_that_was_taken_off_the_list_could_not_start_either(
     monkeypatch.setattr(ray, "get", lambda _, timeout=None: ALL_PROGRESS.encode([]))
     settings = Settings.model_validate({"models": {"b": {"runtime": "synthetic"}}})
     applications = by_name(serve_config(settings, one_machine=True))
-    listed = Listed.of(applications).with_entry("a", Entry(1, "over", why="no such file"))
+    listed = AppList.of(applications).with_entry("a", Entry(1, "over", why="no such file"))
     cluster._serve.listed = {  # type: ignore[attr-defined]
         name: {"status": "RUNNING", "message": "", "deployed_app_config": app}
         for name, app in listed.all().items()

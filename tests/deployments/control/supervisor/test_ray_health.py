@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from deployments.control.supervisor.ray_health import answers
+from deployments.control.supervisor.ray_processes import answers
 
 
 @pytest.fixture

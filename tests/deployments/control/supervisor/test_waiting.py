@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.control.supervisor.waiting import STARTS, why_waiting
+from deployments.control.supervisor.local_cluster import STARTS, why_waiting
 from deployments.settings.model import ModelSettings
 
 MIB = 1 << 20
