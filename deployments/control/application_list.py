@@ -101,13 +101,13 @@ class AppList:
 
     def version(self, name: str) -> Version:
         """The version that is to run as the model of this name, or as its canary."""
-        told = {**self._told_of_file(), **self.control.versions}
+        told = {**self._file_models(), **self.control.versions}
         return Version(self.applications[model_app(name)], told.get(name, {}))
 
     def with_version(self, name: str, version: Version) -> AppList:
         """The list with this version as the model of this name, or as its canary."""
         told = {**self.control.versions, name: version.scaling}
-        if version.scaling == self._told_of_file().get(name):
+        if version.scaling == self._file_models().get(name):
             del told[name]
         listed = {**self.applications, model_app(name): version.application}
         return replace(self, applications=listed).with_control(versions=told)
@@ -127,7 +127,7 @@ class AppList:
         told = {n: section for n, section in self.control.versions.items() if n != name}
         return replace(self, applications=listed).with_control(versions=told)
 
-    def _told_of_file(self) -> Mapping[str, Any]:
+    def _file_models(self) -> Mapping[str, Any]:
         """By model: its section of the last file that was applied."""
         found: Mapping[str, Any] = self.control.scaling.get("models", {})
         return found
@@ -136,7 +136,7 @@ class AppList:
 # ---- how two lists differ ------------------------------------------------------------------------
 
 
-Kind = Literal["added", "removed", "restarted", "updated"]
+DifferenceKind = Literal["added", "removed", "restarted", "updated"]
 _BUILDS = ("import_path", "runtime_env", "autoscaling_policy", "args")  # of an application
 REPLACES = (  # options of a deployment that replace its processes
     "ray_actor_options", "placement_group_bundles", "placement_group_strategy",
@@ -153,7 +153,7 @@ class Difference:
     it first; none for an application that is added or removed."""
 
     application: str
-    kind: Kind
+    kind: DifferenceKind
     reasons: tuple[str, ...] = ()
 
 
@@ -177,28 +177,17 @@ def differences(running: Applications, wanted: Applications) -> list[Difference]
 
 
 def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
-    builds = [reason for at in _BUILDS for reason in changes(old.get(at), new.get(at), "")]
-    restarts, updates = _of_deployments(old, new)
-    if builds or restarts:
-        return Difference(name, "restarted", (*builds, *restarts, *updates))
-    return Difference(name, "updated", tuple(updates)) if updates else None
-
-
-def _of_deployments(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The changes that replace processes, and those that apply while they run."""
-    before, after = _deployments(old), _deployments(new)
-    restarts: list[str] = []
+    restarts = [reason for at in _BUILDS for reason in changes(old.get(at), new.get(at), "")]
     updates: list[str] = []
+    before, after = ({d["name"]: d for d in app.get("deployments") or ()} for app in (old, new))
     for deployment in before.keys() | after.keys():
         was, will = before.get(deployment, {}), after.get(deployment, {})
         for option in sorted(was.keys() | will.keys()):
             reasons = changes(was.get(option), will.get(option), f"{deployment}.{option}")
             (restarts if option in REPLACES else updates).extend(reasons)
-    return restarts, updates
-
-
-def _deployments(app: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {each["name"]: each for each in app.get("deployments") or ()}
+    if restarts:
+        return Difference(name, "restarted", (*restarts, *updates))
+    return Difference(name, "updated", tuple(updates)) if updates else None
 
 
 def changes(old: Any, new: Any, path: str) -> Iterator[str]:
@@ -221,7 +210,6 @@ def _shown(value: Any) -> str:
 # ---- beside other people's applications ----------------------------------------------------------
 
 
-_LISTENS = ("host", "port")
 _UNSAFE = {  # that HAProxy must not be told while it runs with another value
     "HEADRACE_HAPROXY_HOST", "HEADRACE_HAPROXY_ADMIN_HOST", "HEADRACE_HAPROXY_REPLAY",
     "RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT",
@@ -245,9 +233,21 @@ def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, A
     for app in config["applications"]:
         if conflict := _conflict(app, details, foreign):
             raise ClusterError(conflict)
-    _check_heard_once(config, ours(details))
+    # HAProxy gets its variables from Serve's controller, which reads them when Serve starts, and
+    # never again: these would make it unsafe or unreachable.
+    if unsafe := _changed_variables(config, ours(details)) & _UNSAFE:
+        raise ClusterError(
+            f"{', '.join(sorted(unsafe))} would change, which Serve hears only when it starts: "
+            "`headrace stop --address`, `serve shutdown`, then apply"
+        )
     if details.get("applications"):
-        _check_address(config["http_options"], details.get("http_options") or {})
+        wanted, there = config["http_options"], details.get("http_options") or {}
+        for option in ("host", "port"):
+            if option in there and there[option] != wanted[option]:
+                raise ClusterError(
+                    f"Serve listens with {option} {there[option]} there, and this file wants "
+                    f"{wanted[option]} (gateway.{option}); Serve reads it only when it starts"
+                )
     return {**config, **beside_others(config["applications"], details)}
 
 
@@ -278,13 +278,9 @@ def _conflict(
     app: Mapping[str, Any], details: Mapping[str, Any], foreign: Mapping[str, Any]
 ) -> str | None:
     name, route = app["name"], app["route_prefix"]
-    running = details.get("applications", {}).get(name)
-    leaves = running is not None and running.get("status") == "DELETING"
-    if (
-        running is not None
-        and not leaves
-        and (name in foreign or not running.get("deployed_app_config"))
-    ):
+    running = details.get("applications", {}).get(name, {"status": "DELETING"})
+    theirs = name in foreign or not running.get("deployed_app_config")
+    if theirs and running.get("status") != "DELETING":
         return f"an application named {name} that is not Headrace's runs there; delete it first"
     for other, found in details.get("applications", {}).items():
         if route is not None and other != name and found.get("route_prefix") == route:
@@ -292,40 +288,14 @@ def _conflict(
     return None
 
 
-def _check_heard_once(config: Mapping[str, Any], running: Applications) -> None:
-    """Raises ClusterError for changes that would make HAProxy unsafe or unreachable. HAProxy gets
-    its variables from Serve's controller, which reads them when Serve starts, and never again."""
-    changed = _heard_once(config, running) & _UNSAFE
-    if changed:
-        raise ClusterError(
-            f"{', '.join(sorted(changed))} would change, which Serve hears only when it starts: "
-            "`headrace stop --address`, `serve shutdown`, then apply"
-        )
-
-
-def heard_later(config: Mapping[str, Any], details: Mapping[str, Any]) -> list[str]:
+def waiting_for_restart(config: Mapping[str, Any], details: Mapping[str, Any]) -> list[str]:
     """Names of variables that the running processes will get only when Serve is restarted."""
-    return sorted(_heard_once(config, ours(details)) - _UNSAFE)
+    return sorted(_changed_variables(config, ours(details)) - _UNSAFE)
 
 
-def _heard_once(config: Mapping[str, Any], running: Applications) -> set[str]:
+def _changed_variables(config: Mapping[str, Any], running: Applications) -> set[str]:
     if GATEWAY_APP not in running:
         return set()
-    old, new = _environment(running), _environment(by_name(config))
+    written = (apps[GATEWAY_APP]["args"]["settings"] for apps in (running, by_name(config)))
+    old, new = (config_env(in_cluster(GatewaySettings.model_validate(s))) for s in written)
     return {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-
-
-def _environment(applications: Applications) -> dict[str, str]:
-    settings = applications[GATEWAY_APP]["args"]["settings"]
-    return config_env(in_cluster(GatewaySettings.model_validate(settings)))
-
-
-def _check_address(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> None:
-    """Raises ClusterError if Serve would have to listen elsewhere: it reads these options once,
-    when it starts, and ignores them later."""
-    for option in _LISTENS:
-        if option in running and running[option] != wanted[option]:
-            raise ClusterError(
-                f"Serve listens with {option} {running[option]} there, and this file wants "
-                f"{wanted[option]} (gateway.{option}); Serve reads it only when it starts"
-            )

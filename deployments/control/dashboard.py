@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,23 +38,31 @@ class NoAnswer(ClusterError):
     """Nobody answered at the dashboard's address, or not in time."""
 
 
+class ServeApplications(Protocol):
+    """Serve's applications (`ServeRest`, `ServeController`). Both methods raise ClusterError."""
+
+    def details(self) -> dict[str, Any]:
+        """`ServeInstanceDetails`. Its `applications` are empty if Serve does not run."""
+
+    def put(self, config: Mapping[str, Any]) -> None:
+        """Put the whole list of applications. Serve deletes what the last list had and this one has
+        not. Where and how Serve listens stays as it is."""
+
+
 def address_of(given: str | None, environ: Mapping[str, str] | None = None) -> str:
     """The dashboard's address: `given`, else $RAY_API_SERVER_ADDRESS, else this machine's."""
     found = given or (os.environ if environ is None else environ).get(ADDRESS) or _DEFAULT_ADDRESS
-    if not _is_address(found):
+    try:
+        url = urlsplit(found)
+        valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
         raise ClusterError(
             f"{found!r} is no address of a Ray dashboard; must be http://HOST:8265, as `ray start` "
             "prints it"
         )
     return found.rstrip("/")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        url = urlsplit(text)
-        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        return False
 
 
 def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None) -> str | None:
@@ -172,7 +180,6 @@ class ServeRest:
         self._pause = pause
 
     def details(self) -> dict[str, Any]:
-        """`ServeInstanceDetails`. Its `applications` are empty if Serve does not run."""
         end = time.monotonic() + self._patience_s
         while True:
             try:
@@ -182,12 +189,19 @@ class ServeRest:
                 if self._patience_s == 0.0:
                     raise
                 if time.monotonic() >= end:
-                    raise ClusterError(_serves_on(silence, self.answers())) from None
+                    if self.answers():
+                        raise ClusterError(
+                            "Serve's controller says nothing; requests are served meanwhile "
+                            f"({silence})"
+                        ) from None
+                    raise ClusterError(
+                        "Ray's dashboard, through which models change, has ended and does not "
+                        "start again: dashboard.err and dashboard.log among Ray's logs say why; "
+                        "requests are served meanwhile"
+                    ) from None
                 self._pause(_TRIES_S)
 
     def put(self, config: Mapping[str, Any]) -> None:
-        """Put the whole list of applications. Serve deletes what the last list had and this one has
-        not."""
         self._ask("PUT", json=dict(config))
 
     def _ask(self, method: str, **more: Any) -> httpx.Response:
@@ -200,15 +214,6 @@ class ServeRest:
             return True
         except ClusterError:
             return False
-
-
-def _serves_on(silence: NoAnswer, lives: bool) -> str:
-    if lives:
-        return f"Serve's controller says nothing; requests are served meanwhile ({silence})"
-    return (
-        "Ray's dashboard, through which models change, has ended and does not start again: "
-        "dashboard.err and dashboard.log among Ray's logs say why; requests are served meanwhile"
-    )
 
 
 _JOBS_PATH = "/api/jobs/"
@@ -244,27 +249,18 @@ class RayJobs:
     def run(self, command: str, timeout_s: float) -> str:
         """Run `command` in a shell on the head node. Returns its output. Raises JobFailed."""
         job = self._json("POST", _JOBS_PATH, json={"entrypoint": command})["submission_id"]
-        try:
-            status = self._until_ended(job, timeout_s)
-            output = str(self._json("GET", f"{_JOBS_PATH}{job}/logs")["logs"])
-        except JobFailed:
-            self._json("POST", f"{_JOBS_PATH}{job}/stop")
-            raise
+        waited_s = 0.0
+        while (status := self._json("GET", f"{_JOBS_PATH}{job}"))["status"] not in _ENDED:
+            if waited_s >= timeout_s:
+                self._json("POST", f"{_JOBS_PATH}{job}/stop")
+                raise JobFailed(f"not done within {timeout_s:g} s")
+            self._pause(_POLL_S)
+            waited_s += _POLL_S
+        output = str(self._json("GET", f"{_JOBS_PATH}{job}/logs")["logs"])
         if status["status"] != "SUCCEEDED":
             raise JobFailed(status.get("message") or "the job did not succeed", output)
         self._json("DELETE", f"{_JOBS_PATH}{job}")
         return output
-
-    def _until_ended(self, job: str, timeout_s: float) -> dict[str, Any]:
-        waited_s = 0.0
-        while True:
-            status: dict[str, Any] = self._json("GET", f"{_JOBS_PATH}{job}")
-            if status["status"] in _ENDED:
-                return status
-            if waited_s >= timeout_s:
-                raise JobFailed(f"not done within {timeout_s:g} s")
-            self._pause(_POLL_S)
-            waited_s += _POLL_S
 
     def _json(self, method: str, path: str, **body: Any) -> Any:
         """The JSON of the answer."""

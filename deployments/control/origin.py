@@ -30,11 +30,11 @@ class Origin:
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def told(cls, plain: Mapping[str, Any]) -> Origin:
+    def from_plain(cls, plain: Mapping[str, Any]) -> Origin:
         return cls(Path(plain["folder"]), plain["address"], plain["chosen"])
 
     def plain(self) -> dict[str, Any]:
-        """The inverse of `told`, which JSON can carry."""
+        """The inverse of `from_plain`, which JSON can carry."""
         return {"folder": str(self.folder), "address": {**self.address}, "chosen": {**self.chosen}}
 
     def completed(self, settings: Settings) -> Settings:
@@ -56,17 +56,16 @@ def relative_to(settings: Settings, folder: Path, served: Path) -> Settings:
     if folder == served:
         return settings
     data = settings.model_dump(mode="json", exclude_unset=True)
+
+    def adapted(written: str) -> str:
+        new, old = sources.absolute(written, folder), sources.absolute(written, served)
+        # A folder for output need not exist yet, in either place.
+        kept = new == old or not Path(new).exists() or same_content(Path(new), Path(old))
+        return written if kept else new
+
     for model in data["models"].values():
-        model_paths.change(model, lambda path: _path(path, folder, served))
+        model_paths.change(model, adapted)
     return Settings.model_validate(data)
-
-
-def _path(written: str, folder: Path, served: Path) -> str:
-    new, old = sources.absolute(written, folder), sources.absolute(written, served)
-    # A folder for output need not exist yet, in either place.
-    if new == old or not Path(new).exists() or same_content(Path(new), Path(old)):
-        return written
-    return new
 
 
 def same_content(one: Path, other: Path) -> bool:

@@ -14,9 +14,9 @@ import yaml
 
 from deployments.contract.listed import Control
 from deployments.control.dashboard import ClusterError
-from deployments.control.plan import OPENS
+from deployments.control.plan import OPENS, lists_keys
 from deployments.control.scaling import store
-from deployments.control.scaling.scaling_terms import scaling_told
+from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.process import actors, audit, tenants_store
 from deployments.process.audit import AuditLine
 from deployments.settings.plain import SettingsErrors, settings_digest
@@ -29,15 +29,19 @@ logger = logging.getLogger("headrace.control")
 
 def publish(control: Control) -> None:
     """Publish what has changed. Raises SettingsErrors; then what was published before stays."""
-    scaling = scaling_told(control)
+    scaling = published_scaling(control)
     text = _tenants(control)
     store.put(store.DOCUMENT, scaling.text())
     for key_hash in control.revoked:
         tenants_store.revoke(key_hash)
     if text is None:
         return
+    # Once a deployment: a process that starts anew must not undo what an operator has set since.
+    # `turn` makes each `freeze` a deployment.
+    deployed = {"tenants": control.tenants, "priorities": list(control.priorities),
+                "auth": control.auth, "turn": control.turn}  # fmt: skip
     before = tenants_store.fetch() or ""
-    tenants_store.publish_deployed(text, _deployment(control))
+    tenants_store.publish_deployed(text, settings_digest(deployed))
     after = tenants_store.fetch() or ""
     if before != after:
         source = "Serve's list of applications"
@@ -76,22 +80,7 @@ def _tenants(control: Control) -> str | None:
     if control.tenants is None:
         return None
     tenants = parse_tenants(yaml.safe_dump(control.tenants), "tenants", control.priorities)
-    before = tenants_store.fetch() or ""
-    if control.auth is None and _listed_keys(before) and not tenants.lists_keys:
+    before = yaml.safe_load(tenants_store.fetch() or "") or {}
+    if control.auth is None and lists_keys(before) and not tenants.lists_keys:
         raise SettingsErrors([Mistake("tenants", 0, "", OPENS)])
     return tenants_text(tenants)
-
-
-def _deployment(control: Control) -> str:
-    """Published once a deployment: a process that starts anew must not undo what an operator has
-    set since. `turn` makes each `freeze` a deployment."""
-    given = {"tenants": control.tenants, "priorities": list(control.priorities),
-             "auth": control.auth, "turn": control.turn}  # fmt: skip
-    return settings_digest(given)
-
-
-def _listed_keys(published: str) -> bool:
-    """Whether the tenants that were published before list any key. Their text was valid for
-    whoever published it, perhaps another version of Headrace."""
-    before = (yaml.safe_load(published) or {}).get("tenants", {})
-    return any(tenant.get("keys") is not None for tenant in before.values())

@@ -17,23 +17,21 @@ import yaml
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, CONTROL_APP, GATEWAY_APP, model_app
 from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
-from deployments.contract.rollout.terms import canary_of
 from deployments.control import plan
 from deployments.control.application_list import (
     Applications,
     AppList,
-    Difference,
     beside_others,
     by_name,
     changes,
-    heard_later,
     merged,
     ours,
+    waiting_for_restart,
 )
 from deployments.control.dashboard import ClusterError, ServeRest
-from deployments.control.plan import Plan, applied
+from deployments.control.plan import Deployment, applied
 from deployments.control.scaling.decider import pin_complaint
-from deployments.control.scaling.scaling_terms import scaling_told
+from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.control.serve_config import serve_config
 from deployments.control.writing import Writer
 from deployments.process.code_version import code_version
@@ -42,7 +40,6 @@ from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import Settings, TenantsSettings
 from deployments.settings_files.load import parse_tenants
 
-_FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
 _GONE_S = 3600.0  # draining there has shorter bounds of its own
@@ -59,22 +56,13 @@ class ApplicationState:
     target: int  # replicas that are to run, anchors not counted
     message: str = ""  # Serve's, on the application or on deployments that are not healthy
 
+    @property
+    def failed(self) -> bool:
+        return self.state == "DEPLOY_FAILED"
+
     def __str__(self) -> str:
         state = f"{self.name}: {self.state.lower()}, {self.running}/{self.target} replicas"
-        return f"{state}\n  {self.message}" if self.message and self.state != _FAILED else state
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What deploying a file does."""
-
-    names: tuple[str, ...]  # applications that are to run from now on, canaries not counted
-    differences: list[Difference]
-    begun: Mapping[str, int]  # models whose rollout begins, with their entry's id
-    kept: Mapping[str, int]  # models whose rollout goes on, likewise
-    replaced: Mapping[str, int]  # models that change in place or are new, likewise
-    ended: Mapping[str, str]  # models whose rollout is given up, and why
-    change: str = ""  # its id, see `Writer`
+        return f"{state}\n  {self.message}" if self.message and not self.failed else state
 
 
 class RemoteCluster:
@@ -112,8 +100,8 @@ class RemoteCluster:
         details = self._rest.details()
         config, deployment = self._planned(settings, details)
         merged(config, details)
-        if failed := _left_failed(details, deployment):
-            # Serve itself rebuilds what has changed, and does not try the rest again.
+        # Serve itself rebuilds what has changed, and does not try the rest again.
+        if failed := _dead(details) - {each.application for each in deployment.differences}:
             self._delete(failed)
 
         def planned_anew(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,28 +124,23 @@ class RemoteCluster:
         if self._one_machine:
             _check_gateway(running.applications, wanted.applications)
         wanted = replace(wanted, own={**wanted.own, "args": {"code": code_version()}})
-        done: Plan = applied(
+        listed, deployment = applied(
             running, wanted, settings, _dead(details), one_machine=self._one_machine
         )
-        listed = done.listed.all()
+        apps = listed.all()
         if self._one_machine:  # its few processors are the models' first
-            listed[CONTROL_APP] = listed.pop(CONTROL_APP)
-        canaries = {model_app(canary_of(name)) for name in settings.models}
-        deployment = Deployment(
-            tuple(name for name in listed if name not in canaries),
-            done.differences, done.begun, done.kept, done.replaced, done.ended,
-        )  # fmt: skip
-        return {**config, "applications": list(listed.values())}, deployment
+            apps[CONTROL_APP] = apps.pop(CONTROL_APP)
+        return {**config, "applications": list(apps.values())}, deployment
 
-    def heard_later(self, settings: Settings) -> list[str]:
+    def waiting_for_restart(self, settings: Settings) -> list[str]:
         """Variables that the running processes will get only when Serve is restarted."""
         config = serve_config(settings, one_machine=self._one_machine)
-        return heard_later(config, self._rest.details())
+        return waiting_for_restart(config, self._rest.details())
 
     def watch(self, done: Deployment, limit_s: float, say: Callable[[str], None]) -> dict[str, str]:
         """Wait until all applications of the deployment run, and `say` each change of their states.
         Returns those that cannot start, with the reason. Raises ClusterError at the limit, and
-        Undone if another list replaced the deployment."""
+        ChangeLost if another list replaced the deployment."""
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
@@ -171,7 +154,8 @@ class RemoteCluster:
                     said[state.name] = str(state)
                     say(str(state))
             failed = {n: why for n, why in placed.items() if why}
-            failed |= {s.name: s.message for s in found if _failed(s, placed)}
+            # A driver is about to take back what is placed and fails.
+            failed |= {s.name: s.message for s in found if s.failed and s.name not in placed}
             waits = [s.name for s in found if not (s.state == _RUNNING or s.name in failed)]
             waits += [name for name, why in placed.items() if why is None and name not in waits]
             missing = set(done.names) - {s.name for s in found} - failed.keys()
@@ -248,7 +232,7 @@ class RemoteCluster:
         the file does not allow it."""
 
         def pinned(listed: AppList) -> AppList:
-            terms = scaling_told(listed.control).settings
+            terms = published_scaling(listed.control).settings
             if complaint := pin_complaint(terms, model, group, replicas):
                 raise ClusterError(complaint)
             return plan.pinned(listed, f"{model}/{group}", replicas)
@@ -323,11 +307,6 @@ def _gateway(app: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "tenants_path": app["args"]["tenants_path"]}
 
 
-def _failed(state: ApplicationState, placed: Mapping[str, str | None]) -> bool:
-    """Whether it failed, and no driver is about to take it back."""
-    return state.state == _FAILED and state.name not in placed
-
-
 def _placed(applications: Mapping[str, Any], replaced: Mapping[str, int]) -> dict[str, str | None]:
     """Of each application whose model changes in place: "" once it runs, why it cannot start, or
     None while it starts. A newer change of the model counts as its end."""
@@ -351,12 +330,7 @@ def _tenants(control: Control) -> TenantsSettings:
 def _dead(details: Mapping[str, Any]) -> set[str]:
     """Headrace's applications that failed and do not run. One that runs still may answer requests:
     its version before does."""
-    return {s.name for s in states(details) if s.state == _FAILED and not s.running}
-
-
-def _left_failed(details: Mapping[str, Any], deployment: Deployment) -> set[str]:
-    """What failed, and would be left so."""
-    return _dead(details) - {each.application for each in deployment.differences}
+    return {s.name for s in states(details) if s.failed and not s.running}
 
 
 def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
@@ -365,7 +339,7 @@ def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
     for name, app in details.get("applications", {}).items():
         if name in mine:
             counted = [d for n, d in app["deployments"].items() if n != ANCHOR_DEPLOYMENT]
-            running = sum(_running(deployment) for deployment in counted)
+            running = sum(r["state"] == _RUNNING for d in counted for r in d["replicas"])
             target = sum(deployment["target_num_replicas"] for deployment in counted)
             yield ApplicationState(name, app["status"], running, target, _message(app))
 
@@ -379,7 +353,3 @@ def _message(app: Mapping[str, Any]) -> str:
     ]
     lines = [line for each in said for line in each.strip().splitlines()]
     return "\n".join(lines[-_MESSAGE_LINES:])
-
-
-def _running(deployment: Mapping[str, Any]) -> int:
-    return sum(replica["state"] == _RUNNING for replica in deployment["replicas"])

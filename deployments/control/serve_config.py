@@ -74,8 +74,10 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
     if settings.scaling.pool is not None:
         applications.append(_pool_application(settings, settings.scaling.pool, gateway.replicas))
+    # Gives the processes that Serve starts the variables that `ray start` may not have had.
+    controller = {"controller_options": {"runtime_env": {"env_vars": config_env(gateway)}}}
     return {
-        **({} if one_machine else _controller(gateway)),
+        **({} if one_machine else controller),
         "proxy_location": "Disabled" if gateway.ingress == "direct" else "EveryNode",
         "http_options": {
             "host": serve_host(gateway, one_machine=one_machine),
@@ -85,11 +87,6 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
         "logging_config": LOGGING,
         "applications": applications,
     }
-
-
-def _controller(gateway: GatewaySettings) -> dict[str, Any]:
-    """Gives the processes that Serve starts the variables that `ray start` may not have had."""
-    return {"controller_options": {"runtime_env": {"env_vars": config_env(gateway)}}}
 
 
 def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[str, Any]:

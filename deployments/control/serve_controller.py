@@ -30,12 +30,10 @@ class ServeController:
     """Asks Serve's controller. Every method blocks and raises ClusterError."""
 
     def details(self) -> dict[str, Any]:
-        """`ServeInstanceDetails`."""
         found: dict[str, Any] = self._ask("get_serve_instance_details")
         return found
 
     def put(self, config: Mapping[str, Any]) -> None:
-        """Put the whole list of applications. Where and how Serve listens stays as it is."""
         from ray.serve.schema import ServeDeploySchema
 
         self._ask("apply_config", ServeDeploySchema.model_validate(dict(config)))
@@ -65,8 +63,7 @@ class AsyncServeController:
 
     async def applications(self) -> dict[str, Any]:
         """Serve's details of each application, by name, as its REST interface returns them."""
-        details: dict[str, Any] = await self._ask("get_serve_instance_details")
-        found: dict[str, Any] = details["applications"]
+        found: dict[str, Any] = (await self._ask("get_serve_instance_details"))["applications"]
         return found
 
     async def _ask(self, method: str) -> Any:
@@ -80,18 +77,13 @@ class AsyncServeController:
 
 
 def model_names(statuses: list[bytes]) -> set[str]:
-    """The models among these applications. `statuses`: serialised `StatusOverview` messages, one an
-    application."""
-    overviews = [StatusOverview.FromString(each) for each in statuses]
-    return {
-        model_name(each.name)
-        for each in overviews
-        if is_model_app(each.name) and each.app_status.status != _DELETING and _is_ours(each)
-    }
-
-
-def _is_ours(overview: Any) -> bool:
-    """Whether the application is Headrace's: another application may have such a name, but a
-    model's has an anchor as soon as it has any deployment."""
-    names = [each.name for each in overview.deployment_statuses.deployment_status_infos]
-    return not names or ANCHOR_DEPLOYMENT in names
+    """The models among these applications. `statuses`: serialised `StatusOverview` messages, one
+    per application. An application that only has such a name is none: a model's has an anchor as
+    soon as it has any deployment."""
+    found = set()
+    for each in map(StatusOverview.FromString, statuses):
+        deployments = [d.name for d in each.deployment_statuses.deployment_status_infos]
+        ours = is_model_app(each.name) and (not deployments or ANCHOR_DEPLOYMENT in deployments)
+        if ours and each.app_status.status != _DELETING:
+            found.add(model_name(each.name))
+    return found

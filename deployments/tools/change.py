@@ -14,8 +14,7 @@ from pathlib import Path
 
 import click
 
-from deployments.control.plan import BY_HAND, STILL_IN_FILE
-from deployments.control.remote_cluster import Deployment
+from deployments.control.plan import BY_HAND, STILL_IN_FILE, Deployment
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
 from deployments.settings.plain import dump, settings_digest
@@ -32,7 +31,7 @@ def apply(path: Path, where: Where, *, wait: bool) -> int:
     and its rollouts are over."""
     settings = where.settings(path)
     cluster = where.cluster()
-    _say_later(cluster.heard_later(settings))
+    _say_later(cluster.waiting_for_restart(settings))
     with where.audited("apply", str(path.absolute()), settings_digest(dump(settings))):
         done = cluster.deploy(settings, settles=not wait)
     _say_deployment(done)
@@ -42,7 +41,7 @@ def apply(path: Path, where: Where, *, wait: bool) -> int:
 def diff(path: Path, where: Where) -> int:
     """Print what `apply` would do, and why."""
     settings, cluster = where.settings(path), where.cluster()
-    _say_later(cluster.heard_later(settings))
+    _say_later(cluster.waiting_for_restart(settings))
     _say_deployment(cluster.diff(settings))
     return 0
 

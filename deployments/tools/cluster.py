@@ -19,7 +19,7 @@ from deployments.control import ray_env
 from deployments.control.dashboard import Dashboard, JobFailed, RayJobs, address_of, token_of
 from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_facts, node_survey, preflight
-from deployments.control.ray_env import Layer, Variable
+from deployments.control.ray_env import EnvLayer, Variable
 from deployments.control.serve_config import in_cluster, serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
@@ -32,9 +32,9 @@ _CHECK_S = 180.0
 # The interpreter of the process that starts the command: jobs do not always have it on their PATH.
 _PYTHON = "python"
 _SAYS = {
-    Layer.IMAGE: "the same for every settings file: an image may bake them",
-    Layer.NODE: "of this node: must stand before `ray start`",
-    Layer.CONFIG: "of the settings: the Serve config's controller_options may set them instead",
+    EnvLayer.IMAGE: "the same for every settings file: an image may bake them",
+    EnvLayer.NODE: "of this node: must stand before `ray start`",
+    EnvLayer.CONFIG: "of the settings: the Serve config's controller_options may set them instead",
 }
 
 
@@ -94,12 +94,12 @@ def _as_json(wanted: Sequence[Variable]) -> str:
 def exports(wanted: Sequence[Variable]) -> str:
     """For a shell's `eval`, layer by layer; in_config is what a comment says of each layer."""
     lines = []
-    for layer in Layer:
+    for layer in EnvLayer:
         of_layer = [each for each in wanted if each.layer is layer]
         if of_layer:
             lines.append(f"# {_SAYS[layer]}")
         for each in of_layer:
-            late = "" if each.in_config or layer is Layer.NODE else "  # before `ray start` only"
+            late = "" if each.in_config or layer is EnvLayer.NODE else "  # before `ray start` only"
             lines.append(f"export {each.name}={shlex.quote(each.value)}{late}")
     return "\n".join(lines)
 
@@ -115,7 +115,7 @@ def check(file: Path | None, address: str | None, as_json: bool) -> int:
     try:
         with jobs_of(address) as jobs:
             found = preflight.of_token(jobs.lets_anybody_in())
-            nodes = asked(jobs, preflight.question(gateway, wanted))
+            nodes = asked(jobs, preflight.node_query(gateway, wanted))
     except JobFailed as error:
         click.echo(_explained(error), err=True)
         return 1
@@ -133,9 +133,9 @@ def jobs_of(address: str | None) -> RayJobs:
     return RayJobs(Dashboard(address_of(address), token_of()))
 
 
-def asked(jobs: RayJobs, question: node_facts.Question) -> list[node_facts.NodeFacts]:
+def asked(jobs: RayJobs, query: node_facts.NodeQuery) -> list[node_facts.NodeFacts]:
     """The findings of every node. Raises JobFailed, ClusterError."""
-    told = shlex.quote(json.dumps(asdict(question)))
+    told = shlex.quote(json.dumps(asdict(query)))
     output = jobs.run(f"{_PYTHON} -m {node_survey.__name__} {told}", _CHECK_S)
     nodes = node_survey.read(output)
     if nodes is None:

@@ -110,7 +110,7 @@ class Where:
         if self.address is not None:
             return portable(path)
         written = load(path, absolute=False)  # what is wrong with it is said without a server, too
-        origin = Origin.told(self._server_told()["origin"])
+        origin = Origin.from_plain(self._server_told()["origin"])
         return origin.settings(written, path.absolute().parent)
 
     def audited(self, verb: str, what: str, after: str = "") -> AbstractContextManager[object]:

@@ -14,8 +14,9 @@ from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
 from deployments.control.driver import Driver
+from deployments.control.plan import Deployment
 from deployments.control.registry.registry import Registry
-from deployments.control.remote_cluster import Deployment, RemoteCluster
+from deployments.control.remote_cluster import RemoteCluster
 from deployments.settings.tree import Settings
 
 THEIRS = {

@@ -29,7 +29,7 @@ def command(admin_socket: str, words: str, limit_s: float) -> str:
 _LIMIT_S = 5.0  # for an answer at the admin socket
 
 
-class Renewal:
+class HAProxyRenewal:
     """Renews the certificate of a running HAProxy. `files` None: it has no certificate."""
 
     def __init__(self, files: CertificateFiles | None) -> None:
@@ -45,7 +45,10 @@ class Renewal:
         if why is None:
             try:
                 self._files.combine()
-                why = _hand_over(self._files, admin_socket)
+                own, ca = self._files.combined, self._files.client_ca
+                why = _ask(admin_socket, "ssl cert", own) or (
+                    _ask(admin_socket, "ssl ca-file", ca) if ca else None
+                )
             except OSError as error:
                 why, stamp = f"{error}; trying again", self._seen
         self._seen = stamp
@@ -53,15 +56,8 @@ class Renewal:
             print(f"headrace-haproxy: the certificate is not renewed: {why}", file=sys.stderr)
 
 
-def _hand_over(files: CertificateFiles, admin_socket: str) -> str | None:
-    """Hand the files over. Returns HAProxy's complaint, or None. Raises OSError."""
-    said = _ask(admin_socket, "ssl cert", files.combined, pem(files.combined))
-    if said is None and files.client_ca:
-        said = _ask(admin_socket, "ssl ca-file", files.client_ca, pem(files.client_ca))
-    return said
-
-
-def _ask(admin_socket: str, what: str, path: str, text: str) -> str | None:
-    command(admin_socket, f"set {what} {path} <<\n{text}\n", _LIMIT_S)
+def _ask(admin_socket: str, what: str, path: str) -> str | None:
+    """Hand the file over. Returns HAProxy's complaint, or None. Raises OSError."""
+    command(admin_socket, f"set {what} {path} <<\n{pem(path)}\n", _LIMIT_S)
     said = command(admin_socket, f"commit {what} {path}\n", _LIMIT_S)
     return None if "Success" in said else f"HAProxy says: {said.strip()}"

@@ -134,7 +134,9 @@ def _unambiguous(options: Options) -> list[str]:
         _refused("path", "!{ path,url_dec -m found }"),
         # Serve's own list of routes and applications, which needs no key.
         _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
-        *_of_operators(options),
+        # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
+        *[_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
+        * bool(options.client_ca and options.operators_only),
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",
@@ -158,13 +160,6 @@ def _compression(options: Options) -> list[str]:
     if not options.compression:
         return [said]
     return [said, "compression algo gzip", "compression type application/json"]
-
-
-def _of_operators(options: Options) -> list[str]:
-    if not (options.client_ca and options.operators_only):
-        return []
-    # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
-    return [_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
 
 
 def _of_bodies(options: Options, places: int) -> list[str]:

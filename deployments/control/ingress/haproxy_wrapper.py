@@ -28,10 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from deployments.control.ingress import haproxy_rules
-from deployments.control.ingress.haproxy_admin import Renewal
+from deployments.control.ingress.haproxy_admin import HAProxyRenewal
 from deployments.control.ingress.haproxy_options import PREFIX, Options, Refused
 from deployments.control.ingress.haproxy_stand_in import (
-    Files,
+    HAProxyFiles,
     begin_with_gateways,
     leave_watcher,
     takes_over,
@@ -130,13 +130,16 @@ def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit
     """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows;
     `combined`: the file of certificate and key."""
     bounded = connections(options.max_connections)
+    listens = haproxy_rules.listening(options, combined)
+    rules = haproxy_rules.frontend(options, bounded, gateways)
     return (
         Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("HAProxy's statistics have an address of their own", "listen stats",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("requests are accepted where the settings say", "frontend http_frontend",
-             r"( *bind )(\S*?)(:\d+)\n", _accepting(options, bounded, gateways, combined)),
+             r"( *bind )(\S*?)(:\d+)\n",
+             lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {listens}\n{rules}"),
         Edit("a node that falls silent is noticed", "defaults",
              r" *timeout connect .*\n", lambda _: _SILENCE.format(connect_s=_CONNECT_S)),
         Edit("what a gateway had when it died goes to another", "defaults",
@@ -175,14 +178,6 @@ def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit
 
 def _bound(host: str) -> Callable[[re.Match[str]], str]:
     return lambda m: f"{m[1]}{host}{m[2]}\n"
-
-
-def _accepting(
-    options: Options, bounded: int, gateways: int, combined: str
-) -> Callable[[re.Match[str]], str]:
-    rules = haproxy_rules.frontend(options, bounded, gateways)
-    words = haproxy_rules.listening(options, combined)
-    return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {words}\n{rules}"
 
 
 def _refusal(status: int) -> str:
@@ -336,32 +331,21 @@ def main() -> NoReturn:
     try:
         options = Options.of(os.environ)
         haproxy = program(options, os.environ)
-        if path := _file_named(arguments):
+        if "-f" in arguments[:-1]:
+            path = arguments[arguments.index("-f") + 1]
             keep_to_its_owner(os.path.dirname(os.path.abspath(path)))
             shown = certificate(path, options)
             correct_file(path, options)
             if "-c" not in arguments:
-                arguments = _watched(haproxy, arguments, Files(path), Renewal(shown))
+                files = HAProxyFiles(path)
+                begin_with_gateways(files)
+                arguments = takes_over(arguments, files)
+                leave_watcher(haproxy, arguments, files, HAProxyRenewal(shown).look)
     except Refused as why:
         sys.exit(f"headrace-haproxy: {why}. {_versions()}")
-    os.execv(haproxy, [haproxy, *arguments])
-
-
-def _watched(haproxy: str, arguments: list[str], files: Files, renewal: Renewal) -> list[str]:
-    """Leaves a watcher behind; HAProxy's arguments. Raises Refused."""
-    try:
-        begin_with_gateways(files)
-        arguments = takes_over(arguments, files)
-        leave_watcher(haproxy, arguments, files, renewal.look)
     except OSError as error:
-        raise Refused(f"HAProxy cannot be watched: {error}") from None
-    return arguments
-
-
-def _file_named(arguments: list[str]) -> str | None:
-    if "-f" not in arguments[:-1]:
-        return None
-    return arguments[arguments.index("-f") + 1]
+        sys.exit(f"headrace-haproxy: HAProxy cannot be watched: {error}. {_versions()}")
+    os.execv(haproxy, [haproxy, *arguments])
 
 
 def _versions() -> str:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from deployments.control.ingress import haproxy_wrapper
 from deployments.control.ingress.haproxy_options import Options
-from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts, Question
-from deployments.control.ray_env import Layer, Variable
+from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts, NodeQuery
+from deployments.control.ray_env import EnvLayer, Variable
 from deployments.control.supervisor import ports
 from deployments.settings.gateway import GatewaySettings
 
@@ -40,13 +40,13 @@ class Finding:
     mend: str
 
 
-def question(gateway: GatewaySettings, variables: Sequence[Variable]) -> Question:
+def node_query(gateway: GatewaySettings, variables: Sequence[Variable]) -> NodeQuery:
     """What every node is to be asked."""
     wanted = {
         what: (ports.host_of(what, gateway), port) for what, port in ports.of(gateway).items()
     }
     wanted["metrics"] = (gateway.host, gateway.metrics_port)
-    return Question(tuple(each.name for each in variables), wanted)
+    return NodeQuery(tuple(each.name for each in variables), wanted)
 
 
 def findings(
@@ -108,7 +108,7 @@ def _of_environment(node: NodeFacts, variables: Iterable[Variable]) -> Iterator[
     unset: list[str] = []
     for each in variables:
         there = node.environment.get(each.name)
-        if there == each.value or (there and each.layer is Layer.NODE):
+        if there == each.value or (there and each.layer is EnvLayer.NODE):
             continue
         if there is None and each.in_config:
             unset.append(each.name)
@@ -173,10 +173,9 @@ def _of_ports(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
     for busy in node.busy:
         if busy.serves:
             continue
-        setting = "gateway.port" if busy.what == "http" else f"gateway.{busy.what}_port"
         yield Finding(
             "warning" if busy.what == "metrics" else "error", "ports", node.address,
-            f"port {busy.port} ({setting}) is taken by {busy.who}",
+            f"port {busy.port} ({ports.setting_of(busy.what)}) is taken by {busy.who}",
             "end it, or choose another port",
         )  # fmt: skip
     local, own = node.local_ports, GATEWAYS_OWN_PORTS

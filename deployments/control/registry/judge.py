@@ -49,8 +49,10 @@ def _complaints(seen: Observations, terms: RolloutTerms, share: float) -> Iterat
 def _failures(
     what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
-    allowed = _upper(live.failed, live.requests) + terms.max_errors
-    if canary.failed >= _MIN_FAILURES and _lower(canary.failed, canary.requests) > allowed:
+    # A live version that has not failed excuses no failure.
+    usual = _wilson(live.failed, live.requests, _Z) if live.failed else 0.0
+    allowed = usual + terms.max_errors
+    if canary.failed >= _MIN_FAILURES and _wilson(canary.failed, canary.requests, -_Z) > allowed:
         yield (
             f"{canary.failed} of {canary.requests} {what} failed (the live version: "
             f"{live.failed} of {live.requests}), most of them with {commonest(canary.reasons)}"
@@ -60,7 +62,7 @@ def _failures(
 def _disagreement(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
     least = terms.agreement.least
     wrong = seen.compared - seen.agreed
-    if terms.agreement.asked and wrong and 1 - _lower(wrong, seen.compared) < least:
+    if terms.agreement.asked and wrong and 1 - _wilson(wrong, seen.compared, -_Z) < least:
         yield (
             f"{seen.agreed} of {seen.compared} compared requests agree with the live version's; "
             f"{least:.1%} must"
@@ -91,19 +93,9 @@ def _slower(
             )
 
 
-def _lower(hits: int, total: int) -> float:
-    """A bound that the true share is almost certainly above."""
-    return _wilson(hits, total, -_Z)
-
-
-def _upper(hits: int, total: int) -> float:
-    """A bound that the true share is almost certainly below; 0 without hits, so that a live version
-    that has not failed excuses no failure."""
-    return _wilson(hits, total, _Z) if hits else 0.0
-
-
 def _wilson(hits: int, total: int, z: float) -> float:
-    """The end of Wilson's score interval at `z` standard deviations."""
+    """The end of Wilson's score interval at `z` standard deviations: a bound that the true share is
+    almost certainly above (`z` negative) or below."""
     share, z2 = hits / total, z * z
     centre = share + z2 / (2 * total)
     spread = z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))

@@ -33,7 +33,6 @@ from deployments.contract.registry import (
 )
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.costs import Fit, LiveCosts
-from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
 from deployments.control.registry.rollout import Rollout, account
 
@@ -118,7 +117,9 @@ class Registry:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = RegistryEntry(description, now + LEASE_S)
-        self._remember(description)
+        model, new = model_of(description.name), tuple(description.group_digests().values())
+        known = (each for each in self.served.get(model, ()) if each not in new)
+        self.served[model] = (*known, *new)[-_MAX_SERVED:]
         # An earlier registry gave this generation, and the clock may have been set back since.
         self.last_generation = max(self.last_generation, description.generation)
         self.revision += 1
@@ -128,8 +129,11 @@ class Registry:
         """The profile measured by replicas that run with these settings, of the live version or of
         its canary; () if there is none."""
         models = self.view().models
-        known = (models[each] for each in (name, canary_of(name)) if each in models)
-        return next((found for each in known if (found := _profile(each, digest))), ())
+        for each in (models[n] for n in (name, canary_of(name)) if n in models):
+            known = {each.digest: each.profile} | {g.digest: g.profile for g in each.groups}
+            if known.get(digest):
+                return known[digest]
+        return ()
 
     def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
         """What the costs of a group's replica with these settings are to be compared with before
@@ -150,12 +154,6 @@ class Registry:
     def _fits(self, name: str) -> tuple[Fit, ...]:
         said = (snapshot.models.get(name) for _, snapshot in self.gateways.values())
         return tuple(each.cost_fit for each in said if each is not None and each.cost_fit)
-
-    def _remember(self, description: ModelDescription) -> None:
-        """That these settings have served."""
-        name, new = model_of(description.name), tuple(description.group_digests().values())
-        known = (each for each in self.served.get(name, ()) if each not in new)
-        self.served[name] = (*known, *new)[-_MAX_SERVED:]
 
     def serves(self, name: str) -> bool:
         """Whether an anchor of any generation has announced it and its lease still runs."""
@@ -261,7 +259,8 @@ class Registry:
     def look_at_rollouts(self, now: float) -> None:
         """Decide what is due in each rollout, once views are complete."""
         if self.rollouts and self.complete:
-            models, said = self.view().models, self._observations()
+            models = self.view().models
+            said = [each for _, told in self.gateways.values() for each in told.rollouts]
             for name, rollout in self.rollouts.items():
                 self._decided(rollout.look(now, models.get(name), models.get(rollout.canary), said))
 
@@ -288,16 +287,15 @@ class Registry:
         self.revision += changed
         return changed
 
-    def _observations(self) -> list[Observations]:
-        """The latest observations of each gateway."""
-        return [each for _, said in self.gateways.values() for each in said.rollouts]
-
     def view(self) -> View:
         """What gateways route by now."""
         live: dict[str, ModelDescription] = {}
         for (name, generation), entry in self.entries.items():
             if self._may_exist(name) and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
+        pool: dict[str, tuple[PoolMember, ...]] = {}
+        for member in (each for entry in self.pool.values() for each in entry.members):
+            pool[member.model] = (*pool.get(member.model, ()), member)
         return View(
             self.revision,
             live,
@@ -305,20 +303,13 @@ class Registry:
             self.draining,
             self.complete,
             {name: outline.fallback for name, outline in self.outlines.items()},
-            self._pool_members(),
+            pool,
             frozenset(name for name, outline in self.outlines.items() if outline.optional)
             | {name for name in self.declared if is_canary(name)},
             {name: route for name, each in self.rollouts.items() if (route := each.route)},
             self.controller_ends,
             failures(self.progress.values()),
         )
-
-    def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:
-        found: dict[str, tuple[PoolMember, ...]] = {}
-        for entry in self.pool.values():
-            for member in entry.members:
-                found[member.model] = (*found.get(member.model, ()), member)
-        return found
 
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}
@@ -332,8 +323,3 @@ def failures(progress: Iterable[ReplicaProgress]) -> dict[str, str]:
     return {
         name: each.detail[:_SHOWN_REASON] for name, each in ended.items() if each.phase == "failed"
     }
-
-
-def _profile(d: ModelDescription, digest: str) -> tuple[tuple[int, int, float], ...]:
-    profiles = {group.digest: group.profile for group in d.groups}
-    return {d.digest: d.profile, **profiles}.get(digest, ())

@@ -55,11 +55,11 @@ class RegistryActor:
         self._code = code_version()
         logs.configure_from_environment()
         # Serve's modules are slow to import: only the actor needs them, not who creates it.
-        from deployments.control.registry.controller_watch import ControllerKeeper
+        from deployments.control.registry.controller_watch import ControllerWatchdog
         from deployments.control.serve_controller import AsyncServeController
 
         self._serve = AsyncServeController()
-        self._controller = ControllerKeeper(self._controller_ended)
+        self._controller = ControllerWatchdog(self._controller_ended)
         loop = asyncio.get_running_loop()
         work = (self._sweep(), self._follow_serve(), keep_autoscaler(), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
@@ -77,16 +77,15 @@ class RegistryActor:
             await self.refresh()
             await asyncio.sleep(_ASKS_SERVE_S)
 
-    async def refresh(self) -> bool:
-        """Ask Serve now. Returns False if it does not answer; then nothing changes."""
+    async def refresh(self) -> None:
+        """Ask Serve now. If it does not answer, nothing changes."""
         try:
             models = await self._serve.models()
         except Exception as fault:
             logger.debug("Serve does not list its applications: %s", fault)
-            return False
+            return
         self._registry.declare(models, clock())
         self._wake()
-        return True
 
     def _wake(self) -> None:
         """Answer every gateway that waits in `watch`, if there is news."""

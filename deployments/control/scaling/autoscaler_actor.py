@@ -154,11 +154,10 @@ class AutoscalerActor:
         if not (self._decider.seen.unsettled(now) or self._decider.gateways.silent(now)):
             return
         if self._serve is None:
-            self._serve = await asyncio.to_thread(_serve_list)
+            self._serve = await asyncio.to_thread(_serve_controller)
         self._decider.detail(await self._serve.applications(), clock())
 
     async def _count(self) -> None:
-        """Count the cluster's resources."""
         most, available = await asyncio.to_thread(lambda: (max_resources(), available_resources()))
         self._decider.resources(most, available)
 
@@ -203,7 +202,7 @@ async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
             await asyncio.sleep(max(every_s, DECIDES_S))
 
 
-def _serve_list() -> Any:
+def _serve_controller() -> Any:
     """Made late, because Serve's modules are slow to import."""
     from deployments.control.serve_controller import AsyncServeController
 

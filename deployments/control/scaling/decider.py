@@ -16,7 +16,6 @@ from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ModelTerms, ScalingSettings
 from autoscaling.types import (
     Decisions,
-    DemandReading,
     GroupReading,
     ModelDecision,
     Reason,
@@ -26,7 +25,6 @@ from deployments.contract.app_names import GATEWAY_APP, POOL_DIRECTORY, director
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import (
     GatewayReport,
-    ModelLoad,
     ModelOutlook,
     Observed,
     PoolOrder,
@@ -74,18 +72,17 @@ class Decider:
         terms = self.document.settings.models
         loads = {name: load for name, load in report.models.items() if name in terms}
         for name, load in loads.items():
-            self._hear(report.gateway, name, load.demand, now)
-        return any(_is_urgent(load, terms[name]) for name, load in loads.items())
-
-    def _hear(self, gateway: str, model: str, demand: DemandReading, now: float) -> None:
-        try:
-            self._core.record_demand(gateway, model, demand, now)
-        except ValueError as wrong:
-            if model not in self._spoilt:
-                logger.warning("%s", wrong, extra={"model": model})
-            self._spoilt.add(model)
-        else:
-            self._spoilt.discard(model)
+            try:
+                self._core.record_demand(report.gateway, name, load.demand, now)
+                self._spoilt.discard(name)
+            except ValueError as wrong:
+                if name not in self._spoilt:
+                    logger.warning("%s", wrong, extra={"model": name})
+                self._spoilt.add(name)
+        return any(
+            load.demand.urgent or load.demand.backlog_s > terms[name].slo_s
+            for name, load in loads.items()
+        )
 
     def exchange(self, observed: Mapping[str, Observed], now: float) -> dict[str, int]:
         """Take in what Serve runs, by "application/deployment". Returns the targets, likewise."""
@@ -132,25 +129,23 @@ class Decider:
             self._core.pool_gone(replica)
         self._core.frozen(self.gateways.frozen(now))
         terms = self.document.settings.models
-        self._groups = {name: self._runs(each, now) for name, each in terms.items()}
+        self._groups = {
+            name: group_readings(
+                each, self.gateways.loads(name, now), self.seen, self.available, now
+            )
+            for name, each in terms.items()
+        }
         for name, groups in self._groups.items():
             if groups:
                 self._core.record_replicas(name, groups, self.seen.at)
         before, self.decisions = self.decisions, self._core.decide(now)
-        self._outlooks = {
-            name: outlook(
-                terms[name], decision, self._groups.get(name, ()), self._begun_s(terms[name], now)
-            )
-            for name, decision in self.decisions.models.items()
-        }
+        outlooks: dict[str, ModelOutlook] = {}
+        for name, decision in self.decisions.models.items():
+            begun_s = self._orders.begun_s(name, [each.name for each in terms[name].groups], now)
+            groups = self._groups.get(name, ())
+            outlooks[name] = outlook(terms[name], decision, groups, begun_s)
+        self._outlooks = outlooks
         return changes(before, self.decisions)
-
-    def _begun_s(self, terms: ModelTerms, now: float) -> float:
-        return self._orders.begun_s(terms.name, [group.name for group in terms.groups], now)
-
-    def _runs(self, terms: ModelTerms, now: float) -> tuple[GroupReading, ...]:
-        loads = self.gateways.loads(terms.name, now)
-        return group_readings(terms, loads, self.seen, self.available, now)
 
     def order_pool(self) -> bool:
         """Give pool replicas their orders. Returns whether any order has changed."""
@@ -160,7 +155,7 @@ class Decider:
     def targets(self) -> dict[str, int]:
         """Targets by "application/deployment", without models whose decisions are only
         observed."""
-        targets = self._least() | {
+        targets = self._minimums() | {
             directory_key(name, group.name): group.target
             for name, decision in self.decisions.models.items()
             if not decision.observed
@@ -170,18 +165,15 @@ class Decider:
             targets[POOL_DIRECTORY] = self.decisions.pool.replicas
         return targets
 
-    def _least(self) -> dict[str, int]:
+    def _minimums(self) -> dict[str, int]:
         """The least numbers of replicas, for groups that Serve runs with fewer. Serve starts an
         optional model with none."""
-        least = {
-            directory_key(name, group.name): group.min
+        return {
+            key: group.min
             for name, terms in self.document.settings.models.items()
             for group in terms.groups
-        }
-        return {
-            key: number
-            for key, number in least.items()
-            if key in self.seen.observed and self.seen.observed[key].target < number
+            if (seen := self.seen.observed.get(key := directory_key(name, group.name)))
+            and seen.target < group.min
         }
 
     def outlooks(self) -> dict[str, ModelOutlook]:
@@ -245,12 +237,6 @@ def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: i
     return ""
 
 
-def _is_urgent(load: ModelLoad, terms: ModelTerms) -> bool:
-    """Whether the demand is too urgent to wait for the next regular decision."""
-    demand = load.demand
-    return demand.urgent or demand.backlog_s > terms.slo_s
-
-
 # ---- what gateways and operators are told --------------------------------------------------------
 
 
@@ -264,7 +250,10 @@ def outlook(
     `begun_s`: seconds since the next replica to come was ordered."""
     runs = list(groups)
     starting = sum(each.starting for each in runs)
-    may_sleep = terms.may_sleep and not decision.observed and not _is_held_at_none(decision)
+    # The operator or a freeze keeps it at no replicas, so that no request can wake it.
+    held = decision.reason in (Reason.FROZEN, Reason.MANUAL) and decision.groups
+    held_at_none = held and not any(each.target for each in decision.groups)
+    may_sleep = terms.may_sleep and not decision.observed and not held_at_none
     return ModelOutlook(
         may_sleep=may_sleep,
         wakes=may_sleep and not any(each.hot or each.starting for each in runs),
@@ -278,12 +267,6 @@ def outlook(
         forecast_s=decision.forecast_s,
         forecast_trusted=decision.forecast_trusted,
     )
-
-
-def _is_held_at_none(decision: ModelDecision) -> bool:
-    """Whether the operator or a freeze keeps it at no replicas, so that no request can wake it."""
-    held = decision.reason in (Reason.FROZEN, Reason.MANUAL)
-    return held and bool(decision.groups) and not any(each.target for each in decision.groups)
 
 
 def changes(before: Decisions, after: Decisions) -> list[str]:

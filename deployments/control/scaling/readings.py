@@ -63,7 +63,12 @@ class ServeObservations:
     def detail(self, applications: Mapping[str, Any], now: float) -> None:
         """Take in Serve's details by application (`ServeInstanceDetails`)."""
         found: dict[str, Transition] = {}
-        for key, replicas in _replicas(applications):
+        replicas_of = {
+            f"{app}/{name}": deployment["replicas"]
+            for app, details in applications.items()
+            for name, deployment in details["deployments"].items()
+        }
+        for key, replicas in replicas_of.items():
             before = self.pending.get(key, Transition()).unplaced
             starting = [each for each in replicas if each["state"] == "STARTING"]
             waiting = [each["replica_id"] for each in starting if each.get("node_id") is None]
@@ -73,12 +78,6 @@ class ServeObservations:
                 {replica: before.get(replica, now) for replica in waiting},
             )
         self.pending = found
-
-
-def _replicas(applications: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for app, details in applications.items():
-        for name, deployment in details["deployments"].items():
-            yield f"{app}/{name}", deployment["replicas"]
 
 
 def running_ids(applications: Mapping[str, Any], app: str) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from deployments.control.dashboard import ClusterError
 from deployments.control.supervisor.server_files import control_socket
-from deployments.process.store_error import StoreError
+from deployments.process.cluster_store import StoreError
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 IDLE_S = 10.0  # without a byte, after which a connection is closed: each has a thread

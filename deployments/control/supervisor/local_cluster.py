@@ -20,7 +20,7 @@ from ray._private.node import Node
 
 from deployments.contract.app_names import model_app
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
+from deployments.contract.registry import ANSWER_S, STATUS
 from deployments.control import publisher
 from deployments.control.application_list import AppList, by_name, ours
 from deployments.control.dashboard import (
@@ -35,7 +35,6 @@ from deployments.control.scaling.scaling_terms import scaling_settings
 from deployments.control.serve_config import serve_config
 from deployments.control.served_models import ServedModels, states_of
 from deployments.control.supervisor import ports, ray_processes
-from deployments.process import tenants_store
 from deployments.process.actors import NAMESPACE, registry
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
@@ -54,7 +53,10 @@ class LocalCluster(ServedModels):
     only, for which this process has no certificate."""
 
     def __init__(self, port: int, *, tls: bool = False) -> None:
-        _leave_monitors_out()
+        # Ray starts two processes of which nothing here hears: one reads workers' logs for a
+        # driver, one adds nodes. Each takes 2 s of a processor at the start.
+        for name in ("start_log_monitor", "start_monitor"):
+            setattr(Node, name, lambda _: None)
         context: Any = ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -67,7 +69,9 @@ class LocalCluster(ServedModels):
             logging_level=logging.WARNING,
         )
         self.address = str(context.address_info["gcs_address"])
-        addresses = {"gcs_server": self.address, "raylet": _raylet_address()}
+        (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+        raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        addresses = {"gcs_server": self.address, "raylet": raylet}
         self.processes = ray_processes.among(psutil.Process().children(), addresses)
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
@@ -104,19 +108,16 @@ class LocalCluster(ServedModels):
         if self._own and not any(self._rest.answers() for _ in range(_SILENT_LOOKS)):
             self._own.start_again(self._rest.answers)
 
-    def published_tenants(self) -> str | None:
-        """The text of the tenants in force; None if none was published."""
-        return tenants_store.fetch()
-
-    def revoke(self, key_hash: str) -> None:
-        tenants_store.revoke(key_hash)
-
-    def revoked(self) -> frozenset[str]:
-        return tenants_store.revoked()
-
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has reported: the phases that it passed, then the present one."""
-        return [row for each in self.replica_progress() for row in _progress_rows(each)]
+        return [
+            {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
+            for each in self.replica_progress()
+            for phase, fraction, detail in [
+                *((passed, 1.0, "") for passed in each.passed),
+                (each.phase, each.fraction, each.detail),
+            ]
+        ]
 
     def waits(self, models: Mapping[str, ModelSettings]) -> dict[str, str]:
         """Why each of these models has no process yet, by name."""
@@ -126,27 +127,18 @@ class LocalCluster(ServedModels):
 
     def ready(self, gateways: int) -> bool:
         """Whether every model that is not optional is hot at every gateway."""
-        if not (self._listens() if self._tls else self._answers()):
-            return False
-        return (gateways == 1 and not self._tls) or self._all_see_all(gateways)
-
-    def _answers(self) -> bool:
         try:
-            url = f"http://127.0.0.1:{self._port}/readyz"
-            return httpx.get(url, timeout=_READY_ANSWER_S).status_code == 200
-        except httpx.HTTPError:
+            if self._tls:
+                socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S).close()
+            else:
+                url = f"http://127.0.0.1:{self._port}/readyz"
+                if httpx.get(url, timeout=_READY_ANSWER_S).status_code != 200:
+                    return False
+        except (OSError, httpx.HTTPError):
             return False
-
-    def _listens(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S):
-                return True
-        except OSError:
-            return False
-
-    def _all_see_all(self, gateways: int) -> bool:
-        said = self.try_registry("status")
-        if said is None:
+        if gateways == 1 and not self._tls:
+            return True
+        if (said := self.try_registry("status")) is None:
             return False
         known = STATUS.decode(said)
         seen = [g.models for g in known.gateways.values()]
@@ -190,27 +182,6 @@ class LocalCluster(ServedModels):
         ray.shutdown()
 
 
-def _leave_monitors_out() -> None:
-    """Ray starts two processes of which nothing here hears: one reads workers' logs for a driver,
-    one adds nodes. Each takes 2 s of a processor at the start."""
-    for name in ("start_log_monitor", "start_monitor"):
-        setattr(Node, name, lambda _: None)
-
-
-def _raylet_address() -> str:
-    """Of this node, the cluster's only one."""
-    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
-    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-
-
-def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:
-    past = [(phase, 1.0, "") for phase in each.passed]
-    return [
-        {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
-        for phase, fraction, detail in [*past, (each.phase, each.fraction, each.detail)]
-    ]
-
-
 # ---- what a model without a process waits for ----------------------------------------------------
 
 
@@ -221,13 +192,17 @@ Resources = Mapping[str, float]
 
 def why_waiting(model: ModelSettings, total: Resources, free: Resources) -> str:
     """A sentence's end for a model without a report. `total`, `free`: of this machine."""
-    reasons = [
-        _short(name, setting, amount, total.get(name, 0.0), free.get(name, 0.0))
-        for view in (model.views() or {"": model}).values()
-        for name, setting, amount in _wanted(view.replicas)
-        if amount > free.get(name, 0.0)
-    ]
-    return "; ".join(dict.fromkeys(reasons)) or STARTS
+    reasons: dict[str, None] = {}
+    for view in (model.views() or {"": model}).values():
+        for name, setting, wanted in _wanted(view.replicas):
+            has, left = total.get(name, 0.0), free.get(name, 0.0)
+            if wanted > left:
+                unit, what = (_MIB, "MiB of memory") if name == "memory" else (1, name)
+                there = f"{left / unit:g} of {has / unit:g} are free"
+                if wanted > has:
+                    there = f"this machine has {has / unit:g}"
+                reasons[f"waits for {wanted / unit:g} {what} ({setting}): {there}"] = None
+    return "; ".join(reasons) or STARTS
 
 
 def _wanted(replicas: ReplicaSettings) -> Iterator[tuple[str, str, float]]:
@@ -239,10 +214,3 @@ def _wanted(replicas: ReplicaSettings) -> Iterator[tuple[str, str, float]]:
         yield "memory", "replicas.memory_mib", replicas.memory_mib * _MIB
     for name, amount in replicas.resources.items():
         yield name, f"replicas.resources.{name}", amount
-
-
-def _short(name: str, setting: str, wanted: float, total: float, free: float) -> str:
-    unit, what = (_MIB, "MiB of memory") if name == "memory" else (1, name)
-    has = f"this machine has {total / unit:g}"
-    there = has if wanted > total else f"{free / unit:g} of {total / unit:g} are free"
-    return f"waits for {wanted / unit:g} {what} ({setting}): {there}"

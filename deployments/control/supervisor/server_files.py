@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -60,16 +59,13 @@ class ProcessMark:
         """The process; None if it is gone, a zombie, or another process with that pid."""
         try:
             found = psutil.Process(self.pid)
-            if not self._is(found):
-                return None
-            return None if found.status() == psutil.STATUS_ZOMBIE else found
+            if self.started_ticks:
+                same = self.of_this_boot and _started_ticks(self.pid) == self.started_ticks
+            else:
+                same = abs(found.create_time() - self.created_s) <= CREATED_TOLERANCE_S
+            return found if same and found.status() != psutil.STATUS_ZOMBIE else None
         except psutil.Error:
             return None
-
-    def _is(self, found: psutil.Process) -> bool:
-        if self.started_ticks:
-            return self.of_this_boot and _started_ticks(self.pid) == self.started_ticks
-        return abs(found.create_time() - self.created_s) <= CREATED_TOLERANCE_S
 
 
 def boot_id() -> str:
@@ -141,7 +137,8 @@ def write(state: ServerState, folder: Path) -> Path:
 def read(port: int, folder: Path) -> ServerState | None:
     """The state in the port's file, alive or stale; None if there is no valid file."""
     try:
-        return _state(json.loads(file_of(port, folder).read_text(encoding="utf-8")))
+        data = json.loads(file_of(port, folder).read_text(encoding="utf-8"))
+        return ServerState(**data | {"server": ProcessMark(**data["server"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -188,10 +185,6 @@ def find(port: int | None, folder: Path) -> ServerState:
         raise NoServer(f"several servers run here; name one with --port ({ports})")
     at = "here" if port is None else f"on port {port}"
     raise NoServer(f"no server runs {at}; start one with `headrace serve`")
-
-
-def _state(data: dict[str, Any]) -> ServerState:
-    return ServerState(**data | {"server": ProcessMark(**data["server"])})
 
 
 def audit_file(port: int, folder: Path) -> Path:
@@ -261,15 +254,9 @@ class ServerLog:
 
     def write(self, line: str) -> None:
         with contextlib.suppress(OSError):
-            if self._size() >= self._most:
+            if self._path.exists() and self._path.stat().st_size >= self._most:
                 os.replace(self._path, older_log(self._path))
             line_files.append(self._path, line.encode("utf-8", "replace") + b"\n")
-
-    def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
 
 
 def older_log(path: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from deployments.control.ray_env import HARD_STOP_S, Layer, variables
+from deployments.control.ray_env import HARD_STOP_S, EnvLayer, variables
 from deployments.control.serve_config import DEREGISTER_S, GRACE_S, REPLICA_HEALTH_S
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
@@ -109,7 +109,7 @@ def _environment() -> dict[str, Any]:
     return {
         each.name: {"value": each.value, "in_config": each.in_config}
         for each in variables(GatewaySettings())
-        if each.layer is Layer.IMAGE
+        if each.layer is EnvLayer.IMAGE
     }
 
 

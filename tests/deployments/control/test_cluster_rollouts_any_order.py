@@ -17,7 +17,7 @@ from deployments.contract.listed import Entry
 from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
 from deployments.control.remote_cluster import Deployment
-from deployments.control.scaling.scaling_terms import scaling_told
+from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.control.serve_config import bounds
 
 _RESTS_S = 15
@@ -113,7 +113,7 @@ class _Watched(Stand):
 
     def check(self) -> None:
         apps = self.serve.listed
-        told = scaling_told(self.listed.control).settings.models
+        told = published_scaling(self.listed.control).settings.models
         assert told.keys() == self.running.keys()
         for app in (app for name, app in apps.items() if is_model_app(name)):
             groups = told[model_name(app["name"])].groups

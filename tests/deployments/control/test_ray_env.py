@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from deployments.control import ray_env
 from deployments.control.ingress.haproxy_options import Options
-from deployments.control.ray_env import Layer, config_env, local_environment
+from deployments.control.ray_env import EnvLayer, config_env, local_environment
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import MAX_TIMEOUT_MS, SloSettings
 from deployments.tools import operator
@@ -64,7 +64,7 @@ def test_gateways_and_replicas_run_at_ordinary_priority(ingress):
 def test_the_image_says_nothing_of_the_settings():
     other = GatewaySettings(ingress="haproxy", host="10.0.0.7", haproxy_threads=3, drain_s=9)
     baked = [
-        [each for each in ray_env.variables(gateway, PROGRAM) if each.layer is Layer.IMAGE]
+        [each for each in ray_env.variables(gateway, PROGRAM) if each.layer is EnvLayer.IMAGE]
         for gateway in (HAPROXY, other)
     ]
     assert baked[0] == baked[1] != []

@@ -12,7 +12,7 @@ import pytest
 from deployments.control.application_list import AppList, beside_others, by_name, ours
 from deployments.control.dashboard import ClusterError
 from deployments.control.serve_config import serve_config
-from deployments.control.writing import GAP_S, Undone, Writer
+from deployments.control.writing import GAP_S, ChangeLost, Writer
 from deployments.settings.tree import Settings
 
 MAX_DELAY_S = 1.9
@@ -144,7 +144,7 @@ def test_no_change_that_succeeded_is_undone_silently(seeds):
             try:
                 writer.change("apply", pin(name))
                 outcomes[name] = "stands"
-            except Undone:
+            except ChangeLost:
                 outcomes[name] = "undone"
             except ClusterError:
                 outcomes[name] = "refused"
@@ -254,7 +254,7 @@ def test_an_operators_list_is_told_to_whoever_waits():
     change = writer(serve, alone).change("scale", pin("m"))
     writer(serve, alone).check(serve.details(), change)
     serve.apps = by_name(CONFIG)
-    with pytest.raises(Undone, match="by an operator"):
+    with pytest.raises(ChangeLost, match="by an operator"):
         writer(serve, alone).check(serve.details(), change)
 
 

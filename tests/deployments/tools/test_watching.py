@@ -9,7 +9,7 @@ import pytest
 
 from deployments.control.application_list import Difference
 from deployments.control.origin import Origin
-from deployments.control.remote_cluster import Deployment
+from deployments.control.plan import Deployment
 from deployments.settings.tree import Settings
 from deployments.tools import change, watching
 from deployments.tools.watching import wait_for
@@ -32,7 +32,7 @@ def told(monkeypatch, tmp_path):
     answers: list[list[dict[str, Any]]] = []
     going_on = Deployment(("model-m",), [], {}, {"m": 1}, {}, {})
     cluster = SimpleNamespace(
-        heard_later=lambda settings: [], deploy=lambda settings, settles: going_on,
+        waiting_for_restart=lambda settings: [], deploy=lambda settings, settles: going_on,
         watch=lambda *_: {}, rollouts=lambda *_: seen(answers),
     )  # fmt: skip
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
