@@ -106,12 +106,9 @@ class Writer:
         revision = self._acquire(holder, verb)
         asked, details = self._look()
         before = _control(details)
-        if revision is not None:
-            lease = None if before is None else before.lease
-            if before is None or lease is None or lease.holder != holder:
-                raise _LeaseLost
-            if before.revision != revision:
-                raise _LeaseLost
+        held = before is not None and before.lease is not None and before.lease.holder == holder
+        if revision is not None and not (held and before and before.revision == revision):
+            raise _LeaseLost
         number = (before.revision or 0) + 1 if before else 1
         try:
             config = change(details)

@@ -51,14 +51,6 @@ class RegistryEntry:
 
 
 @dataclass(slots=True)
-class PoolEntry:
-    """What a pool replica serves, and until when its lease runs."""
-
-    members: tuple[PoolMember, ...]
-    until: float
-
-
-@dataclass(slots=True)
 class Registry:
     """The registry's state. Times are seconds on one monotonic clock, except where a parameter is
     called `wall_s` (seconds since the epoch)."""
@@ -74,7 +66,8 @@ class Registry:
     blobs: dict[str, bytes] = field(default_factory=dict)  # tokenisers, by digest
     progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
     gateways: dict[str, tuple[float, GatewaySnapshot]] = field(default_factory=dict)
-    pool: dict[str, PoolEntry] = field(default_factory=dict)  # by pool replica
+    # By pool replica: until when its lease runs, and what it serves.
+    pool: dict[str, tuple[float, tuple[PoolMember, ...]]] = field(default_factory=dict)
     last_generation: int = 0
     rollouts: dict[str, Rollout] = field(default_factory=dict)  # the last one of each model
     last_rollout: int = 0
@@ -198,17 +191,17 @@ class Registry:
 
     def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> None:
         """Take in all that a pool replica serves; without members the replica is leaving."""
-        known = self.pool.pop(replica, None)
+        _, known = self.pool.pop(replica, (now, ()))
         if members:
-            self.pool[replica] = PoolEntry(members, now + LEASE_S)
-        self.revision += members != (known.members if known else ())
+            self.pool[replica] = (now + LEASE_S, members)
+        self.revision += members != known
 
     def sweep(self, now: float) -> None:
         """End leases that have run out, and the time of gathering."""
         late = [key for key, entry in self.entries.items() if entry.until < now]
         for key in late:
             del self.entries[key]
-        silent = [replica for replica, entry in self.pool.items() if entry.until < now]
+        silent = [replica for replica, (until, _) in self.pool.items() if until < now]
         for replica in silent:
             del self.pool[replica]
         self.gateways = {
@@ -294,7 +287,7 @@ class Registry:
             if self._may_exist(name) and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
         pool: dict[str, tuple[PoolMember, ...]] = {}
-        for member in (each for entry in self.pool.values() for each in entry.members):
+        for member in (each for _, members in self.pool.values() for each in members):
             pool[member.model] = (*pool.get(member.model, ()), member)
         return View(
             self.revision,

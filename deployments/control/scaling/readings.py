@@ -41,7 +41,7 @@ class ServeObservations:
     """What was last reported, by "application/deployment"."""
 
     observed: dict[str, Observed] = field(default_factory=dict)
-    pending: dict[str, Transition] = field(default_factory=dict)
+    transitions: dict[str, Transition] = field(default_factory=dict)
     at: float = float("-inf")  # when `observed` was reported
     _changed_at: float = float("-inf")
 
@@ -50,14 +50,14 @@ class ServeObservations:
         if observed != self.observed:
             self._changed_at = now
         self.observed, self.at = dict(observed), now
-        self.pending = {key: each for key, each in self.pending.items() if key in observed}
+        self.transitions = {key: each for key, each in self.transitions.items() if key in observed}
 
     def unsettled(self, now: float) -> bool:
         """Whether Serve's details would say more than its numbers."""
         return (
             now - self._changed_at < _LOOKS_ON_S
             or any(each.running != each.target for each in self.observed.values())
-            or any(each.starting or each.draining for each in self.pending.values())
+            or any(each.starting or each.draining for each in self.transitions.values())
         )
 
     def detail(self, applications: Mapping[str, Any], now: float) -> None:
@@ -69,7 +69,7 @@ class ServeObservations:
             for name, deployment in details["deployments"].items()
         }
         for key, replicas in replicas_of.items():
-            before = self.pending.get(key, Transition()).unplaced
+            before = self.transitions.get(key, Transition()).unplaced
             starting = [each for each in replicas if each["state"] == "STARTING"]
             waiting = [each["replica_id"] for each in starting if each.get("node_id") is None]
             found[key] = Transition(
@@ -77,7 +77,7 @@ class ServeObservations:
                 sum(each["state"] == "STOPPING" for each in replicas),
                 {replica: before.get(replica, now) for replica in waiting},
             )
-        self.pending = found
+        self.transitions = found
 
 
 def running_ids(applications: Mapping[str, Any], app: str) -> set[str]:
@@ -166,18 +166,18 @@ def _reading(
     group: GroupTerms, load: GroupLoad | None, seen: ServeObservations, key: str, missing: str,
     now: float,
 ) -> GroupReading:  # fmt: skip
-    observed, pending = seen.observed[key], seen.pending.get(key, Transition())
+    observed, transition = seen.observed[key], seen.transitions.get(key, Transition())
     known = load or GroupLoad(
         observed.running, _UNKNOWN.speed, _UNKNOWN.batch_s, _UNKNOWN.batch_p99_s,
         _UNKNOWN.batch_scv,
     )  # fmt: skip
-    unplaced_s = pending.unplaced_s(now)
+    unplaced_s = transition.unplaced_s(now)
     return GroupReading(
         name=group.name,
         target=observed.target,
         hot=known.hot,
         starting=max(0, observed.target - observed.running),
-        draining=pending.draining,
+        draining=transition.draining,
         speed=known.speed,
         batch_s=known.batch_s,
         batch_p99_s=known.batch_p99_s,

@@ -184,6 +184,16 @@ class Quick(Serve):
     def _delay(self) -> None: ...
 
 
+@pytest.fixture
+def alone() -> Alone:
+    return Alone()
+
+
+@pytest.fixture
+def serve(alone: Alone) -> Quick:
+    return Quick(alone, 0)  # type: ignore[arg-type]
+
+
 def a_lease(serve: Quick, **fields: Any) -> None:
     listed = AppList.of(serve.apps)
     block = {"holder": "x", "who": "user y (1)", "verb": "apply"}
@@ -196,18 +206,14 @@ def writer(serve: Quick, alone: Alone) -> Writer:
     return Writer(serve, alone.sleep, lambda: alone.now, "user z (2)")
 
 
-def test_a_lease_whose_holder_ended_is_taken_after_ten_seconds():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_lease_whose_holder_ended_is_taken_after_ten_seconds(alone, serve):
     a_lease(serve)
     writer(serve, alone).change("scale", pin("m"))
     assert serve.pins == {"m": 1}
     assert 10 <= alone.now < 17
 
 
-def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds(alone, serve):
     a_lease(serve)
 
     def another() -> None:
@@ -221,9 +227,7 @@ def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds():
     assert serve.pins == {}
 
 
-def test_a_change_that_is_refused_gives_the_lease_back():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_change_that_is_refused_gives_the_lease_back(alone, serve):
 
     def refused(details: Any) -> dict[str, Any]:
         raise ClusterError("no such model")
@@ -233,9 +237,7 @@ def test_a_change_that_is_refused_gives_the_lease_back():
     assert AppList.of(serve.apps).control.lease is None
 
 
-def test_a_list_that_was_read_long_before_is_not_put():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_list_that_was_read_long_before_is_not_put(alone, serve):
     tries = []
 
     def slow(details: Any) -> dict[str, Any]:
@@ -248,9 +250,7 @@ def test_a_list_that_was_read_long_before_is_not_put():
     assert (len(tries), serve.pins) == (3, {"m": 1})
 
 
-def test_an_operators_list_is_told_to_whoever_waits():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_an_operators_list_is_told_to_whoever_waits(alone, serve):
     change = writer(serve, alone).change("scale", pin("m"))
     writer(serve, alone).check(serve.details(), change)
     serve.apps = by_name(CONFIG)
@@ -258,9 +258,7 @@ def test_an_operators_list_is_told_to_whoever_waits():
         writer(serve, alone).check(serve.details(), change)
 
 
-def test_a_newer_versions_list_is_left_alone():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_newer_versions_list_is_left_alone(alone, serve):
     before = serve.apps
     serve.apps["headrace-control"]["deployments"][0]["user_config"]["format"] = 99
     with pytest.raises(ClusterError, match="newer version of Headrace"):

@@ -17,7 +17,6 @@ from slow_reader import head_of
 from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
-from deployments.control.ingress import haproxy
 from deployments.control.ingress.haproxy_options import MAX_USED, Options
 from deployments.gateway.http import strict_protocol, whole_response
 from deployments.gateway.tenancy import rates
@@ -65,26 +64,18 @@ async def listening(folder: Path) -> AsyncIterator[Edge]:
     whole_response.offer()
     strict_protocol.enforce(30.0)
     try:
-        async with standing(MODELS, folder, gateway={"limits": limits}, tenants=TENANTS) as stand:
-            wrapper = str(haproxy.program(folder / "program", folder))
-            async with (
-                serving(uvicorn.Config(stand.app, port=0, log_config=None)) as port,
-                in_front_of(port, folder=folder, wrapper=wrapper, MAX_REQUESTS=PLACES) as url,
-            ):
-                edge = Edge(stand, urlsplit(url).port or 0)
-                while not await _answers(edge):  # noqa: ASYNC110 - HAProxy tells nobody
-                    await asyncio.sleep(0.02)
-                yield edge
+        async with (
+            standing(MODELS, folder, gateway={"limits": limits}, tenants=TENANTS) as stand,
+            serving(uvicorn.Config(stand.app, port=0, log_config=None)) as port,
+            in_front_of(port, folder=folder, MAX_REQUESTS=PLACES) as url,
+        ):
+            edge = Edge(stand, urlsplit(url).port or 0)
+            while await edge.status("device", "a") != 200:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.02)
+            yield edge
     finally:
         auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
         httptools_impl.RequestResponseCycle = whole_response._UvicornCycle
-
-
-async def _answers(edge: Edge) -> bool:
-    try:
-        return await edge.status("device", "a") == 200
-    except (OSError, asyncio.IncompleteReadError):
-        return False
 
 
 @pytest.mark.slow  # a real HAProxy

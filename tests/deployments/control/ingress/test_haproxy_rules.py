@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from real_haproxy import in_front_of
 
-from deployments.control.ingress import haproxy, haproxy_rules
+from deployments.control.ingress import haproxy_rules
 from deployments.control.ingress.haproxy_options import Options
 from deployments.control.supervisor import ports
 
@@ -50,24 +50,13 @@ async def _body(reader: asyncio.StreamReader, names: dict[bytes, bytes]) -> int:
 async def listening(folder: Path, **told: object) -> AsyncIterator[Edge]:
     """HAProxy as it is told, before one gateway."""
     server = await asyncio.start_server(echo, "127.0.0.1", 0, limit=1 << 20)
-    wrapper = str(haproxy.program(folder / "program", folder))
-    async with in_front_of(server, folder=folder, wrapper=wrapper, **told) as url:
-        edge = Edge(urlsplit(url).port or 0)
-        while not (await edge.listens() and (folder / "admin.sock").exists()):  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
-        yield edge
+    async with in_front_of(server, folder=folder, **told) as url:
+        yield Edge(urlsplit(url).port or 0)
 
 
 class Edge:
     def __init__(self, port: int) -> None:
         self._port = port
-
-    async def listens(self) -> bool:
-        try:
-            (await self.connected())[1].close()
-        except OSError:
-            return False
-        return True
 
     async def connected(
         self, source: str = "127.0.0.1"
@@ -224,12 +213,9 @@ async def test_what_a_gateway_or_serve_did_not_answer_has_the_shape_too(
         writer.close()
 
     server = await asyncio.start_server(answers, "127.0.0.1", 0)
-    wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
     gateway = ports.any_free() if said is None else server
-    async with in_front_of(gateway, folder=tmp_path, wrapper=wrapper) as url, server:
+    async with in_front_of(gateway, folder=tmp_path) as url, server:
         edge = Edge(urlsplit(url).port or 0)
-        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
         head, _, body = (await edge.said(ask(HOST, path=path))).partition(b"\r\n\r\n")
     assert head.split()[1] == b"%d" % status
     error = json.loads(body)["error"]
@@ -254,11 +240,8 @@ async def test_a_gateway_hears_that_a_caller_speaks_http_1_0_and_may_end_its_str
         writer.close()
 
     server = await asyncio.start_server(streams, "127.0.0.1", 0)
-    wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
-    async with in_front_of(server, folder=tmp_path, wrapper=wrapper) as url:
+    async with in_front_of(server, folder=tmp_path) as url:
         edge = Edge(urlsplit(url).port or 0)
-        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
         head = b"GET /v1/models HTTP/1.0\r\nhost: x\r\nconnection: keep-alive\r\n\r\n"
         answer = await edge.said(head)
     assert b"transfer-encoding" not in answer.lower()

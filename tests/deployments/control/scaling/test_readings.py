@@ -44,7 +44,7 @@ def test_one_that_goes_is_looked_at_until_it_is_gone():
     seen = ServeObservations()
     seen.observe({KEY: Observed(1, 1)}, 0.0)
     seen.detail(details(("r1", "RUNNING", "n"), ("r2", "STOPPING", "n")), 1.0)
-    assert seen.pending[KEY] == Transition(0, 1, {})
+    assert seen.transitions[KEY] == Transition(0, 1, {})
     assert seen.unsettled(60.0)
     seen.detail(details(("r1", "RUNNING", "n")), 61.0)
     assert not seen.unsettled(61.0)
@@ -55,12 +55,12 @@ def test_a_replica_waits_for_its_place_from_when_it_was_first_seen_without_one()
     seen.observe({KEY: Observed(1, 3)}, 0.0)
     seen.detail(details(("r1", "RUNNING", "n"), ("r2", "STARTING", None)), 1.0)
     seen.detail(details(("r2", "STARTING", None), ("r3", "STARTING", None)), 5.0)
-    assert seen.pending[KEY].starting == 2
-    assert seen.pending[KEY].unplaced_s(11.0) == 10.0
+    assert seen.transitions[KEY].starting == 2
+    assert seen.transitions[KEY].unplaced_s(11.0) == 10.0
     seen.detail(details(("r2", "STARTING", "n"), ("r3", "STARTING", None)), 12.0)
-    assert seen.pending[KEY].unplaced_s(12.0) == 7.0
+    assert seen.transitions[KEY].unplaced_s(12.0) == 7.0
     seen.detail(details(("r2", "STARTING", "n"), ("r3", "RUNNING", "n")), 13.0)
-    assert seen.pending[KEY].unplaced_s(13.0) == 0.0
+    assert seen.transitions[KEY].unplaced_s(13.0) == 0.0
 
 
 def test_a_deployment_that_is_gone_is_forgotten():
@@ -68,7 +68,7 @@ def test_a_deployment_that_is_gone_is_forgotten():
     seen.observe({KEY: Observed(0, 1)}, 0.0)
     seen.detail(details(("r1", "STARTING", None)), 1.0)
     seen.observe({}, 10.0)
-    assert (seen.pending, seen.unsettled(20.0)) == ({}, False)
+    assert (seen.transitions, seen.unsettled(20.0)) == ({}, False)
 
 
 def test_running_replicas_of_an_application():
@@ -131,7 +131,7 @@ KNOWN = GroupLoad(1, 2.0, 0.02, 0.04, 0.5)
 def seen(**pending: Transition) -> ServeObservations:
     found = ServeObservations()
     found.observe({"model-a/model-gpu": Observed(2, 3), "model-a/model-cpu": Observed(1, 1)}, 0.0)
-    found.pending = {f"model-a/model-{name}": each for name, each in pending.items()}
+    found.transitions = {f"model-a/model-{name}": each for name, each in pending.items()}
     return found
 
 
