@@ -148,7 +148,7 @@ _QUERY = re.compile(r"(?<=\S)\?[^#\s]*")  # of a URL; not shown, because it may 
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AppDifference:
     """What would happen to one application. `reasons`: "path: old -> new", with those that restart
     it first; none for an application that is added or removed."""
 
@@ -165,18 +165,18 @@ def by_name(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {app["name"]: app for app in config["applications"]}
 
 
-def differences(running: Applications, wanted: Applications) -> list[Difference]:
+def differences(running: Applications, wanted: Applications) -> list[AppDifference]:
     """Applications by name, as Serve's config has them. Differences come in the order of `wanted`,
     removed applications last. Unchanged applications are left out."""
     found = [
-        _compared(name, running[name], app) if name in running else Difference(name, "added")
+        _compared(name, running[name], app) if name in running else AppDifference(name, "added")
         for name, app in wanted.items()
     ]
-    removed = [Difference(name, "removed") for name in running if name not in wanted]
+    removed = [AppDifference(name, "removed") for name in running if name not in wanted]
     return [each for each in found if each is not None] + removed
 
 
-def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
+def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> AppDifference | None:
     restarts = [reason for at in _BUILDS for reason in changes(old.get(at), new.get(at), "")]
     updates: list[str] = []
     before, after = ({d["name"]: d for d in app.get("deployments") or ()} for app in (old, new))
@@ -186,8 +186,8 @@ def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff
             reasons = changes(was.get(option), will.get(option), f"{deployment}.{option}")
             (restarts if option in REPLACES else updates).extend(reasons)
     if restarts:
-        return Difference(name, "restarted", (*restarts, *updates))
-    return Difference(name, "updated", tuple(updates)) if updates else None
+        return AppDifference(name, "restarted", (*restarts, *updates))
+    return AppDifference(name, "updated", tuple(updates)) if updates else None
 
 
 def changes(old: Any, new: Any, path: str) -> Iterator[str]:

@@ -83,7 +83,7 @@ def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None)
         ) from None
 
 
-class Dashboard:
+class RayDashboard:
     """A client of the dashboard at `address`. Every method raises ClusterError, or
     NoAnswer. Methods block, at most for `answer_s`."""
 
@@ -171,7 +171,7 @@ class ServeRest:
 
     def __init__(
         self,
-        dashboard: Dashboard,
+        dashboard: RayDashboard,
         patience_s: float = 0.0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -232,7 +232,9 @@ class JobFailed(ClusterError):
 class RayJobs:
     """A client of the job interface. Every method blocks and raises ClusterError."""
 
-    def __init__(self, dashboard: Dashboard, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, dashboard: RayDashboard, pause: Callable[[float], None] = time.sleep
+    ) -> None:
         self._dashboard, self._pause = dashboard, pause
 
     def __enter__(self) -> Self:
@@ -290,7 +292,7 @@ def replica_actors(details: Mapping[str, Any], model: str) -> dict[str, str]:
 
 
 def replica_log(
-    dashboard: Dashboard, actor: str, tail: int | None, *, follow: bool
+    dashboard: RayDashboard, actor: str, tail: int | None, *, follow: bool
 ) -> Iterator[str]:
     """The lines that the actor's process wrote to its standard error; `tail`: the last so many.
     With `follow` goes on as they are written. Raises ClusterError."""

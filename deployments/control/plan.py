@@ -24,8 +24,8 @@ from deployments.contract.rollout.account import RolloutRecord, VersionAccount
 from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms, canary_of
 from deployments.control.application_list import (
     REPLACES,
+    AppDifference,
     AppList,
-    Difference,
     DifferenceKind,
     by_name,
     changes,
@@ -63,7 +63,7 @@ class Deployment:
     """What deploying a file does."""
 
     names: tuple[str, ...]  # applications that are to run from now on, canaries not counted
-    differences: list[Difference]
+    differences: list[AppDifference]
     begun: Mapping[str, int]  # models whose canary is to start, with their entry's id
     kept: Mapping[str, int]  # models whose rollout goes on, likewise
     replaced: Mapping[str, int]  # models that change in place, or are new, likewise
@@ -134,20 +134,20 @@ def lists_keys(tenants: Mapping[str, Any]) -> bool:
     return any((each or {}).get("keys") is not None for each in tenants.get("tenants", {}).values())
 
 
-def _differences(running: AppList, listed: AppList) -> list[Difference]:
+def _differences(running: AppList, listed: AppList) -> list[AppDifference]:
     """Those of applications, without what the control plane keeps for itself."""
     found = differences(running.applications, listed.applications)
     if listed.own is None:
         return found
     if running.own is None:
-        found.append(Difference(CONTROL_APP, "added"))
+        found.append(AppDifference(CONTROL_APP, "added"))
     else:
         builds = tuple(changes(running.own.get("args"), listed.own.get("args"), ""))
         named = {model_name(d.application) for d in found if is_model_app(d.application)}
         told = tuple(changes(_of_file(running, named), _of_file(listed, named), ""))
         if builds or told:
             kind: DifferenceKind = "restarted" if builds else "updated"
-            found.append(Difference(CONTROL_APP, kind, (*builds, *told)))
+            found.append(AppDifference(CONTROL_APP, kind, (*builds, *told)))
     order = [*listed.all(), *running.applications]
     return sorted(found, key=lambda each: order.index(each.application))
 

@@ -59,7 +59,7 @@ _OF_SERVE = {ProcessKind.CONTROLLER, ProcessKind.HAPROXY, ProcessKind.REPLICA}
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class EnvVariable:
     """One environment variable."""
 
     name: str
@@ -75,42 +75,41 @@ class Variable:
         return self.layer is not EnvLayer.NODE and set(self.readers) <= _OF_SERVE
 
 
-def _baked(ha_proxy: bool) -> Iterator[Variable]:
+def _baked(ha_proxy: bool) -> Iterator[EnvVariable]:
     """Variables that do not depend on the settings, except for `gateway.ingress`."""
-    image, on = EnvLayer.IMAGE, "1" if ha_proxy else "0"
-    serve = (ProcessKind.CONTROLLER, ProcessKind.HAPROXY, ProcessKind.REPLICA)
-    yield Variable("RAY_SERVE_ENABLE_HA_PROXY", on, image, serve, "HAProxy takes requests", True)
-    yield Variable("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, image, serve,
-                   "it brings them to gateways without a proxy in Python", True)  # fmt: skip
-    yield Variable("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", image, serve,
-                   "one event loop a replica", True)  # fmt: skip
-    yield Variable("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", image, (ProcessKind.REPLICA,),
-                   "Serve does not ask replicas for queues that are ours")  # fmt: skip
-    yield Variable("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1", image, (ProcessKind.CONTROLLER,),
-                   "what answers no health check is not waited for")  # fmt: skip
-    yield Variable("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
-                   "deployments.gateway.http.fast_path:middlewares", image,
-                   (ProcessKind.HAPROXY, ProcessKind.REPLICA),
-                   "the gateways' way around Serve's wrapper, and their bounds", True)  # fmt: skip
-    yield Variable("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0", image, (ProcessKind.HAPROXY,),
-                   "no datagram a request, parsed in Python")  # fmt: skip
-    yield Variable("RAY_worker_niceness", "0", image, (ProcessKind.RAYLET,),
-                   "Ray's own 15 lets every other process go before gateways")  # fmt: skip
-    yield Variable("RAY_USAGE_STATS_ENABLED", "0", image, (ProcessKind.DASHBOARD,), "no telemetry")
-    for name, value, why in (
-        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "gateways leave accelerators' variables alone"),
-        ("OPENVINO_TELEMETRY_OPT_OUT", "1", "no telemetry"),
-        ("TOKENIZERS_PARALLELISM", "false", "no threads beside the gateway's pool"),
-        ("HF_HUB_OFFLINE", "1", "nothing is fetched behind a model's back"),
-    ):
-        yield Variable(name, value, image, (ProcessKind.REPLICA,), why)
+    on, of = "1" if ha_proxy else "0", ProcessKind
+    serve, replica = (of.CONTROLLER, of.HAPROXY, of.REPLICA), (of.REPLICA,)
+    for name, value, readers, why, breaks in (
+        ("RAY_SERVE_ENABLE_HA_PROXY", on, serve, "HAProxy takes requests", True),
+        ("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, serve,
+         "it brings them to gateways without a proxy in Python", True),
+        ("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", serve, "one event loop a replica", True),
+        ("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", replica,
+         "Serve does not ask replicas for queues that are ours", False),
+        ("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1", (of.CONTROLLER,),
+         "what answers no health check is not waited for", False),
+        ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+         "deployments.gateway.http.fast_path:middlewares", (of.HAPROXY, of.REPLICA),
+         "the gateways' way around Serve's wrapper, and their bounds", True),
+        ("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0", (of.HAPROXY,),
+         "no datagram a request, parsed in Python", False),
+        ("RAY_worker_niceness", "0", (of.RAYLET,),
+         "Ray's own 15 lets every other process go before gateways", False),
+        ("RAY_USAGE_STATS_ENABLED", "0", (of.DASHBOARD,), "no telemetry", False),
+        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", replica,
+         "gateways leave accelerators' variables alone", False),
+        ("OPENVINO_TELEMETRY_OPT_OUT", "1", replica, "no telemetry", False),
+        ("TOKENIZERS_PARALLELISM", "false", replica, "no threads beside the gateway's pool", False),
+        ("HF_HUB_OFFLINE", "1", replica, "nothing is fetched behind a model's back", False),
+    ):  # fmt: skip
+        yield EnvVariable(name, value, EnvLayer.IMAGE, readers, why, breaks)
 
 
-def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
+def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
     """Variables for how replicas log, and for HAProxy where it runs."""
     log, tls, replica = gateway.log, gateway.tls, (ProcessKind.REPLICA,)
-    yield Variable(LOG_LEVEL, log.level, EnvLayer.CONFIG, replica, "gateway.log.level")
-    yield Variable(LOG_FORMAT, log.format, EnvLayer.CONFIG, replica, "gateway.log.format")
+    yield EnvVariable(LOG_LEVEL, log.level, EnvLayer.CONFIG, replica, "gateway.log.level")
+    yield EnvVariable(LOG_FORMAT, log.format, EnvLayer.CONFIG, replica, "gateway.log.format")
     if gateway.ingress == "direct":
         return
     for name, value, why in (
@@ -140,27 +139,28 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
         ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
         ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
     ):  # fmt: skip
-        yield Variable(name, str(value), EnvLayer.CONFIG, (ProcessKind.HAPROXY,), why)
+        yield EnvVariable(name, str(value), EnvLayer.CONFIG, (ProcessKind.HAPROXY,), why)
     # A reloaded HAProxy ends with its last request. Serve reads the limit once, and models with
     # other timeouts may follow, so it is the longest timeout that settings can have.
-    yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(HARD_STOP_S),
-                   EnvLayer.CONFIG, (ProcessKind.CONTROLLER, ProcessKind.HAPROXY),
-                   "as long as a stream may last, and a minute")  # fmt: skip
+    yield EnvVariable(
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(HARD_STOP_S), EnvLayer.CONFIG,
+        (ProcessKind.CONTROLLER, ProcessKind.HAPROXY), "as long as a stream may last, and a minute",
+    )  # fmt: skip
     # An earlier HAProxy may send what it still has to a gateway's port once more. A controller
     # without a limit of its own would keep each port from others for as long as the hard stop.
     quarantine_s = max(int(gateway.drain_s), int(TIMEOUT_MS / 1000)) + _LATER_S
-    yield Variable(
+    yield EnvVariable(
         "RAY_SERVE_PORT_QUARANTINE_S", str(quarantine_s), EnvLayer.CONFIG,
         (ProcessKind.CONTROLLER,), "a gateway's port is not used again at once",
     )  # fmt: skip
 
 
-def variables(gateway: GatewaySettings, program: Path | None = None) -> list[Variable]:
+def variables(gateway: GatewaySettings, program: Path | None = None) -> list[EnvVariable]:
     """All variables that a cluster's processes need, except Ray's own token. `program`: what stands
     in HAProxy's place on this node; None leaves it out."""
     found = [*_baked(gateway.ingress != "direct"), *_of_settings(gateway)]
     if program is not None and gateway.ingress != "direct":
-        found.append(Variable(
+        found.append(EnvVariable(
             "RAY_SERVE_HAPROXY_BINARY_PATH", str(program), EnvLayer.NODE, (ProcessKind.HAPROXY,),
             "HAProxy, behind the program that corrects Serve's template", True,
         ))  # fmt: skip

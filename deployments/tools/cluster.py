@@ -16,10 +16,10 @@ import click
 import yaml
 
 from deployments.control import ray_env
-from deployments.control.dashboard import Dashboard, JobFailed, RayJobs, address_of, token_of
+from deployments.control.dashboard import JobFailed, RayDashboard, RayJobs, address_of, token_of
 from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_facts, node_survey, preflight
-from deployments.control.ray_env import EnvLayer, Variable
+from deployments.control.ray_env import EnvLayer, EnvVariable
 from deployments.control.serve_config import in_cluster, serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
@@ -87,11 +87,11 @@ def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-def _as_json(wanted: Sequence[Variable]) -> str:
+def _as_json(wanted: Sequence[EnvVariable]) -> str:
     return json.dumps([asdict(v) | {"in_config": v.in_config} for v in wanted], indent=2)
 
 
-def exports(wanted: Sequence[Variable]) -> str:
+def exports(wanted: Sequence[EnvVariable]) -> str:
     """For a shell's `eval`, layer by layer; in_config is what a comment says of each layer."""
     lines = []
     for layer in EnvLayer:
@@ -130,7 +130,7 @@ def check(file: Path | None, address: str | None, as_json: bool) -> int:
 
 
 def jobs_of(address: str | None) -> RayJobs:
-    return RayJobs(Dashboard(address_of(address), token_of()))
+    return RayJobs(RayDashboard(address_of(address), token_of()))
 
 
 def asked(jobs: RayJobs, query: node_facts.NodeQuery) -> list[node_facts.NodeFacts]:

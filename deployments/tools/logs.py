@@ -28,7 +28,7 @@ import click
 from deployments.contract.rollout.terms import canary_of
 from deployments.control.dashboard import (
     ClusterError,
-    Dashboard,
+    RayDashboard,
     ServeRest,
     replica_actors,
     replica_log,
@@ -121,7 +121,7 @@ def _there(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
     ]
 
 
-def _of_replica(dashboard: Dashboard, name: str, actor: str, wanted: Wanted) -> Iterator[str]:
+def _of_replica(dashboard: RayDashboard, name: str, actor: str, wanted: Wanted) -> Iterator[str]:
     try:
         yield from replica_log(dashboard, actor, wanted.tail, follow=wanted.follow)
     except ClusterError as error:  # its node may be gone; the others' logs are still there

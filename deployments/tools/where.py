@@ -29,7 +29,7 @@ from deployments.tools.command_line import PORT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deployments.control.dashboard import Dashboard
+    from deployments.control.dashboard import RayDashboard
     from deployments.control.remote_cluster import RemoteCluster
     from deployments.control.supervisor.server_files import ServerState
     from deployments.settings.tree import Settings
@@ -81,15 +81,15 @@ class Where:
         """Where the server of this machine is reached; waits for a host that hangs."""
         return self.ask({"do": "where"}, _HUNG_S)
 
-    def dashboard(self) -> Dashboard:
+    def dashboard(self) -> RayDashboard:
         """The dashboard of the cluster, or of the server of this machine. Raises ClusterError if
         the address cannot be one, NoServer and ServerRefused."""
-        from deployments.control.dashboard import SERVE_ANSWER_S, Dashboard, address_of, token_of
+        from deployments.control.dashboard import SERVE_ANSWER_S, RayDashboard, address_of, token_of
 
         if self.address is None:
             told = self._server_told()
-            return Dashboard(told["dashboard"], told["token"], answer_s=SERVE_ANSWER_S)
-        return Dashboard(address_of(self.address), token_of(), answer_s=SERVE_ANSWER_S)
+            return RayDashboard(told["dashboard"], told["token"], answer_s=SERVE_ANSWER_S)
+        return RayDashboard(address_of(self.address), token_of(), answer_s=SERVE_ANSWER_S)
 
     def cluster(self) -> RemoteCluster:
         """What changes the cluster, or the server of this machine. Raises as `dashboard`."""

@@ -26,11 +26,11 @@ _RULES = {  # by option or its type: what a value looks like, and that in words
 }
 
 
-class Refused(Exception):
+class HAProxyConfigError(Exception):
     """HAProxy must not be started with these options. The message says why, and what is right."""
 
 
-class Options(NamedTuple):
+class HAProxyOptions(NamedTuple):
     """What HAProxy is to do."""
 
     host: str = ""  # where requests are accepted; "": as Serve says
@@ -57,7 +57,7 @@ class Options(NamedTuple):
         return MAX_USED * self.max_requests + _BEING_REFUSED
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Options:
+    def of(cls, environ: Mapping[str, str]) -> HAProxyOptions:
         """The options that the environment sets. Raises Refused for an invalid one."""
         default = cls()._asdict()
         return cls(**{name: _option(environ, name, default[name]) for name in default})
@@ -72,12 +72,14 @@ def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
     if isinstance(default, tuple):
         for network in value.split():
             if not re.fullmatch(r"[0-9a-fA-F.:]+(/\d{1,3})?", network):
-                raise Refused(f"{variable} has {network!r}; must be networks such as 10.0.0.0/8")
+                raise HAProxyConfigError(
+                    f"{variable} has {network!r}; must be networks such as 10.0.0.0/8"
+                )
         return tuple(value.split())
     kind = name if name in _RULES else type(default).__name__
     pattern, rule = _RULES.get(kind, _RULES["file"])
     if not re.fullmatch(pattern, value):
-        raise Refused(f"{variable} is {value!r}; must be {rule}")
+        raise HAProxyConfigError(f"{variable} is {value!r}; must be {rule}")
     if isinstance(default, bool):
         return value == "1"
     return int(value) if isinstance(default, int) else value

@@ -26,7 +26,7 @@ from deployments.contract.rollout.terms import RolloutTerms, canary_of
 from deployments.control.registry.judge import complaint, median_s, whole
 from deployments.process.cost_gate import too_costly
 
-Phase = Literal["checking", "step", "promoting", "promoted", "aborted"]
+RolloutPhase = Literal["checking", "step", "promoting", "promoted", "aborted"]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Rollout:
     number: int
     terms: RolloutTerms
     since_s: float
-    phase: Phase = "checking"
+    phase: RolloutPhase = "checking"
     step: int = 0
     why: str = ""
     away_since_s: float | None = None

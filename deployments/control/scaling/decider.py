@@ -30,7 +30,7 @@ from deployments.contract.scaling.messages import (
     PoolOrder,
     PoolReport,
 )
-from deployments.control.scaling.pool_orders import PoolOrders
+from deployments.control.scaling.pool_orders import PoolOrderBook
 from deployments.control.scaling.readings import (
     GatewayReports,
     ServeObservations,
@@ -52,7 +52,7 @@ class Decider:
         self.seen = ServeObservations()
         self.gateways = GatewayReports()
         self.available: Mapping[str, float] = {}
-        self.pool = PoolOrders(first_revision)
+        self.pool = PoolOrderBook(first_revision)
         self._core = Autoscaler(ScalingSettings(), now)
         self._orders = StartOrders()
         self._groups: dict[str, tuple[GroupReading, ...]] = {}

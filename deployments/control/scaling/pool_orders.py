@@ -17,7 +17,7 @@ SILENT_S = 10.0
 
 
 @dataclass(slots=True)
-class PoolOrders:
+class PoolOrderBook:
     """The reports and orders of all pool replicas. `revision`: of the latest order, to any of
     them."""
 

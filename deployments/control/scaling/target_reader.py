@@ -19,13 +19,15 @@ STALE_S = 5.0
 EVERY_S = 0.25
 _ANSWER_S = 2.0
 _MAX_TARGET = 1_000_000  # replicas; a larger target is not believed
-Exchange = Callable[[Mapping[str, Observed]], Mapping[str, int]]
+ExchangeTargets = Callable[[Mapping[str, Observed]], Mapping[str, int]]
 
 
 class TargetReader:
     """Keeps the last targets. `exchange` may block and raise; `clock` is monotonic."""
 
-    def __init__(self, exchange: Exchange, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, exchange: ExchangeTargets, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._exchange = exchange
         self._clock = clock
         self._observed: dict[str, tuple[float, Observed]] = {}

@@ -26,7 +26,7 @@ from deployments.control.application_list import AppList, by_name, ours
 from deployments.control.dashboard import (
     SERVE_ANSWER_S,
     ClusterError,
-    Dashboard,
+    RayDashboard,
     ServeRest,
     token_of,
 )
@@ -76,7 +76,7 @@ class LocalCluster(ServedModels):
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls
-        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=SERVE_ANSWER_S)
+        self._dashboard = RayDashboard(self.dashboard_url, token_of(), answer_s=SERVE_ANSWER_S)
         self._rest = ServeRest(self._dashboard)
         self._own = ray_processes.own_dashboard(self.dashboard_url)
         self._deployer = RemoteCluster(self._rest, one_machine=True)

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts
-from deployments.control.preflight.preflight import Finding
+from deployments.control.preflight.preflight import NodeFinding
 
 _TOPICS = {"ENV": "environment", "WRAPPER": "wrapper", "CACHES": "caches", "PORTS": "ports"}
 _STYLE = {"error": "red", "warning": "yellow"}
 
 
-def as_json(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> str:
+def as_json(nodes: Sequence[NodeFacts], found: Sequence[NodeFinding]) -> str:
     """JSON; `ok` says that no finding is an error."""
     return json.dumps(
         {
@@ -33,7 +33,7 @@ def as_json(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> str:
     )
 
 
-def table(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> Table:
+def table(nodes: Sequence[NodeFacts], found: Sequence[NodeFinding]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("NODE", "HEADRACE", "RAY", "PYTHON", *_TOPICS):
         made.add_column(heading, overflow="fold")
@@ -45,7 +45,7 @@ def table(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> Table:
 
 
 def show(
-    nodes: Sequence[NodeFacts], found: Sequence[Finding], console: Console | None = None
+    nodes: Sequence[NodeFacts], found: Sequence[NodeFinding], console: Console | None = None
 ) -> None:
     target = console or Console(soft_wrap=True)
     target.print(table(nodes, found))
@@ -60,7 +60,7 @@ def show(
         target.print("nothing is wrong")
 
 
-def _cells(node: NodeFacts, found: Sequence[Finding]) -> list[str]:
+def _cells(node: NodeFacts, found: Sequence[NodeFinding]) -> list[str]:
     name = f"{node.address} (head)" if node.head else node.address
     if node.error:
         return [name, "cannot be asked"]
@@ -70,6 +70,6 @@ def _cells(node: NodeFacts, found: Sequence[Finding]) -> list[str]:
     return [name, *versions, *(_worst(topic, found) for topic in _TOPICS.values()), clock, files]
 
 
-def _worst(topic: str, found: Sequence[Finding]) -> str:
+def _worst(topic: str, found: Sequence[NodeFinding]) -> str:
     levels = {each.level for each in found if each.topic == topic}
     return "error" if "error" in levels else "warning" if levels else "ok"

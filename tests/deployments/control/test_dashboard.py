@@ -13,8 +13,8 @@ import pytest
 
 from deployments.control.dashboard import (
     ClusterError,
-    Dashboard,
     JobFailed,
+    RayDashboard,
     RayJobs,
     ServeRest,
     address_of,
@@ -74,13 +74,13 @@ def address() -> Iterator[str]:
 
 
 def test_a_refusal_says_what_to_do(address: str) -> None:
-    assert ServeRest(Dashboard(address, "right")).details() == {"applications": {}}
+    assert ServeRest(RayDashboard(address, "right")).details() == {"applications": {}}
     with pytest.raises(ClusterError, match=r"wants the cluster's token: set .RAY_AUTH_TOKEN"):
-        ServeRest(Dashboard(address, None)).details()
+        ServeRest(RayDashboard(address, None)).details()
     with pytest.raises(ClusterError, match=r"Ray refused /api/serve/app.* .400.: bad field"):
-        ServeRest(Dashboard(address, "right")).put({"applications": []})
+        ServeRest(RayDashboard(address, "right")).put({"applications": []})
     with pytest.raises(ClusterError, match=r"no Ray dashboard answers at http://127.0.0.1:1 "):
-        ServeRest(Dashboard("http://127.0.0.1:1", None)).details()
+        ServeRest(RayDashboard("http://127.0.0.1:1", None)).details()
 
 
 class Cluster:
@@ -108,7 +108,7 @@ class Cluster:
 
     def reached(self, with_token: str | None = None) -> RayJobs:
         transport = httpx.MockTransport(self)
-        dashboard = Dashboard("http://head:8265", with_token, transport=transport)
+        dashboard = RayDashboard("http://head:8265", with_token, transport=transport)
         return RayJobs(dashboard, pause=lambda seconds: None)
 
 
@@ -154,7 +154,7 @@ def test_a_cluster_is_open_when_it_takes_nobodys_token():
 
 def test_nobody_at_the_address_is_said_with_the_way_to_another():
     with (
-        RayJobs(Dashboard("http://127.0.0.1:1", None)) as jobs,
+        RayJobs(RayDashboard("http://127.0.0.1:1", None)) as jobs,
         pytest.raises(ClusterError, match=r"answers at http://127\.0\.0\.1:1 .*--address"),
     ):
         jobs.run("echo", 10)
@@ -165,7 +165,7 @@ def test_an_error_of_the_dashboard_is_told():
         return httpx.Response(500, text="no head node agent")
 
     with (
-        RayJobs(Dashboard("http://head", None, transport=httpx.MockTransport(broken))) as jobs,
+        RayJobs(RayDashboard("http://head", None, transport=httpx.MockTransport(broken))) as jobs,
         pytest.raises(ClusterError, match=r"Ray refused /api/jobs/ \(500\): no head node agent"),
     ):
         jobs.run("echo", 10)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.control.application_list import Difference
+from deployments.control.application_list import AppDifference
 from deployments.control.origin import Origin
 from deployments.control.plan import Deployment
 from deployments.settings.tree import Settings
@@ -101,7 +101,7 @@ def test_a_file_that_is_applied_again_waits_for_the_rollout_that_goes_on(
 
 def started(*names: str) -> tuple[Settings, Deployment]:
     models = {name: {"runtime": "synthetic", "optional": name != "m"} for name in ("m", *names)}
-    found = [Difference(f"model-{name}", "added") for name in models]
+    found = [AppDifference(f"model-{name}", "added") for name in models]
     return Settings.model_validate({"models": models}), Deployment((), found, {}, {}, {}, {})
 
 

@@ -17,7 +17,7 @@ from slow_reader import head_of
 from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
-from deployments.control.ingress.haproxy_options import MAX_USED, Options
+from deployments.control.ingress.haproxy_options import MAX_USED, HAProxyOptions
 from deployments.gateway.http import strict_protocol, whole_response
 from deployments.gateway.tenancy import rates
 
@@ -115,11 +115,11 @@ async def test_a_tenant_that_reads_slowly_leaves_another_its_share(tmp_path: Pat
 
 def test_haproxy_lets_all_through_that_a_gateway_may_take() -> None:
     assert MAX_USED == rates.MAX_USED
-    assert Options(max_requests=10).places > MAX_USED * 10
+    assert HAProxyOptions(max_requests=10).places > MAX_USED * 10
 
 
 def test_as_many_may_wait_to_be_accepted_as_haproxy_lets_through() -> None:
-    assert Options().places <= strict_protocol.LISTEN_QUEUE
+    assert HAProxyOptions().places <= strict_protocol.LISTEN_QUEUE
     strict_protocol.enforce()
     try:
         assert uvicorn.Config(lambda: None).backlog == strict_protocol.LISTEN_QUEUE

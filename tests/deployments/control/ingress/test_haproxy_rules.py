@@ -16,7 +16,7 @@ import pytest
 from real_haproxy import in_front_of
 
 from deployments.control.ingress import haproxy_rules
-from deployments.control.ingress.haproxy_options import Options
+from deployments.control.ingress.haproxy_options import HAProxyOptions
 from deployments.control.supervisor import ports
 
 pytestmark = pytest.mark.slow  # a real HAProxy each
@@ -416,7 +416,7 @@ async def test_the_admin_socket_is_its_owners_on_the_disk(edge: Edge, tmp_path: 
     assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("options", [Options(), Options(source_connections=5)])
+@pytest.mark.parametrize("options", [HAProxyOptions(), HAProxyOptions(source_connections=5)])
 def test_a_source_has_a_bound_of_its_own_only_where_one_is_set(options):
     rules = haproxy_rules.frontend(options, 1000, 1)
     assert ("sc0_conn_cur gt 5 }" in rules) == bool(options.source_connections)
@@ -424,6 +424,6 @@ def test_a_source_has_a_bound_of_its_own_only_where_one_is_set(options):
 
 
 def test_more_gateways_take_more_large_bodies():
-    rules = haproxy_rules.frontend(Options(max_requests=100), 1000, gateways=2)
+    rules = haproxy_rules.frontend(HAProxyOptions(max_requests=100), 1000, gateways=2)
     assert "gt 100 }" in rules
     assert "gt 150 }" in rules

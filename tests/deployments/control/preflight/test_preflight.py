@@ -7,7 +7,7 @@ import pytest
 
 from deployments.control import ray_env
 from deployments.control.preflight.node_facts import BusyPort, FolderFacts, NodeFacts
-from deployments.control.preflight.preflight import Finding, findings, node_query, of_token
+from deployments.control.preflight.preflight import NodeFinding, findings, node_query, of_token
 from deployments.settings.gateway import GatewaySettings
 
 GATEWAY = GatewaySettings(ingress="haproxy")
@@ -24,11 +24,11 @@ HEAD = NodeFacts(
 WORKER = replace(HEAD, node="b2", address="10.0.0.2", head=False)
 
 
-def found(*nodes: NodeFacts) -> list[Finding]:
+def found(*nodes: NodeFacts) -> list[NodeFinding]:
     return findings(nodes, GATEWAY, WANTED, OWN)
 
 
-def only(*nodes: NodeFacts) -> Finding:
+def only(*nodes: NodeFacts) -> NodeFinding:
     (finding,) = found(*nodes)
     return finding
 

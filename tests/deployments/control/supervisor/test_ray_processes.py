@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from deployments.control import dashboard
-from deployments.control.dashboard import ClusterError, Dashboard, ServeRest
+from deployments.control.dashboard import ClusterError, RayDashboard, ServeRest
 from deployments.control.supervisor import ray_processes
 from deployments.control.supervisor.ports import any_free
 from deployments.control.supervisor.ray_processes import DashboardProcess, answers, own_dashboard
@@ -172,7 +172,7 @@ def test_one_that_ends_at_its_start_is_not_waited_for(sleeping):
 
 
 def test_one_that_has_ended_runs_again_where_it_was_and_as_it_was(serving):
-    rest, process = ServeRest(Dashboard(serving.address, None)), serving.own()
+    rest, process = ServeRest(RayDashboard(serving.address, None)), serving.own()
     serving.first.kill()
     serving.first.wait()
     process.start_again(rest.answers)
@@ -182,7 +182,7 @@ def test_one_that_has_ended_runs_again_where_it_was_and_as_it_was(serving):
 
 def test_one_that_hangs_is_ended_and_another_answers(serving, monkeypatch):
     monkeypatch.setattr(dashboard, "_ALIVE_S", 0.2)
-    rest, process = ServeRest(Dashboard(serving.address, None, answer_s=0.2)), serving.own()
+    rest, process = ServeRest(RayDashboard(serving.address, None, answer_s=0.2)), serving.own()
     serving.first.send_signal(signal.SIGSTOP)
     process.start_again(rest.answers)
     assert rest.details()["mark"] == "mine"
@@ -190,7 +190,7 @@ def test_one_that_hangs_is_ended_and_another_answers(serving, monkeypatch):
 
 
 def test_who_reads_waits_for_another_and_hears_what_goes_on_if_none_comes(serving):
-    rest = ServeRest(Dashboard(serving.address, None), patience_s=60.0)
+    rest = ServeRest(RayDashboard(serving.address, None), patience_s=60.0)
     process = serving.own()
     serving.first.kill()
     serving.first.wait()
@@ -200,7 +200,7 @@ def test_who_reads_waits_for_another_and_hears_what_goes_on_if_none_comes(servin
     again.join()
     for each in serving.running():
         each.kill()
-    impatient = ServeRest(Dashboard(serving.address, None), 0.01, lambda _: None)
+    impatient = ServeRest(RayDashboard(serving.address, None), 0.01, lambda _: None)
     with pytest.raises(
         ClusterError, match=r"does not start again: .*requests are served meanwhile"
     ):
