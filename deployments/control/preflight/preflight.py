@@ -87,23 +87,20 @@ def _of_versions(nodes: Sequence[NodeFacts], own: dict[str, str]) -> Iterator[No
         assert head is not None
         for name in ("headrace", "ray", "python"):
             there, wanted = node.versions[name], head.versions[name]
-            if there != wanted:
-                yield _differing(node.address, name, there, wanted)
+            if there == wanted:
+                continue
+            # Ray itself accepts Pythons that differ in the patch version only.
+            patch = name == "python" and there.split(".")[:2] == wanted.split(".")[:2]
+            yield NodeFinding(
+                "warning" if patch else "error", "versions", node.address,
+                f"{name} {there}; the head has {wanted}", "run one image on all nodes",
+            )  # fmt: skip
     if head is not None and head.versions["headrace"] != own["headrace"]:
         yield NodeFinding(
             "warning", "versions", head.address,
             f"headrace {head.versions['headrace']}; here it is {own['headrace']}",
             "check with the version that serves",
         )  # fmt: skip
-
-
-def _differing(address: str, name: str, there: str, wanted: str) -> NodeFinding:
-    # Ray itself accepts Pythons that differ in the patch version only.
-    patch = name == "python" and there.split(".")[:2] == wanted.split(".")[:2]
-    return NodeFinding(
-        "warning" if patch else "error", "versions", address,
-        f"{name} {there}; the head has {wanted}", "run one image on all nodes",
-    )  # fmt: skip
 
 
 def _of_environment(node: NodeFacts, variables: Iterable[EnvVariable]) -> Iterator[NodeFinding]:

@@ -25,7 +25,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -172,8 +171,15 @@ class ControllerWatchdog:
     async def look(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         """Look once, which takes up to `LOOKS_S`, and kill the controller if it must be."""
         result = await self._look()
-        if why := self.watch.look(result, clock(), wall()):
-            self._end(why, clock())
+        why = self.watch.look(result, clock(), wall())
+        if why is None or self._controller is None:
+            return
+        self._controller.end()
+        self.watch.ended(clock())
+        logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
+        ended = f"process {self._process}"
+        audit.record(AuditLine("the registry", "end", "Serve's controller", ended, detail=why))
+        self._on_end()
 
     async def _look(self) -> ProbeResult:
         """Ask once, or wait on for the answer to the last question: a late answer counts too."""
@@ -195,12 +201,3 @@ class ControllerWatchdog:
             return ProbeResult.SILENT
         self._controller = None  # a restarted Serve has another
         return ProbeResult.AWAY
-
-    def _end(self, why: str, now: float) -> None:
-        assert self._controller is not None  # otherwise the look would have shown AWAY
-        self._controller.end()
-        self.watch.ended(now)
-        logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
-        line = AuditLine("the registry", "end", "Serve's controller", f"process {self._process}")
-        audit.record(replace(line, detail=why))
-        self._on_end()

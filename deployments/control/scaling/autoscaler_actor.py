@@ -172,7 +172,14 @@ class AutoscalerActor:
     async def _recall(self) -> None:
         """Load what an earlier actor saved. Waits until the store answers: state that is not read
         now would be overwritten."""
-        text = await self._stored_state()
+        while True:
+            try:
+                await self._reread()
+                text = await asyncio.to_thread(store.get, store.STATE)
+                break
+            except Exception:
+                logger.exception("the cluster's store does not answer; trying again")
+                await asyncio.sleep(DECIDES_S)
         if text is None:
             return
         try:
@@ -180,15 +187,6 @@ class AutoscalerActor:
             self._decider.load(state["core"], clock(), time.time() - state["at"])
         except Exception:
             logger.exception("what an earlier autoscaler knew is lost")
-
-    async def _stored_state(self) -> str | None:
-        while True:
-            try:
-                await self._reread()
-                return await asyncio.to_thread(store.get, store.STATE)
-            except Exception:
-                logger.exception("the cluster's store does not answer; trying again")
-                await asyncio.sleep(DECIDES_S)
 
 
 async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:

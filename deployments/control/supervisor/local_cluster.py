@@ -187,10 +187,9 @@ class LocalCluster(ServedModels):
 
 _MIB = 1 << 20
 STARTS = "its process is starting"
-Resources = Mapping[str, float]
 
 
-def why_waiting(model: ModelSettings, total: Resources, free: Resources) -> str:
+def why_waiting(model: ModelSettings, total: Mapping[str, float], free: Mapping[str, float]) -> str:
     """A sentence's end for a model without a report. `total`, `free`: of this machine."""
     reasons: dict[str, None] = {}
     for view in (model.views() or {"": model}).values():
