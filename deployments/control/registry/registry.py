@@ -15,7 +15,7 @@ Pure state, given the time; `registry_actor.py` is the actor around it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
@@ -57,6 +57,7 @@ class Registry:
 
     born_s: float  # when it started
     revision: int = 1  # must start above every revision that a predecessor gave
+    on_change: Callable[[], None] = lambda: None  # called whenever the revision has grown
     complete: bool = False
     listed: bool = False  # Serve has said which models are `declared`
     draining: bool = False
@@ -78,13 +79,13 @@ class Registry:
     def declare(self, names: Collection[str], now: float) -> None:
         """Set the whole list of models that ought to exist; all others become unknown (404). A
         rollout ends with its canary."""
-        changed = not self.listed or self.declared != set(names)
+        news = not self.listed or self.declared != set(names)
         self.declared, self.listed = set(names), True
         self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
         self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
         self.served = {n: d for n, d in self.served.items() if n in self.declared}
         self.rollouts = {n: r for n, r in self.rollouts.items() if r.canary in self.declared}
-        self.revision += changed
+        self._changed(news)
         self._complete_gathering(now)
 
     def forget_failures(self, names: Collection[str]) -> None:
@@ -92,7 +93,7 @@ class Registry:
         kept = {
             k: p for k, p in self.progress.items() if p.model not in names or p.phase != "failed"
         }
-        self.revision += len(kept) < len(self.progress)
+        self._changed(len(kept) < len(self.progress))
         self.progress = kept
 
     def begin(self, name: str, wall_s: float, outline: ModelOutline) -> int:
@@ -101,7 +102,7 @@ class Registry:
         self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
         if self._may_exist(name):
             self.outlines[name] = outline
-        self.revision += 1
+        self._changed()
         return self.last_generation
 
     def announce(self, description: ModelDescription, tokenizer: bytes, now: float) -> None:
@@ -115,7 +116,7 @@ class Registry:
         self.served[model] = (*known, *new)[-_MAX_SERVED:]
         # An earlier registry gave this generation, and the clock may have been set back since.
         self.last_generation = max(self.last_generation, description.generation)
-        self.revision += 1
+        self._changed()
         self._complete_gathering(now)
 
     def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
@@ -170,7 +171,7 @@ class Registry:
         if not self.complete and self.listed:
             announced = {name for name, _ in self.entries}
             self.complete = self.declared <= announced or now - self.born_s >= GATHERS_S
-            self.revision += self.complete
+            self._changed(self.complete)
 
     def renew(self, name: str, generation: int, now: float) -> bool:
         """Renew a lease. False if it is unknown (it ran out, or the registry restarted): the anchor
@@ -186,7 +187,7 @@ class Registry:
         if self.entries.pop((name, generation), None) is None:
             return False
         self._drop_blobs()
-        self.revision += 1
+        self._changed()
         return True
 
     def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> None:
@@ -194,7 +195,7 @@ class Registry:
         _, known = self.pool.pop(replica, (now, ()))
         if members:
             self.pool[replica] = (now + LEASE_S, members)
-        self.revision += members != known
+        self._changed(members != known)
 
     def sweep(self, now: float) -> None:
         """End leases that have run out, and the time of gathering."""
@@ -208,17 +209,17 @@ class Registry:
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
         self._drop_blobs()
-        self.revision += bool(late or silent)
+        self._changed(bool(late or silent))
         self._complete_gathering(now)
 
     def controller_ended(self) -> None:
         """Serve's controller hung and was killed. Gateways export the count as a metric."""
         self.controller_ends += 1
-        self.revision += 1
+        self._changed()
 
     def drain(self, draining: bool) -> None:
         self.draining = draining
-        self.revision += 1
+        self._changed()
 
     def report(self, progress: ReplicaProgress) -> None:
         """Take in a replica's progress. Beyond `_MAX_PROGRESS` the oldest report is dropped."""
@@ -227,7 +228,7 @@ class Registry:
         self.progress[(progress.model, progress.replica)] = progress
         if len(self.progress) > _MAX_PROGRESS:
             del self.progress[next(iter(self.progress))]
-        self.revision += before != failures(self.progress.values()).get(progress.model)
+        self._changed(before != failures(self.progress.values()).get(progress.model))
 
     def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> Exchange:
         """Take in a gateway's snapshot. Returns what the other gateways said last."""
@@ -255,19 +256,19 @@ class Registry:
             models = self.view().models
             said = [each for _, told in self.gateways.values() for each in told.rollouts]
             for name, rollout in self.rollouts.items():
-                self._decided(rollout.look(now, models.get(name), models.get(rollout.canary), said))
+                self._changed(rollout.look(now, models.get(name), models.get(rollout.canary), said))
 
     def promote(self, model: str, now: float) -> bool:
         """False if the model has no undecided rollout."""
-        return model in self.rollouts and self._decided(self.rollouts[model].promote(now))
+        return model in self.rollouts and self._changed(self.rollouts[model].promote(now))
 
     def finish_rollout(self, model: str) -> bool:
         """False if the model is not being promoted."""
-        return model in self.rollouts and self._decided(self.rollouts[model].finish())
+        return model in self.rollouts and self._changed(self.rollouts[model].finish())
 
     def abort_rollout(self, model: str, why: str) -> bool:
         """False if no rollout of the model is under way."""
-        return model in self.rollouts and self._decided(self.rollouts[model].abort(why))
+        return model in self.rollouts and self._changed(self.rollouts[model].abort(why))
 
     def rollout_accounts(self, now: float) -> list[RolloutAccount]:
         models = self.view().models
@@ -276,8 +277,11 @@ class Registry:
             for name, rollout in sorted(self.rollouts.items())
         ]
 
-    def _decided(self, changed: bool) -> bool:
-        self.revision += changed
+    def _changed(self, changed: bool = True) -> bool:
+        """Gateways must hear of a change, if there is one. Returns `changed`."""
+        if changed:
+            self.revision += 1
+            self.on_change()
         return changed
 
     def view(self) -> View:

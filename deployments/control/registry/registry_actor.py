@@ -49,9 +49,8 @@ class RegistryActor:
     """The shell around `Registry`: reads clocks, asks Serve, and wakes gateways that long-poll."""
 
     def __init__(self) -> None:
-        self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
+        self._registry = Registry(clock(), int(time.time() * 1000), self._wake)
         self._changed = asyncio.Event()
-        self._woken_for = self._registry.revision
         self._code = code_version()
         logs.configure_from_environment()
         # Serve's modules are slow to import: only the actor needs them, not who creates it.
@@ -59,7 +58,7 @@ class RegistryActor:
         from deployments.control.serve_controller import AsyncServeController
 
         self._serve = AsyncServeController()
-        self._controller = ControllerWatchdog(self._controller_ended)
+        self._controller = ControllerWatchdog(self._registry.controller_ended)
         loop = asyncio.get_running_loop()
         work = (self._sweep(), self._follow_serve(), keep_autoscaler(), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
@@ -70,7 +69,6 @@ class RegistryActor:
             await asyncio.sleep(LEASE_S / 10)
             self._registry.sweep(clock())
             self._registry.look_at_rollouts(clock())
-            self._wake()
 
     async def _follow_serve(self) -> None:
         while True:
@@ -85,18 +83,11 @@ class RegistryActor:
             logger.debug("Serve does not list its applications: %s", fault)
             return
         self._registry.declare(models, clock())
-        self._wake()
 
     def _wake(self) -> None:
-        """Answer every gateway that waits in `watch`, if there is news."""
-        if self._registry.revision != self._woken_for:
-            self._woken_for = self._registry.revision
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    def _controller_ended(self) -> None:
-        self._registry.controller_ended()
-        self._wake()
+        """Answer every gateway that waits in `watch`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def code(self) -> str:
         """Which code this process runs (`code_version`)."""
@@ -114,38 +105,30 @@ class RegistryActor:
 
     async def forget_failures(self, names: list[str]) -> None:
         self._registry.forget_failures(names)
-        self._wake()
 
     async def begin(self, name: str, outline: bytes) -> int:
         if name not in self._registry.declared:
             await self.refresh()
-        generation = self._registry.begin(name, time.time(), OUTLINE.decode(outline))
-        self._wake()
-        return generation
+        return self._registry.begin(name, time.time(), OUTLINE.decode(outline))
 
     async def serves(self, name: str) -> bool:
         return self._registry.serves(name)
 
     async def announce(self, description: bytes, tokenizer: bytes) -> None:
         self._registry.announce(DESCRIPTION.decode(description), tokenizer, clock())
-        self._wake()
 
     async def renew(self, name: str, generation: int) -> bool:
         return self._registry.renew(name, generation, clock())
 
     async def withdraw(self, name: str, generation: int) -> bool:
-        gone = self._registry.withdraw(name, generation)
-        self._wake()
-        return gone
+        return self._registry.withdraw(name, generation)
 
     async def hold(self, replica: str, members: bytes) -> None:
         """As `Registry.hold`: all that this replica of the shared pool serves now."""
         self._registry.hold(replica, MEMBERS.decode(members), clock())
-        self._wake()
 
     async def drain(self, draining: bool) -> None:
         self._registry.drain(draining)
-        self._wake()
 
     async def blob(self, digest: str) -> bytes:
         return self._registry.blobs.get(digest, b"")
@@ -165,7 +148,6 @@ class RegistryActor:
 
     async def report(self, progress: bytes) -> None:
         self._registry.report(PROGRESS.decode(progress))
-        self._wake()
 
     async def progress(self) -> bytes:
         """The latest `ReplicaProgress` of each replica."""
@@ -179,19 +161,13 @@ class RegistryActor:
         return self._registry.begin_rollout(model, TERMS.decode(terms), time.time(), clock())
 
     async def promote(self, model: str) -> bool:
-        decided = self._registry.promote(model, clock())
-        self._wake()
-        return decided
+        return self._registry.promote(model, clock())
 
     async def finish_rollout(self, model: str) -> bool:
-        decided = self._registry.finish_rollout(model)
-        self._wake()
-        return decided
+        return self._registry.finish_rollout(model)
 
     async def abort_rollout(self, model: str, why: str) -> bool:
-        decided = self._registry.abort_rollout(model, why)
-        self._wake()
-        return decided
+        return self._registry.abort_rollout(model, why)
 
     async def rollouts(self) -> list[RolloutAccount]:
         return self._registry.rollout_accounts(clock())
