@@ -157,6 +157,8 @@ class RayDashboard:
         self._client.close()
 
 
+# ---- Serve's list of applications ----------------------------------------------------------------
+
 SERVE_ANSWER_S = 120.0  # the first list that a cluster gets also starts Serve
 _SERVE_PATH = "/api/serve/applications/"
 _ALIVE_PATH = "/api/ray/version"  # answered by the same process, without Serve's controller
@@ -216,6 +218,8 @@ class ServeRest:
             return False
 
 
+# ---- jobs ----------------------------------------------------------------------------------------
+
 _JOBS_PATH = "/api/jobs/"
 _POLL_S = 0.5
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -268,6 +272,8 @@ class RayJobs:
         """The JSON of the answer."""
         return self._dashboard.json_of(self._dashboard.ask(method, path, **body))
 
+
+# ---- what replicas wrote -------------------------------------------------------------------------
 
 _LOGS_PATH = "/api/v0/logs"
 _ALL_LINES = -1

@@ -67,6 +67,8 @@ def _name(process: psutil.Process) -> str:
         return ""
 
 
+# ---- whether they answer -------------------------------------------------------------------------
+
 _METHOD = "/grpc.health.v1.Health/Check"
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
@@ -81,6 +83,8 @@ def answers(address: str, limit_s: float) -> bool:
             return error.code() not in _SILENT
         return True
 
+
+# ---- the dashboard -------------------------------------------------------------------------------
 
 _PROGRAM = "dashboard.py"
 _STARTS_S = 60.0  # its imports take 3 to 6 s on a busy machine
