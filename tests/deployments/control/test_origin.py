@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deployments.control.source_folders import relative_to, same_content
+from deployments.control.origin import relative_to, same_content
 from deployments.settings_files.load import load
 
 TEXT = "models: {m: {runtime: onnxruntime, source: model, record: {folder: kept}}}\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.contract.model_arguments import digests, model_arguments
-from deployments.control.canary import canary_settings, rollout_terms
+from deployments.control.plan import canary_settings, rollout_terms
 from deployments.settings.channel import ChannelSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.plain import parse
