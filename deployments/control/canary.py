@@ -50,10 +50,10 @@ def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
         shadow=rollout.shadow_percent / 100,
         max_errors=rollout.max_errors_percent / 100,
         max_latency_ratio=rollout.max_latency_ratio,
-        max_cost_ratio=rollout.max_cost_ratio,
+        max_cost_ratio=rollout.max_latency_ratio,
         agreement=_agreement(rollout.agreement),
     )
 
 
 def _agreement(given: AgreementSettings) -> AgreementTerms:
-    return AgreementTerms(given.cosine, given.max_abs, given.top1, given.min_percent / 100)
+    return AgreementTerms(given.cosine, given.max_abs, given.top1)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from deployments.settings.gone import GONE
 from yaml_document.section import Section
 
 
 class CrashSettings(Section):
+    gone = GONE["crashes"]
     hold_s: float = Field(
         default=30,
         ge=0,
@@ -20,13 +22,6 @@ class CrashSettings(Section):
         "was lost) waits for a second replica, before it is tried on the only one left; never more "
         "than half of its remaining time. For a model that generates: longest time that a suspect "
         "prompt waits for the first tokens of the suspect prompts before it. 0: no wait.",
-    )
-    refuse_s: float = Field(
-        default=600,
-        gt=0,
-        le=86_400,
-        description="An input with which two replicas were lost (for a prompt that streams: two to "
-        "five) is refused with 422 by every gateway, for this time after the last loss.",
     )
     tenant_budget: int = Field(
         default=8,

@@ -55,7 +55,7 @@ FIFO = {
     f"models.{MODEL}.lengths": {"max": CONTEXT, "buckets": [CONTEXT]},
     f"models.{MODEL}.generation.prompts.max_long_tokens": None,
     f"models.{MODEL}.generation.affinity.mode": "off",
-    f"models.{MODEL}.admission.feasibility.mode": "off",
+    f"models.{MODEL}.admission.feasibility": "off",
 }
 BY_LOAD = {f"models.{MODEL}.generation.affinity.mode": "off"}
 LONG_RATE, LONG_SHARE = 13.0, 0.3

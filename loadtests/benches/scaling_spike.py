@@ -126,7 +126,7 @@ def settings_of(name: str, piece: Piece, kind: str) -> Settings:
     replicas = {"min": 1, "max": MAX_REPLICAS, "threads": 1, "num_cpus": 0.1}
     if kind == SPARE:
         replicas["spare"] = 1
-    pool = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 2048}
+    pool = {"min": 1, "max": 1, "num_cpus": 0.1, "memory_mib": 2048}
     model = piece.model | {"replicas": replicas}
     if not piece.output:
         model |= {"slo": {"latency_ms": piece.slo_s * 1e3}, "batch": {"max_size": MAX_ROWS}}

@@ -30,7 +30,7 @@ _GATEWAY: dict[str, list[Any]] = {
     "limits": [
         {},
         {"max_requests": 1},
-        {"body_timeout_s": 0.001, "pool_threshold_bytes": 0},
+        {"body_timeout_s": 0.001, "max_held_bytes": 1024},
         {"headers_timeout_s": 2.5, "connections_per_source": 9, "max_body_bytes": 1024},
     ],
     "metrics_host": ["10.1.2.3"],
@@ -78,7 +78,7 @@ _CAPACITY: list[dict[str, Any]] = [
     {"pool": {}},
     {"pool": {"min": 0, "num_cpus": 0, "models": ["a"]}},
     {"pool": {"min": 3, "max": 3, "models": "all", "memory_mib": 1, "after_ms": 0.5}},
-    {"pool": {"models": [], "resources": {"licence": 0.5}, "residency_s": 0, "auto": False}},
+    {"pool": {"models": [], "resources": {"licence": 0.5}}},
 ]  # fmt: skip
 
 
