@@ -36,9 +36,6 @@ _REQUEST_ROWS = 2048
 _MAX_LATE_ROWS = 1024  # half of `_REQUEST_ROWS`, so that late rows never fill a queue
 _MIN_SILENCE_S = 0.25  # several times a garbage collection's pause, or a busy neighbour's
 _MIN_SILENCE_OF_STREAMS_S = 2.5  # twice the longest gap between two signs of life
-# CoDel's target is a fifth of the deadline, and its interval five deadlines: so long that no burst
-# which is served in time is a standing queue.
-_CODEL_TARGET_PART, _CODEL_INTERVAL = 5, 5
 
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
@@ -108,14 +105,10 @@ def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
 
 
 def _admission(model: ModelSettings) -> AdmissionParameters:
-    modes, given, slo_s = model.admission, AdmissionParameters(), model.deadline_s
+    modes, given = model.admission, AdmissionParameters()
     return AdmissionParameters(
         feasibility=Mode(modes.get("feasibility", given.feasibility)),
-        codel=CodelParameters(
-            Mode(modes.get("codel", given.codel.mode)),
-            slo_s / _CODEL_TARGET_PART,
-            slo_s * _CODEL_INTERVAL,
-        ),
+        codel=CodelParameters(Mode(modes.get("codel", given.codel.mode))),
         limit=LimitParameters(Mode(modes.get("limit", given.limit.mode))),
         modes=tuple(
             (name, Mode(mode))

@@ -17,11 +17,10 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.model_fields import ModelFields
-from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
-from deployments.settings.scheduling import BatchSettings
+from deployments.settings.scheduling import BatchSettings, PolicySettings
 from yaml_document.document import Document
 from yaml_document.mistakes import explain
 from yaml_document.section import wrong

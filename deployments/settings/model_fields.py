@@ -14,12 +14,10 @@ from pydantic import Field, StringConstraints
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
-from deployments.settings.crashes import CrashSettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
-from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
@@ -28,8 +26,10 @@ from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.scheduling import (
     AdmissionModes,
     BatchSettings,
+    CrashSettings,
     HedgeSettings,
     OutlierSettings,
+    PolicySettings,
     QueueSettings,
     SilenceSettings,
 )

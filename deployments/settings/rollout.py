@@ -91,7 +91,8 @@ class RolloutSettings(Section):
         ge=1,
         le=1000,
         description="The new version's median and p90 latency, by length, may be at most so many "
-        "times the live version's.",
+        "times the live version's; and so may the time of its batches, measured before it serves. "
+        "A slower version gets no request at all.",
     )
     agreement: AgreementSettings = Field(
         default_factory=AgreementSettings,

@@ -1,19 +1,22 @@
-"""The settings of one model's scheduling: its batches, queue, admission, hedging and outliers.
+"""The settings of one model's scheduling: batches, queue, policies, hedges, slow and lost replicas.
 
 These are the settings of `routers/` in the form that users write; `replica/scheduling.py`
 translates them. Every controller can be turned off; the numbers that it works with are constants of
-`routers/api/settings.py`. Each gateway decides by itself, so counts are those of one gateway.
+`routers/api/settings.py`. Each gateway decides by itself, so counts are those of one gateway. A row
+that was on a replica when it was lost is a suspect and runs alone; with a second lost replica it is
+quarantined: refused (`crashes`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from deployments.settings.gone import GONE
-from routers.policies.registry import modeless
-from yaml_document.section import Section, off_is_a_word, wrong
+from routers.policies.registry import KINDS, modeless
+from yaml_document.section import Section, listed, off_is_a_word, wrong
 
 
 def _mode(value: Any) -> Any:
@@ -106,4 +109,107 @@ class OutlierSettings(Section):
         description="Whether a replica that is slower than the others is ejected, so that it gets "
         "no work (`eject`), until a probe (a batch or a first token) shows that it is as fast "
         "again.",
+    )
+
+
+class CrashSettings(Section):
+    gone = GONE["crashes"]
+    hold_s: float = Field(
+        default=30,
+        ge=0,
+        le=86_400,
+        description="Longest time that a suspect row (one that was on a replica when the replica "
+        "was lost) waits for a second replica, before it is tried on the only one left; never more "
+        "than half of its remaining time. For a model that generates: longest time that a suspect "
+        "prompt waits for the first tokens of the suspect prompts before it. 0: no wait.",
+    )
+    tenant_budget: int = Field(
+        default=8,
+        ge=0,
+        le=1_000_000,
+        description="A tenant with whose inputs so many replicas were lost within `refuse_s` gets "
+        "429 from the model until the first loss is older than that. 0: never. A loss counts if "
+        "the input was quarantined for it, or if the inputs of one unanswered request are the only "
+        "possible cause left.",
+    )
+
+
+def _known(kind: str, name: str) -> str:
+    """Raises ValueError for a name that the registry does not have."""
+    if name not in KINDS[kind]:
+        raise ValueError(f"must be one of {', '.join(KINDS[kind])}, got {name!r}")
+    return name
+
+
+def _names(kind: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": list(KINDS[kind])})
+
+
+OrderName = Annotated[str, AfterValidator(partial(_known, "order")), _names("order")]
+BatchingName = Annotated[str, AfterValidator(partial(_known, "batching")), _names("batching")]
+PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _names("placement")]
+HedgingName = Annotated[str, AfterValidator(partial(_known, "hedging")), _names("hedging")]
+EdgesName = Annotated[str, AfterValidator(partial(_known, "edges")), _names("edges")]
+AdmissionName = Annotated[str, AfterValidator(partial(_known, "admission")), _names("admission")]
+PreemptionName = Annotated[str, AfterValidator(partial(_known, "preemption")), _names("preemption")]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names as they are. Raises ValueError if one is there twice."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"has a name twice ({', '.join(names)}); must have each once")
+    return names
+
+
+class PolicySettings(Section):
+    """For each question, the name of the policy that answers it."""
+
+    order: OrderName = Field(
+        default="sfq",
+        description="Which flow's turn is it? With shares between tenants: start-time fair "
+        "queueing of device seconds (`sfq`), virtual token counters (`vtc`), or deficit round "
+        "robin (`drr`). Without shares: the earliest deadline (`edf`) or the first arrival "
+        "(`fifo`).",
+    )
+    batching: BatchingName = Field(
+        default="ragged",
+        description="Which rows form a batch? Rows of similar lengths, and others if adding them "
+        "costs less than it saves (`ragged`); rows of one bucket (`bucket`); or rows of any length "
+        "in the order of their turns (`arrival`). Engines of models that generate batch by "
+        "themselves.",
+    )
+    placement: PlacementName = Field(
+        default="finish_first",
+        description="Which replica is asked first? The one predicted to finish first "
+        "(`finish_first`), the one with the least load (`least_loaded`), the one that Prequal's "
+        "rule chooses (`prequal`), or each in turn (`round_robin`).",
+    )
+    admission: Annotated[
+        tuple[AdmissionName, ...], BeforeValidator(listed), AfterValidator(_each_once)
+    ] = Field(
+        default=("limit", "feasibility", "best_effort_capacity", "codel"),
+        description="Which controllers may refuse requests, and in which order? A limit on "
+        "requests waiting and running (`limit`), a forecast of the queue wait (`feasibility`), the "
+        "late work that idle moments could serve (`best_effort_capacity`), standing queues "
+        "(`codel`). Their modes are in `admission`. `[]`: only the queue's bounds "
+        "refuse.",
+    )
+    hedging: HedgingName = Field(
+        default="quantile",
+        description="When does a batch or first token take so long that `hedge` sends a copy? When "
+        "its time, relative to its prediction, is above a quantile of its length interval "
+        "(`quantile`), or above a fixed multiple (`multiple`).",
+    )
+    edges: EdgesName = Field(
+        default="seconds",
+        description="Where are the edges of buckets that `lengths.buckets` does not list? Where "
+        "they minimise predicted device seconds (`seconds`) or padding (`padding`), or give all "
+        "buckets equally many rows (`quantiles`).",
+    )
+    preemption: PreemptionName = Field(
+        default="least_urgent",
+        description="Which dispatched work is preempted for more urgent work? `least_urgent` and "
+        "`least_work_lost`: the least urgent staged batch; and among streams, if "
+        "`queue.preempt_streams` allows it, the last begun of the least urgent priority "
+        "(`least_urgent`) or of all that are less urgent (`least_work_lost`). `none`: no work.",
     )

@@ -46,7 +46,7 @@ class CodelParameters:
     than `target_s` in the last `interval_s`."""
 
     mode: Mode = Mode.OBSERVE
-    target_s: float = 0.02
+    target_s: float = 0.02  # a fifth of the usual SLO; it only counts unless told to enforce
     interval_s: float = 0.5
 
 

@@ -51,6 +51,7 @@ FIXED = {
     "fixed_size", "ageing_s",
     "buckets.solve_every_s", "buckets.half_life_s", "buckets.min_gain", "buckets.switch_s",
     "admission.margin_s", "admission.best_effort_capacity_s", "admission.max_queue_s",
+    "admission.codel.target_s", "admission.codel.interval_s",
     "admission.limit.fixed", "admission.limit.least", "admission.limit.most",
     "hedge.quantile", "hedge.fixed_delay_s", "hedge.multiple", "hedge.budget",
     "hedge.max_utilisation", "hedge.min_samples",
@@ -149,13 +150,9 @@ def test_shapes_that_a_backend_was_compiled_for_stay() -> None:
     assert (free.adaptive, free.fixed_shapes) == (True, False)
 
 
-def test_late_rows_and_standing_queues_are_bounded_by_the_queue_and_the_deadline(
-    description: Describe,
-) -> None:
-    found = told(description, slo={"latency_ms": 1000}, queue={"max_rows": 50})
-    assert found.max_late_rows == 50
+def test_late_rows_are_no_more_than_may_wait(description: Describe) -> None:
+    assert told(description, queue={"max_rows": 50}).max_late_rows == 50
     assert told(description, queue={"max_rows": 5000}).max_late_rows == 1024
-    assert (found.admission.codel.target_s, found.admission.codel.interval_s) == (0.2, 5.0)
 
 
 def test_a_model_that_may_not_run_twice_is_not_hedged(description: Describe) -> None:
