@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 _SHARED = "retries and copies share it; hedge.mode off sends no copies"
 _LEARNT = "the time follows what was measured"
-_IN_FILE = "it is set in a scaling policy's file alone, which scaling.policy names"
+_IN_FILE = "a field of the policy alone: scaling.policy names a file of such fields, or has them"
 _POLICY = {
     "instant": "replicas are always added at once for a spike",
     "windows_s": "fixed at 1, 2, 4, … 64",

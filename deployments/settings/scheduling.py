@@ -197,8 +197,8 @@ class PolicySettings(Section):
     hedging: HedgingName = Field(
         default="quantile",
         description="When does a batch or first token take so long that `hedge` sends a copy? When "
-        "its time, relative to its prediction, is above a quantile of its length interval "
-        "(`quantile`), or above a fixed multiple (`multiple`).",
+        "its time, relative to its prediction, is above the 95th percentile of its length "
+        "interval (`quantile`), or above 2 (`multiple`).",
     )
     edges: EdgesName = Field(
         default="seconds",

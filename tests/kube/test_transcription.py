@@ -64,7 +64,7 @@ _MODEL: dict[str, list[Any]] = {
     "lengths": [{}, {"max": 1_048_576, "buckets": [16, 1_048_576]}],
     "batch": [{}, {"max_size": 1}],
     "coalesce": [True, False],
-    "scaling": [{}, {"policy": "cost-first"}, {"mode": False}, {"knee": 1, "season_s": 0}],
+    "scaling": [{}, {"policy": "cost-first"}, {"mode": False}, {"knee": 1, "idle_s": 60}],
     "options": [{}, {"base_ms": 0}, {"base_ms": 2, "per_token_us": 0.00000025}],
 }
 _TENANT: dict[str, list[Any]] = {

@@ -29,7 +29,7 @@ models:
     options: {base_ms: 2}
   other:
     runtime: synthetic
-    lengths: {buckets: 4, adapt: {min_gain: 0.2}}
+    lengths: {buckets: 4, truncate: true}
     policies: {edges: padding}
     batch: *small
 tenants:
