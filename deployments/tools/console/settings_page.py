@@ -29,7 +29,8 @@ _INTRODUCTION = """# Settings
 
 One YAML file describes models, tenants and the gateway. `headrace check FILE` explains what is
 wrong with one; `examples/` has some to start from. Only `models` is required, and in each model
-its `runtime` and (except for `synthetic`) its `source`.
+its `runtime` and (except for `synthetic`) its `source`. What older files had besides is fixed now
+([decision 57](decisions/0057-fewer-settings.md)).
 
 This page is written by `python -m deployments.tools.console.settings_page` from
 `deployments/settings/`.
