@@ -457,6 +457,6 @@ def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
         shadow=rollout.shadow_percent / 100,
         max_errors=rollout.max_errors_percent / 100,
         max_latency_ratio=rollout.max_latency_ratio,
-        max_cost_ratio=rollout.max_cost_ratio,
-        agreement=AgreementTerms(asked.cosine, asked.max_abs, asked.top1, asked.min_percent / 100),
+        max_cost_ratio=rollout.max_latency_ratio,
+        agreement=AgreementTerms(asked.cosine, asked.max_abs, asked.top1),
     )

@@ -17,11 +17,10 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.model_fields import ModelFields
-from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
-from deployments.settings.scheduling import BatchSettings
+from deployments.settings.scheduling import BatchSettings, PolicySettings
 from yaml_document.document import Document
 from yaml_document.mistakes import explain
 from yaml_document.section import wrong
@@ -79,9 +78,6 @@ def _source(model: ModelFields) -> Iterator[Complaint]:
 
 def _task(model: ModelFields) -> Iterator[Complaint]:
     """Fields that have no effect with this task or runtime."""
-    if model.policies.hedging != "quantile" and model.hedge.delay_ms is not None:
-        hedging = model.policies.hedging
-        yield ("hedge", "delay_ms"), f"must be left out with policies.hedging {hedging}"
     if model.runtime == "vllm" and model.task != "generate":
         yield ("task",), f"is {model.task}; must be generate, the only task of vllm"
     elif model.task != "generate":
@@ -163,7 +159,7 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
     plain = LengthSettings(max=model.lengths.max)
-    for name in ("input", "axis", "mask", "truncate", "switch_ms", "adapt"):
+    for name in ("input", "axis", "mask", "truncate"):
         if getattr(model.lengths, name) != getattr(plain, name):
             yield ("lengths", name), "must be left out: a prompt has no tensors and is not padded"
 

@@ -14,22 +14,22 @@ from pydantic import Field, StringConstraints
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
-from deployments.settings.crashes import CrashSettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
-from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
 from deployments.settings.rollout import RolloutSettings
 from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.scheduling import (
-    AdmissionSettings,
+    AdmissionModes,
     BatchSettings,
+    CrashSettings,
     HedgeSettings,
     OutlierSettings,
+    PolicySettings,
     QueueSettings,
     SilenceSettings,
 )
@@ -67,8 +67,8 @@ class SloSettings(Section):
         default=99,
         gt=0,
         lt=100,
-        description="Share of requests, in %, that should meet the deadline. `headrace simulate` "
-        "judges a run by it; a server does not act on it.",
+        description="Share of requests, in %, that should meet the deadline. The autoscaler plans "
+        "for it, and `headrace simulate` judges a run by it.",
     )
     late: Literal["demote", "refuse"] = Field(
         default="demote",
@@ -140,14 +140,18 @@ class ModelFields(Section):
     )
     generation: GenerationSettings = Field(
         default_factory=GenerationSettings,
-        description="How generated tokens are weighed and predicted, and how replicas are chosen "
-        "for prompts; for task `generate`.",
+        description="How long outputs may get, and how replicas are chosen for prompts; for task "
+        "`generate`.",
     )
     queue: QueueSettings = Field(
         default_factory=QueueSettings, description="How much work may wait at one gateway."
     )
-    admission: AdmissionSettings = Field(
-        default_factory=AdmissionSettings, description="Which requests are refused because of load."
+    admission: AdmissionModes = Field(
+        default_factory=dict,
+        examples=["{codel: enforce}"],
+        description="Modes of the controllers that `policies.admission` names: not asked (`off`), "
+        "only counted (`observe`), or acted on (`enforce`). Left out: `codel` and `limit` are "
+        "observed, all others act. `best_effort_capacity` has the mode of `feasibility`.",
     )
     policies: PolicySettings = Field(
         default_factory=PolicySettings,

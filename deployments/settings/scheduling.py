@@ -1,29 +1,45 @@
-"""The settings of one model's scheduling: its batches, queue, admission, hedging and outliers.
+"""The settings of one model's scheduling: batches, queue, policies, hedges, slow and lost replicas.
 
 These are the settings of `routers/` in the form that users write; `replica/scheduling.py`
-translates them. Every shedding policy has a `mode`, and every controller has a fixed value or can
-be turned off. Each gateway decides by itself, so counts are those of one gateway.
+translates them. Every controller can be turned off; the numbers that it works with are constants of
+`routers/api/settings.py`. Each gateway decides by itself, so counts are those of one gateway. A row
+that was on a replica when it was lost is a suspect and runs alone; with a second lost replica it is
+quarantined: refused (`crashes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from routers.policies.registry import modeless
-from yaml_document.section import Section, off_is_a_word, wrong
+from deployments.settings.gone import GONE
+from routers.policies.registry import KINDS, modeless
+from yaml_document.section import Section, listed, off_is_a_word, wrong
 
-Mode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(off_is_a_word)]
-_MODES = "not asked (`off`), only counted (`observe`), or acted on (`enforce`)"
+
+def _mode(value: Any) -> Any:
+    """The mode. Raises an error for the section of fields that older files have here."""
+    if isinstance(value, dict):
+        raise wrong("is a mode and no section any more; must be off, observe or enforce")
+    return off_is_a_word(value)
+
+
+def _has_a_mode(name: str) -> str:
+    known = (*WITH_PARAMETERS, *modeless())
+    if name not in known:
+        raise ValueError(f"must be one of {', '.join(known)}, got {name!r}")
+    return name
+
+
+WITH_PARAMETERS = ("feasibility", "codel", "limit")
+AdmissionMode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(_mode)]
+AdmissionModes = dict[Annotated[str, AfterValidator(_has_a_mode)], AdmissionMode]
 
 
 class BatchSettings(Section):
-    gone: ClassVar[Mapping[str, str]] = {
-        "max_passed_over_ms": "length intervals take turns by their cost, so no bound is needed; "
-        "queue.ageing_ms bounds how long a priority may be passed over"
-    }
+    gone = GONE["batch"]
     max_size: int = Field(default=32, ge=1, le=65_536, description="Most rows in a batch.")
     max_tokens: int = Field(
         default=8192,
@@ -38,31 +54,15 @@ class BatchSettings(Section):
         description="A batch of more than one row may be predicted to take at most this share of "
         "`slo.latency_ms`.",
     )
-    fixed_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_536,
-        description="Most rows in a batch, however long it is predicted to take. Unset: as many as "
-        "`max_slo_share` allows.",
-    )
     hold: Literal["never", "auto"] = Field(
         default="never",
         description="Whether an idle replica may wait for a batch to fill: `never`, or (`auto`) "
         "while the rows' deadlines leave time and enough rows are expected to arrive.",
     )
 
-    @model_validator(mode="after")
-    def _fixed_is_within_bounds(self) -> BatchSettings:
-        if self.fixed_size is not None and self.fixed_size > self.max_size:
-            raise wrong(
-                f"is {self.fixed_size}, above max_size ({self.max_size}); "
-                f"must be at most {self.max_size}",
-                "fixed_size",
-            )
-        return self
-
 
 class QueueSettings(Section):
+    gone = GONE["queue"]
     max_rows: int | None = Field(
         default=None,
         ge=1,
@@ -74,27 +74,6 @@ class QueueSettings(Section):
         "gateways, from 256 to 65,536; for a model that generates, judged by how long recent "
         "requests took. Before anything is measured, and as the most rows of one request: 2,048.",
     )
-    max_late_rows: int = Field(
-        default=1024,
-        ge=0,
-        le=10_000_000,
-        description="Most of these rows that may wait although they will miss or have missed their "
-        "deadline. A tenant below its share by weight may go above this number.",
-    )
-    max_work_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=86_400,
-        description="Most work that may wait at one gateway, in predicted seconds for each running "
-        "replica; further work is refused. Unset: no bound.",
-    )
-    ageing_ms: float = Field(
-        default=1000,
-        gt=0,
-        le=3_600_000,
-        description="A priority whose rows have been passed over for this long leads the next "
-        "batch, once.",
-    )
     preempt_streams: bool = Field(
         default=False,
         description="For replicas that stream: whether a running request that has produced no "
@@ -103,243 +82,134 @@ class QueueSettings(Section):
     )
 
 
-def _without_parameters(name: str) -> str:
-    """Raises ValueError for a controller that has a section (and a mode) of its own, or that does
-    not exist."""
-    if name not in modeless():
-        known = ", ".join(modeless()) or "none is there"
-        raise ValueError(
-            f"must be a controller that has no section of its own ({known}), got {name!r}"
-        )
-    return name
-
-
-class FeasibilitySettings(Section):
-    mode: Mode = Field(
-        default="enforce",
-        description="Whether a request counts as late on arrival if the work ahead of it cannot "
-        f"be served before its deadline: {_MODES}.",
-    )
-    margin_ms: float | None = Field(
-        default=None,
-        ge=0,
-        le=3_600_000,
-        description="Time added to the predicted wait. Unset: learnt from the errors of recent "
-        "predictions.",
-    )
-    best_effort_capacity_s: float | None = Field(
-        default=None,
-        ge=0,
-        le=86_400,
-        description="Predicted seconds of late work that may wait. Unset: as much as recent idle "
-        "moments could have served.",
-    )
-
-
-class CodelSettings(Section):
-    mode: Mode = Field(
-        default="observe",
-        description=f"Whether rows that wait in a standing queue are refused: {_MODES}.",
-    )
-    target_ms: float = Field(
-        default=20,
-        gt=0,
-        le=3_600_000,
-        description="Acceptable queue wait. While the queue is a standing queue, a row that has "
-        "waited twice as long is refused.",
-    )
-    interval_ms: float = Field(
-        default=500,
-        gt=0,
-        le=3_600_000,
-        description="A queue is a standing queue once no row has waited less than `target_ms` for "
-        "this long.",
-    )
-
-    @model_validator(mode="after")
-    def _interval_covers_target(self) -> CodelSettings:
-        if self.interval_ms < self.target_ms:
-            raise wrong(
-                f"is {self.interval_ms:g}, shorter than target_ms ({self.target_ms:g}); "
-                f"must be at least {self.target_ms:g}",
-                "interval_ms",
-            )
-        return self
-
-
-class LearntLimitSettings(Section):
-    mode: Mode = Field(
-        default="observe",
-        description="Whether requests of one tenant and priority beyond a limit, waiting and "
-        f"running together at one gateway, are refused: {_MODES}.",
-    )
-    fixed: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000_000,
-        description="The limit. Unset: learnt from queue waits.",
-    )
-    least: int = Field(
-        default=16, ge=1, le=10_000_000, description="A learnt limit never falls below this."
-    )
-    most: int = Field(
-        default=100_000, ge=1, le=10_000_000, description="A learnt limit never rises above this."
-    )
-
-    @model_validator(mode="after")
-    def _bounds_ascend(self) -> LearntLimitSettings:
-        if self.most < self.least:
-            raise wrong(f"is {self.most}; must be at least {self.least} (least)", "most")
-        return self
-
-
-class AdmissionSettings(Section):
-    feasibility: FeasibilitySettings = Field(
-        default_factory=FeasibilitySettings,
-        description="Requests whose deadline cannot be met any more.",
-    )
-    codel: CodelSettings = Field(
-        default_factory=CodelSettings, description="Standing queues (CoDel)."
-    )
-    limit: LearntLimitSettings = Field(
-        default_factory=LearntLimitSettings,
-        description="A limit on the requests, waiting and running, of one tenant and priority.",
-    )
-    modes: dict[Annotated[str, AfterValidator(_without_parameters)], Mode] = Field(
-        default_factory=dict,
-        description="Modes of the controllers of `policies.admission` that have no section here: "
-        f"{_MODES}. A controller that is left out is acted on.",
-    )
-
-
 class HedgeSettings(Section):
+    gone = GONE["hedge"]
     mode: Annotated[Literal["off", "hedge", "tied"], BeforeValidator(off_is_a_word)] = Field(
         default="hedge",
         description="Whether a batch that takes long, or a request to generate whose first token "
         "does, gets a copy on another replica (`hedge`). `tied`: besides that, a batch that is "
         "staged behind another one gets a copy at once.",
     )
-    quantile: float = Field(
-        default=0.95,
-        gt=0,
-        lt=1,
-        description="A batch or first token takes long if its time, relative to its prediction, is "
-        "above this quantile of its length interval.",
-    )
-    multiple: float = Field(
-        default=2,
-        gt=1,
-        le=1000,
-        description="With `policies.hedging: multiple`: a batch or first token takes long if it "
-        "takes more than this many times its prediction.",
-    )
-    delay_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
-        description="A batch or first token takes long after this time, whatever was predicted. "
-        "Unset: `quantile` decides.",
-    )
-    budget: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="Device time that copies and retries together may take, as a share of the "
-        "device time of first tries.",
-    )
-    max_utilisation: float = Field(
-        default=0.8,
-        ge=0,
-        le=1,
-        description="No copies are sent while replicas are busy for more than this share of time.",
-    )
-    min_samples: int = Field(
-        default=30,
-        ge=1,
-        le=1_000_000,
-        description="Batches or first tokens of a length interval that must have been timed before "
-        "one of it is copied.",
-    )
 
 
 class SilenceSettings(Section):
+    gone = GONE["silence"]
     mode: Annotated[Literal["off", "suspend"], BeforeValidator(off_is_a_word)] = Field(
         default="suspend",
         description="Whether a replica that owes an answer and has gone silent gets no new work "
         "until it sends a message again (`suspend`). Its rows that may run twice (`retry`) are "
         "then sent once to another replica.",
     )
-    quantile: float = Field(
-        default=0.99,
-        gt=0.5,
-        lt=1,
-        description="A replica is silent after twice this quantile of its batches' times, relative "
-        "to their predictions.",
-    )
-    min_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
-        description="A replica is never silent sooner than this. Unset: 250 ms, and 2.5 s for a "
-        "model that generates, whose replicas send a message every second.",
-    )
-    max_ms: float = Field(
-        default=10_000,
-        gt=0,
-        le=3_600_000,
-        description="A replica is silent at the latest after this time, or after twice its batch's "
-        "predicted time if that is longer.",
-    )
-    after_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
-        description="A replica is silent after this time, whatever was measured. Unset: the other "
-        "fields decide.",
-    )
-
-    @model_validator(mode="after")
-    def _bounds_ascend(self) -> SilenceSettings:
-        if self.min_ms is not None and self.max_ms < self.min_ms:
-            raise wrong(f"is {self.max_ms:g}; must be at least {self.min_ms:g} (min_ms)", "max_ms")
-        return self
 
 
 class OutlierSettings(Section):
+    gone = GONE["outliers"]
     mode: Annotated[Literal["off", "eject"], BeforeValidator(off_is_a_word)] = Field(
         default="eject",
         description="Whether a replica that is slower than the others is ejected, so that it gets "
         "no work (`eject`), until a probe (a batch or a first token) shows that it is as fast "
         "again.",
     )
-    eject_ratio: float = Field(
-        default=2,
-        gt=1,
-        le=1000,
-        description="A replica is ejected if it is this many times slower than the median of the "
-        "replicas.",
-    )
-    max_ejected: float = Field(
-        default=0.5,
-        ge=0,
-        lt=1,
-        description="Largest share of the replicas that may be ejected at once.",
-    )
-    probe_s: float = Field(
-        default=1, gt=0, le=3600, description="Time between the first probes of an ejected replica."
-    )
-    max_probe_s: float = Field(
+
+
+class CrashSettings(Section):
+    gone = GONE["crashes"]
+    hold_s: float = Field(
         default=30,
-        gt=0,
-        le=3600,
-        description="The time between probes doubles with each slow probe, up to this.",
+        ge=0,
+        le=86_400,
+        description="Longest time that a suspect row (one that was on a replica when the replica "
+        "was lost) waits for a second replica, before it is tried on the only one left; never more "
+        "than half of its remaining time. For a model that generates: longest time that a suspect "
+        "prompt waits for the first tokens of the suspect prompts before it. 0: no wait.",
+    )
+    tenant_budget: int = Field(
+        default=8,
+        ge=0,
+        le=1_000_000,
+        description="A tenant with whose inputs so many replicas were lost within `refuse_s` gets "
+        "429 from the model until the first loss is older than that. 0: never. A loss counts if "
+        "the input was quarantined for it, or if the inputs of one unanswered request are the only "
+        "possible cause left.",
     )
 
-    @model_validator(mode="after")
-    def _probes_slow_down(self) -> OutlierSettings:
-        if self.max_probe_s < self.probe_s:
-            raise wrong(
-                f"is {self.max_probe_s:g}; must be at least {self.probe_s:g} (probe_s)",
-                "max_probe_s",
-            )
-        return self
+
+def _known(kind: str, name: str) -> str:
+    """Raises ValueError for a name that the registry does not have."""
+    if name not in KINDS[kind]:
+        raise ValueError(f"must be one of {', '.join(KINDS[kind])}, got {name!r}")
+    return name
+
+
+def _names(kind: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": list(KINDS[kind])})
+
+
+OrderName = Annotated[str, AfterValidator(partial(_known, "order")), _names("order")]
+BatchingName = Annotated[str, AfterValidator(partial(_known, "batching")), _names("batching")]
+PlacementName = Annotated[str, AfterValidator(partial(_known, "placement")), _names("placement")]
+HedgingName = Annotated[str, AfterValidator(partial(_known, "hedging")), _names("hedging")]
+EdgesName = Annotated[str, AfterValidator(partial(_known, "edges")), _names("edges")]
+AdmissionName = Annotated[str, AfterValidator(partial(_known, "admission")), _names("admission")]
+PreemptionName = Annotated[str, AfterValidator(partial(_known, "preemption")), _names("preemption")]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names as they are. Raises ValueError if one is there twice."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"has a name twice ({', '.join(names)}); must have each once")
+    return names
+
+
+class PolicySettings(Section):
+    """For each question, the name of the policy that answers it."""
+
+    order: OrderName = Field(
+        default="sfq",
+        description="Which flow's turn is it? With shares between tenants: start-time fair "
+        "queueing of device seconds (`sfq`), virtual token counters (`vtc`), or deficit round "
+        "robin (`drr`). Without shares: the earliest deadline (`edf`) or the first arrival "
+        "(`fifo`).",
+    )
+    batching: BatchingName = Field(
+        default="ragged",
+        description="Which rows form a batch? Rows of similar lengths, and others if adding them "
+        "costs less than it saves (`ragged`); rows of one bucket (`bucket`); or rows of any length "
+        "in the order of their turns (`arrival`). Engines of models that generate batch by "
+        "themselves.",
+    )
+    placement: PlacementName = Field(
+        default="finish_first",
+        description="Which replica is asked first? The one predicted to finish first "
+        "(`finish_first`), the one with the least load (`least_loaded`), the one that Prequal's "
+        "rule chooses (`prequal`), or each in turn (`round_robin`).",
+    )
+    admission: Annotated[
+        tuple[AdmissionName, ...], BeforeValidator(listed), AfterValidator(_each_once)
+    ] = Field(
+        default=("limit", "feasibility", "best_effort_capacity", "codel"),
+        description="Which controllers may refuse requests, and in which order? A limit on "
+        "requests waiting and running (`limit`), a forecast of the queue wait (`feasibility`), the "
+        "late work that idle moments could serve (`best_effort_capacity`), standing queues "
+        "(`codel`). Their modes are in `admission`. `[]`: only the queue's bounds "
+        "refuse.",
+    )
+    hedging: HedgingName = Field(
+        default="quantile",
+        description="When does a batch or first token take so long that `hedge` sends a copy? When "
+        "its time, relative to its prediction, is above the 95th percentile of its length "
+        "interval (`quantile`), or above 2 (`multiple`).",
+    )
+    edges: EdgesName = Field(
+        default="seconds",
+        description="Where are the edges of buckets that `lengths.buckets` does not list? Where "
+        "they minimise predicted device seconds (`seconds`) or padding (`padding`), or give all "
+        "buckets equally many rows (`quantiles`).",
+    )
+    preemption: PreemptionName = Field(
+        default="least_urgent",
+        description="Which dispatched work is preempted for more urgent work? `least_urgent` and "
+        "`least_work_lost`: the least urgent staged batch; and among streams, if "
+        "`queue.preempt_streams` allows it, the last begun of the least urgent priority "
+        "(`least_urgent`) or of all that are less urgent (`least_work_lost`). `none`: no work.",
+    )

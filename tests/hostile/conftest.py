@@ -38,9 +38,7 @@ from deployments.gateway.http.direct_server import DirectServer
 from deployments.settings.gateway import GatewaySettings
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}
-GATEWAY = {
-    "limits": {"max_body_bytes": 400_000, "max_inflated_bytes": 500_000, "body_timeout_s": 1}
-}
+GATEWAY = {"limits": {"max_body_bytes": 400_000, "body_timeout_s": 1}}
 EDGE = {"BODY_S": 2, "HEADERS_S": 1, "MAX_BODY_BYTES": 400_000}
 
 

@@ -133,10 +133,7 @@ def _pool(pool: PoolSettings | None) -> PoolTerms | None:
         min=pool.min,
         max=pool.max,
         memory_bytes=pool.memory_mib * _MIB,
-        residency_s=pool.residency_s,
-        residency_loads=pool.residency_loads,
         needs=Needs(_taken(amounts, pool.resources), pool.cost_per_hour),
-        auto=pool.auto,
     )
 
 

@@ -131,7 +131,7 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
             retry_after_s=retry_after_s,
         )
     message = {
-        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows, queue.max_work_s)",
+        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows)",
         Reason.LATE: "the request cannot be answered before its deadline",
         Reason.SHED: "the model gets more requests than it can answer in time",
     }[reason]

@@ -67,18 +67,18 @@ def test_of_several_groups_it_runs_the_first():
 def test_terms_are_the_settings_in_shares():
     given = {
         "steps_percent": [10, 50], "hold_s": 5, "min_requests": 7, "shadow_percent": 20,
-        "max_errors_percent": 2, "max_latency_ratio": 2, "max_cost_ratio": 3,
-        "agreement": {"cosine": 0.9, "min_percent": 95},
+        "max_errors_percent": 2, "max_latency_ratio": 2,
+        "agreement": {"cosine": 0.9},
     }  # fmt: skip
     rollout = model(rollout=given).rollout
     assert rollout is not None
     terms = rollout_terms(rollout)
     assert (terms.shares, terms.shadow, terms.max_errors) == ((0.0, 0.1, 0.5), 0.2, 0.02)
     assert (terms.hold_s, terms.least_requests) == (5, 7)
-    assert (terms.max_latency_ratio, terms.max_cost_ratio) == (2, 3)
+    assert (terms.max_latency_ratio, terms.max_cost_ratio) == (2, 2)
     assert (terms.agreement.cosine, terms.agreement.least, terms.agreement.top1) == (
         0.9,
-        0.95,
+        0.99,
         False,
     )
 

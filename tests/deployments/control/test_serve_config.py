@@ -358,7 +358,7 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
         (("max: 2", "max: 3"), "updated"),
         (("memory_mib: 64", "memory_mib: 65"), "restarted"),
         (("[text, device]", "[device]"), "restarted"),
-        (("min: 1", "residency_s: 3"), "updated"),
+        (("min: 1", "cost_per_hour: 3"), "updated"),
     ],
 )
 def test_the_number_of_the_pools_replicas_changes_while_they_run(config, change, kind) -> None:

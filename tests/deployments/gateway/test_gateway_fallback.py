@@ -24,7 +24,7 @@ from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Reason
 
 SMALL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}
-FULL = {**SMALL, "batch": {"max_size": 1}, "queue": {"max_rows": 1, "max_late_rows": 1}}
+FULL = {**SMALL, "batch": {"max_size": 1}, "queue": {"max_rows": 1}}
 DEVICE = {**FULL, "fallback": "small"}
 TENANTS = {"default": {}, "narrow": {"models": ["device"]}}
 

@@ -1,14 +1,17 @@
 """`headrace simulate`: one JSON object, the same for the same seed, and mistakes told where."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
+from deployments.replica import scheduling
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from loadtests.traffic.scenario_file import ScenarioErrors
+from routers.api.settings import BucketSettings
 
 SETTINGS = """
 models:
@@ -112,9 +115,11 @@ def test_other_policies_run_beside_it(scenario):
     assert "the same with order=drr" in result.stdout
 
 
-def test_other_edges_are_found_from_the_same_lengths(scenario):
+def test_other_edges_are_found_from_the_same_lengths(scenario, monkeypatch):
+    often = partial(BucketSettings, solve_every_s=1.0)  # the run is shorter than a minute
+    monkeypatch.setattr(scheduling, "BucketSettings", often)
     follows = ("--set", "settings.models.device.lengths.buckets=auto")
-    soon = ("--set", "settings.models.device.lengths.adapt.every_s=1", "--set", "arrivals.rate=900")
+    soon = ("--set", "arrivals.rate=900")
     found = as_json(scenario, *follows, *soon, "--policy", "edges=quantiles")
     here, beside = (
         {tuple(g["edges"]) for g in each["gateways"]} for each in (found, found["policies"])

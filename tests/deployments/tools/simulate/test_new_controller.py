@@ -22,7 +22,7 @@ models:
     batch: {max_size: 8}
     options: {base_ms: 20, per_request_ms: 1, per_token_us: 1, load_s: 60}
     policies: {admission: [few_rows]}
-    admission: {modes: {few_rows: MODE}}
+    admission: {few_rows: MODE}
 tenants: {a: {}, b: {}}
 """
 SCENARIO = """
@@ -93,8 +93,8 @@ def test_the_command_line_compares_with_it(scenario):
     assert CliRunner().invoke(main, asked).exit_code == 0
 
 
-def test_its_mode_stands_among_those_of_controllers_without_parameters(scenario):
+def test_its_mode_stands_among_those_of_the_others(scenario):
     file = scenario("enforce").parent / "settings.yaml"
-    file.write_text(SETTINGS.replace("{few_rows: MODE}", "{codel: observe}"))
-    with pytest.raises(SettingsErrors, match=r"has no section of its own \(few_rows\)"):
+    file.write_text(SETTINGS.replace("{few_rows: MODE}", "{most_rows: observe}"))
+    with pytest.raises(SettingsErrors, match="one of feasibility, codel, limit, few_rows, got"):
         load(file)
