@@ -28,7 +28,7 @@ def digest_of(files: Sequence[Path], base: Path, cache_dir: Path | None = None) 
 
 def _remembered(file: Path, cache_dir: Path | None) -> str:
     if cache_dir is None:
-        return _stream(file)
+        return sha256_of_file(file)
     place = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
     memo = cache_dir / "digests" / f"{place}.json"
     status = file.stat()
@@ -36,13 +36,13 @@ def _remembered(file: Path, cache_dir: Path | None) -> str:
     known = _read(memo)
     if known is not None and known[0] == stamp:
         return known[1]
-    fresh = _stream(file)
+    fresh = sha256_of_file(file)
     with contextlib.suppress(OSError):  # a memo that cannot be kept costs a read next time
         _write(memo, (stamp, fresh))
     return fresh
 
 
-def _stream(file: Path) -> str:
+def sha256_of_file(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -9,7 +9,6 @@ that. The wrapped backend sees no lengths except those that its own limits decla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -92,7 +91,7 @@ class EqualShapes:
 
     def _part(self, batch: Batch, group: list[int]) -> Batch:
         own = self._inner.limits()
-        part = _of(batch, group)
+        part = batch if len(group) == batch.rows else batch.picked(group)
         if own.length_input is None:
             return replace(part, lengths=np.ones(len(group), np.int64))
         shape = part.inputs[own.length_input].shapes[0]
@@ -155,30 +154,10 @@ def _groups(batch: Batch, known: RowShapes) -> list[list[int]]:
     return list(groups.values())
 
 
-def _of(batch: Batch, group: list[int]) -> Batch:
-    if len(group) == batch.rows:
-        return batch
-    inputs = {name: _picked(ragged, group) for name, ragged in batch.inputs.items()}
-    return Batch(len(group), batch.lengths[group], inputs, batch.outputs)
-
-
-def _picked(ragged: Ragged, group: list[int]) -> Ragged:
-    starts = [0]
-    for shape in ragged.shapes:
-        starts.append(starts[-1] + math.prod(shape))
-    data = np.concatenate([ragged.data[starts[row] : starts[row + 1]] for row in group])
-    return Ragged(ragged.datatype, data, tuple(ragged.shapes[row] for row in group))
-
-
 def _joined(results: list[Result], order: list[int]) -> Mapping[str, Ragged]:
     """`order`: which row of the batch each of the results' rows is, one after another."""
-    back = [0] * len(order)
-    for at, row in enumerate(order):
-        back[row] = at
-    joined = {}
-    for name, first in results[0].outputs.items():
-        parts = [result.outputs[name] for result in results]
-        data = np.concatenate([part.data for part in parts])
-        shapes = tuple(shape for part in parts for shape in part.shapes)
-        joined[name] = _picked(Ragged(first.datatype, data, shapes), back)
-    return joined
+    back = np.argsort(order).tolist()
+    return {
+        name: Ragged.joined([result.outputs[name] for result in results]).picked(back)
+        for name in results[0].outputs
+    }

@@ -30,7 +30,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FileRequirements:
     """A model's settings that its files have to fit. `options`: as `catalog.check` passed them;
     `max_length`: None where rows have shapes of their own."""
 
@@ -41,7 +41,7 @@ class Asked:
     max_length: int | None
 
 
-def check(path: Path, asked: Asked) -> None:
+def check(path: Path, asked: FileRequirements) -> None:
     """Raises `LoadError`, of which `RefusedArtifact` is one."""
     if asked.runtime == "synthetic":
         return
@@ -62,7 +62,7 @@ def check(path: Path, asked: Asked) -> None:
         _check_archive(source, asked)
 
 
-def _check_generating(path: Path, asked: Asked) -> None:
+def _check_generating(path: Path, asked: FileRequirements) -> None:
     if asked.options.get("trust_files"):
         return
     if not (path / "config.json").is_file():
@@ -70,7 +70,7 @@ def _check_generating(path: Path, asked: Asked) -> None:
     inspection.check([str(path)])
 
 
-def _check_folder(source: Source, asked: Asked) -> None:
+def _check_folder(source: Source, asked: FileRequirements) -> None:
     config = bert.read_config(source.path)
     longest = asked.max_length
     if longest is not None and longest > config.max_length:
@@ -82,7 +82,7 @@ def _check_folder(source: Source, asked: Asked) -> None:
         _check_pooling(source, asked)
 
 
-def _check_pooling(source: Source, asked: Asked) -> None:
+def _check_pooling(source: Source, asked: FileRequirements) -> None:
     chosen = option_parser.parse(catalog.options_class(asked.runtime), asked.options)
     if not isinstance(chosen, GraphOptions) and pooling.declared(source.path) is None:
         raise LoadError(
@@ -93,7 +93,7 @@ def _check_pooling(source: Source, asked: Asked) -> None:
         raise LoadError(f"{source.path} {bert.NO_POOLING}")
 
 
-def _check_archive(source: Source, asked: Asked) -> None:
+def _check_archive(source: Source, asked: FileRequirements) -> None:
     if asked.precision != "fp32":
         raise LoadError(
             f"{source.path} runs in the precision that it was exported in; leave precision out"

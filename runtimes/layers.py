@@ -29,7 +29,7 @@ TRACERS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class TracedTensor:
     """A tensor and the operation that made it. `node`: its name, as the option `keep_fp32` takes
     it, "" where none could be kept. `inputs`: names of the tensors it was made of, stored weights
     left out."""
@@ -41,7 +41,7 @@ class Layer:
     value: Array
 
 
-def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[TracedTensor]:
     """`arrays`: every input, [1, ...]. Raises `LoadError` for a runtime without named layers, and
     what loading raises."""
     if settings.runtime not in TRACERS:
@@ -49,4 +49,4 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
             f"{settings.runtime} shows no layers; {', '.join(TRACERS)} do, also of this artifact"
         )
     tracer = importlib.import_module(TRACERS[settings.runtime])
-    return cast(list[Layer], tracer.trace(settings, arrays))
+    return cast(list[TracedTensor], tracer.trace(settings, arrays))

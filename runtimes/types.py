@@ -11,8 +11,9 @@ have six members: load, warm, limits, run, health, close.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +51,28 @@ class Ragged:
     data: np.ndarray[Any, Any]  # 1-D, all rows' elements; for BYTES, dtype object of bytes
     shapes: tuple[tuple[int, ...], ...]  # one a row, without the batch axis
 
+    def rows(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Each row's elements, as a view of `data`."""
+        start = 0
+        for shape in self.shapes:
+            end = start + prod(shape)
+            yield self.data[start:end]
+            start = end
+
+    def picked(self, rows: Sequence[int]) -> Ragged:
+        """These rows, in this order, in memory of their own."""
+        parts = list(self.rows())
+        data = np.concatenate([parts[row] for row in rows]) if rows else self.data[:0]
+        return Ragged(self.datatype, data, tuple(self.shapes[row] for row in rows))
+
+    @staticmethod
+    def joined(parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, at least one, in memory of their own unless it is only one."""
+        if len(parts) == 1:
+            return parts[0]
+        data = np.concatenate([part.data for part in parts])
+        return Ragged(parts[0].datatype, data, tuple(s for part in parts for s in part.shapes))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -59,6 +82,11 @@ class Batch:
     lengths: np.ndarray[Any, Any]  # int64 [rows], tokens
     inputs: Mapping[str, Ragged]  # by name
     outputs: tuple[str, ...] | None = None  # the outputs that are wanted; None: all
+
+    def picked(self, rows: Sequence[int]) -> Batch:
+        """A batch of these rows, in this order."""
+        inputs = {name: ragged.picked(rows) for name, ragged in self.inputs.items()}
+        return Batch(len(rows), self.lengths[list(rows)], inputs, self.outputs)
 
 
 @dataclass(slots=True)

@@ -55,30 +55,13 @@ _ACCEPT_AGAIN_S = 1.0  # after the system could not accept one: it has no more f
 logger = logging.getLogger("headrace.channel")
 
 
-class GatewayLink(Protocol):
-    """A connected gateway."""
-
-    @property
-    def gateway(self) -> str: ...
-
-    @property
-    def version(self) -> int:
-        """The version of the channel that the gateway is spoken to in."""
-
-    def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
-        """Send a frame. Does nothing once the connection is gone."""
-
-    async def room(self) -> None:
-        """Return when the gateway has taken in enough to be sent more."""
-
-
 class LeaseCore(Protocol):
     """What runs the leases. All methods are called on the loop."""
 
-    def joined(self, link: GatewayLink) -> None: ...
-    def left(self, link: GatewayLink) -> None: ...
+    def joined(self, link: GatewayConnection) -> None: ...
+    def left(self, link: GatewayConnection) -> None: ...
 
-    def received(self, link: GatewayLink, frame: Frame) -> None:
+    def received(self, link: GatewayConnection, frame: Frame) -> None:
         """Take in a frame. Raises MessageError for an invalid message; the connection goes on."""
 
     def leave(self) -> None:
@@ -288,7 +271,7 @@ class TlsServer:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """One connection; a `GatewayLink` once it is `welcome`. `goodbye` resolves when the gateway has
+    """One connection; a link once it is `welcome`. `goodbye` resolves when the gateway has
     said that it sends no new lease, or is gone."""
 
     def __init__(self, server: ChannelServer) -> None:
@@ -313,11 +296,13 @@ class GatewayConnection(asyncio.Protocol):
 
     @property
     def version(self) -> int:
+        """The version of the channel that the gateway is spoken to in."""
         return self._handshake.version
 
-    # ---- `GatewayLink` --------------------------------------------------------------------------
+    # ---- what a core says -----------------------------------------------------------------------
 
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
+        """Send a frame. Does nothing once the connection is gone."""
         if self._transport is None or self._transport.is_closing():
             return
         try:
@@ -333,6 +318,7 @@ class GatewayConnection(asyncio.Protocol):
         self._transport.writelines(parts)
 
     async def room(self) -> None:
+        """Return when the gateway has taken in enough to be sent more."""
         while not self.closed.done() and (
             self._paused or self._sent_bytes - self._taken_bytes >= WINDOW_BYTES
         ):

@@ -84,11 +84,13 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
     return []
 
 
-def _asked(model: ModelSettings) -> file_check.Asked:
+def _asked(model: ModelSettings) -> file_check.FileRequirements:
     from runtimes import file_check
 
     longest = None if model.image is not None else model.lengths.max
-    return file_check.Asked(model.runtime, model.task, model.options, model.precision, longest)
+    return file_check.FileRequirements(
+        model.runtime, model.task, model.options, model.precision, longest
+    )
 
 
 def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:

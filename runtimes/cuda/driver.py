@@ -22,7 +22,7 @@ NAME_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class VisibleGpu:
     """`capability`: of its arithmetic, such as "9.0"; `driver`: such as "550.54.15"."""
 
     name: str
@@ -33,7 +33,7 @@ class Gpu:
         return f"{self.name} ({self.capability}, driver {self.driver})"
 
 
-def gpus(bindings: Any = None, version: Path = VERSION) -> tuple[Gpu, ...]:
+def gpus(bindings: Any = None, version: Path = VERSION) -> tuple[VisibleGpu, ...]:
     """In the order of their numbers; none where there is no package, no driver or no GPU."""
     driver = bindings or _bindings()
     if driver is None or not _starts(driver):
@@ -62,7 +62,7 @@ def _starts(driver: Any) -> bool:
     return bool(status == driver.CUresult.CUDA_SUCCESS)
 
 
-def _gpu(driver: Any, index: int, release: str) -> Gpu:
+def _gpu(driver: Any, index: int, release: str) -> VisibleGpu:
     device = _value(driver, driver.cuDeviceGet(index))
     name = _value(driver, driver.cuDeviceGetName(NAME_BYTES, device))
     attributes, prefix = driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY"
@@ -70,7 +70,7 @@ def _gpu(driver: Any, index: int, release: str) -> Gpu:
         _value(driver, driver.cuDeviceGetAttribute(getattr(attributes, f"{prefix}_{part}"), device))
         for part in ("MAJOR", "MINOR")
     ]
-    return Gpu(name.split(b"\0")[0].decode(), ".".join(map(str, parts)), release)
+    return VisibleGpu(name.split(b"\0")[0].decode(), ".".join(map(str, parts)), release)
 
 
 def _release(driver: Any, version: Path) -> str:

@@ -91,14 +91,14 @@ def _quantise(plain: Path, made: Path, feeds: Sequence[Feed], keep: Sequence[str
 
 
 def _reader(tool: Any, feeds: Sequence[Feed]) -> Any:
-    class Reader(tool.CalibrationDataReader):  # type: ignore[misc]
+    class FeedReader(tool.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self._left: Iterator[Feed] = iter(feeds)
 
         def get_next(self) -> Feed | None:
             return next(self._left, None)
 
-    return Reader()
+    return FeedReader()
 
 
 def _inputs(model: Any) -> list[GraphInput]:

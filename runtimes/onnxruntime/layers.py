@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.layers import Layer
+from runtimes.layers import TracedTensor
 from runtimes.onnx import model as onnx_model
 from runtimes.onnx import session as onnxruntime_session
 from runtimes.onnxruntime.runtime import ONNXRuntimeRuntime
@@ -25,7 +25,7 @@ CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 REAL = ("tensor(float16)", "tensor(float)", "tensor(double)")
 
 
-def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[TracedTensor]:
     """See `runtimes.layers.trace`."""
     model = ONNXRuntimeRuntime(settings).graph()
     made = {value: node for node in model.graph.node for value in node.output if value}
@@ -43,12 +43,12 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
     return [_layer(name, made, stored, found[name]) for name in made if name in found]
 
 
-def _layer(name: str, made: Mapping[str, Any], stored: set[str], value: Array) -> Layer:
+def _layer(name: str, made: Mapping[str, Any], stored: set[str], value: Array) -> TracedTensor:
     inputs = tuple(each for each in made[name].input if each and each not in stored)
     node = _computed_by(name, made)
     if node is None:
-        return Layer(name, "", made[name].op_type, inputs, value)
-    return Layer(name, node.name or node.output[0], node.op_type, inputs, value)
+        return TracedTensor(name, "", made[name].op_type, inputs, value)
+    return TracedTensor(name, node.name or node.output[0], node.op_type, inputs, value)
 
 
 def _computed_by(name: str, made: Mapping[str, Any]) -> Any:

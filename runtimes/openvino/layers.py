@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.layers import Layer
+from runtimes.layers import TracedTensor
 from runtimes.openvino.library import library
 from runtimes.openvino.runtime import HINTS, OpenVINORuntime
 from runtimes.types import RuntimeSettings
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 PLAIN = ("Parameter", "Constant", "Result")
 
 
-def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[TracedTensor]:
     """See `runtimes.layers.trace`."""
     core = library().Core()
     model = core.read_model(str(OpenVINORuntime(settings).staged() / "model.xml"))
@@ -46,9 +46,9 @@ def _name(node: Any) -> str:
     return str(min(node.output(0).get_names(), default=node.get_friendly_name()))
 
 
-def _layer(node: Any, request: Any, names: Mapping[str, str]) -> Layer:
+def _layer(node: Any, request: Any, names: Mapping[str, str]) -> TracedTensor:
     own = node.get_friendly_name()
     value = np.array(request.get_tensor(names[own]).data)
     sources = (port.get_node().get_friendly_name() for port in node.input_values())
     inputs = tuple(names[each] for each in sources if each in names)
-    return Layer(names[own], own, node.get_type_name(), inputs, value)
+    return TracedTensor(names[own], own, node.get_type_name(), inputs, value)

@@ -90,7 +90,7 @@ class SyntheticStreamOptions:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Generation:
     """One request's sequences, and who of them got a token (by index) that it has not taken yet."""
 
     prompt: tuple[int, ...]
@@ -121,7 +121,7 @@ class SyntheticStreamRuntime:
             os.getpid(),
         )
         self._context = settings.max_length or _CONTEXT
-        self._jobs: set[_Job] = set()
+        self._jobs: set[_Generation] = set()
         self._work: asyncio.Event | None = None
         self._stepping: asyncio.Task[None] | None = None
         self._tokenizer: Any = None
@@ -194,7 +194,7 @@ class SyntheticStreamRuntime:
     # ---- one request ------------------------------------------------------------------------
 
     async def _answered(
-        self, job: _Job, request: GenerationRequest, answers: Answers
+        self, job: _Generation, request: GenerationRequest, answers: Answers
     ) -> AsyncGenerator[bytes, None]:
         """Of an answer that does not stream the parts are empty but for the last: they say that
         counts have changed."""
@@ -221,7 +221,7 @@ class SyntheticStreamRuntime:
         texts = ["".join(of_one) for of_one in words]
         yield answers.last(counted) if request.stream else answers.whole(texts, finish, counted)
 
-    def _job(self, request: GenerationRequest, salt: str) -> _Job:
+    def _job(self, request: GenerationRequest, salt: str) -> _Generation:
         prompt = self._tokens(request.prompt)
         if request.n > min(_SEQUENCES, self._options.max_sequences):
             raise InvalidRequest(f"n is {request.n}, more than this model answers at once", "n")
@@ -234,12 +234,12 @@ class SyntheticStreamRuntime:
         most = min(request.most or room, room)
         if self._options.output_tokens:
             most = min(most, self._options.output_tokens)
-        return _Job(prompt, request.n, most, salt)
+        return _Generation(prompt, request.n, most, salt)
 
-    def _finish(self, job: _Job) -> str:
+    def _finish(self, job: _Generation) -> str:
         return "stop" if job.most == self._options.output_tokens else "length"
 
-    def _begin(self, job: _Job) -> None:
+    def _begin(self, job: _Generation) -> None:
         blocks = _blocks(job.prompt, self._engine.shape.block_tokens, job.salt)
         job.sequences = [
             self._engine.add((job, index), len(job.prompt), job.most, blocks)
@@ -249,16 +249,16 @@ class SyntheticStreamRuntime:
         assert self._work is not None
         self._work.set()
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: _Generation) -> None:
         self._jobs.discard(job)
         for sequence in job.sequences:
             self._engine.abort(sequence)
 
-    def _chunk(self, job: _Job, data: bytes) -> Chunk:
+    def _chunk(self, job: _Generation, data: bytes) -> Chunk:
         cached, held = job.sequences[0].cached, job.held_tokens()
         return Chunk(data, len(job.prompt), cached, job.output_tokens(), held)
 
-    def _usage(self, job: _Job) -> dict[str, Any]:
+    def _usage(self, job: _Generation) -> dict[str, Any]:
         cached = job.sequences[0].cached
         return openai_answers.usage(len(job.prompt), cached, job.output_tokens())
 

@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from runtimes.cuda.driver import Gpu
+from runtimes.cuda.driver import VisibleGpu
 from runtimes.errors import LoadError, RefusedArtifact
 
 FACTS = "plans.json"
@@ -35,7 +35,7 @@ class PlanFacts:
     shapes: str  # digest of engines and profiles
 
     @classmethod
-    def of(cls, model: str, tensorrt: str, gpu: Gpu, shapes: str) -> PlanFacts:
+    def of(cls, model: str, tensorrt: str, gpu: VisibleGpu, shapes: str) -> PlanFacts:
         return cls(model, tensorrt, gpu.driver, gpu.name, gpu.capability, shapes)
 
     def key(self) -> list[str]:

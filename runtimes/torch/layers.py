@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from runtimes.errors import LoadError
-from runtimes.layers import Layer
+from runtimes.layers import TracedTensor
 from runtimes.source import inspect
 from runtimes.torch import model as torch_model
 from runtimes.types import RuntimeSettings
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 COMPUTED = ("call_function", "call_method", "call_module")
 
 
-def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[TracedTensor]:
     """See `runtimes.layers.trace`."""
     if settings.source is None:
         raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
@@ -41,14 +41,14 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
 class _Tracing(fx.Interpreter):
     def __init__(self, module: Any) -> None:
         super().__init__(module)
-        self.layers: list[Layer] = []
+        self.layers: list[TracedTensor] = []
 
     def run_node(self, node: fx.Node) -> Any:
         value = super().run_node(node)
         if node.op in COMPUTED and isinstance(value, torch.Tensor) and value.is_floating_point():
             inputs = tuple(each.name for each in node.all_input_nodes if each.op in COMPUTED)
             array = value.float().cpu().numpy()
-            self.layers.append(Layer(node.name, "", _kind(node), inputs, array))
+            self.layers.append(TracedTensor(node.name, "", _kind(node), inputs, array))
         return value
 
 

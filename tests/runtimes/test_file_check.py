@@ -14,15 +14,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from runtimes.errors import LoadError
-from runtimes.file_check import Asked, check
+from runtimes.file_check import FileRequirements, check
 
 BERT = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "max_position_embeddings": 32, "vocab_size": 20}  # fmt: skip
 
 
-def asked(runtime: str = "onnxruntime", **fields: Any) -> Asked:
+def asked(runtime: str = "onnxruntime", **fields: Any) -> FileRequirements:
     given: dict[str, Any] = {"task": "tensors", "options": {}, "precision": "fp32"}
-    return Asked(runtime, **{**given, "max_length": 32, **fields})
+    return FileRequirements(runtime, **{**given, "max_length": 32, **fields})
 
 
 def folder(path: Path, **config: Any) -> Path:

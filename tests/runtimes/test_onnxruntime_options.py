@@ -11,7 +11,7 @@ import pytest
 
 from runtimes import catalog
 from runtimes.cuda import driver
-from runtimes.cuda.driver import Gpu
+from runtimes.cuda.driver import VisibleGpu
 from runtimes.device import CPU, Device
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.onnx import session
@@ -100,7 +100,7 @@ def test_wrong_options_are_told_what_is_right(chosen, message):
 
 
 def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
-    monkeypatch.setattr(driver, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
+    monkeypatch.setattr(driver, "gpus", lambda: (VisibleGpu("G", "9.0", "1"),) * seen)
     monkeypatch.setattr(driver, "_bindings", SimpleNamespace)
     settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
     library = SimpleNamespace(get_available_providers=lambda: able)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from runtimes import catalog
-from runtimes.cuda.driver import Gpu
+from runtimes.cuda.driver import VisibleGpu
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact, RunError
 from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.signature import GraphFacts
@@ -88,7 +88,7 @@ def test_other_dynamic_axis_is_refused_with_the_inputs_name():
 
 # ---- plans --------------------------------------------------------------------------------
 
-H100 = Gpu("NVIDIA H100", "9.0", "550.54.15")
+H100 = VisibleGpu("NVIDIA H100", "9.0", "550.54.15")
 HERE = PlanFacts.of("digest", "10.9.0", H100, "shapes")
 
 

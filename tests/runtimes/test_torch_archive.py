@@ -291,7 +291,7 @@ def test_honest_exports_of_transformers_run(tmp_path, kind, sizes):
     torch.manual_seed(0)
     model = cls(cls.config_class(**sizes))
     file = exported(model, tmp_path / "model.pt2")
-    file_check.check(file, file_check.Asked("torch", "tensors", {}, "fp32", 32))
+    file_check.check(file, file_check.FileRequirements("torch", "tensors", {}, "fp32", 32))
     settings = RuntimeSettings("m", "torch", file, tmp_path / "cache", max_length=32)
     runtime = catalog.create(settings)
     runtime.load()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deployments.replica import stored_profile as stored
+from deployments.replica import known_costs as stored
 from deployments.tools.console.progress_bar import ShareBar
 from deployments.tools.profile import chrome_trace, engine, html_page
 from deployments.tools.profile.errors import CannotProfile, WrongArguments

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deployments.replica.stored_profile import Identity
+from deployments.replica.known_costs import ProfileIdentity
 from deployments.tools.profile.binding import Binding
 from deployments.tools.profile.fitting import Fitted, Knee
 from deployments.tools.profile.lengths import RowLengths
@@ -26,7 +26,7 @@ class Subject:
 
     name: str
     settings: RuntimeSettings
-    identity: Identity
+    identity: ProfileIdentity
     limits: Limits
     lengths: RowLengths
     parameters: Parameters | None

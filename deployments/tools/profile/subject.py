@@ -10,9 +10,8 @@ from pathlib import Path
 from random import Random
 
 from deployments.replica import backend_env
-from deployments.replica.describe import runtime_settings
-from deployments.replica.image_model import with_image_lengths
-from deployments.replica.stored_profile import identity_of
+from deployments.replica.describe import runtime_settings, with_image_lengths
+from deployments.replica.known_costs import identity_of
 from deployments.settings.model import ModelSettings
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir

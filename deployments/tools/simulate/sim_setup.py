@@ -14,9 +14,8 @@ from pathlib import Path
 
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
-from deployments.replica.describe import describe, runtime_settings
+from deployments.replica.describe import describe, runtime_settings, with_image_lengths
 from deployments.replica.groups import combined
-from deployments.replica.image_model import with_image_lengths
 from deployments.replica.known_costs import KnownCosts
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from deployments.replica import describe
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.verify.agreement import MEASURES
-from deployments.replica.verify.sample_file import Reading
+from deployments.replica.verify.samples import Reading
 from deployments.replica.verify.verification import (
     VerificationOptions,
     VerificationReport,

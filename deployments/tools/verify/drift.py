@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.layers import Layer
+from runtimes.layers import TracedTensor
 
 ROUNDING: Mapping[str, float] = {
     "fp32": 1e-5,
@@ -52,7 +52,9 @@ class Drifts:
     origins: tuple[Drift, ...]  # the worst first
 
 
-def drifts(reference: Sequence[Layer], candidate: Sequence[Layer], precision: str) -> Drifts:
+def drifts(
+    reference: Sequence[TracedTensor], candidate: Sequence[TracedTensor], precision: str
+) -> Drifts:
     """Over the tensors of a name and shape that both have."""
     wanted = {layer.name: layer for layer in reference}
     ordered = [layer for layer in candidate if _comparable(wanted.get(layer.name), layer)]
@@ -93,7 +95,7 @@ def tensor_error(reference: Array, candidate: Array) -> float:
     return error / size if size else (inf if error else 0.0)
 
 
-def _comparable(left: Layer | None, right: Layer) -> bool:
+def _comparable(left: TracedTensor | None, right: TracedTensor) -> bool:
     return left is not None and left.value.shape == right.value.shape and right.value.size > 0
 
 
@@ -114,7 +116,7 @@ def _input_error(
     return worst
 
 
-def around(drift: Drift, candidate: Sequence[Layer], steps: int) -> tuple[str, ...]:
+def around(drift: Drift, candidate: Sequence[TracedTensor], steps: int) -> tuple[str, ...]:
     """Its operation and those at most so many steps before or behind it, the nearest first."""
     found, fresh = {drift.name: drift.node}, {drift.name}
     for _ in range(steps):

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.verify.reference import GRAPH_RUNTIMES, reference_for, runtime_label
-from deployments.replica.verify.sample_file import Reading
-from deployments.replica.verify.samples import Sample, batch_of
+from deployments.replica.verify.samples import Reading, Sample, batch_of
 from deployments.replica.verify.verification import (
+    GRAPH_RUNTIMES,
     VerificationOptions,
     VerificationReport,
+    reference_for,
+    runtime_label,
     samples_of,
     verify,
 )
@@ -164,7 +165,7 @@ def _arrays(limits: Limits, sample: Sample) -> dict[str, Array]:
     return arrays
 
 
-def _proposals(found: Drifts, traced: list[layers.Layer]) -> Iterator[tuple[str, ...]]:
+def _proposals(found: Drifts, traced: list[layers.TracedTensor]) -> Iterator[tuple[str, ...]]:
     """The worst origin with its neighbours, then more origins and wider around them."""
     for count, steps in SHARES:
         nodes = [node for drift in found.origins[:count] for node in around(drift, traced, steps)]

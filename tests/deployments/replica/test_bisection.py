@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.contract.channel.messages import rows_of
-from deployments.replica.bisection import run_bisected, take
+from deployments.replica.device import run_bisected
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged
 
@@ -54,7 +54,7 @@ def test_rows_of_a_batch_are_taken_with_all_their_inputs() -> None:
     ragged = Ragged("FP32", np.arange(6, dtype=np.float32), ((1,), (2,), (3,)))
     words = Ragged("BYTES", np.array([b"a", b"b", b"c"], dtype=object), ((1,), (1,), (1,)))
     batch = Batch(3, np.array([1, 2, 3]), {"a": ragged, "w": words}, ("out",))
-    part = take(batch, 1, 3)
+    part = batch.picked(range(1, 3))
     assert (part.rows, part.lengths.tolist(), part.outputs) == (2, [2, 3], ("out",))
     assert part.inputs["a"].data.tolist() == [1, 2, 3, 4, 5]
     assert part.inputs["a"].shapes == ((2,), (3,))

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from deployments.contract.rollout.costs import CostBounds, LiveCosts
-from deployments.replica import cost_admission
-from deployments.replica.cost_admission import (
+from deployments.replica import known_costs
+from deployments.replica.describe import runtime_settings
+from deployments.replica.known_costs import (
     MEASURES,
     TooCostly,
     least,
     measured_again,
-    warn_of_late_rows,
 )
-from deployments.replica.describe import runtime_settings
 from deployments.settings.model import ModelSettings
 from runtimes import staging
 from runtimes.profiling import Profile
@@ -55,7 +54,7 @@ class Host:
         self.paused_s += seconds
 
     async def admit(self, points: Profile) -> Profile:
-        return await cost_admission.admit(
+        return await known_costs.admit(
             points, BOUNDS, self.live_costs, self.measure_again, self.pause
         )
 
@@ -128,10 +127,3 @@ def test_a_further_measurement_waits_for_another_replica_s(tmp_path: Path) -> No
     asking.join(10)
     (points,) = found
     assert points[0][:2] == (1, 16)
-
-
-def test_a_first_version_that_misses_its_deadline_is_told_of(caplog) -> None:
-    warn_of_late_rows("m", LIVE, 0.010)
-    assert not caplog.records
-    warn_of_late_rows("m", LIVE, 0.009)
-    assert "1 row of length 16 takes it 10 ms, more than its deadline (9 ms)" in caplog.text

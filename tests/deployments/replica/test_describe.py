@@ -42,7 +42,7 @@ def test_the_runtime_is_told_what_the_settings_say(tmp_path: Path) -> None:
 def test_replicas_share_the_processors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpus: int, count: int, threads: int
 ) -> None:
-    monkeypatch.setattr("deployments.replica.processors.allowed_cpus", lambda: cpus)
+    monkeypatch.setattr("deployments.replica.backend_env.allowed_cpus", lambda: cpus)
     settings = model(replicas={"count": count})
     found = describe.runtime_settings("m", settings, tmp_path, lambda *_: None)
     assert found.threads == threads

@@ -11,8 +11,8 @@ import pytest
 from deployments.contract.description import ModelDescription
 from deployments.process import description_store
 from deployments.process.description_store import StoredDescription
-from deployments.replica import described_groups
-from deployments.replica.described_groups import DescribedGroups
+from deployments.replica import groups as group_module
+from deployments.replica.groups import DescribedGroups
 from deployments.settings.plain import settings_digest
 from runtimes.types import TensorSpec
 
@@ -47,6 +47,8 @@ class Replicas:
 class Store:
     """As `description_store`, with what it encodes."""
 
+    away = False
+
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], bytes] = {}
 
@@ -54,22 +56,19 @@ class Store:
         self.kept[model, group] = description_store.STORED.encode(stored)
 
     def get(self, model: str, group: str, settings: str) -> StoredDescription | None:
+        if self.away:
+            raise RuntimeError("the store is away")
         found = self.kept.get((model, group))
         return None if found is None else description_store.decode(found, settings)
 
 
-class Away(Store):
-    away = True
-
-    def get(self, model: str, group: str, settings: str) -> StoredDescription | None:
-        if self.away:
-            raise RuntimeError("the store is away")
-        return super().get(model, group, settings)
-
-
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(described_groups, "_PAUSE_S", 0.0)
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """What `DescribedGroups` find in place of `description_store`; they try again at once."""
+    made = Store()
+    monkeypatch.setattr(group_module, "description_store", made)
+    monkeypatch.setattr(group_module, "_PAUSE_S", 0.0)
+    return made
 
 
 def group(name: str, after_s: float = 0.0) -> dict[str, Any]:
@@ -95,7 +94,7 @@ ALONE = {"name": "m", "settings": SETTINGS, "channel": {}}
 
 async def test_a_model_without_groups_is_what_its_replica_says(description: Describe) -> None:
     asked = Replicas()
-    groups = DescribedGroups(ALONE, [asked], Store())
+    groups = DescribedGroups(ALONE, [asked])
     groups.start()
     assert not groups.known
     own = description(digest=settings_digest(SETTINGS)), b"words"
@@ -106,15 +105,17 @@ async def test_a_model_without_groups_is_what_its_replica_says(description: Desc
     assert (asked.asked, asked.digests) == ([], [settings_digest(SETTINGS)])
 
 
-async def test_what_was_said_once_is_known_without_a_replica(description: Describe) -> None:
-    store, first = Store(), Replicas()
-    groups = DescribedGroups(ALONE, [first], store)
+async def test_what_was_said_once_is_known_without_a_replica(
+    store: Store, description: Describe
+) -> None:
+    first = Replicas()
+    groups = DescribedGroups(ALONE, [first])
     groups.start()
     own = description(digest=settings_digest(SETTINGS)), b"words"
     first.answers.put_nowait(own)
     await until(lambda: bool(store.kept))
     asleep = Replicas()
-    later = DescribedGroups(ALONE, [asleep], store)
+    later = DescribedGroups(ALONE, [asleep])
     later.start()
     async with asyncio.timeout(5.0):
         await later.wait_known(5.0)
@@ -123,10 +124,10 @@ async def test_what_was_said_once_is_known_without_a_replica(description: Descri
 
 
 async def test_what_a_replica_says_later_takes_the_place_of_what_was_stored(
-    description: Describe,
+    store: Store, description: Describe
 ) -> None:
-    store, digest, asked = Store(), settings_digest(SETTINGS), Replicas()
-    groups = DescribedGroups(ALONE, [asked], store)
+    digest, asked = settings_digest(SETTINGS), Replicas()
+    groups = DescribedGroups(ALONE, [asked])
     before = StoredDescription(groups._all_settings(), description(digest=digest), b"words")
     store.put("m", "", before)
     groups.start()
@@ -139,18 +140,17 @@ async def test_what_a_replica_says_later_takes_the_place_of_what_was_stored(
     await until(lambda: store.get("m", "", before.settings) != before)
 
 
-async def test_other_settings_are_another_model(description: Describe) -> None:
-    store = Store()
+async def test_other_settings_are_another_model(store: Store, description: Describe) -> None:
     store.put("m", "", StoredDescription("of others", description(), b""))
-    groups = DescribedGroups(ALONE, [Replicas()], store)
+    groups = DescribedGroups(ALONE, [Replicas()])
     groups.start()
     await groups.recalled.wait()
     assert not groups.known
 
 
-async def test_a_store_that_is_away_holds_up_nothing(description: Describe) -> None:
-    asked, store = Replicas(), Away()
-    groups = DescribedGroups(ALONE, [asked], store)
+async def test_a_store_that_is_away_holds_up_nothing(store: Store, description: Describe) -> None:
+    asked, store.away = Replicas(), True
+    groups = DescribedGroups(ALONE, [asked])
     groups.start()
     asked.answers.put_nowait((description(digest=settings_digest(SETTINGS)), b""))
     await groups.changed.wait()
@@ -162,19 +162,21 @@ async def test_a_store_that_is_away_holds_up_nothing(description: Describe) -> N
     groups.stop()
 
 
-async def test_sleeping_groups_are_known_with_the_version_of_all(description: Describe) -> None:
-    store, asked = Store(), [Replicas(), Replicas()]
-    groups = DescribedGroups(ARGS, asked, store)
+async def test_sleeping_groups_are_known_with_the_version_of_all(
+    store: Store, description: Describe
+) -> None:
+    asked = [Replicas(), Replicas()]
+    groups = DescribedGroups(ARGS, asked)
     groups.start()
     asked[0].answers.put_nowait(said(description, GPU))
     asked[1].answers.put_nowait(said(description, CPU))
     await until(lambda: len(store.kept) == 2)
-    later = DescribedGroups(ARGS, [Replicas(), Replicas()], store)
+    later = DescribedGroups(ARGS, [Replicas(), Replicas()])
     later.start()
     await until(lambda: len(later._parts) == 2)
     assert later.current() == groups.current()
     changed = ARGS | {"groups": [GPU, group("cpu", 0.7) | {"settings": {"runtime": "other"}}]}
-    other = DescribedGroups(changed, [Replicas(), Replicas()], store)
+    other = DescribedGroups(changed, [Replicas(), Replicas()])
     other.start()
     await other.recalled.wait()
     assert not other.known
@@ -182,7 +184,7 @@ async def test_sleeping_groups_are_known_with_the_version_of_all(description: De
 
 async def test_a_group_that_comes_up_later_joins_the_others(description: Describe) -> None:
     gpu, cpu = Replicas(), Replicas()
-    groups = DescribedGroups(ARGS, [gpu, cpu], Store())
+    groups = DescribedGroups(ARGS, [gpu, cpu])
     groups.start()
     cpu.answers.put_nowait(said(description, CPU))
     await groups.changed.wait()
@@ -200,7 +202,7 @@ async def test_a_group_that_comes_up_later_joins_the_others(description: Describ
 
 async def test_a_replica_that_cannot_be_asked_is_asked_again(description: Describe) -> None:
     gpu = Replicas()
-    groups = DescribedGroups(ARGS | {"groups": [GPU]}, [gpu], Store())
+    groups = DescribedGroups(ARGS | {"groups": [GPU]}, [gpu])
     groups.start()
     gpu.answers.put_nowait(RuntimeError("it went"))
     gpu.answers.put_nowait(said(description, GPU))
@@ -213,10 +215,10 @@ async def test_a_group_that_does_not_fit_is_left_out_and_the_log_says_so_once(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(
-        described_groups.logger, "error", lambda text, *of, extra: told.append(text % of)
+        group_module.logger, "error", lambda text, *of, extra: told.append(text % of)
     )
     handles = [Replicas(), Replicas()]
-    groups = DescribedGroups(ARGS, handles, Store())
+    groups = DescribedGroups(ARGS, handles)
     groups.start()
     handles[0].answers.put_nowait(said(description, GPU))
     await groups.changed.wait()

@@ -11,8 +11,7 @@ import pytest
 from device_jobs import WaitedJob, job_of, values, worker_of
 from fake_runtimes import Gated, Moody
 
-from deployments.replica.device import DeviceTurn, DeviceWorker, Job
-from deployments.replica.hang_limits import HangLimits, hang_limits
+from deployments.replica.device import DeviceTurn, DeviceWorker, HangLimits, Job, hang_limits
 from deployments.settings.model import ModelSettings
 from runtimes.errors import RunError, Unhealthy
 from runtimes.types import Batch, Limits, Result
@@ -213,7 +212,7 @@ def test_a_model_s_settings_say_when_a_run_counts_as_hung() -> None:
 async def test_a_prediction_is_held_against_a_run_once_the_replica_has_answered_some(
     monkeypatch: pytest.MonkeyPatch, answers: int, hangs: bool
 ) -> None:
-    monkeypatch.setattr("deployments.replica.hang_limits._FLOOR_S", 0.0)
+    monkeypatch.setattr("deployments.replica.device._FLOOR_S", 0.0)
     told: list[bool] = []
     runtime = Gated()
     limits = HangLimits(5.0, factor=1e-9)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.replica.finite import non_finite_rows, without
+from deployments.replica.device import non_finite_rows
 from runtimes.datatypes import DTYPES
-from runtimes.types import Ragged, Result, StageTimes
+from runtimes.types import Ragged
 
 SHAPES = ((2,), (0,), (1, 2), ())
 
@@ -33,19 +33,3 @@ def test_the_largest_numbers_are_finite_and_so_is_what_is_no_number() -> None:
 def test_a_row_is_odd_if_any_of_its_outputs_is() -> None:
     outputs = {"a": ragged([np.nan, 2, 3, 4, 5]), "b": ragged([1, 2, 3, 4, np.inf])}
     assert non_finite_rows(outputs) == [0, 3]
-
-
-def test_what_is_left_is_the_other_rows_in_all_outputs() -> None:
-    words = Ragged("BYTES", np.array([b"a", b"b", b"c", b"d", b"e"], dtype=object), SHAPES)
-    result = Result({"y": ragged([1, 2, 3, 4, 5]), "w": words}, StageTimes(), 9)
-    left = without(result, [0, 1])
-    assert left.outputs["y"].data.tolist() == [3, 4, 5]
-    assert left.outputs["y"].shapes == ((1, 2), ())
-    assert left.outputs["w"].data.tolist() == [b"c", b"d", b"e"]
-    assert left.padded_tokens == 9
-
-
-def test_nothing_is_left_of_a_result_without_a_finite_row() -> None:
-    result = Result({"y": ragged([1, 2, 3, 4, 5])}, StageTimes(), 9)
-    left = without(result, [0, 1, 2, 3]).outputs["y"]
-    assert (left.data.size, left.shapes, left.data.dtype) == (0, (), np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.contract.description import DESCRIPTION, ModelDescription
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.replica.group_replicas import GroupReplicas
+from deployments.replica.anchor import GroupReplicas
 
 
 @dataclass(frozen=True)

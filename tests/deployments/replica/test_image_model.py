@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.replica.image_model import (
+from deployments.replica.describe import (
     beside_the_artifact,
     classes,
     image_input,

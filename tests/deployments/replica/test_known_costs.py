@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from deployments.replica.describe import runtime_settings
-from deployments.replica.known_costs import KnownCosts, known_costs, start_of
-from deployments.replica.stored_profile import StoredProfile, identity_of, save
+from deployments.replica.known_costs import (
+    KnownCosts,
+    StoredProfile,
+    cost_sources,
+    identity_of,
+    known_costs,
+    save,
+)
 from deployments.settings.model import ModelSettings
 from runtimes.synthetic.runtime import SyntheticRuntime
 
@@ -32,11 +38,11 @@ def store(tmp_path: Path, settings: ModelSettings, **fields: Any) -> None:
 def started(tmp_path: Path, settings: ModelSettings) -> tuple[KnownCosts, tuple[int, ...], str]:
     """The costs, the edges that the backend is warmed with, and the log."""
     told = runtime_settings("m", settings, tmp_path, lambda *_: None)
-    start, said = start_of(told, settings, tmp_path), []
-    runtime = SyntheticRuntime(start.settings)
+    sources, said = cost_sources(told, settings, tmp_path), []
+    runtime = SyntheticRuntime(sources.settings)
     runtime.load()
-    costs = known_costs(start, settings, runtime, said.append)
-    return costs, start.settings.edges, "; ".join(said)
+    costs = known_costs(sources, settings, runtime, said.append)
+    return costs, sources.settings.edges, "; ".join(said)
 
 
 def test_a_stored_profile_is_used_instead_of_measuring(tmp_path: Path) -> None:
@@ -109,15 +115,15 @@ def test_without_a_stored_profile_nothing_is_said_of_one(tmp_path: Path) -> None
 def test_what_a_running_replica_measured_is_not_measured_again(tmp_path: Path) -> None:
     settings = model(profile_s=600)
     told = runtime_settings("m", settings, tmp_path, lambda *_: None)
-    start = replace(start_of(told, settings, tmp_path), measured=POINTS)
-    runtime = SyntheticRuntime(start.settings)
-    assert known_costs(start, settings, runtime, lambda _: None).points == POINTS
+    sources = replace(cost_sources(told, settings, tmp_path), measured=POINTS)
+    runtime = SyntheticRuntime(sources.settings)
+    assert known_costs(sources, settings, runtime, lambda _: None).points == POINTS
 
 
 def test_a_stored_profile_goes_before_what_a_running_replica_measured(tmp_path: Path) -> None:
     settings = model()
     store(tmp_path, settings)
     told = runtime_settings("m", settings, tmp_path, lambda *_: None)
-    start = replace(start_of(told, settings, tmp_path), measured=((1, 16, 9.0),))
-    runtime = SyntheticRuntime(start.settings)
-    assert known_costs(start, settings, runtime, lambda _: None).points == POINTS
+    sources = replace(cost_sources(told, settings, tmp_path), measured=((1, 16, 9.0),))
+    runtime = SyntheticRuntime(sources.settings)
+    assert known_costs(sources, settings, runtime, lambda _: None).points == POINTS

@@ -9,8 +9,8 @@ import pytest
 from device_jobs import job_of, worker_of
 from fake_runtimes import Gated
 
-from deployments.replica import memory_limit
-from deployments.replica.memory_limit import MemoryLimit, watch_memory
+from deployments.replica import watchdogs
+from deployments.replica.watchdogs import MemoryLimit, watch_memory
 
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ async def test_a_breach_while_nothing_runs_is_nobody_s() -> None:
 
 
 async def test_the_watch_tells_of_the_batch_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit, "EVERY_S", 0.0)
+    monkeypatch.setattr(watchdogs, "EVERY_S", 0.0)
     runtime = Gated()
     worker = worker_of(runtime)
     job = job_of(5)
@@ -67,10 +67,10 @@ async def test_of_several_models_the_one_whose_batch_ran_is_named() -> None:
 
 
 async def test_no_batch_is_blamed_for_what_a_load_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit, "EVERY_S", 0.0)
+    monkeypatch.setattr(watchdogs, "EVERY_S", 0.0)
     resident_mib = iter([40, 120, 90, 95, 101])
     memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(resident_mib, 101) * MIB))
-    monkeypatch.setattr(memory_limit.psutil, "Process", lambda: memory)
+    monkeypatch.setattr(watchdogs.psutil, "Process", lambda: memory)
     loads, job = iter([True, True, True, False, False]), job_of(3)
     told: asyncio.Queue[str] = asyncio.Queue()
     watch = asyncio.create_task(

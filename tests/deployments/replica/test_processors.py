@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from deployments.replica import processors
+from deployments.replica import backend_env
 from deployments.settings.replicas import ReplicaSettings
 
 
@@ -19,9 +19,9 @@ def machine(monkeypatch):
 
     def of(allowed: int, may_run_on: int | None = None, online: int = 64) -> None:
         may = may_run_on or allowed
-        monkeypatch.setattr(processors, "allowed_cpus", lambda: allowed)
-        monkeypatch.setattr(processors.os, "sched_getaffinity", lambda _: set(range(may)))
-        monkeypatch.setattr(processors.os, "cpu_count", lambda: online)
+        monkeypatch.setattr(backend_env, "allowed_cpus", lambda: allowed)
+        monkeypatch.setattr(backend_env.os, "sched_getaffinity", lambda _: set(range(may)))
+        monkeypatch.setattr(backend_env.os, "cpu_count", lambda: online)
 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     return of
@@ -36,13 +36,13 @@ def machine(monkeypatch):
 )  # fmt: skip
 def test_threads_are_what_is_reserved_else_a_share(machine, reserved, count, threads):
     machine(8)
-    assert processors.threads(ReplicaSettings(count=count), reserved) == threads
+    assert backend_env.threads(ReplicaSettings(count=count), reserved) == threads
 
 
 @pytest.mark.parametrize("reserved", [None, 1.0])
 def test_threads_that_are_set_stand(machine, reserved):
     machine(8)
-    assert processors.threads(ReplicaSettings(threads=3), reserved) == 3
+    assert backend_env.threads(ReplicaSettings(threads=3), reserved) == 3
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_reservations_are_real_where_ray_counts_no_more_cpus_than_there_are(
     )
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    assert processors.reserved_cpus() == reserved
+    assert backend_env.reserved_cpus() == reserved
 
 
 @pytest.mark.parametrize("pin", ["cores", "numa"])
@@ -69,7 +69,7 @@ def test_reservations_are_real_where_ray_counts_no_more_cpus_than_there_are(
 def test_processors_of_ones_own_are_bound(machine, pin, reserved):
     machine(8)
     options = {"pin": pin, "streams": 1}
-    assert processors.unpinned_where_shared("m", options, 4, reserved) == options
+    assert backend_env.unpinned_where_shared("m", options, 4, reserved) == options
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_processors_that_others_run_on_are_not_bound_and_the_log_says_why(
 ):
     machine(allowed, may_run_on)
     options = {"pin": "cores", "streams": 1}
-    found = processors.unpinned_where_shared("m", options, 4, reserved)
+    found = backend_env.unpinned_where_shared("m", options, 4, reserved)
     assert found == {"pin": "off", "streams": 1}
     assert why in caplog.text
 
@@ -93,14 +93,14 @@ def test_processors_that_others_run_on_are_not_bound_and_the_log_says_why(
 def test_a_pod_has_processors_of_its_own_only_where_they_are_fewer_than_the_nodes(machine):
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     machine(64)
-    assert "static CPU manager policy" in str(processors.shared_because(4, None, pod))
-    assert processors.shared_because(4, None, {}) is None
+    assert "static CPU manager policy" in str(backend_env.shared_because(4, None, pod))
+    assert backend_env.shared_because(4, None, {}) is None
     machine(8)
-    assert processors.shared_because(4, None, pod) is None
+    assert backend_env.shared_because(4, None, pod) is None
 
 
 def test_nothing_is_said_where_nothing_is_to_be_bound(machine, caplog):
     machine(8, 64)
     for options in ({}, {"pin": "off"}):
-        assert processors.unpinned_where_shared("m", options, 4, 0.5) is options
+        assert backend_env.unpinned_where_shared("m", options, 4, 0.5) is options
     assert caplog.text == ""

@@ -25,7 +25,8 @@ from deployments.contract.channel.messages import (
     encode_call,
     pack,
 )
-from deployments.replica.replica_core import ReplicaCore, watch_hangs
+from deployments.replica.replica_core import ReplicaCore
+from deployments.replica.watchdogs import watch_hangs
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, StageTimes
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from deployments.replica import siblings
-from deployments.replica.siblings import together
+from deployments.replica import model_replica
+from deployments.replica.model_replica import together
 
 
 class Registry:
@@ -30,11 +30,11 @@ class Registry:
 @pytest.fixture
 def of(monkeypatch: pytest.MonkeyPatch):
     """Makes the registry that replicas find."""
-    monkeypatch.setattr(siblings, "_LOOKS_S", 0.0)
+    monkeypatch.setattr(model_replica, "_LOOKS_S", 0.0)
 
     def make(*answers: int | None) -> Registry:
         made = Registry(*answers)
-        monkeypatch.setattr(siblings, "registry", lambda: made)
+        monkeypatch.setattr(model_replica, "registry", lambda: made)
         return made
 
     return make
@@ -53,7 +53,7 @@ async def test_it_waits_no_longer_than_it_took_itself(of):
 
 
 async def test_it_does_not_wait_for_a_registry_that_hangs(of, monkeypatch):
-    monkeypatch.setattr(siblings, "_ANSWER_S", 0.01)
+    monkeypatch.setattr(model_replica, "_ANSWER_S", 0.01)
     registry = of(None)
     async with asyncio.timeout(10):
         await together("m", "d", 60.0)
@@ -64,5 +64,5 @@ async def test_without_a_registry_it_is_ready(monkeypatch):
     def nobody() -> None:
         raise ValueError("no actor of that name")
 
-    monkeypatch.setattr(siblings, "registry", nobody)
+    monkeypatch.setattr(model_replica, "registry", nobody)
     await together("m", "d", 60.0)

@@ -11,9 +11,9 @@ from told_engine import Told
 
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.stream_messages import GenerateCall, encode_generate
-from deployments.replica.hang_limits import HangLimits
-from deployments.replica.stalls import StallDetector, watch_stalls
+from deployments.replica.device import HangLimits
 from deployments.replica.stream_core import StreamCore
+from deployments.replica.watchdogs import StallDetector, watch_stalls
 
 LIMITS = HangLimits(30.0, 20.0)
 

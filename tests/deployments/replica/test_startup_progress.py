@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from deployments.contract.registry import ReplicaProgress
-from deployments.replica.startup_progress import StartupProgress, process_age_s, took
+from deployments.replica.startup import StartupProgress, process_age_s, took
 from runtimes.errors import LoadError
 
 
@@ -28,7 +28,7 @@ class Told(list[ReplicaProgress]):
 async def test_each_phase_has_its_seconds_once_it_is_over() -> None:
     told = Told(before_s=4.0)
     for phase, at in (("starting", 0.0), ("staging", 1.0), ("staging", 2.0), ("warming", 5.0)):
-        await told.report(phase, at)
+        await told.tell(phase, at)
     assert told[-1].spent == (("process", 4.0), ("starting", 1.0), ("staging", 4.0))
     assert told[-1].passed == ("starting", "staging")
     assert [each.phase for each in told] == ["starting", "staging", "staging", "warming"]
@@ -38,7 +38,7 @@ async def test_each_phase_has_its_seconds_once_it_is_over() -> None:
 async def test_a_phase_that_comes_back_adds_to_its_time() -> None:
     told = Told()
     for phase, at in (("staging", 0.0), ("compiling", 1.0), ("staging", 3.0), ("ready", 4.0)):
-        await told.report(phase, at)
+        await told.tell(phase, at)
     assert told[-1].spent == (("staging", 2.0), ("compiling", 2.0))
 
 

@@ -17,7 +17,7 @@ from deployments.contract.version import SPOKEN
 from deployments.process import actors
 from deployments.process.loop_watch import HUNG_EXIT_CODE
 from deployments.process.replica_directory import RunningReplica
-from deployments.replica.startup import ModelReplica, tell_autoscaler
+from deployments.replica.model_replica import ModelReplica, tell_autoscaler
 from deployments.settings.model import ModelSettings
 
 
@@ -49,30 +49,20 @@ def test_nobody_that_hears_it_is_no_fault_of_the_replica(monkeypatch, fault) -> 
 
 
 class Failing(ModelReplica):
-    """A replica whose model cannot start, as far as that is told."""
+    """A replica whose model cannot start, as far as that is told. Only a test calls its end."""
 
-    def __init__(self, optional: bool) -> None:
-        self._name, self._settings = "m", ModelSettings(runtime="synthetic", optional=optional)
+    def __init__(self) -> None:
+        self._name, self._settings = "m", ModelSettings(runtime="synthetic")
 
-
-async def test_a_replica_of_an_optional_model_ends_late_and_says_why(monkeypatch, caplog) -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr("deployments.replica.startup.asyncio.sleep", sleep)
-    await Failing(optional=True)._end_late()
-    assert slept == [600.0]
-    assert "it is optional: nothing waits for it" in caplog.text
+    def __del__(self) -> None: ...
 
 
 def test_a_replica_that_ends_says_why_and_takes_its_engine_along(monkeypatch, caplog) -> None:
     engine = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
     engine.start()
     codes: list[int] = []
-    monkeypatch.setattr("deployments.replica.startup.os._exit", codes.append)
-    Failing(optional=False)._end_process("the engine died")
+    monkeypatch.setattr("deployments.replica.model_replica.os._exit", codes.append)
+    Failing()._end_process("the engine died")
     engine.join(10)
     assert (engine.exitcode, codes) == (-signal.SIGKILL, [HUNG_EXIT_CODE])
     assert "the engine died; the replica ends" in caplog.text
@@ -82,7 +72,7 @@ def test_a_replica_that_ends_says_why_and_takes_its_engine_along(monkeypatch, ca
 def test_a_replica_records_the_versions_that_it_speaks_beside_its_address(
     group: str, more: dict[str, str], description: Callable[..., ModelDescription]
 ) -> None:
-    replica: Any = Failing(optional=False)
+    replica: Any = Failing()
     replica._description, replica._group = description(), group
     replica._server = SimpleNamespace(address="h:1")
     said = replica.record_replica_metadata()

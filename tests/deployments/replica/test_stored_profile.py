@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_profiles import IDENTITY, identity
 
-from deployments.replica.stored_profile import StoredProfile, identity_of, look_up, save
+from deployments.replica.known_costs import StoredProfile, identity_of, look_up, save
 from runtimes.types import RuntimeSettings
 
 PROFILE = StoredProfile(

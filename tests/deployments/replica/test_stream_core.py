@@ -14,7 +14,7 @@ from told_engine import Told
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import MessageError
 from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
-from deployments.replica import outbox, stream_core
+from deployments.replica import stream_core
 from deployments.replica.stream_core import StreamCore
 from runtimes.errors import RunError, Unhealthy
 
@@ -153,7 +153,7 @@ async def test_a_gateway_that_takes_nothing_in_holds_up_no_other(
 async def test_what_waits_for_a_slow_gateway_is_told_in_several_messages_and_is_all_there(
     core: StreamCore, engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MAX_MESSAGE_BYTES", 1500)
+    monkeypatch.setattr(stream_core, "MAX_MESSAGE_BYTES", 1500)
     gateway.full = True
     for lease_id, body in enumerate([b"a", b"b", b"c"], start=1):
         gateway.begin(lease_id, body)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from deployments.replica.artifacts import archive
-from deployments.replica.artifacts import tar as tar_reader
 from deployments.settings.remote_source import SourceError
 
 TARS = ("a.tar", "a.tar.gz", "a.tgz")
@@ -206,7 +205,7 @@ def test_many_short_headers_before_one_entry_are_refused(tmp_path):
 
 
 def test_all_headers_together_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_reader, "MAX_HEADS_BYTES", 5000)
+    monkeypatch.setattr(archive, "MAX_HEADS_BYTES", 5000)
     file = tar(tmp_path / "a.tar", *((f"f{n}", b"") for n in range(20)))
     with pytest.raises(SourceError, match="more than 5000 bytes of headers"):
         archive.unpack(file, tmp_path / "out")

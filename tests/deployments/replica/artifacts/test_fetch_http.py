@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from file_server import FileServer, serving
 
-from deployments.replica.artifacts import download, readers, room
-from deployments.replica.artifacts.fetch import Fetch
+from deployments.replica.artifacts import fetch
+from deployments.replica.artifacts.fetch import SourceFetch
 from deployments.replica.artifacts.local_model import local_file
 from deployments.settings import remote_source
 from deployments.settings.remote_source import SourceError
@@ -40,7 +40,7 @@ class Fetching:
         self.waited: list[float] = []
         self.told: list[float] = []
         remote = remote_source.parse(f"{server.url()}?token=secret#sha256={digest}")
-        self._fetch = Fetch(remote, cache, self.told.append, sleep=self.waited.append)
+        self._fetch = SourceFetch(remote, cache, self.told.append, sleep=self.waited.append)
 
     def __call__(self) -> bytes:
         with self._fetch.verified() as path:
@@ -68,7 +68,7 @@ def test_cuts_are_gone_on_from_where_they_were(server, tmp_path):
 @pytest.mark.slow
 def test_a_server_that_falls_silent_is_left_and_gone_on_with(server, tmp_path, monkeypatch):
     over = threading.Event()
-    monkeypatch.setattr(readers, "SILENCE_S", 0.1)
+    monkeypatch.setattr(fetch, "SILENCE_S", 0.1)
     server.cuts, server.at_cut = [300_000], lambda: over.wait(60)
     fetching = Fetching(server, tmp_path)
     assert fetching() == CONTENT
@@ -171,7 +171,7 @@ def test_tries_that_bring_nothing_come_to_an_end(server, tmp_path):
     fetching = Fetching(server, tmp_path)
     with pytest.raises(SourceError, match="it answers 503 Service Unavailable"):
         fetching()
-    assert fetching.waited == list(download.PAUSES_S)
+    assert fetching.waited == list(fetch.PAUSES_S)
 
 
 def test_a_try_that_brought_something_begins_the_count_anew(server, tmp_path):
@@ -196,7 +196,7 @@ def test_nobody_listening_is_an_interruption(tmp_path):
     fetching = Fetching(gone, tmp_path)
     with pytest.raises(SourceError, match="ConnectError"):
         fetching()
-    assert fetching.waited == list(download.PAUSES_S)
+    assert fetching.waited == list(fetch.PAUSES_S)
 
 
 def test_redirects_are_followed(server, tmp_path):
@@ -208,7 +208,7 @@ def test_redirects_are_followed(server, tmp_path):
 def test_a_file_that_does_not_fit_is_refused_before_it_is_read(server, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(
-        room.shutil, "disk_usage", lambda _: usage(0, 0, room.SPARE_BYTES + len(CONTENT) - 1)
+        fetch.shutil, "disk_usage", lambda _: usage(0, 0, fetch.SPARE_BYTES + len(CONTENT) - 1)
     )
     with pytest.raises(
         SourceError, match=r"1,048,576 bytes do not fit on the disk of .* 1,048,575"
@@ -221,7 +221,7 @@ def test_a_full_disk_says_so(server, tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(download, "_write", full)
+    monkeypatch.setattr(fetch, "_write", full)
     with pytest.raises(SourceError, match=r"the disk of .* is full; free some"):
         Fetching(server, tmp_path)()
 
@@ -232,7 +232,7 @@ def test_a_name_and_password_come_from_the_nodes_netrc(server, tmp_path, monkeyp
     (home / ".netrc").write_text("machine 127.0.0.1 login me password word\n")
     (home / ".netrc").chmod(0o600)
     seen: list[str | None] = []
-    from deployments.replica.artifacts.readers import HttpReader
+    from deployments.replica.artifacts.fetch import HttpReader
 
     monkeypatch.setattr(
         HttpReader,

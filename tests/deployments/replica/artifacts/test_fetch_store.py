@@ -9,8 +9,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from deployments.replica.artifacts import download, readers
-from deployments.replica.artifacts.fetch import Fetch
+from deployments.replica.artifacts import fetch
+from deployments.replica.artifacts.fetch import SourceFetch
 from deployments.settings import remote_source
 from deployments.settings.remote_source import SourceError
 
@@ -23,14 +23,14 @@ def store(monkeypatch):
     """fsspec's store in memory, with one object, read in pieces of 10,000 bytes."""
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/models/m.onnx", CONTENT)
-    monkeypatch.setattr(readers, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(fetch, "_PIECE_BYTES", 10_000)
     yield memory
     memory.rm_file("/models/m.onnx")
 
 
 def fetched(cache: Path, waited: list[float]) -> bytes:
     remote = remote_source.parse(f"memory://models/m.onnx#sha256={DIGEST}")
-    with Fetch(remote, cache, lambda _: None, sleep=waited.append).verified() as path:
+    with SourceFetch(remote, cache, lambda _: None, sleep=waited.append).verified() as path:
         return path.read_bytes()
 
 
@@ -76,7 +76,7 @@ def test_a_store_that_stays_away_comes_to_an_end(store, tmp_path, monkeypatch):
     waited: list[float] = []
     with pytest.raises(SourceError, match=r"memory://models/m.onnx cannot be fetched: OSError"):
         fetched(tmp_path, waited)
-    assert waited == list(download.PAUSES_S)
+    assert waited == list(fetch.PAUSES_S)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(store, tmp_path, monkeypa
     remote = remote_source.parse(f"memory://models/#sha256={DIGEST}")
     with (
         pytest.raises(SourceError, match="leads out of it"),
-        Fetch(remote, tmp_path / "cache", lambda _: None).verified(),
+        SourceFetch(remote, tmp_path / "cache", lambda _: None).verified(),
     ):
         pass
     assert not list(tmp_path.rglob("out"))

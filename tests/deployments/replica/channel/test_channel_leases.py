@@ -14,7 +14,7 @@ from generating_stand import Generating, begun, reading
 from deployments.contract.channel import frames
 from deployments.contract.channel.frames import Kind, framed
 from deployments.contract.channel.stream_messages import StreamEnd
-from deployments.replica import channel_server, outbox
+from deployments.replica import channel_server, stream_core
 
 # ---- batches ------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ async def test_what_was_generated_and_no_frame_holds_ends_the_connection(
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small window, and messages that are no larger."""
     monkeypatch.setattr(channel_server, "WINDOW_BYTES", 1 << 16)
-    monkeypatch.setattr(outbox, "MAX_MESSAGE_BYTES", 1 << 14)
+    monkeypatch.setattr(stream_core, "MAX_MESSAGE_BYTES", 1 << 14)
     return 1 << 16
 
 

@@ -30,8 +30,13 @@ from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool import loading
-from deployments.replica.pool.loading import ModelLoader, PoolLoading
-from deployments.replica.pool.resident import LoadedModel, Place, ServedResident
+from deployments.replica.pool.loading import (
+    LoadedModel,
+    ModelLoader,
+    PoolContext,
+    PoolLoading,
+    ServedResident,
+)
 from runtimes.errors import LoadError
 
 
@@ -48,7 +53,7 @@ class Bench:
         self.hung = threading.Event()
         self.turn = DeviceTurn()
         self.loader = ModelLoader(cache_dir, 1.0)
-        self.place = Place("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
+        self.place = PoolContext("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
         self.loading = PoolLoading(self.loader, self.place, self.told.append)
         self.residents: dict[str, ServedResident] = {}
         self.channels: dict[str, TcpReplicaChannel] = {}
@@ -171,7 +176,7 @@ async def test_stalls_are_expected_while_a_model_loads_and_no_longer(bench: Benc
             return super().load(*args)
 
     loader = Watched(bench.loader.cache_dir, bench.loader.reserved_cpus)
-    place = Place("p", "127.0.0.1", 0.02, bench.turn, bench.hung.set)
+    place = PoolContext("p", "127.0.0.1", 0.02, bench.turn, bench.hung.set)
     loaded = await PoolLoading(loader, place, bench.told.append, may_stall).load(a_model("m"))
     assert said == ["from here", "loads", "to here"]
     loaded.runtime.close()

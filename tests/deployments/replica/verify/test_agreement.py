@@ -9,14 +9,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from deployments.replica.verify.agreement import Gathered, Interval, Tolerances, row_difference
+from deployments.replica.verify.agreement import (
+    ErrorStatistics,
+    Interval,
+    Tolerances,
+    row_difference,
+)
 
 SHORT, LONG, NONE = Interval(1, 16), Interval(17, 512), Interval(0, 0)
 
 
-def gathered(rows) -> Gathered:
+def gathered(rows) -> ErrorStatistics:
     """`rows`: (interval, reference, candidate)."""
-    found = Gathered()
+    found = ErrorStatistics()
     for number, (interval, left, right) in enumerate(rows):
         left, right = (np.asarray(side, np.float32) for side in (left, right))
         found.add("y", interval, (number, interval.longest), left, right)
@@ -86,13 +91,13 @@ def test_a_measure_that_no_output_has_is_no_agreement():
 
 
 def test_nothing_compared_is_no_agreement():
-    verdict = Gathered().verdict(Tolerances())
+    verdict = ErrorStatistics().verdict(Tolerances())
     assert not verdict.accepted
     assert "no output in common" in verdict.breaches[0].sentence()
 
 
 def test_each_output_is_judged_and_buckets_come_shortest_first():
-    found = Gathered()
+    found = ErrorStatistics()
     one, two = np.ones(2, np.float32), np.full(2, 2, np.float32)
     for interval in (LONG, SHORT):
         found.add("b", interval, (0, interval.longest), one, one)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from deployments.replica.verify.agreement import Interval, Tolerances
-from deployments.replica.verify.comparison import ComparisonPlan, NotAccepted, compare, matched
 from deployments.replica.verify.samples import Sample
+from deployments.replica.verify.verification import ComparisonPlan, NotAccepted, compare, matched
 from deployments.settings.reference import CannotVerify
 from runtimes.errors import BadRows, RunError
 from runtimes.types import Batch, Limits, Ragged, Result, StageTimes, TensorSpec

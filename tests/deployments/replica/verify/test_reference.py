@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.replica.verify.reference import reference_for, runtime_label
+from deployments.replica.verify.verification import reference_for, runtime_label
 from deployments.settings.reference import CannotVerify
 from runtimes.errors import LoadError
 from runtimes.types import RuntimeSettings

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from deployments.replica.verify.sample_file import Reading, SampleFile
+from deployments.replica.verify.samples import Reading, SampleFile
 from deployments.settings.reference import CannotVerify
 from runtimes.types import Limits, TensorSpec
 
