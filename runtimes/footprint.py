@@ -1,23 +1,28 @@
-"""How much of a GPU's memory a model takes, from the headers of its files and its config.json.
+"""How many parameters and how much of a GPU's memory a model has, from the headers of its files.
 
-Weights are counted in the number format that they are computed in; what stands beside them while a
-batch runs is a rule for transformers, on the safe side of what backends do. No weights are loaded
-and no GPU is asked. What neither file nor config says is None: whoever asks has to say it. Of the
-rules none was compared with a GPU yet.
+Parameters are counted from the headers of safetensors and ONNX; tables that are looked up by row
+(embeddings) cost no arithmetic, so they are counted apart. Weights are counted in the number format
+that they are computed in; what stands beside them while a batch runs is a rule for transformers, on
+the safe side. No weights are loaded and no GPU is asked. What neither file nor config says is None.
+No rule was compared with a GPU yet.
 
-Sources: the tensors of a transformer layer (Vaswani et al. 2017; Shazeer 2019 for shared keys and
-values); a cache of keys and values is 2 x layers x heads x head size a token; DeepSeek-V2 (2024)
-for latent ones.
+Sources: Vaswani et al. 2017; Shazeer 2019 for shared keys and values; a cache of keys and values is
+2 x layers x heads x head size a token; DeepSeek-V2 (2024) for latent ones.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
-from collections.abc import Mapping
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from runtimes.parameters import LOOKED_UP, header
 from runtimes.source import Source, SourceKind
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 4}
@@ -44,22 +49,18 @@ def weights_bytes(source: Source, precision: str) -> int:
     """Of a Hugging Face folder its tensors in that format; of other files what they hold as
     stored, which a narrower format can only make less."""
     if source.kind is SourceKind.HUGGING_FACE:
-        tensors = (each for file in source.weights for each in header(file))
-        return sum(
-            elements * _element_bytes(kind, precision, axes >= 2 and not name.endswith(LOOKED_UP))
-            for name, elements, axes, kind in tensors
-        )
+        total = 0
+        for name, elements, axes, kind in (each for f in source.weights for each in header(f)):
+            if kind not in _FLOATS:  # was quantised before and stays as it is
+                size = _STORED_BYTES.get(kind, 1)
+            elif precision == "int8":
+                size = 1 if axes >= 2 and not name.endswith(LOOKED_UP) else 4
+            else:
+                size = ITEM_BYTES[precision]
+            total += elements * size
+        return total
     files = [file for file in source.files if file.suffix != ".xml"]
     return sum(file.stat().st_size for file in files)
-
-
-def _element_bytes(kind: str, precision: str, multiplied: bool) -> int:
-    """Floats are converted; what was quantised before stays as it is."""
-    if kind not in _FLOATS:
-        return _STORED_BYTES.get(kind, 1)
-    if precision == "int8":
-        return 1 if multiplied else 4
-    return ITEM_BYTES[precision]
 
 
 def architecture(source: Source) -> Architecture | None:
@@ -67,20 +68,17 @@ def architecture(source: Source) -> Architecture | None:
     folder = source.path if source.path.is_dir() else source.path.parent
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return _of_config(config.get("text_config", config))
+        config = config.get("text_config", config)
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        return Architecture(
+            hidden=hidden,
+            intermediate=int(config.get("intermediate_size") or 4 * hidden),
+            heads=heads,
+            vocabulary=int(config.get("vocab_size") or 0),
+            cached=int(config["num_hidden_layers"]) * _cached_in_layer(config, hidden, heads),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
-
-
-def _of_config(config: Mapping[str, Any]) -> Architecture:
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    return Architecture(
-        hidden=hidden,
-        intermediate=int(config.get("intermediate_size") or 4 * hidden),
-        heads=heads,
-        vocabulary=int(config.get("vocab_size") or 0),
-        cached=int(config["num_hidden_layers"]) * _cached_in_layer(config, hidden, heads),
-    )
 
 
 def _cached_in_layer(config: Mapping[str, Any], hidden: int, heads: int) -> int:
@@ -110,3 +108,70 @@ def _per_token(of: Architecture) -> int:
 def cache_bytes(of: Architecture, tokens: int, item_bytes: int) -> int:
     """Of the keys and values of so many tokens; too many for layers that look back a window."""
     return tokens * of.cached * item_bytes
+
+
+LOOKED_UP = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
+_NAMES = {
+    "F32": "FP32", "FLOAT": "FP32", "F16": "FP16", "FLOAT16": "FP16", "BFLOAT16": "BF16",
+}  # fmt: skip
+_WORTH = 0.01  # of all: fewer of a type are not named
+_MULTIPLIED = frozenset({"MatMul", "Gemm", "Conv", "QLinearMatMul", "MatMulInteger", "FusedMatMul"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """`multiplied`: those that every token meets in a product. `attention`: operations for each
+    pair of tokens of a row, 0 where unknown. `dtypes`: as stored, the most frequent first."""
+
+    total: int
+    multiplied: int
+    dtypes: tuple[str, ...]
+    attention: float = 0.0
+
+    def operations(self, rows: int, width: int) -> float:
+        """Of a batch, padding included: two a parameter and token, and attention's."""
+        return rows * width * (2.0 * self.multiplied + self.attention * width)
+
+
+def count(source: Source) -> Parameters | None:
+    """None of a kind that is not counted."""
+    if source.kind is SourceKind.HUGGING_FACE:
+        config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
+        tensors = [each for file in source.weights for each in header(file)]
+        attention = 4.0 * config.get("num_hidden_layers", 0) * config.get("hidden_size", 0)
+        multiplied = sum(
+            size for name, size, axes, _ in tensors if axes >= 2 and not name.endswith(LOOKED_UP)
+        )
+        return _counted(((size, kind) for _, size, _, kind in tensors), multiplied, attention)
+    if source.kind is not SourceKind.ONNX or not importlib.util.find_spec("onnx"):
+        return None
+    onnx: Any = importlib.import_module("onnx")
+    graph = onnx.load(str(source.path), load_external_data=False).graph
+    names = {name for node in graph.node if node.op_type in _MULTIPLIED for name in node.input}
+    weights = [
+        (each.name, math.prod(each.dims), onnx.TensorProto.DataType.Name(each.data_type))
+        for each in graph.initializer
+    ]
+    multiplied = sum(size for name, size, _ in weights if name in names)
+    return _counted(((size, kind) for _, size, kind in weights), multiplied, 0.0)
+
+
+def header(file: Path) -> list[tuple[str, int, int, str]]:
+    """(name, elements, axes, datatype) of each tensor of a safetensors file."""
+    with file.open("rb") as stream:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    return [
+        (name, math.prod(each["shape"]), len(each["shape"]), each["dtype"])
+        for name, each in header.items()
+    ]
+
+
+def _counted(tensors: Iterable[tuple[int, str]], multiplied: int, attention: float) -> Parameters:
+    kinds: Counter[str] = Counter()
+    for size, kind in tensors:
+        kinds[kind] += size
+    names = tuple(_NAMES.get(kind, kind) for kind, size in kinds.most_common()
+                  if size >= _WORTH * sum(kinds.values()))  # fmt: skip
+    return Parameters(sum(kinds.values()), multiplied, names, attention)

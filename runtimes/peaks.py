@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 SIZE = 1024  # of the matrices: 12 MiB for three of FP32
+_WORK = 2.0 * SIZE**3
 _COPY_BYTES = 256 << 20
 _MIN_RUNS = 3
 _PRODUCT = (
@@ -35,8 +36,12 @@ def flops(runtime: str, precision: str, threads: int, seconds: float) -> float |
     """Floating-point operations a second of a matrix product; None where it cannot be told."""
     if precision not in ("fp32", "bf16"):
         return None
-    if runtime == "torch":
-        return _of_torch(precision, seconds)
+    if runtime == "torch":  # with the threads that the loaded model has set for its process
+        torch: Any = importlib.import_module("torch")
+        kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+        left, right = (torch.ones(SIZE, SIZE, dtype=kind) for _ in range(2))
+        with torch.inference_mode():
+            return _WORK / _min_s(lambda: torch.mm(left, right), seconds)
     if runtime == "openvino":
         return _of_openvino(precision, threads, seconds)
     if precision != "fp32":
@@ -52,7 +57,7 @@ def copied_bytes(threads: int, seconds: float) -> float:
     share = _COPY_BYTES // threads
     pairs = [(np.zeros(share, np.uint8), np.ones(share, np.uint8)) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        min_s = _min_s(lambda: list(pool.map(_copy, pairs)), seconds)
+        min_s = _min_s(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)), seconds)
     return 2 * share * threads / min_s
 
 
@@ -60,20 +65,11 @@ def of_numpy(seconds: float) -> float:
     """As `flops`, with as many threads as the process has been given."""
     left, right = (np.ones((SIZE, SIZE), np.float32) for _ in range(2))
     out = np.empty_like(left)
-    return _work() / _min_s(lambda: np.matmul(left, right, out=out), seconds)
-
-
-def _of_torch(precision: str, seconds: float) -> float:
-    """With the threads that the loaded model has set for its process."""
-    torch: Any = importlib.import_module("torch")
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    left, right = (torch.ones(SIZE, SIZE, dtype=kind) for _ in range(2))
-    with torch.inference_mode():
-        return _work() / _min_s(lambda: torch.mm(left, right), seconds)
+    return _WORK / _min_s(lambda: np.matmul(left, right, out=out), seconds)
 
 
 def _of_openvino(precision: str, threads: int, seconds: float) -> float:
-    from runtimes.openvino.library import library
+    from runtimes.openvino.model import library
     from runtimes.openvino.runtime import HINTS
 
     ov = library()
@@ -88,15 +84,7 @@ def _of_openvino(precision: str, threads: int, seconds: float) -> float:
     }
     request = ov.Core().compile_model(model, "CPU", config).create_infer_request()
     request.set_input_tensor(ov.Tensor(np.ones((SIZE, SIZE), np.float32)))
-    return _work() / _min_s(request.infer, seconds)
-
-
-def _copy(pair: tuple[Any, Any]) -> None:
-    np.copyto(*pair)
-
-
-def _work() -> float:
-    return 2.0 * SIZE**3
+    return _WORK / _min_s(request.infer, seconds)
 
 
 def _min_s(run: Callable[[], object], seconds: float) -> float:

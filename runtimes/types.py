@@ -2,8 +2,8 @@
 
 A ragged tensor is one flat buffer in row-major order, one row after another, with the shape of each
 row (without the batch axis). Tensors are padded only inside a runtime: it pads (or packs) for its
-device and cuts its outputs back to the rows. Data types have the Open Inference Protocol's names
-(BOOL, UINT8 … INT64, FP16, BF16, FP32, FP64, BYTES).
+device and cuts its outputs back to the rows. Data types have the Open Inference Protocol's names;
+BYTES are Python byte strings in arrays of objects, BF16 is `ml_dtypes.bfloat16`.
 
 `Runtime` is for models that run batches, `StreamRuntime` for engines that batch by themselves. Both
 have six members: load, warm, limits, run, health, close.
@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
 
 
@@ -135,9 +136,7 @@ class Limits:
     row_shapes: RowShapes | None = None  # only rows of equal shape run together; None: any shape
 
     optional_inputs: tuple[str, ...] = ()
-    id_bounds: Mapping[str, int] = field(
-        default_factory=dict
-    )  # input of ids to entries of its table
+    id_bounds: Mapping[str, int] = field(default_factory=dict)  # entries of an input's table
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""  # Open Inference `platform`, such as "onnxruntime_onnx"
@@ -273,3 +272,14 @@ class StreamRuntime(Protocol):
     def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]: ...
     async def health(self) -> EngineLoad: ...
     async def close(self) -> None: ...
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(bool),
+    **{f"UINT{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (32, 64)},
+    "BYTES": np.dtype(object),
+}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.settings.replicas import ReplicaSettings
-from runtimes.threads import allowed_cpus
+from runtimes.host import allowed_cpus, own_processors
 from runtimes.types import RuntimeSettings
 
 _TORCH = "TORCHINDUCTOR_CACHE_DIR"
@@ -33,7 +33,6 @@ _DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else two replicas bind to the same processors
 }
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
-_CPU_CACHE_GIB = "1"
 
 
 def set_compiler_cache(cache_dir: Path) -> None:
@@ -53,7 +52,7 @@ def set_engine_variables(
         target.setdefault(name, value)
     target.setdefault("VLLM_CACHE_ROOT", str(settings.cache_dir / "vllm"))
     if settings.options.get("kv_cache_gib") is None:
-        target.setdefault(_CPU_CACHE, _CPU_CACHE_GIB)
+        target.setdefault(_CPU_CACHE, "1")  # GiB
     else:
         target.pop(_CPU_CACHE, None)
     target["OMP_NUM_THREADS"] = str(settings.threads)
@@ -103,7 +102,7 @@ def shared_because(
 ) -> str | None:
     """Why this replica may not bind its processors; None if it may."""
     given = os.environ if environ is None else environ
-    may_run_on, allowed = _affinity(), allowed_cpus()
+    may_run_on, allowed = own_processors(), allowed_cpus()
     if allowed < may_run_on:
         return (
             f"this container is given the time of {allowed} processors, anywhere among "
@@ -120,9 +119,3 @@ def shared_because(
             f"rest; set replicas.num_cpus to {threads}"
         )
     return None
-
-
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

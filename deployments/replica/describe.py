@@ -42,10 +42,18 @@ from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
 from runtimes import calibration
 from runtimes import source as artifacts
-from runtimes.digest import digest_of
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
-from runtimes.types import Limits, RowShapes, Runtime, RuntimeSettings, StreamRuntime, TensorSpec
+from runtimes.staging import digest_of
+from runtimes.types import (
+    Limits,
+    RowShapes,
+    Runtime,
+    RuntimeSettings,
+    StreamLimits,
+    StreamRuntime,
+    TensorSpec,
+)
 
 _MULTI_LABEL = "multi_label_classification"  # a `problem_type` of transformers
 CLASSES_FILE = "classify.json"
@@ -133,7 +141,11 @@ def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> 
     temperature = _first(settings.temperature, stored.temperature, 1.0)
     threshold = _first(settings.threshold, stored.threshold, 0.0)
     activation = settings.activation or stored.activation
-    _check_activation(activation, len(labels))
+    if activation == "softmax" and len(labels) == 1:
+        raise LoadError(
+            "classify.activation is softmax, and the model has one class: every score would be 1; "
+            "must be sigmoid, or identity for a score as the model gives it"
+        )
     activation = activation or declared.activation(len(labels))
     if activation == "identity" and (temperature, threshold) != (1.0, 0.0):
         raise LoadError(
@@ -151,25 +163,12 @@ def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> 
     )
 
 
-def _check_activation(activation: str | None, classes: int) -> None:
-    if activation == "softmax" and classes == 1:
-        raise LoadError(
-            "classify.activation is softmax, and the model has one class: every score would be 1; "
-            "must be sigmoid, or identity for a score as the model gives it"
-        )
-
-
-def classes_file(source: Path | None) -> bytes:
-    """The bytes of the model's `classify.json`; empty if there is none."""
-    file = _beside(source, CLASSES_FILE)
-    return file.read_bytes() if file is not None else b""
-
-
 def beside_the_artifact(source: Path | None) -> bytes:
     """What decides labels and scores and is no part of the artifact: `classify.json`, and of a
     single file the `config.json` beside it."""
-    config = _beside(source, "config.json") if source is not None and source.is_file() else None
-    return classes_file(source) + (config.read_bytes() if config is not None else b"")
+    alone = source is not None and source.is_file()
+    config = _bytes_beside(source, "config.json") if alone else b""
+    return _bytes_beside(source, CLASSES_FILE) + config
 
 
 def _first(*values: Any) -> Any:
@@ -177,7 +176,7 @@ def _first(*values: Any) -> Any:
 
 
 def _stored(source: Path | None) -> _Stored:
-    raw = classes_file(source)
+    raw = _bytes_beside(source, CLASSES_FILE)
     if not raw:
         return _Stored()
     try:
@@ -256,7 +255,12 @@ def _beside(source: Path | None, name: str) -> Path | None:
     return file if file.is_file() else None
 
 
-_TOKENIZER = "tokenizer.json"
+def _bytes_beside(source: Path | None, name: str) -> bytes:
+    """Empty if there is no such file."""
+    file = _beside(source, name)
+    return file.read_bytes() if file is not None else b""
+
+
 UNKNOWN = KnownCosts()
 
 
@@ -309,13 +313,10 @@ def describe(
     own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
-    embed = _embed_output(limits) if model.task == "embed" else None
+    embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
     description = ModelDescription(
-        name=name,
+        **_in_common(name, model, digest, limits, tokenizer),
         version=own_version,
-        generation=0,
-        platform=limits.platform,
-        task=model.task,
         inputs=limits.inputs,
         outputs=limits.outputs,
         lengths_input=limits.length_input,
@@ -326,18 +327,15 @@ def describe(
         truncate=model.lengths.truncate,
         bucket_edges=_edges(model, limits, costs),
         pads=limits.pads,
-        precision=limits.precision,
-        device=limits.device,
         scheduling=_scheduling(model, limits, costs),
-        digest=digest,
-        tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
-        reuse=_reuse(model),
-        recording=_recording(model),
+        reuse=ReuseSettings(
+            cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
+        ),
         image=image_input(model.image, limits),
         classes=classes(model.classify, limits, path) if model.task == "classify" else None,
     )
@@ -350,12 +348,10 @@ def describe_stream(
     """As `describe`, for a model that generates. It has no tensors; its lengths are prompts'."""
     limits = runtime.limits()
     tokenizer = tokenizer_bytes(_source_path(model))
+    edges = [edge for edge in bucket_edges(model.lengths) if edge < limits.context_tokens]
     description = ModelDescription(
-        name=name,
+        **_in_common(name, model, digest, limits, tokenizer),
         version=version(model),
-        generation=0,
-        platform=limits.platform,
-        task=model.task,
         inputs=(),
         outputs=(),
         lengths_input=None,
@@ -364,14 +360,9 @@ def describe_stream(
         optional_inputs=(),
         max_length=limits.context_tokens,
         truncate=False,
-        bucket_edges=_prompt_edges(model, limits.context_tokens),
+        bucket_edges=(*edges, limits.context_tokens),
         pads=False,
-        precision=limits.precision,
-        device=limits.device,
         scheduling=scheduling(model),
-        digest=digest,
-        tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
-        recording=_recording(model),
         generating=Generating(
             context_tokens=limits.context_tokens,
             cache_tokens=limits.cache_tokens,
@@ -385,6 +376,17 @@ def describe_stream(
     return description, tokenizer
 
 
+def _in_common(
+    name: str, model: ModelSettings, digest: str, limits: Limits | StreamLimits, tokenizer: bytes
+) -> dict[str, Any]:
+    """What every description says."""
+    return {
+        "name": name, "generation": 0, "task": model.task, "platform": limits.platform,
+        "precision": limits.precision, "device": limits.device, "digest": digest,
+        "tokenizer_digest": _hex(tokenizer), "recording": _recording(model),
+    }  # fmt: skip
+
+
 def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
     """The names in `lora_modules`, without the model's, which may stand before them."""
     modules = model.options.get(model_paths.NAMED) or ()
@@ -392,19 +394,9 @@ def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
     return tuple(each.removeprefix(f"{model_of(name)}:") for each in names)
 
 
-def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:
-    """The settings' edges below the engine's context, and the context as the last edge."""
-    edges = [edge for edge in bucket_edges(model.lengths) if edge < context_tokens]
-    return (*edges, context_tokens)
-
-
 def tokenizer_bytes(source: Path | None) -> bytes:
     """The bytes of `tokenizer.json` in the model's folder, or beside its file; b"" without one."""
-    if source is None:
-        return b""
-    folder = source if source.is_dir() else source.parent
-    path = folder / _TOKENIZER
-    return path.read_bytes() if path.is_file() else b""
+    return _bytes_beside(source, "tokenizer.json")
 
 
 def _source_path(model: ModelSettings) -> Path | None:
@@ -414,15 +406,18 @@ def _source_path(model: ModelSettings) -> Path | None:
 def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     """The version in the settings, else a digest of everything that shapes the model's answers.
     With `cache_dir`, files that have not changed are not read again. Raises SourceError."""
-    return model.version or _version(model, cache_dir)
-
-
-def _version(model: ModelSettings, cache_dir: Path | None) -> str:
+    if model.version:
+        return model.version
     path = _source_path(model)
     stored = beside_the_artifact(path) if model.task == "classify" else b""
+    artifact = ""
+    if path is not None and model.runtime == "synthetic":
+        # Its folder may hold a tokeniser only, and no model.
+        artifact = hashlib.sha256(tokenizer_bytes(path)).hexdigest()
+    elif path is not None:
+        artifact = artifacts.inspect(path, cache_dir).digest
     # Labels and temperature shape answers just as weights do.
-    artifact = _artifact(model, path, cache_dir) + _hex(stored) * bool(stored)
-    return version_digest(_options_by_content(model, cache_dir), artifact)
+    return version_digest(_options_by_content(model, cache_dir), artifact + _hex(stored))
 
 
 def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSettings:
@@ -443,16 +438,8 @@ def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSe
     return model.model_copy(update={"options": options})
 
 
-def _artifact(model: ModelSettings, path: Path | None, cache_dir: Path | None) -> str:
-    if path is None:
-        return ""
-    if model.runtime == "synthetic":  # its folder may hold a tokeniser only, and no model
-        return _hex(tokenizer_bytes(path))
-    return artifacts.inspect(path, cache_dir).digest
-
-
 def _hex(blob: bytes) -> str:
-    return hashlib.sha256(blob).hexdigest()
+    return hashlib.sha256(blob).hexdigest() if blob else ""
 
 
 def _scheduling(model: ModelSettings, limits: Limits, costs: KnownCosts) -> Scheduling:
@@ -482,21 +469,8 @@ def _embed_output(limits: Limits) -> TensorSpec:
 
 
 def _recording(model: ModelSettings) -> Recording | None:
-    record = model.record
+    record, generates = model.record, model.task == "generate"
     if record.folder is None:
         return None
-    return Recording(
-        record.folder,
-        bucket_edges(model.lengths),
-        record.max_rows,
-        record.max_bytes,
-        record.max_requests,
-        generates=model.task == "generate",
-    )
-
-
-def _reuse(model: ModelSettings) -> ReuseSettings:
-    cache = model.cache
-    return ReuseSettings(
-        cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
-    )
+    edges, most = bucket_edges(model.lengths), (record.max_rows, record.max_bytes)
+    return Recording(record.folder, edges, *most, record.max_requests, generates=generates)

@@ -50,7 +50,11 @@ def combined(
     refused: dict[str, str] = {}
     edges = next((part.bucket_edges for part in parts.values() if _is_fixed(part)), None)
     for name, part in parts.items():
-        reason = _unlike(base, part) or _other_edges(part, edges)
+        reason = _unlike(base, part)
+        if not reason and _is_fixed(part) and part.bucket_edges != edges:
+            reason = (
+                f"it is compiled for the lengths {part.bucket_edges}, another group for {edges}"
+            )
         if reason:
             refused[name] = reason
     kept = {name: part for name, part in parts.items() if name not in refused}
@@ -125,12 +129,6 @@ def _unlike(base: ModelDescription, part: ModelDescription) -> str:
     return f"its {' and '.join(differs)} differ from the other groups'" if differs else ""
 
 
-def _other_edges(part: ModelDescription, edges: tuple[int, ...] | None) -> str:
-    if not _is_fixed(part) or part.bucket_edges == edges:
-        return ""
-    return f"it is compiled for the lengths {part.bucket_edges}, another group for {edges}"
-
-
 def _is_fixed(part: ModelDescription) -> bool:
     return part.scheduling.core.buckets.fixed_shapes
 
@@ -149,9 +147,13 @@ class GroupReplicas:
     def __init__(self, handle: Any, directory: ReplicaDirectory) -> None:
         self._handle = handle.options(method_name="describe")  # starts the router
         self._directory = directory
-        self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._stop_listening = directory.listen(self._wake)
+        loop = asyncio.get_running_loop()
+
+        def wake(replicas: tuple[RunningReplica, ...]) -> None:
+            loop.call_soon_threadsafe(self._changed.set)
+
+        self.stop = directory.listen(wake)
 
     async def describe(self, digest: str) -> tuple[ModelDescription, bytes]:
         """The description and tokeniser from a replica with these settings, once there is one.
@@ -164,12 +166,6 @@ class GroupReplicas:
         pinned = (await self._pinned(digest)).options(method_name="version")
         found: str = await pinned.remote(views)
         return found
-
-    def stop(self) -> None:
-        self._stop_listening()
-
-    def _wake(self, replicas: tuple[RunningReplica, ...]) -> None:
-        self._loop.call_soon_threadsafe(self._changed.set)
 
     async def _pinned(self, digest: str) -> Any:
         """A handle that is pinned to a replica with these settings; waits for one."""

@@ -53,7 +53,7 @@ from deployments.settings.channel import ChannelSettings, channel_ports, channel
 from deployments.settings.plain import settings_digest
 from deployments.settings_files.made import cache_dir
 from routers.shared_engines import WAITING_SHARE
-from runtimes import catalog, stream_profiling
+from runtimes import catalog, profiling
 from runtimes.profiling import Profile
 from runtimes.types import Runtime, StreamRuntime
 
@@ -344,7 +344,7 @@ class StreamReplica(ModelReplica):
         await runtime.load()
         await runtime.warm()
         self._progress.report("profiling", 0.0)
-        profile = await stream_profiling.measure(name, runtime, model.profile_s)
+        profile = await profiling.measure_stream(name, runtime, model.profile_s)
         return describe.describe_stream(name, model, digest, runtime, profile)
 
     async def check_health(self) -> None:

@@ -37,9 +37,8 @@ class ReplicaCore:
         self._worker = worker
         self._queue = worker.queue
         self._held: dict[GatewayConnection, set[int]] = {}  # leases that are not answered yet
-        self._last_reported: dict[
-            GatewayConnection, tuple[FlowWork, ...]
-        ] = {}  # `waiting`, as sent
+        # `waiting`, as sent
+        self._last_reported: dict[GatewayConnection, tuple[FlowWork, ...]] = {}
         self._leaving = False
         self._ended = asyncio.Event()
 
@@ -115,20 +114,16 @@ class ReplicaCore:
             logger.exception("a batch's answer cannot be sent")
             return Kind.UNSENT, [str(unsendable).encode("utf-8", "replace")]
 
-    def _report(self, job: Job) -> Report:
-        if job.returned and self._leaving:
-            return Report()
-        return self._queue.report(job.staged.gateway, job.service_s, job.result.padded_tokens)
-
-    def _unanswered(self, link: GatewayConnection, report: Report) -> int:
-        """Number of accepted leases whose answers this gateway has not had. A lease that left the
-        device while an earlier answer was on its way counts: the gateway still takes it for
-        open."""
-        return sum(lease_id <= report.seen for lease_id in self._held[link])
-
     def _reply(self, link: GatewayConnection, job: Job) -> BatchReply:
-        report, result, t = self._report(job), job.result, job.result.times
-        held = self._unanswered(link, report)
+        result, t = job.result, job.result.times
+        report = Report()
+        if not (job.returned and self._leaving):
+            report = self._queue.report(job.staged.gateway, job.service_s, result.padded_tokens)
+        known = self._last_reported.get(link) is report.waiting  # this connection was told before
+        self._last_reported[link] = report.waiting
+        # A lease that left the device while an earlier answer was on its way counts: the gateway
+        # still takes it for open.
+        held = sum(lease_id <= report.seen for lease_id in self._held[link])
         return BatchReply(
             busy=job.returned,
             outputs=result.outputs,
@@ -145,14 +140,5 @@ class ReplicaCore:
             free_in_s=report.free_in_s,
             virtual_time=report.virtual_time,
             served=report.served,
-            waiting=self._waiting_if_changed(link, report),
+            waiting=None if known else report.waiting,
         )
-
-    def _waiting_if_changed(
-        self, link: GatewayConnection, report: Report
-    ) -> tuple[FlowWork, ...] | None:
-        """What waits at other gateways; None if this connection was told the same before."""
-        if self._last_reported.get(link) is report.waiting:
-            return None
-        self._last_reported[link] = report.waiting
-        return report.waiting

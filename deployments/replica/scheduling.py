@@ -38,6 +38,7 @@ _MIN_SILENCE_OF_STREAMS_MS = 2500.0  # twice the longest gap between two signs o
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
     """`fixed_shapes`: the backend is compiled for certain lengths, which are then the edges."""
+    crashes = model.crashes
     return Scheduling(
         core=_core(model, fixed_shapes),
         timeout_s=model.timeout_s,
@@ -45,14 +46,9 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
         hang_limit_s=model.replicas.hang_limit_s,
         retry=model.retry,
         max_output_tokens=model.generation.max_output_tokens or 0,
-        crashes=_crashes(model),
+        crashes=CrashTerms(crashes.refuse_s, crashes.tenant_budget, crashes.hold_s),
         max_timeout_s=model.max_timeout_s,
     )
-
-
-def _crashes(model: ModelSettings) -> CrashTerms:
-    crashes = model.crashes
-    return CrashTerms(crashes.refuse_s, crashes.tenant_budget, crashes.hold_s)
 
 
 def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:

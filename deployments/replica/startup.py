@@ -53,18 +53,10 @@ class StartupProgress:
         if phase != self._phase:
             self._turn_to(phase)
         passed = tuple(name for name in self._spent if name != PROCESS)
-        return self._report(
-            ReplicaProgress(
-                self._model,
-                self._replica,
-                phase,
-                fraction,
-                detail,
-                passed,
-                self.spent(),
-                self._digest,
-            )
+        progress = ReplicaProgress(
+            self._model, self._replica, phase, fraction, detail, passed, self.spent(), self._digest
         )
+        return self._report(progress)
 
     def spent(self) -> tuple[tuple[str, float], ...]:
         """Seconds of each phase that has ended, in order."""

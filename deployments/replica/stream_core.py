@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
 from deployments.contract.channel.frames import STALLED_S, Frame, Kind
@@ -85,11 +85,9 @@ class Outbox:
 
     async def wait(self, limit_s: float) -> None:
         """Return when there is something to take, or after `limit_s`."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
     def take(self) -> tuple[Piece, ...]:
         """Take the pieces, in the order in which their requests first had something. What does not
@@ -118,16 +116,9 @@ class Outbox:
 def _piece(lease_id: int, entry: _PendingPiece) -> Piece:
     last = entry.last
     return Piece(
-        lease_id,
-        b"".join(entry.data),
-        last.input_tokens,
-        last.cached_tokens,
-        last.output_tokens,
-        last.held_tokens,
-        entry.service_s,
-        last.status,
-        entry.end,
-    )
+        lease_id, b"".join(entry.data), last.input_tokens, last.cached_tokens, last.output_tokens,
+        last.held_tokens, entry.service_s, last.status, entry.end,
+    )  # fmt: skip
 
 
 SIGN_OF_LIFE_S = 1.0
@@ -228,11 +219,8 @@ class StreamCore:
     def unread_s(self) -> float | None:
         """Predicted seconds for the prompts that the engine has and has given no token of, their
         answers included; None if one's gateway knows no price, as with a copy."""
-        unread = [
-            run.call
-            for _, run in self._by_turn.values()
-            if run.begins.is_set() and run.last is None
-        ]
+        runs = (run for _, run in self._by_turn.values())
+        unread = [run.call for run in runs if run.begins.is_set() and run.last is None]
         if not all(call.input_s and call.charges for call in unread):
             return None
         return sum(seconds for call in unread for _, _, seconds in call.charges)
@@ -371,7 +359,7 @@ class StreamCore:
 
     async def _serve(self, stream: _GatewayStream, run: _StreamRun) -> None:
         call = run.call
-        name = self._name(stream, run)
+        name = f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
         request = StreamRequest(name, call.endpoint, call.body, call.priority, call.salt)
         try:
             async with asyncio.timeout(call.budget_s):
@@ -405,9 +393,6 @@ class StreamCore:
         if before is not None:
             self._read -= max(0, before.input_tokens - before.cached_tokens)
             self._written -= before.output_tokens
-
-    def _name(self, stream: _GatewayStream, run: _StreamRun) -> str:
-        return f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
 
     def _finish(self, stream: _GatewayStream, run: _StreamRun) -> None:
         """Remove the request, and let the next one begin. Idempotent."""

@@ -1,7 +1,8 @@
 """Runs a backend in a loop with sorted, full batches, without a server, in a separate process.
 
-`python -m deployments.replica.backend_loop` runs the models of a settings file in turn and prints a
-record for each turn: tokens and rows a second, padding. Artifacts are staged below `out/bench`.
+`python -m deployments.tools.profile.backend_loop` runs the models of a settings file in turn and
+prints a record for each turn: tokens and rows a second, padding. Artifacts are staged below
+`out/bench`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def looped(
     file, rows = SETTINGS_DIR / "loop.yaml", SETTINGS_DIR / "lengths.txt"
     file.write_text(yaml.safe_dump(settings))
     rows.write_text("\n".join(map(str, lengths)))
-    command = [sys.executable, "-m", "deployments.replica.backend_loop", str(file), *models]
+    command = [sys.executable, "-m", "deployments.tools.profile.backend_loop", str(file), *models]
     command += ["--lengths", str(rows), "--seconds", str(seconds), "--rounds", str(rounds)]
     environ = {**os.environ, "XDG_CACHE_HOME": str(Path(HOME_DIR, "cache").absolute())}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as loop:

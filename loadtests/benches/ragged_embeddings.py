@@ -2,7 +2,7 @@
 
 `python -m loadtests.benches.ragged_embeddings`: measures MiniLM's tokens a second under the ragged
 mix through `/v2/models/minilm/infer`, and in a loop that calls the same backend with the same
-settings and with sorted, full batches (`python -m deployments.replica.backend_loop`). The two
+settings and with sorted, full batches (`python -m deployments.tools.profile.backend_loop`). The two
 alternate. The client shares the processors with the server; the loop has all of them.
 """
 

@@ -18,7 +18,7 @@ from runtime_cases import Sources, settings
 from tiny_models import BUILDERS
 
 from runtimes import catalog
-from runtimes.cuda.driver import VisibleGpu
+from runtimes.cuda import VisibleGpu
 from runtimes.errors import MissingBackend
 from runtimes.types import Runtime
 

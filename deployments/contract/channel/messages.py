@@ -27,8 +27,7 @@ from deployments.contract.channel.frames import HEAD, Buffer
 from deployments.contract.codec import plain
 from deployments.contract.version import WIRE
 from routers.api.requests import FlowWork
-from runtimes.datatypes import DTYPES
-from runtimes.types import Batch, Ragged
+from runtimes.types import DTYPES, Batch, Ragged
 
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")

@@ -19,8 +19,7 @@ from math import prod
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.rows import Array, RowAnswer, Rows
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 MAX_HELD_BYTES = 64 << 20
 MAX_SENT_BYTES = 256 << 20

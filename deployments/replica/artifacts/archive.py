@@ -117,7 +117,8 @@ class TarReader:
             raise DamagedArchive("the archive is empty")
         if not header or not header.strip(b"\0"):
             return None
-        if len(header) < BLOCK or not _sums_up(header):
+        own = sum(header) - sum(header[148:156]) + 8 * 32
+        if len(header) < BLOCK or _number(header[148:156]) != own:
             raise DamagedArchive("a header of the archive is damaged")
         return header
 
@@ -198,11 +199,6 @@ def _decimal(raw: bytes) -> int:
     if not raw.isdigit() or len(raw) > 19:
         raise DamagedArchive("a number in a header of the archive is damaged")
     return int(raw)
-
-
-def _sums_up(header: bytes) -> bool:
-    own = sum(header) - sum(header[148:156]) + 8 * 32
-    return _number(header[148:156]) == own
 
 
 def stem(name: str) -> str:

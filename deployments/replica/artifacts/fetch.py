@@ -34,8 +34,7 @@ from deployments.settings.remote_source import (
     redacted,
 )
 from deployments.settings_files.object_store import files_below, store
-from runtimes.digest import sha256_of_file
-from runtimes.staging import KEPT_UNUSED_S
+from runtimes.staging import KEPT_UNUSED_S, sha256_of_file
 
 SPARE_BYTES = 256 << 20  # left free on the disk, for everything else on it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -74,8 +73,8 @@ def disk_fault(what: str, folder: Path, error: OSError) -> SourceError:
     """The error for a fault of the disk while something was written to it."""
     if error.errno in _FULL:
         return SourceError(f"{what}: the disk of {folder} is full; {_HOW}")
-    at, why = error.filename or folder, error.strerror or error
-    return SourceError(f"{what}: {at} cannot be written: {why}")
+    why = error.strerror or error
+    return SourceError(f"{what}: {error.filename or folder} cannot be written: {why}")
 
 
 def sha256_of(path: Path) -> str:
@@ -353,13 +352,15 @@ class SourceFetch:
         files = self._files()
         sizes = [file.size for file in files]
         whole = None if None in sizes else sum(size or 0 for size in sizes)
-        parts = [self._partial / file.name for file in files]
-        self._remove_others(parts)
+        parts = {self._partial / file.name: file for file in files}
+        for path in list(self._partial.rglob("*")):
+            if path.is_file() and path not in parts:  # of an earlier try, and not listed any more
+                path.unlink()
         if whole is not None:
             there = sum(map(size_of, parts))
             check_room(str(self._remote), self._partial, whole - there)
         before, resumed = 0, False
-        for file, part in zip(files, parts, strict=True):
+        for part, file in parts.items():
             resumed |= download(file, part, self._teller(before, whole), self._sleep)
             before += size_of(part)
         return resumed
@@ -395,24 +396,14 @@ class SourceFetch:
             raise SourceError(
                 f"{remote} has {len(found)} files, more than {MAX_FILES}; give an archive of it"
             )
-        return [
-            self._file_below(StoreReader(file_system, f"{path.rstrip('/')}/{name}", remote.url),
-                             name, size)
-            for name, size in found
-        ]  # fmt: skip
-
-    def _file_below(self, reader: StoreReader, name: str, size: int) -> RemoteFile:
-        if escapes_folder(name) or PurePosixPath(name).as_posix() != name:
-            raise SourceError(f"{self._remote} has a file named {name!r}, which leads out of it")
-        shown = f"{str(self._remote).rstrip('/')}/{name}"
-        return RemoteFile(f"{self._remote.name}/{name}", shown, reader, size)
-
-    def _remove_others(self, parts: list[Path]) -> None:
-        """Delete files that an earlier try fetched and the source does not list any more."""
-        known = set(parts)
-        for path in list(self._partial.rglob("*")):
-            if path.is_file() and path not in known:
-                path.unlink()
+        store_path, files = path.rstrip("/"), []
+        for name, size in found:
+            if escapes_folder(name) or PurePosixPath(name).as_posix() != name:
+                raise SourceError(f"{remote} has a file named {name!r}, which leads out of it")
+            reader = StoreReader(file_system, f"{store_path}/{name}", remote.url)
+            shown = f"{str(remote).rstrip('/')}/{name}"
+            files.append(RemoteFile(f"{remote.name}/{name}", shown, reader, size))
+        return files
 
 
 def _remove_forgotten(fresh: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ class ServedResident:
 
     def __init__(self, loaded: LoadedModel, place: PoolContext) -> None:
         replicas = loaded.settings.replicas
-        self._loaded, self._place = loaded, place
+        self._loaded = loaded
         self._began = time.monotonic()
         self._worker = DeviceWorker(
             loaded.runtime,
@@ -100,21 +100,16 @@ class ServedResident:
         resident = cls(loaded, place)
         server = ChannelServer(resident._core, member, tls=server_tls(channel_tls(channel)))
         try:
-            await resident._listen(server, channel_ports(channel))
+            await server.listen(place.host, channel_ports(channel))
         except BaseException:
             await resident._end()
             raise
-        return resident
-
-    async def _listen(self, server: ChannelServer, ports: Sequence[int]) -> None:
-        await server.listen(self._place.host, ports)
-        loaded, place = self._loaded, self._place
-        self._server = server
-        self.member = PoolMember(
-            loaded.name, server.replica_id, place.replica, loaded.key, loaded.version,
-            server.address, loaded.settings.replicas.slots, place.after_s,
-            SPOKEN_TEXT,
+        resident._server = server
+        resident.member = PoolMember(
+            loaded.name, member, place.replica, loaded.key, loaded.version, server.address,
+            loaded.settings.replicas.slots, place.after_s, SPOKEN_TEXT,
         )  # fmt: skip
+        return resident
 
     @property
     def busy(self) -> bool:
@@ -193,22 +188,18 @@ class ModelLoader:
             gate.admit(settings, start.settings, runtime)
             warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
             version = describe.version(settings, self.cache_dir)
-            self._hold_to_limit()
+            resident_mib = _resident_bytes() / _MIB
+            if self.limit_mib is not None and resident_mib > self.limit_mib:
+                raise LoadError(
+                    f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
+                    "allowed (scaling.pool.memory_limit_mib)"
+                )
         except BaseException:
             runtime.close()
             raise
         size = max(_resident_bytes() - before, artifact_bytes(settings, self.cache_dir))
         took_s = time.perf_counter() - began
         return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s)
-
-    def _hold_to_limit(self) -> None:
-        """Raises LoadError if the process is over its limit with the model that was loaded."""
-        resident_mib = _resident_bytes() / _MIB
-        if self.limit_mib is not None and resident_mib > self.limit_mib:
-            raise LoadError(
-                f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
-                "allowed (scaling.pool.memory_limit_mib)"
-            )
 
 
 class PoolLoading:
@@ -253,8 +244,8 @@ class PoolLoading:
     async def _in_time(self, model: PoolModel, work: Callable[[], T]) -> T:
         """Do the work in a thread. Raises what it raises; work that takes too long ends the
         process."""
-        limit_s = model.args.get("start_timeout_s", ReplicaSettings().start_timeout_s)
-        limit = asyncio.timeout(limit_s)
+        default_s = ReplicaSettings().start_timeout_s
+        limit = asyncio.timeout(model.args.get("start_timeout_s", default_s))
         try:
             async with limit:
                 return await asyncio.to_thread(work)

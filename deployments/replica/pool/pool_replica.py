@@ -14,13 +14,13 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray import serve
 
-from deployments.contract.pool import MEMBERS
+from deployments.contract.pool import MEMBERS, PoolMember
 from deployments.contract.registry import LEASE_S, PROGRESS
 from deployments.contract.scaling.messages import POOL_ORDER, POOL_REPORT
 from deployments.process import actors, logs
@@ -54,21 +54,18 @@ class OrderFollower:
         """Report and follow orders until cancelled."""
         while True:
             try:
-                await self._ask()
+                report = POOL_REPORT.encode(self._residents.report())
+                asked = self._autoscaler().pool.remote(report, self._revision, REPORT_S)
+                order = POOL_ORDER.decode(await asyncio.wait_for(asked, REPORT_S + ANSWER_S))
+                if order.revision and order.revision != self._revision:
+                    self._residents.hold(order.models)
+                self._revision = order.revision
                 self._away = False
             except Exception as fault:
                 if not self._away:
                     logger.warning("the autoscaler is away; what is held stays: %s", fault)
                 self._away = True
                 await asyncio.sleep(REPORT_S)
-
-    async def _ask(self) -> None:
-        report = POOL_REPORT.encode(self._residents.report())
-        asked = self._autoscaler().pool.remote(report, self._revision, REPORT_S)
-        order = POOL_ORDER.decode(await asyncio.wait_for(asked, REPORT_S + ANSWER_S))
-        if order.revision and order.revision != self._revision:
-            self._residents.hold(order.models)
-        self._revision = order.revision
 
 
 class PoolAnnouncer:
@@ -85,7 +82,7 @@ class PoolAnnouncer:
         while True:
             self.changed.clear()
             try:
-                await self._tell()
+                await self._hold(self._residents.members)
             except Exception:
                 logger.exception("the registry does not hear what the pool serves; trying again")
                 await asyncio.sleep(LEASE_S / 10)
@@ -93,14 +90,13 @@ class PoolAnnouncer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), LEASE_S / 5)
 
-    async def _tell(self) -> None:
-        held = self._registry.hold.remote(self._replica, MEMBERS.encode(self._residents.members))
-        await asyncio.wait_for(held, ANSWER_S)
-
     async def withdraw(self) -> None:
-        gone = self._registry.hold.remote(self._replica, MEMBERS.encode(()))
         with contextlib.suppress(TimeoutError):  # then the lease runs out
-            await asyncio.wait_for(gone, ANSWER_S)
+            await self._hold(())
+
+    async def _hold(self, members: tuple[PoolMember, ...]) -> None:
+        held = self._registry.hold.remote(self._replica, MEMBERS.encode(members))
+        await asyncio.wait_for(held, ANSWER_S)
 
 
 logger = logging.getLogger("headrace.pool")
@@ -116,7 +112,8 @@ class PoolReplica:
         logs.configure_from_environment()
         replica = serve.get_replica_context().replica_id.unique_id
         backend_env.set_compiler_cache(cache_dir())
-        await asyncio.to_thread(_preload, args["runtimes"])
+        for runtime in args["runtimes"]:
+            await asyncio.to_thread(catalog.preload, runtime)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         place = PoolContext(replica, host, args["after_s"], DeviceTurn(), self._end_process)
         actor = registry()
@@ -140,13 +137,9 @@ class PoolReplica:
             )
         ]
         if limit_mib is not None:
-            self._tasks.append(
-                asyncio.get_running_loop().create_task(self._watch_memory(limit_mib))
-            )
-
-    async def _watch_memory(self, limit_mib: int) -> None:
-        held = self._residents
-        await watch_memory(held.running, limit_mib, self._end_process, lambda: held.loads)
+            held = self._residents
+            watch = watch_memory(held.running, limit_mib, self._end_process, lambda: held.loads)
+            self._tasks.append(asyncio.get_running_loop().create_task(watch))
 
     async def channel_key(self, member: str) -> bytes:
         """What a gateway must know to connect. Only for callers inside the cluster."""
@@ -171,11 +164,6 @@ class PoolReplica:
     def _end_process(self, reason: str = "a batch or a load took too long") -> None:
         logger.error("%s; the replica ends", reason)
         os._exit(HUNG_EXIT_CODE)
-
-
-def _preload(runtimes: Sequence[str]) -> None:
-    for runtime in runtimes:
-        catalog.preload(runtime)
 
 
 class PoolAnchor:

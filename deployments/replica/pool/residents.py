@@ -175,7 +175,9 @@ class Residents:
     async def _take_in(self, model: PoolModel) -> None:
         loaded = self._kept.pop(_key(model), None)
         if loaded is None:
-            await self._make_room(model, await self._min_bytes(model))
+            least = self._sizes.get(_key(model))
+            least = await self._loading.min_bytes(model) if least is None else least
+            await self._make_room(model, least)
             loaded = await self._loading.load(model)
             self._sizes[_key(model)] = loaded.size_bytes
         try:
@@ -188,10 +190,6 @@ class Residents:
         self._failed.pop(model.name, None)
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
-
-    async def _min_bytes(self, model: PoolModel) -> int:
-        known = self._sizes.get(_key(model))
-        return await self._loading.min_bytes(model) if known is None else known
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""

@@ -15,7 +15,7 @@ Pure: arrays in, a verdict out. Nothing here knows who ran them, and on what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -235,22 +235,14 @@ def row_difference(reference: Array, candidate: Array) -> RowDifference:
         return found
     asked, hits = _choices(left, right)
     odd = int(np.count_nonzero(np.isfinite(left) != np.isfinite(right)))
-    return RowDifference(
-        found.elements, found.max_abs, found.sum_abs, found.max_rel, found.sum_rel,
-        _cosine(left, right), asked, hits, odd,
-    )  # fmt: skip
+    return replace(found, cosine=_cosine(left, right), asked=asked, hits=hits, odd=odd)
 
 
 def _of(errors: Array, relative: Array) -> RowDifference:
     if not errors.size:
         return RowDifference(0, 0.0, 0.0, 0.0, 0.0)
-    return RowDifference(
-        errors.size,
-        float(errors.max()),
-        float(errors.sum()),
-        float(relative.max()),
-        float(relative.sum()),
-    )
+    absolute = float(errors.max()), float(errors.sum())
+    return RowDifference(errors.size, *absolute, float(relative.max()), float(relative.sum()))
 
 
 def _absolute(left: Array, right: Array) -> Array:

@@ -16,7 +16,6 @@ import json
 import logging
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,9 +33,9 @@ from deployments.replica.verify.verification import (
 )
 from deployments.settings.model import ModelSettings
 from runtimes import calibration, catalog, fingerprint, source, staging
-from runtimes.cuda.driver import gpus
-from runtimes.digest import digest_of
+from runtimes.cuda import gpus
 from runtimes.errors import RuntimeFault
+from runtimes.staging import digest_of
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
 LAYOUT = "3"  # of a stored verdict; raised when the same comparison may end differently
@@ -99,7 +98,14 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
         settings.cache_dir, parts(settings, options, runtime.limits(), model), build
     )
     settings.progress("verifying", 1.0)
-    _refuse(settings.name, json.loads((entry / FILE).read_text(encoding="utf-8")))
+    verdict = json.loads((entry / FILE).read_text(encoding="utf-8"))
+    if not verdict["accepted"]:
+        breaches = verdict["breaches"]
+        more = f" (and {len(breaches) - 1} more)" if len(breaches) > 1 else ""
+        raise NotAccepted(
+            f"not accepted against {verdict['reference']}: {breaches[0]['sentence']}{more}; "
+            f"`headrace verify FILE {settings.name}` shows all"
+        )
 
 
 def parts(
@@ -153,14 +159,3 @@ def _sample_files(options: VerificationOptions) -> list[Path]:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # reading samples reports it
                 images.add(file.parent / json.loads(line)["image"])
     return [*files, *sorted(image for image in images if image.is_file())]
-
-
-def _refuse(name: str, verdict: dict[str, Any]) -> None:
-    if verdict["accepted"]:
-        return
-    breaches = verdict["breaches"]
-    more = f" (and {len(breaches) - 1} more)" if len(breaches) > 1 else ""
-    raise NotAccepted(
-        f"not accepted against {verdict['reference']}: {breaches[0]['sentence']}{more}; "
-        f"`headrace verify FILE {name}` shows all"
-    )

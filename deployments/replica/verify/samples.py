@@ -29,9 +29,8 @@ from deployments.replica.verify.agreement import Interval
 from deployments.settings.image import ImageSettings
 from deployments.settings.reference import CannotVerify
 from runtimes import ragged_file, warmup
-from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError
-from runtimes.types import Batch, Limits, Ragged, TensorSpec
+from runtimes.types import DTYPES, Batch, Limits, Ragged, TensorSpec
 
 LEAST = 200  # samples of a verdict
 _BYTES = 256  # values of an 8-bit number
@@ -135,12 +134,10 @@ def _row(limits: Limits, length: int, rng: np.random.Generator) -> dict[str, Arr
 
 
 def _values(spec: TensorSpec, limits: Limits, length: int, rng: np.random.Generator) -> Array:
-    axis = limits.length_axis if limits.length_input else 0
+    axis = limits.length_axis if limits.length_input else None
     # As in the warm-up: a dynamic axis that is not the length has size 1.
-    shape = tuple(
-        size if size >= 0 else (length if at == axis else 1)
-        for at, size in enumerate(spec.shape[1:], start=1)
-    )
+    sizes = warmup.sized(spec, axis, 1, length)[1:]
+    shape = tuple(1 if size == -1 else size for size in sizes)
     dtype = DTYPES[spec.datatype]
     if spec.datatype == "BYTES":
         made = np.empty(shape, object)
@@ -182,7 +179,7 @@ class SampleFile:
         if not file.is_file():
             raise CannotVerify(f"{file}: no such file; must be .jsonl, .npz or a recorded folder")
         if file.suffix == ".npz":
-            rows: Iterator[tuple[str, Mapping[str, Array]]] = self._arrays(file)
+            rows = self._arrays(file)
         elif file.suffix == ".jsonl":
             rows = self._lines(file)
         else:
@@ -303,7 +300,11 @@ class SampleFile:
         if missing:
             raise CannotVerify(f"{where}: lacks the input {', '.join(missing)}")
         if limits.row_shapes is not None:
-            return Sample(row, self._shaped(where, row[limits.row_shapes.input or ""]), drawn=False)
+            known = {shape: length for length, shape in limits.row_shapes.shapes}
+            shape = row[limits.row_shapes.input or ""].shape
+            if shape not in known:
+                raise CannotVerify(f"{where}: is {shape}, it must be one of {list(known)}")
+            return Sample(row, known[shape], drawn=False)
         if limits.length_input is None:
             return Sample(row, 1, drawn=False)
         length = row[limits.length_input].shape[limits.length_axis - 1]
@@ -312,11 +313,3 @@ class SampleFile:
                 f"{where}: has {length} tokens; the model takes 1 to {limits.max_length}"
             )
         return Sample(row, length, drawn=False)
-
-    def _shaped(self, where: str, array: Array) -> int:
-        """The length of a row whose shape decides its length."""
-        assert self._limits.row_shapes is not None
-        known = {shape: length for length, shape in self._limits.row_shapes.shapes}
-        if array.shape not in known:
-            raise CannotVerify(f"{where}: is {array.shape}, it must be one of {list(known)}")
-        return known[array.shape]

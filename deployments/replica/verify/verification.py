@@ -164,21 +164,17 @@ def compare(
                 errors.add(candidate_name, interval, sample, *pair)
         done += len(places)
         progress(done / len(plan.samples))
-    if sameness.holds and _differ(plan.samples):
+    first = plan.samples[0].inputs
+    if sameness.holds and any(
+        not np.array_equal(array, first[name])
+        for sample in plan.samples[1:]
+        for name, array in sample.inputs.items()
+    ):
         raise NotAccepted(
             f"the model answers all {len(plan.samples)} samples alike, whatever they hold: are its "
             "weights the trained ones, and does its output depend on the input?"
         )
     return errors.verdict(plan.tolerances)
-
-
-def _differ(samples: Sequence[Sample]) -> bool:
-    first = samples[0].inputs
-    return any(
-        not np.array_equal(array, first[name])
-        for sample in samples[1:]
-        for name, array in sample.inputs.items()
-    )
 
 
 def _refuse_non_finite(actual: Result, places: Sequence[int]) -> None:
@@ -250,31 +246,11 @@ def of_settings(accept: AcceptSettings) -> VerificationOptions:
     """What a model's `accept` section asks for. Raises SourceError if a named file is not here."""
     return VerificationOptions(
         against=accept.against,
-        artifact=_path(accept.artifact),
-        file=_path(accept.samples_file),
+        artifact=None if accept.artifact is None else source_path(accept.artifact),
+        file=None if accept.samples_file is None else source_path(accept.samples_file),
         count=accept.samples,
         tolerances=Tolerances(**{name: getattr(accept, name) for name in MEASURES}),
     )
-
-
-def of_command_line(accept: AcceptSettings, given: Mapping[str, Any]) -> VerificationOptions:
-    """The section's options with those of the command line (by name, None where left out) in their
-    place. If any bound is given there, all of the section's bounds are dropped."""
-    base = of_settings(accept)
-    bounds = {name: given[name] for name in MEASURES}
-    stated = any(bound is not None for bound in bounds.values())
-    return VerificationOptions(
-        against=given["against"] or base.against,
-        artifact=given["artifact"] or base.artifact,
-        file=given["samples_file"] or base.file,
-        count=given["samples"] or base.count,
-        seed=given["seed"] or base.seed,
-        tolerances=Tolerances(**bounds) if stated else base.tolerances,
-    )
-
-
-def _path(named: str | None) -> Path | None:
-    return None if named is None else source_path(named)
 
 
 def verify(

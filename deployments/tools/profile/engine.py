@@ -21,7 +21,7 @@ from loadtests.report.table import aligned
 from loadtests.results.report_table import Table
 from runtimes import catalog
 from runtimes.errors import RuntimeFault
-from runtimes.stream_profiling import Profile, measure
+from runtimes.profiling import Profile, measure_stream
 
 SPARE = 1.15  # above the longest that was served
 TIGHT_S = 0.2  # a budget from which on down the number of sequences is looked at
@@ -116,7 +116,7 @@ async def _measured(found: ChosenModel, seconds: float) -> EngineFindings:
         await runtime.load()
         await runtime.warm()
         limits = runtime.limits()
-        steps = await measure(found.name, runtime, seconds)
+        steps = await measure_stream(found.name, runtime, seconds)
     finally:
         await runtime.close()
     tpot_ms, most = found.model.slo.tpot_ms, limits.max_sequences

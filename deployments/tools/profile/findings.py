@@ -15,7 +15,7 @@ from deployments.tools.profile.lengths import RowLengths
 from deployments.tools.profile.overhead import MemoryUse, Tokenising
 from deployments.tools.profile.queue_depth import Depth
 from deployments.tools.profile.sweep import TimedRun
-from runtimes.parameters import Parameters
+from runtimes.footprint import Parameters
 from runtimes.types import Limits, RuntimeSettings
 
 

@@ -17,10 +17,10 @@ from typing import Protocol
 import psutil
 
 from deployments.contract.description import GatewayIdentity, dispatcher_settings
-from deployments.replica.backend_loop import plain_batch
 from deployments.replica.describe import describe, tokenizer_bytes
 from deployments.replica.known_costs import KnownCosts
 from deployments.tools.profile import queue_depth
+from deployments.tools.profile.backend_loop import plain_batch
 from deployments.tools.profile.binding import Facts, binding
 from deployments.tools.profile.errors import CannotProfile
 from deployments.tools.profile.findings import Findings, Peaks, Phase

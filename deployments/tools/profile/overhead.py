@@ -18,8 +18,8 @@ from statistics import median
 from time import perf_counter
 
 from deployments.preprocess.tokenizer import TextTokenizer
-from deployments.replica.backend_loop import plain_batch
 from deployments.replica.device import DeviceWorker, HangLimits, Job
+from deployments.tools.profile.backend_loop import plain_batch
 from deployments.tools.profile.sweep import TimedBatch
 from loadtests.traffic.texts import texts
 from routers.staging import Staged

@@ -18,7 +18,7 @@ from deployments.settings_files.made import cache_dir
 from deployments.tools.profile.errors import CannotProfile, WrongArguments
 from deployments.tools.profile.findings import Subject
 from deployments.tools.profile.lengths import RowLengths, as_taken, lengths_for
-from runtimes import catalog, parameters, source
+from runtimes import catalog, footprint, source
 from runtimes.errors import RuntimeFault
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
@@ -94,7 +94,7 @@ def subject_of(found: ChosenModel, limits: Limits) -> Subject:
     )
 
 
-def _parameters(settings: RuntimeSettings) -> parameters.Parameters | None:
+def _parameters(settings: RuntimeSettings) -> footprint.Parameters | None:
     if settings.source is None or settings.runtime == "synthetic":
         return None
-    return parameters.count(source.inspect(settings.source, settings.cache_dir))
+    return footprint.count(source.inspect(settings.source, settings.cache_dir))

@@ -28,11 +28,10 @@ from deployments.replica.verify.verification import (
 from deployments.settings.reference import CannotVerify
 from deployments.tools.verify.drift import Drift, Drifts, around, drifts
 from runtimes import catalog, layers, source
-from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError
-from runtimes.padding import mask, pad
+from runtimes.graph.dense import mask, pad
 from runtimes.source import SourceKind
-from runtimes.types import Limits, RuntimeSettings
+from runtimes.types import DTYPES, Limits, RuntimeSettings
 
 KEEP = "keep_fp32"
 SHARES = ((1, 1), (4, 2), (1_000_000, 3))  # (origins, steps around them) to try, in turn
@@ -106,7 +105,7 @@ def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSet
     wanted = reference_for(settings, options.against, options.artifact)
     alike = wanted.runtime == settings.runtime
     both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_onnx(wanted)
-    if wanted.runtime in layers.TRACERS and (alike or both):
+    if wanted.runtime in layers.RUNTIMES and (alike or both):
         return wanted
     plain = {KEEP, "calibration", "short_calibration"}
     kept = {name: value for name, value in settings.options.items() if name not in plain}
@@ -116,11 +115,11 @@ def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSet
             "openvino int8 computes another graph than openvino fp32: look at the layers of "
             "onnxruntime int8, which quantises alike"
         )
-    if settings.precision == "fp32" or settings.runtime not in layers.TRACERS:
+    if settings.precision == "fp32" or settings.runtime not in layers.RUNTIMES:
         raise CannotVerify(
             f"the tensors of {runtime_label(settings)} and {runtime_label(wanted)} have no names "
             "in common; --layers compares onnxruntime and openvino on one ONNX graph, or one of "
-            f"{', '.join(layers.TRACERS)} with itself in fp32"
+            f"{', '.join(layers.RUNTIMES)} with itself in fp32"
         )
     return own
 

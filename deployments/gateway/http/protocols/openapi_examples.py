@@ -14,8 +14,7 @@ import numpy as np
 
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.protocols.tensors import HALVES
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 MAX_VALUES = 64
 _ROW_LENGTH = 4

@@ -26,7 +26,7 @@ import numpy as np
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, slices
 from deployments.gateway.rows import Array
-from runtimes.datatypes import DTYPES
+from runtimes.types import DTYPES
 
 HALVES = frozenset({"FP16", "BF16"})
 MAX_RANK = 16

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from runtimes.datatypes import DTYPES
+from runtimes.types import DTYPES
 
 # Checked after decoding, so that an error can name the tensor.
 Datatype = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(DTYPES)})]

@@ -15,9 +15,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any
 
-from deployments.replica.backend_loop import plain_batch, sorted_groups
 from deployments.replica.describe import runtime_settings
 from deployments.settings.model import ModelSettings
+from deployments.tools.profile.backend_loop import plain_batch, sorted_groups
 from deployments.tools.profile.lengths import as_taken
 from deployments.tools.profile.subject import created
 from runtimes.types import Batch, Runtime, RuntimeSettings

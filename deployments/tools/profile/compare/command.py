@@ -28,7 +28,7 @@ from loadtests.report.plots import Axis, Figure, MarkRow, rows
 from loadtests.report.scale import linear
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Table, number, this_machine, today
-from runtimes.threads import allowed_cpus
+from runtimes.host import allowed_cpus
 
 DRAWS = 2000
 _TAIL = 0.025

@@ -112,17 +112,6 @@ async def test_an_answer_that_no_frame_holds_is_a_fault_and_the_next_is_sent(
 # ---- requests to generate -----------------------------------------------------------------------
 
 
-async def test_what_is_generated_comes_over_the_connection_and_ends(
-    generating: Generating,
-) -> None:
-    reader = await reading(generating)
-    await begun(generating, reader, 1, b"a")
-    sent = await generating.stream(b"a", 5, 10)
-    generating.engine.end(b"a")
-    assert await reader.end_of(1) is StreamEnd.DONE
-    assert reader.data(1) == sent
-
-
 async def test_an_abort_ends_a_request_and_a_broken_connection_all_of_its_gateways(
     generating: Generating,
 ) -> None:

@@ -202,27 +202,18 @@ def in_time(model: PoolModel, seconds: float) -> PoolModel:
     return replace(model, args={**model.args, "start_timeout_s": seconds})
 
 
-@pytest.mark.parametrize("step", ["settings_of", "load"])
+@pytest.mark.parametrize(
+    ("step", "asked"), [("settings_of", "load"), ("load", "load"), ("settings_of", "min_bytes")]
+)
 async def test_a_load_that_does_not_end_ends_the_process(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, asked: str
 ) -> None:
     go_on = threading.Event()
     held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
     monkeypatch.setattr(ModelLoader, step, held)
+    ask = bench.start if asked == "load" else bench.loading.min_bytes
     with pytest.raises(TimeoutError):
-        await bench.start(in_time(a_model("a"), 0.05))
-    go_on.set()
-    assert bench.hung.is_set()
-
-
-async def test_files_that_never_come_end_the_process(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
-    monkeypatch.setattr(ModelLoader, "settings_of", held)
-    with pytest.raises(TimeoutError):
-        await bench.loading.min_bytes(in_time(a_model("a"), 0.05))
+        await ask(in_time(a_model("a"), 0.05))
     go_on.set()
     assert bench.hung.is_set()
 
@@ -237,14 +228,6 @@ async def test_a_time_out_of_the_loads_own_leaves_the_process_and_the_other_mode
     with pytest.raises(TimeoutError, match="does not answer"):
         await bench.start(a_model("a"))
     assert not bench.hung.is_set()
-
-
-async def test_the_bytes_of_a_model_are_at_least_its_files(bench: Bench, tmp_path: Path) -> None:
-    settings = bench.loader.settings_of(a_model("a"), lambda *_: None)
-    loaded = bench.loader.load(a_model("a"), settings, lambda *_: None)
-    loaded.runtime.close()
-    assert loaded.version
-    assert loaded.size_bytes >= 0
 
 
 async def test_a_model_with_which_the_process_is_over_its_limit_is_not_held(

@@ -14,7 +14,7 @@ from deployments.tools.profile.lengths import RowLengths
 from deployments.tools.profile.overhead import MemoryUse
 from deployments.tools.profile.tables import MIB, tables
 from loadtests.results.report_table import Table, markdown
-from runtimes.parameters import Parameters
+from runtimes.footprint import Parameters
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 LIMITS = Limits((TensorSpec("ids", "INT64", (-1, -1)),), (), length_input="ids")

@@ -1,4 +1,4 @@
-"""Which processors a replica keeps to: its own cores, the emptiest node, and what is free again."""
+"""Processors: how many are allowed, and which ones a replica keeps to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,58 @@ from pathlib import Path
 import pytest
 
 from runtimes.errors import LoadError
-from runtimes.pinning import ProcessorClaim, claim, listed, numa_nodes
+from runtimes.host import ProcessorClaim, allowed_cpus, claim, listed, numa_nodes
+
+
+def count(tmp_path: Path, own: str = "", affinity: int = 8, **quotas: str) -> int:
+    """`quotas` are files below the mount, `__` for `/` and `_dot_` for `.` in their names."""
+    root = tmp_path / "cgroup"
+    for name, text in quotas.items():
+        file = root / name.replace("__", "/").replace("_dot_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "own").write_text(own)
+    return allowed_cpus(root, tmp_path / "own", affinity)
+
+
+def test_affinity_counts_without_control_groups(tmp_path):
+    assert allowed_cpus(tmp_path / "none", tmp_path / "none", 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "affinity", "quotas", "cpus"),
+    [
+        ("", 8, {"": "max 100000"}, 8),
+        ("", 8, {"": "200000 100000"}, 2),
+        ("", 8, {"": "150000 100000"}, 2),  # rounded up
+        ("", 8, {"": "5000 100000"}, 1),
+        ("", 8, {"": "many 100000"}, 8),
+        ("", 1, {"": "300000 100000"}, 1),
+        ("0::/pod/box\n", 8, {"pod__": "200000 100000", "pod__box__": "400000 100000"}, 2),
+        ("0::/kubepods/x\n", 8, {"": "300000 100000"}, 3),  # a group that the mount does not show
+    ],
+)
+def test_the_least_of_affinity_and_version_2_quotas_counts(tmp_path, own, affinity, quotas, cpus):
+    named = {f"{group}cpu_dot_max": quota for group, quota in quotas.items()}
+    assert count(tmp_path, own, affinity, **named) == cpus
+
+
+@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+def test_version_1_quota_counts(tmp_path, mount):
+    quotas = {
+        f"{mount}__box__cpu_dot_cfs_quota_us": "250000",
+        f"{mount}__box__cpu_dot_cfs_period_us": "100000",
+    }
+    assert count(tmp_path, "7:memory:/other\n4:cpu,cpuacct:/box\n", **quotas) == 3
+
+
+def test_version_1_without_a_limit_leaves_the_affinity(tmp_path):
+    quotas = {"cpu__cpu_dot_cfs_quota_us": "-1", "cpu__cpu_dot_cfs_period_us": "100000"}
+    assert count(tmp_path, **quotas) == 8
+
+
+def test_this_process_has_at_least_one():
+    assert allowed_cpus() >= 1
 
 
 @pytest.fixture

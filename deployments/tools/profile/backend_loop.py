@@ -1,13 +1,13 @@
 """Measures the tokens a second that a backend computes when nothing is in its way.
 
-`python -m deployments.replica.backend_loop SETTINGS MODEL… --lengths FILE` loads a model exactly
-as a replica would (same settings, threads, staged artifact). It sorts the rows of FILE (one length
-a line, tokens) by length, packs them into batches of `max_size` and `max_tokens`, and runs those in
-a loop. The result is the ceiling for everything that serves the same rows one by one. Several
-models take turns, `--rounds` times, so that whatever slows the machine affects all of them. If a
-backend can, it puts the next batch on the device while one computes, as in a replica. Then single
-rows run, one length after the other, to show what a lone request waits. Prints a line of JSON for
-each model and round. Uses no HTTP and no Ray.
+`python -m deployments.tools.profile.backend_loop SETTINGS MODEL… --lengths FILE` loads a model
+exactly as a replica would (same settings, threads, staged artifact). It sorts the rows of FILE (one
+length a line, tokens) by length, packs them into batches of `max_size` and `max_tokens`, and runs
+those in a loop. The result is the ceiling for everything that serves the same rows one by one.
+Several models take turns, `--rounds` times, so that whatever slows the machine affects all of them.
+If a backend can, it puts the next batch on the device while one computes, as in a replica. Then
+single rows run, one length after the other, to show what a lone request waits. Prints a line of
+JSON for each model and round. Uses no HTTP and no Ray.
 """
 
 from __future__ import annotations
@@ -109,14 +109,7 @@ def plain_batch(limits: Limits, lengths: Sequence[int]) -> Batch:
     if len(set(lengths)) == 1:
         return zeros_batch(limits, len(lengths), lengths[0])
     rows = [zeros_batch(limits, 1, length).inputs for length in lengths]
-    joined = {
-        name: Ragged(
-            first.datatype,
-            np.concatenate([row[name].data for row in rows]),
-            tuple(shape for row in rows for shape in row[name].shapes),
-        )
-        for name, first in rows[0].items()
-    }
+    joined = {name: Ragged.joined([row[name] for row in rows]) for name in rows[0]}
     return Batch(len(lengths), np.array(lengths, np.int64), joined)
 
 
@@ -148,17 +141,14 @@ def run_sorted(
 def _run_beside(
     runtime: Runtime, putting: ThreadPoolExecutor, batch: Batch, following: Batch
 ) -> Result:
-    if following is batch or not isinstance(runtime, Prefetching) or _on_processors(runtime):
+    on_processors = runtime.limits().device == "cpu"
+    if following is batch or not isinstance(runtime, Prefetching) or on_processors:
         return runtime.run(batch)
     put = putting.submit(runtime.prefetch, following)
     try:
         return runtime.run(batch)
     finally:
         put.result()
-
-
-def _on_processors(runtime: Runtime) -> bool:
-    return runtime.limits().device == "cpu"
 
 
 def run_alone(run: Run, rows: Sequence[Batch], seconds: float) -> tuple[float, ...]:
@@ -209,7 +199,7 @@ def _ready(
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m deployments.replica.backend_loop", description=__doc__
+        prog="python -m deployments.tools.profile.backend_loop", description=__doc__
     )
     parser.add_argument("settings", type=Path)
     parser.add_argument("models", nargs="+", metavar="MODEL")

@@ -1,21 +1,27 @@
-"""What is wrong with a request that does not fit vLLM's model of it, in one line.
+"""What is wrong with a request, in one line; and is what vLLM streams an answer or a failure?
 
 pydantic tries every alternative of a union and reports what is wrong with each: a message whose
-content is null has 19 faults, nearly all of which are about messages of other roles. What the
-request lacks is what most alternatives miss at one place. So of each field only that place is
-named, with all that may stand there. vLLM's own handler lists all faults, with addresses of
-pydantic's pages.
-Source: pydantic 2, "Error handling": `loc`, `type`, `msg`, `input`, `ctx`.
+content is null has 19 faults. What the request lacks is what most alternatives miss at one place.
+So of each field only that place is named, with all that may stand there.
+
+vLLM's layer writes any error as an event after a status of 200, and `[DONE]` after it. Here an
+answer begins with its first output token. An error before that is the same refusal that the request
+gets if it does not stream; one of the engine itself, or a later one, is raised. So no stream ends
+as if it were whole when it is not. Sources: pydantic 2, "Error handling"; vLLM 0.32.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
+
+from runtimes.errors import RunError
 
 _MOST = 3  # fields, and alternatives at one place
 _MAX_FAULTS = 10_000  # take 0.1 s to look at, in which the engine hands on nobody's tokens
@@ -70,3 +76,36 @@ def _words(message: str) -> str:
     for prefix in _PREFIXES:
         message = message.removeprefix(prefix)
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
+
+
+_ERROR = 'data: {"error":'  # an event of an answer begins with its id
+
+
+async def answer(
+    events: AsyncIterator[str], begun: Callable[[], bool]
+) -> AsyncGenerator[tuple[bytes, int], None]:
+    """Data and HTTP's status, as it comes. `begun`: whether there is an output token; events before
+    that are joined to the first one behind. Raises `RunError`."""
+    held: list[str] = []
+    sent = False
+    async for event in events:
+        if event.startswith(_ERROR):
+            error: dict[str, Any] = json.loads(event.removeprefix("data: "))["error"]
+            status = int(error["code"])
+            if sent or is_failure(status):
+                raise RunError(f"vLLM failed: {error['message']}")
+            yield json.dumps({"error": error}).encode(), status
+            return
+        held.append(event)
+        if begun():
+            yield "".join(held).encode(), HTTPStatus.OK
+            held.clear()
+            sent = True
+    if held:
+        yield "".join(held).encode(), HTTPStatus.OK
+
+
+def is_failure(status: int) -> bool:
+    """Whether an error is the engine's own: another replica might answer. What it has not
+    implemented it refuses, whoever asks."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.replica.backend_loop import batch_of, loop, run_sorted, sorted_groups
+from deployments.tools.profile.backend_loop import batch_of, loop, run_sorted, sorted_groups
 from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes, TensorSpec
 
 LIMITS = Limits(
