@@ -50,17 +50,8 @@ SIZE_FUNCTIONS = re.compile(
 )
 SIZE_NAME = re.compile(rf"[a-z]+\d+|{SIZE_FUNCTIONS.pattern}")
 ARITHMETIC = (
-    ast.Expression,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
-    ast.Constant,
-    ast.Load,
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Load),
+    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
 _OPERATORS = ("target", "as_operator")
 TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
@@ -68,30 +59,27 @@ TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.
 
 def first_unsafe(graph: Any) -> str | None:
     """The first text that is not on the lists, with its key; None where all is plain."""
-    return next(
-        (_said(key, text) for key, text in _texts("", graph) if not _plain(key, text)), None
-    )
+    for key, text in _texts("", graph):
+        if not _plain(key, text):
+            if key not in _OPERATORS:
+                return f"{key} {text!r}"
+            return (
+                f"the operator {text!r}, which is not one of aten and prims that leave files and "
+                "other memory alone: write that part of the model in plain torch, or export it "
+                "with torch.onnx.export"
+            )
+    return None
 
 
 def operators(graph: Any) -> set[str]:
     """The aten and prims operators that a graph which is plain names, as torch's dispatcher calls
     them: `aten::add.Tensor`."""
     targets = (ATEN.fullmatch(text) for key, text in _texts("", graph) if key in _OPERATORS)
-    return {_dispatched(*match.groups()) for match in targets if match is not None}
-
-
-def _dispatched(library: str, name: str, overload: str) -> str:
-    return f"{library}::{name}" + (f".{overload}" if overload != "default" else "")
-
-
-def _said(key: str, text: str) -> str:
-    if key in _OPERATORS:
-        return (
-            f"the operator {text!r}, which is not one of aten and prims that leave files and other "
-            "memory alone: write that part of the model in plain torch, or export it with "
-            "torch.onnx.export"
-        )
-    return f"{key} {text!r}"
+    found = (match.groups() for match in targets if match is not None)
+    return {
+        f"{library}::{name}.{overload}".removesuffix(".default")
+        for library, name, overload in found
+    }
 
 
 def unsafe_in(path: Path) -> str | None:

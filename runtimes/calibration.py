@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from runtimes import ragged_file
-from runtimes.digest import digest_of
 from runtimes.errors import LoadError
 from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS
 from runtimes.graph.options import GraphOptions
+from runtimes.staging import digest_of
 from runtimes.types import RuntimeSettings
 
 MIN_ROWS = 32
@@ -89,21 +89,26 @@ def rows(
     assert options.calibration is not None
     file = file_of(options.calibration)
     columns = ragged_file.read(file)
-    _check_names(file, columns, inputs)
-    lengths = _lengths(settings, columns)
-    if len(lengths) < MIN_ROWS:
-        raise LoadError(f"{file} has {len(lengths)} rows, a calibration takes {MIN_ROWS} at least")
-    if not options.short_calibration:
-        _check_longest(file, lengths, settings)
-    chosen = _spread(lengths, settings.edges)
-    return [_feed(columns, row, lengths[row], inputs, settings) for row in chosen]
-
-
-def _check_names(file: Path, columns: Mapping[str, Any], inputs: Sequence[GraphInput]) -> None:
     known = [each.name for each in inputs]
     for name in columns:
         if name not in known:
             raise LoadError(f"{file} has rows of '{name}'; the model takes {', '.join(known)}")
+    lengths = _lengths(settings, columns)
+    if len(lengths) < MIN_ROWS:
+        raise LoadError(f"{file} has {len(lengths)} rows, a calibration takes {MIN_ROWS} at least")
+    longest = settings.max_length or max(settings.edges, default=1)
+    below = [edge for edge in settings.edges if edge < longest]
+    has_lengths = settings.row_shapes is not None or set(lengths) != {1}
+    enough = sum(length > below[-1] for length in lengths) if below else 0
+    if not options.short_calibration and has_lengths and below and enough < MIN_LONGEST:
+        raise LoadError(
+            f"{file}: of {len(lengths)} rows {enough or 'none'} are longer than {below[-1]} tokens "
+            f"(the longest has {max(lengths)}), and the model takes {longest}: what only long rows "
+            f"reach would be cut off. Record longer ones, or set lengths.max to {max(lengths)}, or "
+            "the option short_calibration to true and let verification decide"
+        )
+    chosen = _spread(lengths, settings.edges)
+    return [_feed(columns, row, lengths[row], inputs, settings) for row in chosen]
 
 
 def _lengths(settings: RuntimeSettings, columns: Mapping[str, list[Array]]) -> list[int]:
@@ -117,22 +122,6 @@ def _lengths(settings: RuntimeSettings, columns: Mapping[str, list[Array]]) -> l
     if measured is None:
         return [1] * len(next(iter(columns.values()), []))
     return [row.shape[axis] if row.ndim > axis else 1 for row in measured]
-
-
-def _check_longest(file: Path, lengths: Sequence[int], settings: RuntimeSettings) -> None:
-    longest = settings.max_length or max(settings.edges, default=1)
-    below = [edge for edge in settings.edges if edge < longest]
-    has_lengths = settings.row_shapes is not None or set(lengths) != {1}
-    if not has_lengths or not below:
-        return
-    enough = sum(length > below[-1] for length in lengths)
-    if enough < MIN_LONGEST:
-        raise LoadError(
-            f"{file}: of {len(lengths)} rows {enough or 'none'} are longer than {below[-1]} tokens "
-            f"(the longest has {max(lengths)}), and the model takes {longest}: what only long rows "
-            f"reach would be cut off. Record longer ones, or set lengths.max to {max(lengths)}, or "
-            "the option short_calibration to true and let verification decide"
-        )
 
 
 def _spread(lengths: Sequence[int], edges: Sequence[int]) -> list[int]:

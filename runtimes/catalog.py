@@ -1,9 +1,13 @@
-"""The table of all backends: names, classes, packages, precisions and tasks.
+"""The table of all backends, and whether a model's files fit the one that is to run them.
 
 Only `create`, `create_stream`, `available` and `preload` need a backend's library. All other
 functions answer without importing it, so that a settings file can be checked where the library is
 not installed. A new backend is a new entry here and must pass the conformance suite
 (`tests/conformance/`).
+
+`check_files` is asked before a process is started: is the artifact one that the runtime runs, is it
+what its name says, does it hold code, is its architecture known, does it take rows of
+`lengths.max`? What only the backend can tell still shows when a replica starts.
 """
 
 from __future__ import annotations
@@ -14,15 +18,18 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
-from runtimes import calibration
+from runtimes import archive_text, calibration
 from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
-from runtimes.errors import LoadError, MissingBackend
+from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
+from runtimes.graph import bert, pooling
 from runtimes.graph.options import GraphOptions
-from runtimes.source import SourceKind
+from runtimes.source import Source, SourceKind, inspect_without_digest
 from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
+from runtimes.vllm import inspection
 
 GENERATE = "generate"
 
@@ -46,45 +53,30 @@ _GRAPHS = (SourceKind.HUGGING_FACE, SourceKind.ONNX)
 
 ENTRIES: Mapping[str, BackendEntry] = {
     "onnxruntime": BackendEntry(
-        "runtimes.onnxruntime.runtime",
-        "ONNXRuntime",
-        "onnxruntime",
-        ("fp32", "fp16", "int8"),
+        "runtimes.onnxruntime.runtime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8"),
         kinds=_GRAPHS,
     ),
     "openvino": BackendEntry(
-        "runtimes.openvino.runtime",
-        "OpenVINO",
-        "openvino",
-        ("fp32", "bf16", "fp16", "int8"),
+        "runtimes.openvino.runtime", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8"),
         kinds=(*_GRAPHS, SourceKind.OPENVINO_IR),
     ),
     "synthetic": BackendEntry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
     "tensorrt": BackendEntry(
-        "runtimes.tensorrt.runtime",
-        "TensorRT",
-        "tensorrt",
-        ("fp32", "fp16", "bf16"),
+        "runtimes.tensorrt.runtime", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16"),
         kinds=_GRAPHS,
     ),
     "torch": BackendEntry(
-        "runtimes.torch.runtime",
-        "Torch",
-        "torch",
-        ("fp32", "bf16", "fp16", "int8"),
+        "runtimes.torch.runtime", "Torch", "torch", ("fp32", "bf16", "fp16", "int8"),
         kinds=(SourceKind.HUGGING_FACE, SourceKind.TORCH_EXPORT),
     ),
-}
+}  # fmt: skip
 STREAMS: Mapping[str, BackendEntry] = {
     "synthetic": BackendEntry("runtimes.synthetic.stream", "SyntheticStream", "", ("fp32",)),
     "vllm": BackendEntry(
-        "runtimes.vllm.runtime",
-        "VLLM",
-        "vllm",
-        ("fp32", "bf16", "fp16"),
+        "runtimes.vllm.runtime", "VLLM", "vllm", ("fp32", "bf16", "fp16"),
         "make vllm, or on a machine with a GPU pip install 'headrace[vllm]'",
     ),
-}
+}  # fmt: skip
 
 
 def names(task: str = "tensors") -> tuple[str, ...]:
@@ -185,3 +177,74 @@ def _entry(runtime: str, task: str) -> BackendEntry:
 
 def _listed(words: tuple[str, ...]) -> str:
     return f"known: {', '.join(words)}"
+
+
+WORDS = {
+    SourceKind.HUGGING_FACE: "Hugging Face folders (BERT)",
+    SourceKind.ONNX: "ONNX files",
+    SourceKind.OPENVINO_IR: "OpenVINO IR (.xml)",
+    SourceKind.TORCH_EXPORT: "torch.export archives (.pt2)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileRequirements:
+    """A model's settings that its files have to fit. `options`: as `catalog.check` passed them;
+    `max_length`: None where rows have shapes of their own."""
+
+    runtime: str
+    task: str
+    options: Mapping[str, Any]
+    precision: str
+    max_length: int | None
+
+
+def check_files(path: Path, asked: FileRequirements) -> None:
+    """Raises `LoadError`, of which `RefusedArtifact` is one."""
+    if asked.runtime == "synthetic":
+        return
+    if asked.task == GENERATE:
+        if asked.options.get("trust_files"):
+            return
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{path} is no folder of a language model: it has no config.json")
+        inspection.check([str(path)])
+        return
+    source = inspect_without_digest(path)
+    runs = ENTRIES[asked.runtime].kinds
+    if source.kind not in runs:
+        others = [name for name, entry in ENTRIES.items() if source.kind in entry.kinds]
+        raise LoadError(
+            f"{asked.runtime} runs {', '.join(WORDS[kind] for kind in runs)}; {path} is of another "
+            f"kind, which {' and '.join(others)} can run"
+        )
+    if source.kind is SourceKind.HUGGING_FACE:
+        _check_folder(source, asked)
+    elif source.kind is SourceKind.TORCH_EXPORT:
+        if asked.precision != "fp32":
+            raise LoadError(
+                f"{source.path} runs in the precision that it was exported in; leave precision out"
+            )
+        wrong = archive_text.unsafe_in(source.path)
+        if wrong is not None:
+            raise RefusedArtifact(f"{source.path}: its graph could run code, it contains {wrong}")
+
+
+def _check_folder(source: Source, asked: FileRequirements) -> None:
+    config = bert.read_config(source.path)
+    longest = asked.max_length
+    if longest is not None and longest > config.max_length:
+        raise LoadError(
+            f"{source.path} takes rows of {config.max_length} tokens at most, lengths.max is "
+            f"{longest}; set lengths.max to {config.max_length} or less"
+        )
+    if asked.task != "embed":
+        return
+    chosen = option_parser.parse(options_class(asked.runtime), asked.options)
+    if not isinstance(chosen, GraphOptions) and pooling.declared(source.path) is None:
+        raise LoadError(
+            f"{source.path} declares no pooling (modules.json), and {asked.runtime} has no option "
+            "for it; use openvino or onnxruntime"
+        )
+    if isinstance(chosen, GraphOptions) and pooling.of_folder(source.path, chosen) is None:
+        raise LoadError(f"{source.path} {bert.NO_POOLING}")

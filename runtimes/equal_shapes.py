@@ -9,8 +9,6 @@ that. The wrapped backend sees no lengths except those that its own limits decla
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +24,6 @@ from runtimes.types import (
     Runtime,
     RuntimeSettings,
     StageTimes,
-    TensorSpec,
 )
 
 Shape = tuple[int, ...]
@@ -65,16 +62,29 @@ class EqualShapes:
         limits = self.limits()
         assert limits.row_shapes is not None
         rows.check(batch, limits)
-        _check_shapes(batch, limits.row_shapes)
-        groups = _groups(batch, limits.row_shapes)
+        name, known = limits.row_shapes.input or "", limits.row_shapes.shapes
+        allowed, by_shape = set(known), dict[Shape, list[int]]()
+        pairs = zip(batch.lengths.tolist(), batch.inputs[name].shapes, strict=True)
+        for row, (length, shape) in enumerate(pairs):
+            if (length, shape) not in allowed:
+                raise BadRows(
+                    f"row {row} of input '{name}' is {shape} of length {length}, known are "
+                    f"{', '.join(str(shape) for _, shape in known)}"
+                )
+            by_shape.setdefault(shape, []).append(row)
+        groups = list(by_shape.values())
         self._failed = True  # until all have answered
         results = [self._inner.run(self._part(batch, group)) for group in groups]
         self._failed = False
         tokens = int(batch.lengths.sum())
         if len(groups) == 1:
             return replace(results[0], padded_tokens=tokens)
-        order = [row for group in groups for row in group]
-        return Result(_joined(results, order), StageTimes.total(results), tokens)
+        back = np.argsort([row for group in groups for row in group]).tolist()
+        outputs = {
+            name: Ragged.joined([result.outputs[name] for result in results]).picked(back)
+            for name in results[0].outputs
+        }
+        return Result(outputs, StageTimes.total(results), tokens)
 
     def health(self) -> None:
         """After a failed batch the smallest must run: a backend would try one of no real shape."""
@@ -92,7 +102,7 @@ class EqualShapes:
 
     def _part(self, batch: Batch, group: list[int]) -> Batch:
         own = self._inner.limits()
-        part = _of(batch, group)
+        part = batch if len(group) == batch.rows else batch.picked(group)
         if own.length_input is None:
             return replace(part, lengths=np.ones(len(group), np.int64))
         shape = part.inputs[own.length_input].shapes[0]
@@ -101,7 +111,14 @@ class EqualShapes:
 
 def _seen(limits: Limits, wanted: RowShapes) -> Limits:
     """The inner limits as callers of the wrapper see them."""
-    spec = _shaped_input(limits, wanted)
+    rank = 1 + len(wanted.shapes[0][1])
+    ranked = {spec.name: spec for spec in limits.inputs if len(spec.shape) == rank}
+    known = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in limits.inputs)
+    if wanted.input is None and len(ranked) != 1:
+        raise LoadError(f"the model must have one input of {rank} axes; it takes {known}")
+    if wanted.input is not None and wanted.input not in ranked:
+        raise LoadError(f"'{wanted.input}' is no input of {rank} axes; the model takes {known}")
+    spec = ranked[wanted.input or next(iter(ranked))]
     for _, shape in wanted.shapes:
         if not all(want in (-1, size) for size, want in zip(shape, spec.shape[1:], strict=True)):
             raise LoadError(
@@ -118,67 +135,3 @@ def _seen(limits: Limits, wanted: RowShapes) -> Limits:
         mask_input=None,
         row_shapes=replace(wanted, input=spec.name),
     )
-
-
-def _shaped_input(limits: Limits, wanted: RowShapes) -> TensorSpec:
-    rank = 1 + len(wanted.shapes[0][1])
-    ranked = [spec for spec in limits.inputs if len(spec.shape) == rank]
-    known = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in limits.inputs)
-    if wanted.input is None:
-        if len(ranked) != 1:
-            raise LoadError(f"the model must have one input of {rank} axes; it takes {known}")
-        return ranked[0]
-    for spec in ranked:
-        if spec.name == wanted.input:
-            return spec
-    raise LoadError(f"'{wanted.input}' is no input of {rank} axes; the model takes {known}")
-
-
-def _check_shapes(batch: Batch, known: RowShapes) -> None:
-    assert known.input is not None
-    shapes = set(known.shapes)
-    for row, pair in enumerate(
-        zip(batch.lengths.tolist(), batch.inputs[known.input].shapes, strict=True)
-    ):
-        if pair not in shapes:
-            raise BadRows(
-                f"row {row} of input '{known.input}' is {pair[1]} of length {pair[0]}, known are "
-                f"{', '.join(str(shape) for _, shape in known.shapes)}"
-            )
-
-
-def _groups(batch: Batch, known: RowShapes) -> list[list[int]]:
-    assert known.input is not None
-    groups: dict[Shape, list[int]] = {}
-    for row, shape in enumerate(batch.inputs[known.input].shapes):
-        groups.setdefault(shape, []).append(row)
-    return list(groups.values())
-
-
-def _of(batch: Batch, group: list[int]) -> Batch:
-    if len(group) == batch.rows:
-        return batch
-    inputs = {name: _picked(ragged, group) for name, ragged in batch.inputs.items()}
-    return Batch(len(group), batch.lengths[group], inputs, batch.outputs)
-
-
-def _picked(ragged: Ragged, group: list[int]) -> Ragged:
-    starts = [0]
-    for shape in ragged.shapes:
-        starts.append(starts[-1] + math.prod(shape))
-    data = np.concatenate([ragged.data[starts[row] : starts[row + 1]] for row in group])
-    return Ragged(ragged.datatype, data, tuple(ragged.shapes[row] for row in group))
-
-
-def _joined(results: list[Result], order: list[int]) -> Mapping[str, Ragged]:
-    """`order`: which row of the batch each of the results' rows is, one after another."""
-    back = [0] * len(order)
-    for at, row in enumerate(order):
-        back[row] = at
-    joined = {}
-    for name, first in results[0].outputs.items():
-        parts = [result.outputs[name] for result in results]
-        data = np.concatenate([part.data for part in parts])
-        shapes = tuple(shape for part in parts for shape in part.shapes)
-        joined[name] = _picked(Ragged(first.datatype, data, shapes), back)
-    return joined

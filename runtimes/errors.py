@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class RuntimeFault(Exception):
     """Base of all errors that runtimes raise on purpose."""
@@ -29,3 +32,11 @@ class RunError(RuntimeFault):
 
 class Unhealthy(RuntimeFault):
     """The backend will not recover: its process ends, and a new one replaces it."""
+
+
+def library(module: str, needed: str, install: str) -> Any:
+    """The module, imported late. Raises `MissingBackend`: `needed` says by what and for what."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingBackend(f"{needed}: pip install '{install}' ({error})") from error

@@ -1,23 +1,25 @@
-"""Checks a backend's options, as the settings file has them.
+"""Checks a backend's options, as the settings file has them, and chooses the device by one of them.
 
-Turns a model's free `options` mapping into the backend's frozen dataclass. A `LoadError` names all
-mistakes at once: which option, and what would be right.
+`parse` turns a model's free `options` mapping into the backend's frozen dataclass. A `LoadError`
+names all mistakes at once. Known types: bool, int, float (whole numbers are accepted), str, `None`,
+`Literal`, unions of these, and tuples of one of them. Nothing else is converted: "2" is not an int.
 
-Known types: bool, int, float (whole numbers are accepted), str, `None`, `Literal`, unions of these,
-and tuples of one of them (`tuple[int, ...]`; a list is accepted). Nothing else is converted: "2" is
-not an int.
+The option `device` is `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU if the
+backend sees one, else the processors. If the named device is missing, `MissingBackend` says what
+the backend saw; there is no silent fallback. GPUs are counted by the backend's own library.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from runtimes.errors import LoadError
+from runtimes.errors import LoadError, MissingBackend
 
 T = TypeVar("T")
 _UNFIT = object()
@@ -73,17 +75,12 @@ def _fit(value: object, hint: Any) -> Any:
         fitting = (_fit(value, argument) for argument in arguments)
         return next((fit for fit in fitting if fit is not _UNFIT), _UNFIT)
     if origin is tuple:
-        return _fit_tuple(value, arguments[0])
+        parts = value if isinstance(value, list | tuple) else (_UNFIT,)
+        fit = tuple(_fit(part, arguments[0]) for part in parts)
+        return _UNFIT if _UNFIT in fit else fit
     if hint is float and type(value) is int:
         return float(value) if abs(value) <= sys.float_info.max else _UNFIT
     return value if type(value) is hint else _UNFIT
-
-
-def _fit_tuple(value: object, element: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return _UNFIT
-    fit = tuple(_fit(part, element) for part in value)
-    return _UNFIT if _UNFIT in fit else fit
 
 
 def _describe(hint: Any) -> str:
@@ -95,3 +92,52 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         return f"a list, each {_describe(arguments[0])}"
     return _WORDS.get(hint, str(hint))
+
+
+AUTO = "auto"
+_CUDA = re.compile(r"cuda(?::(\d{1,3}))?")
+RIGHT = "cpu, cuda, cuda:N or auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`index` counts the GPUs that the process sees; 0 for the processors."""
+
+    kind: str  # cpu | cuda
+    index: int = 0
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.kind == "cuda"
+
+    def __str__(self) -> str:
+        return f"cuda:{self.index}" if self.is_cuda else self.kind
+
+
+CPU = Device("cpu")
+
+
+def check_device(text: str) -> None:
+    """Raises `ValueError` in the words of an option's mistake."""
+    if text not in (AUTO, "cpu") and not _CUDA.fullmatch(text):
+        raise ValueError(f"option 'device' is {text!r}, it takes {RIGHT}")
+
+
+def chosen_device(text: str, gpus: int, backend: str) -> Device:
+    """The device for an option that passed `check`; `gpus`: how many `backend` can use here.
+    Raises `MissingBackend`."""
+    if text == AUTO:
+        return Device("cuda") if gpus else CPU
+    found = _CUDA.fullmatch(text)
+    if found is None:
+        return CPU
+    index = int(found.group(1) or 0)
+    if not gpus:
+        raise MissingBackend(
+            f"option 'device' is {text}, but {backend} sees no CUDA GPU: it needs an NVIDIA "
+            "driver, a build for CUDA and replicas.num_gpus above 0; or set device to cpu"
+        )
+    if index >= gpus:
+        last = "cuda:0 alone" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
+        raise MissingBackend(f"option 'device' is {text}, but {backend} sees {last}")
+    return Device("cuda", index)

@@ -1,29 +1,42 @@
-"""Times batches of each size on this device, before the replica serves.
+"""Times batches of each size, and an engine's steps, on this device before the replica serves.
 
-The shapes are those of warm-up, and one length between each two edges. One row of each length comes
+Batches: the shapes of warm-up, and one length between each two edges. One row of each length comes
 first, then the largest batch of each, then the sizes between, so that the extremes are known if
-time is short. A batch that would take longer than the time left is skipped; its time is estimated
-from a smaller batch, growing at most with the rows and with the square of the length. Each shape
-runs at least twice and the shortest time counts, which is the device's time without disturbances.
-For warm batch runtimes; for engines see `stream_profiling.py`.
+time is short. A batch that would take longer than the time left is skipped, judged by a smaller
+one: growing at most with the rows and with the square of the length.
+
+Engines: prompts of one length with more and more of them at once, then prompts of growing length,
+alone. So a step's time is known by how many sequences it serves and how many tokens it reads.
+
+Each is run at least twice and the least time counts, the device's without what disturbed it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from time import perf_counter
 
 from runtimes import warmup
-from runtimes.types import Batch, Limits, RuntimeSettings
+from runtimes.errors import LoadError
+from runtimes.types import (
+    Batch,
+    Limits,
+    RuntimeSettings,
+    StreamLimits,
+    StreamRequest,
+    StreamRuntime,
+)
 
 Profile = tuple[tuple[int, int, float], ...]
 
 _MIN_RUNS = 2
 _MAX_RUNS = 5
-_ENOUGH_S = (
-    0.01  # shorter batches are run more often, as what disturbs them is longer than they are
-)
+_ENOUGH_S = 0.01  # shorter batches are run more often: what disturbs them is longer than they are
 
 
 def measure(
@@ -90,3 +103,57 @@ def _least(
         spent += took_s
         least = min(least, took_s) if done else took_s
     return least
+
+
+_OUTPUT = 16
+_PROMPT = 8
+_RUNS = 2
+_numbers = itertools.count()
+
+
+async def measure_stream(
+    name: str, runtime: StreamRuntime, seconds: float, clock: Callable[[], float] = perf_counter
+) -> Profile:
+    """(running sequences, tokens of the step, seconds of it), as many as fit into about `seconds`;
+    none for 0. `name`: the model's. Raises `LoadError` where the engine refuses."""
+    end, last_s = clock() + seconds, 0.0
+    found: dict[tuple[int, int], float] = {}
+    for _, (count, prompt, output) in itertools.product(range(_RUNS), _shapes(runtime.limits())):
+        began = clock()
+        if seconds <= 0.0 or began + last_s > end:
+            break
+        steps = (await runtime.health()).steps
+        await asyncio.gather(*(_one(name, runtime, prompt, output) for _ in range(count)))
+        last_s = clock() - began
+        steps = max((await runtime.health()).steps - steps, 1)
+        key = (count, -(-prompt // steps) if output == 1 else count)  # a long prompt takes several
+        found[key] = min(found.get(key, last_s), last_s / steps)
+    return tuple((count, tokens, took) for (count, tokens), took in sorted(found.items()))
+
+
+def _shapes(limits: StreamLimits) -> Iterator[tuple[int, int, int]]:
+    """(requests at once, prompt tokens, output tokens), extremes first."""
+    room = limits.context_tokens - _OUTPUT
+    most = max(1, min(limits.max_sequences, limits.cache_tokens // (_PROMPT + 2 * _OUTPUT)))
+    prompt, output = min(_PROMPT, room), _OUTPUT
+    counts = sorted({1, most, *(2**k for k in range(1, most.bit_length()) if 2**k <= most)})
+    longest = min(room, 2048)
+    lengths = [n for n in (longest, longest // 4, longest // 16) if n > prompt]
+    yield from ((n, prompt, output) for n in (counts[0], counts[-1]))
+    yield from ((1, n, 1) for n in lengths)
+    yield from ((n, prompt, output) for n in counts[1:-1])
+
+
+async def _one(name: str, runtime: StreamRuntime, prompt: int, output: int) -> None:
+    """Its tokens are its own, so that no cache has read them before."""
+    number = next(_numbers)
+    ids = [3 + (number * 31 + k * 7 + (number >> 3)) % 200 for k in range(prompt)]
+    ids[0] = 3 + number % 250
+    body = {
+        "model": name, "prompt": ids, "max_tokens": output, "ignore_eos": True, "temperature": 0,
+    }  # fmt: skip
+    request = StreamRequest(f"profile-{number}", "completions", json.dumps(body).encode())
+    async with aclosing(runtime.run(request)) as chunks:
+        async for chunk in chunks:
+            if chunk.status != 200:
+                raise LoadError(f"the engine refused to be measured: {chunk.data.decode()}")

@@ -1,18 +1,22 @@
-"""Checks a batch against what the loaded model declared (`Limits`).
+"""What a row's length is, and whether a batch is what the loaded model declared (`Limits`).
 
-This is the second check, after the gateway's: names, datatypes, ranks, fixed axes, row counts and
-lengths. Whatever is wrong is the caller's fault, `BadRows`, and is found before the batch reaches
-the device. It takes microseconds a batch, because no values are read: the backend, which knows the
-vocabulary, finds token ids that are out of range.
+The settings may name an input, an axis, a mask and a longest length; whatever they leave out is as
+the model declares. What the model does not have or cannot take is a `LoadError` in the words of the
+settings file, at the start and not at the first long row.
+
+A batch is checked for names, datatypes, ranks, fixed axes, row counts and lengths, after the
+gateway's check. Whatever is wrong is the caller's fault, `BadRows`, and is found before the batch
+reaches the device. It takes microseconds a batch, because no values are read: the backend, which
+knows the vocabulary, finds token ids that are out of range.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from runtimes.datatypes import DTYPES
-from runtimes.errors import BadRows
-from runtimes.types import Batch, Limits, Ragged, TensorSpec
+from runtimes.errors import BadRows, LoadError
+from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 
 def check(batch: Batch, limits: Limits) -> None:
@@ -22,7 +26,12 @@ def check(batch: Batch, limits: Limits) -> None:
     if limits.max_rows is not None and batch.rows > limits.max_rows:
         raise BadRows(f"{batch.rows} rows, the model takes {limits.max_rows} at most")
     specs = {spec.name: spec for spec in limits.inputs}
-    _check_names(batch, limits, specs)
+    for name in batch.inputs:
+        if name not in specs:
+            raise BadRows(f"unknown input '{name}', the model takes {', '.join(specs)}")
+    for name in specs:
+        if name not in batch.inputs and name not in limits.optional_inputs:
+            raise BadRows(f"input '{name}' is missing")
     for name, ragged in batch.inputs.items():
         _check_rows(ragged, specs[name], batch.rows)
     _check_lengths(batch, limits)
@@ -37,15 +46,6 @@ def wanted(batch: Batch, limits: Limits) -> tuple[str, ...]:
         if name not in known:
             raise BadRows(f"unknown output '{name}', the model has {', '.join(known)}")
     return batch.outputs
-
-
-def _check_names(batch: Batch, limits: Limits, specs: dict[str, TensorSpec]) -> None:
-    for name in batch.inputs:
-        if name not in specs:
-            raise BadRows(f"unknown input '{name}', the model takes {', '.join(specs)}")
-    for name in specs:
-        if name not in batch.inputs and name not in limits.optional_inputs:
-            raise BadRows(f"input '{name}' is missing")
 
 
 def _check_rows(ragged: Ragged, spec: TensorSpec, rows: int) -> None:
@@ -82,3 +82,34 @@ def _check_lengths(batch: Batch, limits: Limits) -> None:
         ragged = batch.inputs.get(name) if name else None
         if ragged and ragged.shapes != batch.inputs[limits.length_input].shapes:
             raise BadRows(f"the rows of '{name}' and '{limits.length_input}' differ in shape")
+
+
+def longest(settings: RuntimeSettings, taken: int | None) -> int | None:
+    """The longest row to declare; `taken`: what the model can take, None where it does not say."""
+    configured = settings.max_length
+    if configured is None:
+        return taken
+    if taken is not None and configured > taken:
+        raise LoadError(
+            f"lengths.max is {configured}, the model takes {taken} at most: set lengths.max "
+            f"to {taken} or less"
+        )
+    return configured
+
+
+def axis(settings: RuntimeSettings) -> int:
+    """The batch is axis 0, and a row's length is the axis after it unless the settings say."""
+    return 1 if settings.length_axis is None else settings.length_axis
+
+
+def settled(limits: Limits, settings: RuntimeSettings) -> Limits:
+    """For a model whose length is where it is: `limits` with the settings' longest row."""
+    for name, configured, own in (
+        ("input", settings.length_input, limits.length_input),
+        ("axis", settings.length_axis, limits.length_axis),
+        ("mask", settings.mask_input, limits.mask_input),
+    ):
+        if configured not in (None, own):
+            own_words = "which has none" if own is None else f"where it is {own}"
+            raise LoadError(f"lengths.{name} is {configured} for a model {own_words}: leave it out")
+    return replace(limits, max_length=longest(settings, limits.max_length))

@@ -5,22 +5,24 @@ IR, and a `torch.export` archive. The digest is a SHA-256 over the files that de
 computes and how texts become its tokens. A file that could run code when it is opened (pickles,
 TorchScript), or that is not what its name says, is refused without being opened.
 
-No model is loaded here. Sources: the formats' own descriptions; sentence-transformers' folders.
+No model is loaded: an ONNX file's protobuf is walked field by field, weights skipped, so that a
+model of gigabytes takes no memory. A field may be given twice, in any order. Sources: the formats'
+own descriptions; sentence-transformers' folders; onnx.proto of ONNX 1.18; the protobuf encoding.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
-from runtimes import onnx_files
-from runtimes.digest import digest_of
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.graph import pooling
+from runtimes.staging import digest_of
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
 INSTEAD = "give safetensors, an ONNX file, OpenVINO IR or a torch.export archive (.pt2) instead"
@@ -79,11 +81,29 @@ def inspect_without_digest(path: Path) -> Source:
 
 def _file(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
     if path.suffix == ".onnx":
-        return SourceKind.ONNX, _onnx(path)
+        start = _start(path)
+        if start[:1] in (b"\x80", b"<", b"{") or start.startswith(b"PK"):
+            raise RefusedArtifact(f"{path} is no ONNX model, whatever its name says; {INSTEAD}")
+        external = (_beside(path, name) for name in sorted(external_data(path)))
+        return SourceKind.ONNX, (path, *external)
     if path.suffix == ".xml":
-        return SourceKind.OPENVINO_IR, _ir(path)
+        if not _start(path).lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"<?xml", b"<net")):
+            raise RefusedArtifact(f"{path} is no OpenVINO IR, whatever its name says; {INSTEAD}")
+        weights = path.with_suffix(".bin")
+        if not weights.is_file():
+            raise LoadError(f"{path} lacks its weights: {weights.name} must lie beside it")
+        return SourceKind.OPENVINO_IR, (path, weights)
     if path.suffix == ".pt2":
-        return SourceKind.TORCH_EXPORT, _archive(path)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = {name.split("/", 1)[-1] for name in archive.namelist()}
+        except (zipfile.BadZipFile, OSError) as error:
+            raise RefusedArtifact(f"{path} is no torch.export archive: {error}") from error
+        if "archive_format" not in names or "data.pkl" in names:
+            raise RefusedArtifact(
+                f"{path} is no torch.export archive (torch.export.save); {INSTEAD}"
+            )
+        return SourceKind.TORCH_EXPORT, (path,)
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
         raise LoadError(f"{path} holds weights alone; name {path.with_suffix('.xml').name}")
     if path.suffix == ".safetensors":
@@ -98,13 +118,6 @@ def _file(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
 def _how(path: Path) -> str:
     how = HOW.get(path.suffix.lower())
     return f" ({how})" if how else ""
-
-
-def _onnx(path: Path) -> tuple[Path, ...]:
-    start = _start(path)
-    if start[:1] in (b"\x80", b"<", b"{") or start.startswith(b"PK"):
-        raise RefusedArtifact(f"{path} is no ONNX model, whatever its name says; {INSTEAD}")
-    return (path, *(_beside(path, name) for name in sorted(onnx_files.external_data(path))))
 
 
 def _beside(model: Path, name: str) -> Path:
@@ -128,46 +141,32 @@ def _beside(model: Path, name: str) -> Path:
     return file
 
 
-def _ir(path: Path) -> tuple[Path, ...]:
-    if not _start(path).lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"<?xml", b"<net")):
-        raise RefusedArtifact(f"{path} is no OpenVINO IR, whatever its name says; {INSTEAD}")
-    weights = path.with_suffix(".bin")
-    if not weights.is_file():
-        raise LoadError(f"{path} lacks its weights: {weights.name} must lie beside it")
-    return (path, weights)
-
-
-def _archive(path: Path) -> tuple[Path, ...]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = {name.split("/", 1)[-1] for name in archive.namelist()}
-    except (zipfile.BadZipFile, OSError) as error:
-        raise RefusedArtifact(f"{path} is no torch.export archive: {error}") from error
-    if "archive_format" not in names or "data.pkl" in names:
-        raise RefusedArtifact(f"{path} is no torch.export archive (torch.export.save); {INSTEAD}")
-    return (path,)
-
-
 def _folder(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
     if not (path / "config.json").is_file():
-        raise LoadError(f"{path} {_advice(path)}")
+        kinds = (".onnx", ".xml", ".pt2")
+        models = sorted(file.name for file in path.iterdir() if file.suffix in kinds)
+        if not models:
+            raise LoadError(f"{path} is no model folder: it has no config.json")
+        named = " or ".join(models)
+        raise LoadError(f"{path} is a folder without config.json; name the file itself: {named}")
     weights = tuple(_shards(path))
-    for file in weights:
-        _check_safetensors(file)
+    for file in weights:  # whose header is JSON of the announced size
+        start = _start(file)
+        header = int.from_bytes(start[:8], "little")
+        if len(start) < 9 or start[8:9] != b"{" or header + 8 > file.stat().st_size:
+            raise RefusedArtifact(f"{file} is no safetensors file, whatever its name says")
     if not weights:
-        _refuse_pickled_weights(path)
+        pickled = sorted(file.name for file in path.iterdir() if file.suffix.lower() in PICKLES)
+        if not pickled:
+            raise LoadError(f"{path} holds no *.safetensors")
+        raise RefusedArtifact(
+            f"{path} holds pickled weights only ({', '.join(pickled)}), which run code when "
+            "opened; convert them to safetensors where you trust them (save_pretrained does)"
+        )
     optional = ("modules.json", "tokenizer.json", "model.safetensors.index.json")
     configs = [folder / "config.json" for folder in pooling.module_folders(path)]
     others = [file for file in (*(path / name for name in optional), *configs) if file.is_file()]
     return SourceKind.HUGGING_FACE, (path / "config.json", *weights, *others)
-
-
-def _advice(path: Path) -> str:
-    kinds = (".onnx", ".xml", ".pt2")
-    models = sorted(file.name for file in path.iterdir() if file.suffix in kinds)
-    if models:
-        return f"is a folder without config.json; name the file itself: {' or '.join(models)}"
-    return "is no model folder: it has no config.json"
 
 
 def _shards(path: Path) -> Iterator[Path]:
@@ -183,24 +182,86 @@ def _shards(path: Path) -> Iterator[Path]:
     yield from (_beside(index, name) for name in sorted(set(places)))
 
 
-def _check_safetensors(file: Path) -> None:
-    """The header is JSON of the announced size: anything else under that name is refused."""
-    start = _start(file)
-    header = int.from_bytes(start[:8], "little")
-    if len(start) < 9 or start[8:9] != b"{" or header + 8 > file.stat().st_size:
-        raise RefusedArtifact(f"{file} is no safetensors file, whatever its name says")
-
-
-def _refuse_pickled_weights(path: Path) -> None:
-    pickled = sorted(file.name for file in path.iterdir() if file.suffix.lower() in PICKLES)
-    if pickled:
-        raise RefusedArtifact(
-            f"{path} holds pickled weights only ({', '.join(pickled)}), which run code when "
-            "opened; convert them to safetensors where you trust them (save_pretrained does)"
-        )
-    raise LoadError(f"{path} holds no *.safetensors")
-
-
 def _start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(16)
+
+
+_DEPTH = 64  # of graphs in nodes in graphs
+_LOCATION = b"location"
+# Message → field number → the message in that field. `entry` is a tensor's external_data.
+_FIELDS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+
+
+class _Malformed(Exception):
+    """The bytes are no protobuf message."""
+
+
+def external_data(path: Path) -> set[str]:
+    """The names as they stand in the file. Raises `LoadError` for an empty file, `RefusedArtifact`
+    for one that is no protobuf, or whose names are no text."""
+    if path.stat().st_size == 0:
+        raise LoadError(f"{path} is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        try:
+            return {name.decode() for name in _names(view, 0, len(view), "model", 0)}
+        except (_Malformed, UnicodeDecodeError) as error:
+            raise RefusedArtifact(f"{path} is no ONNX model: {error}") from None
+
+
+def _names(view: mmap.mmap, at: int, end: int, message: str, depth: int) -> Iterator[bytes]:
+    if depth > _DEPTH:
+        raise _Malformed(f"it is nested more than {_DEPTH} deep")
+    if message == "entry":
+        parts = [(number, view[start:stop]) for number, start, stop in _parts(view, at, end)]
+        if (1, _LOCATION) in parts:  # anywhere in it; which value a reader takes is its own
+            yield from (content for number, content in parts if number == 2)
+        return
+    for number, start, stop in _parts(view, at, end):
+        inner = _FIELDS[message].get(number)
+        if inner is not None:
+            yield from _names(view, start, stop, inner, depth + 1)
+
+
+def _parts(view: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(field number, start, stop) of each field that has a length."""
+    while at < end:
+        tag, at = _varint(view, at, end)
+        kind, number = tag & 7, tag >> 3
+        if tag >> 32:  # some readers leave out what is above 32 bits, and see another field
+            raise _Malformed("the number of a field is larger than any may be")
+        if kind == 2:
+            size, at = _varint(view, at, end)
+            if at + size > end:
+                raise _Malformed("a field is longer than what holds it")
+            yield number, at, at + size
+            at += size
+        elif kind == 0:
+            _, at = _varint(view, at, end)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise _Malformed(f"it has a field of wire type {kind}")
+    if at > end:
+        raise _Malformed("its last field is cut off")
+
+
+def _varint(view: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """(value, place behind it)."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = view[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise _Malformed("a number in it does not end")

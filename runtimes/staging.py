@@ -1,13 +1,13 @@
-"""Converts each model once a host, however many replicas start at the same time.
+"""Converts each model once a host, however many replicas start at the same time, and hashes files.
 
 `staged` returns the folder with the result of a build. Its key is everything that the result
 depends on. The first caller builds under a file lock in a temporary folder, writes a manifest,
-flushes and renames the folder; callers that waited find it there. A build that died leaves a folder
-that the next build removes. An entry with a missing file, or one of another size, is built again.
+flushes and renames the folder; callers that waited find it there. An entry with a missing file, or
+one of another size, is built again. Contents are not checked: the cache folder belongs to the user
+that runs the service. A build also removes entries from which no replica has started for 30 days.
 
-Sizes are checked, contents are not: the cache folder belongs to the user that runs the service, and
-is trusted like the installed code. A build also removes entries from which no replica has started
-for 30 days (by the file system's clock), except those that another process holds.
+`digest_of` reads each file once and keeps its hash in the cache folder under path, size and
+modification time. Names enter the digest relative to the model's folder.
 """
 
 from __future__ import annotations
@@ -35,16 +35,27 @@ def staged(cache_dir: Path, parts: Sequence[str], build: Callable[[Path], None])
     Blocks while another process builds the same. What `build` raises comes through, and nothing
     stays behind. Files that appear in the folder later are no part of the entry's check.
     """
-    entry = cache_dir / "staged" / _key(parts)
+    key = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:32]
+    entry = cache_dir / "staged" / key
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         _lock_of(entry).touch()  # from here on it counts as used
     except OSError as error:
         raise LoadError(f"the cache folder {cache_dir} cannot be written: {error}") from error
     with exclusive(entry):
-        if not _whole(entry):
-            _rebuild(entry, parts, build)
-            _remove_unused(entry)
+        if _whole(entry):
+            return entry
+        _remove(entry)
+        folder = Path(tempfile.mkdtemp(prefix=f"{entry.name}.build-", dir=entry.parent))
+        try:
+            build(folder)
+            _seal(folder, parts)
+            folder.rename(entry)
+            _flush(entry.parent)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        _remove_unused(entry)
     return entry
 
 
@@ -71,42 +82,22 @@ def processor() -> str:
     return f"{platform.machine()} {facts.get('model name') or platform.processor()} {digest}"
 
 
-def _key(parts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:32]
-
-
 def _lock_of(entry: Path) -> Path:
     """Its modification time is when the entry was last asked for. It outlives the entry: whoever
     waits for a lock file that is deleted would hold a lock that nobody else sees."""
     return entry.with_suffix(".lock")
 
 
-def _rebuild(entry: Path, parts: Sequence[str], build: Callable[[Path], None]) -> None:
-    _remove(entry)
-    folder = Path(tempfile.mkdtemp(prefix=f"{entry.name}.build-", dir=entry.parent))
-    try:
-        build(folder)
-        _seal(folder, parts)
-        folder.rename(entry)
-        _flush(entry.parent)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
 def _remove_unused(fresh: Path) -> None:
     """Of the entries beside `fresh`, which was asked for just now."""
     now = _lock_of(fresh).stat().st_mtime
     for lock in fresh.parent.glob("*.lock"):
-        if now - lock.stat().st_mtime > KEPT_UNUSED_S:
-            _remove_unless_held(lock, now)
-
-
-def _remove_unless_held(lock: Path, now: float) -> None:
-    with contextlib.suppress(OSError), lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if now - lock.stat().st_mtime > KEPT_UNUSED_S:  # still, now that nobody else can use it
-            _remove(lock.with_suffix(""))
+        if now - lock.stat().st_mtime <= KEPT_UNUSED_S:
+            continue
+        with contextlib.suppress(OSError), lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if now - lock.stat().st_mtime > KEPT_UNUSED_S:  # still, and nobody else can use it
+                _remove(lock.with_suffix(""))
 
 
 def _remove(entry: Path) -> None:
@@ -142,3 +133,48 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def digest_of(files: Sequence[Path], base: Path, cache_dir: Path | None = None) -> str:
+    """64 hexadecimal digits over the files' names (relative to `base`) and contents, in order."""
+    total = hashlib.sha256()
+    for file in files:
+        name = file.relative_to(base).as_posix()
+        total.update(f"{name}\0{_remembered(file, cache_dir)}\n".encode())
+    return total.hexdigest()
+
+
+def _remembered(file: Path, cache_dir: Path | None) -> str:
+    if cache_dir is None:
+        return sha256_of_file(file)
+    place = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
+    memo = cache_dir / "digests" / f"{place}.json"
+    status = file.stat()
+    stamp = [str(file), status.st_size, status.st_mtime_ns]
+    known = _read(memo)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    fresh = sha256_of_file(file)
+    with contextlib.suppress(OSError):  # a memo that cannot be kept costs a read next time
+        _write(memo, (stamp, fresh))
+    return fresh
+
+
+def sha256_of_file(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read(memo: Path) -> tuple[list[object], str] | None:
+    try:
+        stamp, digest = json.loads(memo.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return None
+    return (stamp, digest) if isinstance(digest, str) and len(digest) == 64 else None
+
+
+def _write(memo: Path, entry: tuple[list[object], str]) -> None:
+    memo.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False, encoding="utf-8") as file:
+        json.dump(entry, file)
+    os.replace(file.name, memo)  # atomic: a reader sees the old memo or the new one

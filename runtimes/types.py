@@ -2,8 +2,8 @@
 
 A ragged tensor is one flat buffer in row-major order, one row after another, with the shape of each
 row (without the batch axis). Tensors are padded only inside a runtime: it pads (or packs) for its
-device and cuts its outputs back to the rows. Data types have the Open Inference Protocol's names
-(BOOL, UINT8 … INT64, FP16, BF16, FP32, FP64, BYTES).
+device and cuts its outputs back to the rows. Data types have the Open Inference Protocol's names;
+BYTES are Python byte strings in arrays of objects, BF16 is `ml_dtypes.bfloat16`.
 
 `Runtime` is for models that run batches, `StreamRuntime` for engines that batch by themselves. Both
 have six members: load, warm, limits, run, health, close.
@@ -11,11 +11,13 @@ have six members: load, warm, limits, run, health, close.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
 
 
@@ -50,6 +52,28 @@ class Ragged:
     data: np.ndarray[Any, Any]  # 1-D, all rows' elements; for BYTES, dtype object of bytes
     shapes: tuple[tuple[int, ...], ...]  # one a row, without the batch axis
 
+    def rows(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Each row's elements, as a view of `data`."""
+        start = 0
+        for shape in self.shapes:
+            end = start + prod(shape)
+            yield self.data[start:end]
+            start = end
+
+    def picked(self, rows: Sequence[int]) -> Ragged:
+        """These rows, in this order, in memory of their own."""
+        parts = list(self.rows())
+        data = np.concatenate([parts[row] for row in rows]) if rows else self.data[:0]
+        return Ragged(self.datatype, data, tuple(self.shapes[row] for row in rows))
+
+    @staticmethod
+    def joined(parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, at least one, in memory of their own unless it is only one."""
+        if len(parts) == 1:
+            return parts[0]
+        data = np.concatenate([part.data for part in parts])
+        return Ragged(parts[0].datatype, data, tuple(s for part in parts for s in part.shapes))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -59,6 +83,11 @@ class Batch:
     lengths: np.ndarray[Any, Any]  # int64 [rows], tokens
     inputs: Mapping[str, Ragged]  # by name
     outputs: tuple[str, ...] | None = None  # the outputs that are wanted; None: all
+
+    def picked(self, rows: Sequence[int]) -> Batch:
+        """A batch of these rows, in this order."""
+        inputs = {name: ragged.picked(rows) for name, ragged in self.inputs.items()}
+        return Batch(len(rows), self.lengths[list(rows)], inputs, self.outputs)
 
 
 @dataclass(slots=True)
@@ -107,9 +136,7 @@ class Limits:
     row_shapes: RowShapes | None = None  # only rows of equal shape run together; None: any shape
 
     optional_inputs: tuple[str, ...] = ()
-    id_bounds: Mapping[str, int] = field(
-        default_factory=dict
-    )  # input of ids to entries of its table
+    id_bounds: Mapping[str, int] = field(default_factory=dict)  # entries of an input's table
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""  # Open Inference `platform`, such as "onnxruntime_onnx"
@@ -245,3 +272,14 @@ class StreamRuntime(Protocol):
     def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]: ...
     async def health(self) -> EngineLoad: ...
     async def close(self) -> None: ...
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(bool),
+    **{f"UINT{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (32, 64)},
+    "BYTES": np.dtype(object),
+}

@@ -1,26 +1,29 @@
-"""The batches that run before a replica calls itself warm.
+"""The batches that run before a replica is warm, and the shapes that a device is prepared for.
 
 Every bucket edge with 1, 2, 4 … rows up to `max_size`, as far as `max_tokens` (rows x length)
-allows: those are the shapes for which lazy allocation, kernel choice and just-in-time compilation
-would otherwise fall to a caller. The largest comes first, so that memory is taken once.
+allows: for those shapes lazy allocation, kernel choice and compilation would otherwise fall to a
+caller. The largest comes first, so that memory is taken once. Values are zeros, which every model
+can take. After a while nothing new is started.
 
-Values are zeros, which every model can take. After a while nothing new is started: the largest
-batches have run by then, and what is left is not worth waiting for.
+Where a device is prepared for certain shapes (captured graphs, static compilation, engine
+profiles), a batch of R rows padded to L runs in the prepared shape that holds it and wastes the
+least: fewest rows x length, then fewest rows. What none holds is run by its caller as it comes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError
-from runtimes.types import Batch, Limits, Ragged, RuntimeSettings, TensorSpec
+from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
+Shape = tuple[int, int]  # rows, length
 WARM_S = 30.0  # when a backend's settings say nothing else
 
 
@@ -59,13 +62,7 @@ def warm(
 ) -> None:
     """Runs the batches one by one, with progress, until `warm_s` seconds have passed. Raises
     `LoadError` where one fails: callers would meet the same."""
-    begin, wanted = perf_counter(), shapes(settings, limits)
-    for done, (rows, length) in enumerate(wanted):
-        settings.progress("warming", done / len(wanted))
-        attempt(run, batch(limits, rows, length), length)
-        if perf_counter() - begin > warm_s:
-            break
-    settings.progress("warming", 1.0)
+    _each_until(settings, limits, run, shapes(settings, limits), warm_s)
 
 
 def briefly(
@@ -74,13 +71,20 @@ def briefly(
     """One row of each length, the shortest first, until so many seconds have passed; at least one.
     For a runtime that is wanted at once: further shapes are made when they come. Raises `LoadError`
     where a batch fails."""
+    alone = sorted(shape for shape in shapes(settings, limits) if shape[0] == 1)
+    _each_until(settings, limits, run, alone, seconds)
+
+
+def _each_until(
+    settings: RuntimeSettings, limits: Limits, run: Callable[[Batch], object],
+    wanted: Sequence[Shape], seconds: float,
+) -> None:  # fmt: skip
     begin = perf_counter()
-    settings.progress("warming", 0.0)
-    for rows, length in sorted(shapes(settings, limits), key=lambda shape: shape[1]):
-        if rows == 1:
-            attempt(run, batch(limits, rows, length), length)
-            if perf_counter() - begin > seconds:
-                break
+    for done, (rows, length) in enumerate(wanted):
+        settings.progress("warming", done / len(wanted))
+        attempt(run, batch(limits, rows, length), length)
+        if perf_counter() - begin > seconds:
+            break
     settings.progress("warming", 1.0)
 
 
@@ -89,12 +93,16 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
 
     An axis counts as the length when it is dynamic and at the length input's place in its rows.
     """
-    limits = of_length(limits, length)
-    inputs = {
-        spec.name: _zeros(spec, rows, length, limits.length_axis if limits.length_input else 0)
-        for spec in limits.inputs
-        if spec.name not in limits.optional_inputs
-    }
+    limits, inputs = of_length(limits, length), {}
+    length_axis = limits.length_axis if limits.length_input else 0
+    for spec in limits.inputs:
+        if spec.name in limits.optional_inputs:
+            continue
+        whole = sized(spec, length_axis, rows, length)
+        shape = tuple(1 if size == -1 else size for size in whole[1:])
+        size, dtype = rows * math.prod(shape), DTYPES[spec.datatype]
+        data = np.full(size, b"", dtype) if spec.datatype == "BYTES" else np.zeros(size, dtype)
+        inputs[spec.name] = Ragged(spec.datatype, data, (shape,) * rows)
     return Batch(rows, np.full(rows, length, np.int64), inputs)
 
 
@@ -122,11 +130,96 @@ def attempt(run: Callable[[Batch], object], tried: Batch, length: int) -> None:
         ) from error
 
 
-def _zeros(spec: TensorSpec, rows: int, length: int, length_axis: int) -> Ragged:
-    shape = tuple(
-        size if size >= 0 else (length if axis == length_axis else 1)
-        for axis, size in enumerate(spec.shape[1:], start=1)
+def fitting(rows: int, length: int, prepared: Sequence[Shape]) -> Shape | None:
+    """The least of `prepared` that holds the batch; None when it fits into none."""
+    holding = [shape for shape in prepared if shape[0] >= rows and shape[1] >= length]
+    return min(holding, key=lambda shape: (shape[0] * shape[1], shape[0]), default=None)
+
+
+def fixed_edges(settings: RuntimeSettings, limits: Limits) -> tuple[int, ...]:
+    """The lengths that a device prepared for `settings` pads to, ascending, the longest row's among
+    them; none for rows without length."""
+    if limits.length_input is None:
+        return ()
+    warmed = {length for _, length in shapes(settings, limits)}
+    return tuple(sorted(warmed | ({limits.max_length} if limits.max_length else set())))
+
+
+def edge_of(length: int, edges: Sequence[int]) -> int:
+    """The smallest edge that holds `length`; itself beyond them all."""
+    return next((edge for edge in sorted(edges) if edge >= length), length)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """Least, typical and most of a size."""
+
+    least: int
+    typical: int
+    most: int
+
+    def holds(self, size: int) -> bool:
+        return self.least <= size <= self.most
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizationProfile:
+    """The rows and lengths that TensorRT builds an engine for, and those that it tunes it for."""
+
+    rows: SizeRange
+    lengths: SizeRange
+
+    def holds(self, rows: int, length: int) -> bool:
+        return self.rows.holds(rows) and self.lengths.holds(length)
+
+    def shapes(self, spec: TensorSpec, length_axis: int | None) -> tuple[tuple[int, ...], ...]:
+        """An input's least, typical and most shape; see `sized`."""
+        rows, lengths = self.rows, self.lengths
+        return (
+            sized(spec, length_axis, rows.least, lengths.least),
+            sized(spec, length_axis, rows.typical, lengths.typical),
+            sized(spec, length_axis, rows.most, lengths.most),
+        )
+
+
+def sized(spec: TensorSpec, length_axis: int | None, rows: int, length: int) -> tuple[int, ...]:
+    """An input's shape in a batch; -1 stays for a dynamic axis that is neither the batch nor the
+    length."""
+    return tuple(
+        rows if axis == 0 else length if axis == length_axis and size == -1 else size
+        for axis, size in enumerate(spec.shape)
     )
-    size, dtype = rows * math.prod(shape), DTYPES[spec.datatype]
-    data = np.full(size, b"", dtype) if spec.datatype == "BYTES" else np.zeros(size, dtype)
-    return Ragged(spec.datatype, data, (shape,) * rows)
+
+
+Replay = TypeVar("Replay")
+
+
+class CapturedShapes(Generic[Replay]):
+    """`wanted`: shapes to capture; `capture(shape)` captures one. Used by one thread at a time."""
+
+    def __init__(self, wanted: Sequence[Shape], capture: Callable[[Shape], Replay]) -> None:
+        self._wanted = frozenset(wanted)
+        self._capture = capture
+        self._kept: dict[Shape, Replay] = {}
+
+    def shape_for(self, rows: int, length: int, *, same_length: bool = False) -> Shape:
+        """The shape to pad a batch to: the smallest captured one that holds it, else its own.
+        `same_length`: its rows are padded already, and only more rows can be added."""
+        kept = [shape for shape in self._kept if not same_length or shape[1] == length]
+        return fitting(rows, length, kept) or (rows, length)
+
+    def replay_of(self, shape: Shape) -> Replay | None:
+        return self._kept.get(shape)
+
+    def capture(self, shape: Shape) -> None:
+        """Nothing for a shape that is not wanted or has been captured."""
+        if shape in self._wanted and shape not in self._kept:
+            self._kept[shape] = self._capture(shape)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._wanted = frozenset()
+
+    @property
+    def captured(self) -> tuple[Shape, ...]:
+        return tuple(sorted(self._kept))

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from deployments.contract.description import ImageInput
 from deployments.contract.errors import BadRequest
 from deployments.preprocess.resize import Operation, resized
-from runtimes.datatypes import DTYPES
+from runtimes.types import DTYPES
 
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # the first bytes of a file
 _MAX_SCANS = 100  # of a progressive JPEG

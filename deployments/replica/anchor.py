@@ -1,21 +1,14 @@
 """The root of a model's Serve application: publishes the model while its replicas are hot.
 
 Serve makes the root of an application an ingress, with an HTTP server of its own and no custom
-router. So the root is this idle actor, and the model's deployments are below it. The anchor is
-never on the way of a request.
-
+router. So the root is this idle actor, with the model's deployments below it; no request passes it.
 Its constructor begins a generation, waits for a replica that has this version's settings, of any
 group, and announces that replica's description. So Serve stops the old anchor only when the new
-version is hot, and the application counts as running when the model does. Exceptions:
-- The application of an optional model runs at once, unless a version is being served that would end
-  with the old anchor.
-- Of a model that sleeps the anchor announces the description that was stored when a replica last
-  ran, and asks no replica.
-
-Then it renews its lease, announces groups that come up later, and withdraws everything when it is
-deleted. It tells the autoscaler whether a description of the model is known; until one is, a
-replica must run. An anchor that hangs ends its process, and Serve replaces it: without renewals, a
-gateway that starts would not find the model.
+version is hot. The application of an optional model runs at once, unless a version is being served
+that would end with the old anchor. For a model that sleeps the anchor announces the description
+that was stored when a replica last ran. Then it renews its lease and announces groups that come up
+later. An anchor that hangs ends its process, and Serve replaces it: without renewals, a gateway
+that starts would not find the model.
 """
 
 from __future__ import annotations
@@ -32,13 +25,12 @@ from ray.exceptions import RayActorError
 from deployments.contract.app_names import directory_key
 from deployments.contract.description import DESCRIPTION
 from deployments.contract.registry import ANSWER_S, LEASE_S, OUTLINE, ModelOutline
-from deployments.process import actors, description_store, logs
+from deployments.process import actors, logs
 from deployments.process.actors import registry
 from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_replica_calls_local
 from deployments.process.replica_directory import directory_for
-from deployments.replica.described_groups import DescribedGroups
-from deployments.replica.group_replicas import GroupReplicas
+from deployments.replica.groups import DescribedGroups, GroupReplicas
 
 _SAYS_S, _ANSWER_S = 5.0, 2.0  # between two messages to the autoscaler; to wait for an answer
 _REGISTRY_S = 4 * ANSWER_S  # the registry may ask Serve first, and receives a tokeniser
@@ -59,17 +51,19 @@ class ModelAnchor:
             GroupReplicas(handle, directory_for(directory_key(self._name, group)))
             for group, handle in zip(names, replicas, strict=True)
         ]
-        self._described = DescribedGroups(args, asked, description_store)
+        self._described = DescribedGroups(args, asked)
         self._registry = registry()
         loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        outline = _outline(args["settings"])
+        written = args["settings"]
+        optional = written.get("optional", False)
+        outline = ModelOutline(written.get("fallback") or "", written["runtime"], optional)
         self._generation: int = await self._until_answered(
             lambda: self._registry.begin.remote(self._name, OUTLINE.encode(outline))
         )
         self._described.start()
         self._tasks.append(loop.create_task(self._tell_autoscaler()))
-        if not args["settings"].get("optional") or await self._until_answered(
+        if not optional or await self._until_answered(
             lambda: self._registry.serves.remote(self._name)
         ):
             await self._described.changed.wait()
@@ -94,7 +88,7 @@ class ModelAnchor:
             await self._described.changed.wait()
         while True:
             try:
-                if await self._has_changed(LEASE_S / 4) or not await self._renewed():
+                if await self._must_announce():
                     await asyncio.wait_for(self._announce(), _REGISTRY_S)
             except asyncio.CancelledError:
                 raise
@@ -102,17 +96,13 @@ class ModelAnchor:
                 logger.exception("announcing failed; trying again", extra={"model": self._name})
                 await asyncio.sleep(LEASE_S / 10)
 
-    async def _renewed(self) -> bool:
-        asked = self._registry.renew.remote(self._name, self._generation)
-        return bool(await asyncio.wait_for(asked, ANSWER_S))
-
-    async def _has_changed(self, within_s: float) -> bool:
-        """Whether a group is described anew within that time."""
-        try:
-            await asyncio.wait_for(self._described.changed.wait(), within_s)
-        except TimeoutError:
-            return False
-        return True
+    async def _must_announce(self) -> bool:
+        """Whether a group is described anew within a quarter of the lease, or else the lease cannot
+        be renewed."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._described.changed.wait(), LEASE_S / 4)
+        renewal = self._registry.renew.remote(self._name, self._generation)
+        return not await asyncio.wait_for(renewal, ANSWER_S)
 
     async def _announce(self) -> None:
         self._described.changed.clear()
@@ -141,8 +131,3 @@ class ModelAnchor:
         gone = self._registry.withdraw.remote(self._name, self._generation)
         with contextlib.suppress(TimeoutError, RayActorError):  # then the lease runs out
             await asyncio.wait_for(gone, _ANSWER_S)
-
-
-def _outline(written: dict[str, Any]) -> ModelOutline:
-    fallback, optional = written.get("fallback") or "", written.get("optional", False)
-    return ModelOutline(fallback, written["runtime"], optional)

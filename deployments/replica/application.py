@@ -45,8 +45,7 @@ def model(args: dict[str, Any]) -> Any:
 def pool(args: dict[str, Any]) -> Any:
     """The pool's application: replicas that can become any model of the pool, below an anchor.
     `args`: see `PoolReplica`."""
-    from deployments.replica.pool.anchor import PoolAnchor
-    from deployments.replica.pool_replica import PoolReplica
+    from deployments.replica.pool.pool_replica import PoolAnchor, PoolReplica
 
     replicas: Any = serve.deployment(
         PoolReplica,
@@ -64,6 +63,8 @@ def pool(args: dict[str, Any]) -> Any:
 
 
 def _replicas(args: dict[str, Any]) -> Any:
+    from deployments.replica.model_replica import BatchReplica, StreamReplica
+
     settings, group = ModelSettings.model_validate(args["settings"]), args.get("group", "")
     replica: Any = serve.deployment(
         name=model_deployment(group),
@@ -72,20 +73,8 @@ def _replicas(args: dict[str, Any]) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
         request_router_config=_pinned(directory_key(args["name"], group)),
-    )(_streams() if settings.task == "generate" else _batches())
+    )(StreamReplica if settings.task == "generate" else BatchReplica)
     return replica.bind(args)
-
-
-def _batches() -> type:
-    from deployments.replica.batch_replica import BatchReplica
-
-    return BatchReplica
-
-
-def _streams() -> type:
-    from deployments.replica.stream_replica import StreamReplica
-
-    return StreamReplica
 
 
 def _pinned(directory: str) -> Any:

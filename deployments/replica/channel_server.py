@@ -20,6 +20,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Protocol, cast
 
@@ -55,30 +56,13 @@ _ACCEPT_AGAIN_S = 1.0  # after the system could not accept one: it has no more f
 logger = logging.getLogger("headrace.channel")
 
 
-class GatewayLink(Protocol):
-    """A connected gateway."""
-
-    @property
-    def gateway(self) -> str: ...
-
-    @property
-    def version(self) -> int:
-        """The version of the channel that the gateway is spoken to in."""
-
-    def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
-        """Send a frame. Does nothing once the connection is gone."""
-
-    async def room(self) -> None:
-        """Return when the gateway has taken in enough to be sent more."""
-
-
 class LeaseCore(Protocol):
     """What runs the leases. All methods are called on the loop."""
 
-    def joined(self, link: GatewayLink) -> None: ...
-    def left(self, link: GatewayLink) -> None: ...
+    def joined(self, link: GatewayConnection) -> None: ...
+    def left(self, link: GatewayConnection) -> None: ...
 
-    def received(self, link: GatewayLink, frame: Frame) -> None:
+    def received(self, link: GatewayConnection, frame: Frame) -> None:
         """Take in a frame. Raises MessageError for an invalid message; the connection goes on."""
 
     def leave(self) -> None:
@@ -99,7 +83,7 @@ class ChannelServer:
         self.replica_id = replica_id
         self.key = new_key()
         self.address = ""
-        self._unauthenticated: dict[GatewayConnection, None] = {}  # the oldest first
+        self.unauthenticated: dict[GatewayConnection, None] = {}  # strangers, the oldest first
         self._links: dict[str, GatewayConnection] = {}
         self._connections: set[GatewayConnection] = set()  # strangers and links
         self._draining = False
@@ -113,15 +97,13 @@ class ChannelServer:
         """Listen on the first of these ports that is free. Raises OSError if none is."""
         listener = _bound(host, ports)
         self.address = address_of(*listener.getsockname()[:2])
+        connected = partial(GatewayConnection, self)
         if self._tls is not None:
-            self._server = TlsServer(listener, self._tls, self._connection, self.refused)
+            self._server = TlsServer(listener, self._tls, connected, self.refused)
         else:
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(self._connection, sock=listener)
+            self._server = await loop.create_server(connected, sock=listener)
         self._check_later()
-
-    def _connection(self) -> GatewayConnection:
-        return GatewayConnection(self)
 
     async def drain(self) -> None:
         """Finish the leases that are here. Serve bounds how long that may take."""
@@ -150,11 +132,6 @@ class ChannelServer:
         for connection in list(self._connections):
             connection.abort("it took nothing in any more")
 
-    @property
-    def unauthenticated(self) -> int:
-        """Number of connections that have not proved who they are."""
-        return len(self._unauthenticated)
-
     def _check_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._check)
 
@@ -170,16 +147,16 @@ class ChannelServer:
         """A connection is open. If there are too many strangers, the oldest is refused: a real
         gateway proves itself within milliseconds, so idle connections keep no gateway out."""
         self._connections.add(connection)
-        self._unauthenticated[connection] = None
-        if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
-            oldest = next(iter(self._unauthenticated))
-            del self._unauthenticated[oldest]
+        self.unauthenticated[connection] = None
+        if len(self.unauthenticated) > MAX_UNAUTHENTICATED:
+            oldest = next(iter(self.unauthenticated))
+            del self.unauthenticated[oldest]
             oldest.refuse("too many connections that have not said who they are")
 
     def lost(self, connection: GatewayConnection, reason: str) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
-        self._unauthenticated.pop(connection, None)
+        self.unauthenticated.pop(connection, None)
         if self._links.get(connection.gateway) is connection:
             del self._links[connection.gateway]
             logger.info("gateway %s left: %s", connection.gateway, reason)
@@ -199,7 +176,7 @@ class ChannelServer:
 
     def joined(self, connection: GatewayConnection) -> None:
         """A gateway has proved itself: the connection becomes its link."""
-        self._unauthenticated.pop(connection, None)
+        self.unauthenticated.pop(connection, None)
         older = self._links.get(connection.gateway)
         self._links[connection.gateway] = connection
         if older is not None:
@@ -288,7 +265,7 @@ class TlsServer:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """One connection; a `GatewayLink` once it is `welcome`. `goodbye` resolves when the gateway has
+    """One connection; a link once it is `welcome`. `goodbye` resolves when the gateway has
     said that it sends no new lease, or is gone."""
 
     def __init__(self, server: ChannelServer) -> None:
@@ -313,11 +290,13 @@ class GatewayConnection(asyncio.Protocol):
 
     @property
     def version(self) -> int:
+        """The version of the channel that the gateway is spoken to in."""
         return self._handshake.version
 
-    # ---- `GatewayLink` --------------------------------------------------------------------------
+    # ---- what a core says -----------------------------------------------------------------------
 
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
+        """Send a frame. Does nothing once the connection is gone."""
         if self._transport is None or self._transport.is_closing():
             return
         try:
@@ -333,6 +312,7 @@ class GatewayConnection(asyncio.Protocol):
         self._transport.writelines(parts)
 
     async def room(self) -> None:
+        """Return when the gateway has taken in enough to be sent more."""
         while not self.closed.done() and (
             self._paused or self._sent_bytes - self._taken_bytes >= WINDOW_BYTES
         ):

@@ -1,38 +1,40 @@
 """From a model's settings and its loaded runtime to runtime settings and the model's description.
 
-Translates between the settings tree, `runtimes.types` and `ModelDescription`. What a row's length
-is comes from the loaded runtime, which was given the settings.
+Translates between the settings tree, `runtimes.types` and `ModelDescription`, and joins the
+settings with what the model declares and what its folder holds: which tensor takes the image, which
+one holds the classes, the labels, what makes scores of logits. A model that does not fit its
+settings raises `LoadError` at the start, in the words of the settings.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from deployments.contract.description import (
+    Classes,
     Generating,
+    ImageInput,
     ModelDescription,
     Recording,
     ReuseSettings,
     Scheduling,
 )
 from deployments.contract.rollout.terms import model_of
-from deployments.replica import processors
-from deployments.replica.artifacts.checksum import sha256_of
+from deployments.replica import backend_env
+from deployments.replica.artifacts.fetch import sha256_of
 from deployments.replica.artifacts.local_model import local_file, local_options
-from deployments.replica.image_model import (
-    beside_the_artifact,
-    classes,
-    image_input,
-    row_shapes,
-    with_image_lengths,
-)
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.scheduling import scheduling
 from deployments.settings import model_paths, remote_source
-from deployments.settings.lengths import bucket_edges
+from deployments.settings.classify import ClassifySettings
+from deployments.settings.image import ImageSettings, patches
+from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.plain import digest as version_digest
 from deployments.settings_files import preprocessing_support
@@ -40,12 +42,225 @@ from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
 from runtimes import calibration
 from runtimes import source as artifacts
-from runtimes.digest import digest_of
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
-from runtimes.types import Limits, Runtime, RuntimeSettings, StreamRuntime, TensorSpec
+from runtimes.staging import digest_of
+from runtimes.types import (
+    Limits,
+    RowShapes,
+    Runtime,
+    RuntimeSettings,
+    StreamLimits,
+    StreamRuntime,
+    TensorSpec,
+)
 
-_TOKENIZER = "tokenizer.json"
+_MULTI_LABEL = "multi_label_classification"  # a `problem_type` of transformers
+CLASSES_FILE = "classify.json"
+_DATATYPES = ("FP32", "FP16", "FP64", "UINT8")
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    """`classify.json`: what a training script knows of its model's classes."""
+
+    labels: list[str] | None = None
+    output_name: str | None = None
+    output: str | None = None
+    activation: str | None = None
+    temperature: float | None = None
+    threshold: float | None = None
+
+
+def row_shapes(image: ImageSettings | None) -> RowShapes | None:
+    """The shape of a row for each of the settings' image sizes, by its length in patches."""
+    if image is None:
+        return None
+    shapes = []
+    for height, width in image.sizes:
+        nchw = (image.channels, height, width)
+        shape = nchw if image.layout == "NCHW" else (height, width, image.channels)
+        shapes.append((patches(height, width), shape))
+    return RowShapes(image.input, tuple(shapes))
+
+
+def with_image_lengths(model: ModelSettings) -> ModelSettings:
+    """The settings with lengths that follow from the image sizes; unchanged without images."""
+    shapes = row_shapes(model.image)
+    if shapes is None:
+        return model
+    edges = shapes.lengths
+    return model.model_copy(update={"lengths": LengthSettings(max=edges[-1], buckets=edges)})
+
+
+def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | None:
+    """How images become rows. Raises `LoadError` if the model's tensor cannot hold what the
+    settings make."""
+    if image is None or limits.row_shapes is None:
+        return None
+    spec = next(each for each in limits.inputs if each.name == limits.row_shapes.input)
+    if spec.datatype not in _DATATYPES:
+        raise LoadError(
+            f"the image input '{spec.name}' is {spec.datatype}; images can be "
+            f"{', '.join(_DATATYPES)}"
+        )
+    plain = set(image.mean) == {0.0} and set(image.std) == {1.0} and image.rounded
+    if spec.datatype == "UINT8" and not plain:
+        raise LoadError(
+            f"the image input '{spec.name}' takes whole levels (UINT8): leave image.mean, "
+            "image.std and image.rounded out"
+        )
+    return ImageInput(
+        input=spec.name,
+        datatype=spec.datatype,
+        sizes=image.sizes,
+        resize=image.resize,
+        antialias=image.antialias,
+        rounded=image.rounded,
+        shorter_side=image.shorter_side,
+        mean=image.mean,
+        std=image.std,
+        colour=image.colour,
+        layout=image.layout,
+        max_pixels=image.max_pixels,
+    )
+
+
+def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> Classes:
+    """How outputs become labels. The settings go before the model's folder, that before defaults.
+    Raises `LoadError`."""
+    stored, declared = _stored(source), _hugging_face(source)
+    spec = _output(settings.output_name or stored.output_name, limits)
+    labels = settings.labels or stored.labels or declared.labels
+    width = spec.shape[-1]
+    if labels is None:
+        if width < 1:
+            raise LoadError("classify.labels is missing, and the model does not say how many")
+        labels = [str(number) for number in range(width)]
+    if width not in (-1, len(labels)):
+        raise LoadError(f"there are {len(labels)} labels for an output of {width} classes")
+    temperature = _first(settings.temperature, stored.temperature, 1.0)
+    threshold = _first(settings.threshold, stored.threshold, 0.0)
+    activation = settings.activation or stored.activation
+    if activation == "softmax" and len(labels) == 1:
+        raise LoadError(
+            "classify.activation is softmax, and the model has one class: every score would be 1; "
+            "must be sigmoid, or identity for a score as the model gives it"
+        )
+    activation = activation or declared.activation(len(labels))
+    if activation == "identity" and (temperature, threshold) != (1.0, 0.0):
+        raise LoadError(
+            "classify.temperature and classify.threshold are for scores between 0 and 1; this "
+            "model's are as it gives them (classify.activation: identity)"
+        )
+    return Classes(
+        output=spec.name,
+        labels=tuple(labels),
+        top_k=settings.top_k,
+        temperature=temperature,
+        threshold=threshold,
+        probabilities=_first(settings.output, stored.output, "logits") == "probabilities",
+        activation=activation,
+    )
+
+
+def beside_the_artifact(source: Path | None) -> bytes:
+    """What decides labels and scores and is no part of the artifact: `classify.json`, and of a
+    single file the `config.json` beside it."""
+    alone = source is not None and source.is_file()
+    config = _bytes_beside(source, "config.json") if alone else b""
+    return _bytes_beside(source, CLASSES_FILE) + config
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _stored(source: Path | None) -> _Stored:
+    raw = _bytes_beside(source, CLASSES_FILE)
+    if not raw:
+        return _Stored()
+    try:
+        stored = msgspec.json.decode(raw, type=_Stored)
+        # Checked by the settings' own rules, because their messages say what would be right.
+        given = msgspec.structs.asdict(stored)
+        ClassifySettings.model_validate({k: v for k, v in given.items() if v is not None})
+    except ValueError as error:  # the base of both libraries' errors
+        raise LoadError(f"{_beside(source, CLASSES_FILE)}: {error}") from error
+    return stored
+
+
+def _output(name: str | None, limits: Limits) -> TensorSpec:
+    flat = [spec for spec in limits.outputs if len(spec.shape) == 2]
+    if name is not None:
+        flat = [spec for spec in flat if spec.name == name]
+    if len(flat) != 1:
+        known = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in limits.outputs)
+        wanted = f"one '{name}'" if name else "one alone, or classify.output_name must name it"
+        raise LoadError(
+            f"task classify needs an output of shape [batch, classes], {wanted}; the model has "
+            f"{known}"
+        )
+    return flat[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _HuggingFace:
+    """What `config.json` says of the classes. `module`: the class name of the activation with
+    which sentence-transformers trained a cross-encoder."""
+
+    file: Path | None = None
+    labels: list[str] | None = None
+    problem: str | None = None
+    module: str | None = None
+
+    def activation(self, classes: int) -> str:
+        """As sentence-transformers' CrossEncoder and the pipeline of transformers decide it."""
+        if self.module is not None:
+            known = {"Sigmoid": "sigmoid", "Identity": "identity"}
+            if classes > 1:
+                known["Softmax"] = "softmax"
+            if self.module not in known:
+                raise LoadError(
+                    f"{self.file} names the activation {self.module}, which is not one of "
+                    f"{', '.join(known)}; set classify.activation"
+                )
+            return known[self.module]
+        if self.problem == "regression":
+            return "identity"
+        return "sigmoid" if classes == 1 or self.problem == _MULTI_LABEL else "softmax"
+
+
+def _hugging_face(source: Path | None) -> _HuggingFace:
+    file = _beside(source, "config.json")
+    if file is None:
+        return _HuggingFace()
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        named = config.get("id2label")
+        labels = [str(named[str(number)]) for number in range(len(named))] if named else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{file}: id2label must name 0, 1, 2 …: {error!r}") from error
+    trained = config.get("sentence_transformers")
+    module = trained.get("activation_fn") if isinstance(trained, dict) else None
+    module = module or config.get("sbert_ce_default_activation_function")
+    return _HuggingFace(
+        file, labels, config.get("problem_type"), str(module).rpartition(".")[2] if module else None
+    )
+
+
+def _beside(source: Path | None, name: str) -> Path | None:
+    if source is None:
+        return None
+    file = (source if source.is_dir() else source.parent) / name
+    return file if file.is_file() else None
+
+
+def _bytes_beside(source: Path | None, name: str) -> bytes:
+    """Empty if there is no such file."""
+    file = _beside(source, name)
+    return file.read_bytes() if file is not None else b""
+
+
 UNKNOWN = KnownCosts()
 
 
@@ -57,13 +272,13 @@ def runtime_settings(
     reserved_cpus: float | None = None,
 ) -> RuntimeSettings:
     """The runtime's settings. Fetches files that lie elsewhere. `reserved_cpus`: as in
-    `processors.threads`. Raises SourceError when the artifact cannot be had, LoadError when it was
+    `backend_env.threads`. Raises SourceError when the artifact cannot be had, LoadError when it was
     made for other inputs than it would get here."""
     path = None if model.source is None else local_file(model.source, cache_dir, progress)
     preprocessing_support.check(model, path)
     model = with_image_lengths(model)
-    threads = processors.threads(model.replicas, reserved_cpus)
-    options = processors.unpinned_where_shared(name, model.options, threads, reserved_cpus)
+    threads = backend_env.threads(model.replicas, reserved_cpus)
+    options = backend_env.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
         name=model_of(name),  # an engine's answers name the model; a canary answers as its model
         runtime=model.runtime,
@@ -98,13 +313,10 @@ def describe(
     own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
-    embed = _embed_output(limits) if model.task == "embed" else None
+    embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
     description = ModelDescription(
-        name=name,
+        **_in_common(name, model, digest, limits, tokenizer),
         version=own_version,
-        generation=0,
-        platform=limits.platform,
-        task=model.task,
         inputs=limits.inputs,
         outputs=limits.outputs,
         lengths_input=limits.length_input,
@@ -115,18 +327,15 @@ def describe(
         truncate=model.lengths.truncate,
         bucket_edges=_edges(model, limits, costs),
         pads=limits.pads,
-        precision=limits.precision,
-        device=limits.device,
         scheduling=_scheduling(model, limits, costs),
-        digest=digest,
-        tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
-        reuse=_reuse(model),
-        recording=_recording(model),
+        reuse=ReuseSettings(
+            cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
+        ),
         image=image_input(model.image, limits),
         classes=classes(model.classify, limits, path) if model.task == "classify" else None,
     )
@@ -139,12 +348,10 @@ def describe_stream(
     """As `describe`, for a model that generates. It has no tensors; its lengths are prompts'."""
     limits = runtime.limits()
     tokenizer = tokenizer_bytes(_source_path(model))
+    edges = [edge for edge in bucket_edges(model.lengths) if edge < limits.context_tokens]
     description = ModelDescription(
-        name=name,
+        **_in_common(name, model, digest, limits, tokenizer),
         version=version(model),
-        generation=0,
-        platform=limits.platform,
-        task=model.task,
         inputs=(),
         outputs=(),
         lengths_input=None,
@@ -153,14 +360,9 @@ def describe_stream(
         optional_inputs=(),
         max_length=limits.context_tokens,
         truncate=False,
-        bucket_edges=_prompt_edges(model, limits.context_tokens),
+        bucket_edges=(*edges, limits.context_tokens),
         pads=False,
-        precision=limits.precision,
-        device=limits.device,
         scheduling=scheduling(model),
-        digest=digest,
-        tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
-        recording=_recording(model),
         generating=Generating(
             context_tokens=limits.context_tokens,
             cache_tokens=limits.cache_tokens,
@@ -174,6 +376,17 @@ def describe_stream(
     return description, tokenizer
 
 
+def _in_common(
+    name: str, model: ModelSettings, digest: str, limits: Limits | StreamLimits, tokenizer: bytes
+) -> dict[str, Any]:
+    """What every description says."""
+    return {
+        "name": name, "generation": 0, "task": model.task, "platform": limits.platform,
+        "precision": limits.precision, "device": limits.device, "digest": digest,
+        "tokenizer_digest": _hex(tokenizer), "recording": _recording(model),
+    }  # fmt: skip
+
+
 def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
     """The names in `lora_modules`, without the model's, which may stand before them."""
     modules = model.options.get(model_paths.NAMED) or ()
@@ -181,19 +394,9 @@ def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
     return tuple(each.removeprefix(f"{model_of(name)}:") for each in names)
 
 
-def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:
-    """The settings' edges below the engine's context, and the context as the last edge."""
-    edges = [edge for edge in bucket_edges(model.lengths) if edge < context_tokens]
-    return (*edges, context_tokens)
-
-
 def tokenizer_bytes(source: Path | None) -> bytes:
     """The bytes of `tokenizer.json` in the model's folder, or beside its file; b"" without one."""
-    if source is None:
-        return b""
-    folder = source if source.is_dir() else source.parent
-    path = folder / _TOKENIZER
-    return path.read_bytes() if path.is_file() else b""
+    return _bytes_beside(source, "tokenizer.json")
 
 
 def _source_path(model: ModelSettings) -> Path | None:
@@ -203,15 +406,18 @@ def _source_path(model: ModelSettings) -> Path | None:
 def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     """The version in the settings, else a digest of everything that shapes the model's answers.
     With `cache_dir`, files that have not changed are not read again. Raises SourceError."""
-    return model.version or _version(model, cache_dir)
-
-
-def _version(model: ModelSettings, cache_dir: Path | None) -> str:
+    if model.version:
+        return model.version
     path = _source_path(model)
     stored = beside_the_artifact(path) if model.task == "classify" else b""
+    artifact = ""
+    if path is not None and model.runtime == "synthetic":
+        # Its folder may hold a tokeniser only, and no model.
+        artifact = hashlib.sha256(tokenizer_bytes(path)).hexdigest()
+    elif path is not None:
+        artifact = artifacts.inspect(path, cache_dir).digest
     # Labels and temperature shape answers just as weights do.
-    artifact = _artifact(model, path, cache_dir) + _hex(stored) * bool(stored)
-    return version_digest(_options_by_content(model, cache_dir), artifact)
+    return version_digest(_options_by_content(model, cache_dir), artifact + _hex(stored))
 
 
 def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSettings:
@@ -232,16 +438,8 @@ def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSe
     return model.model_copy(update={"options": options})
 
 
-def _artifact(model: ModelSettings, path: Path | None, cache_dir: Path | None) -> str:
-    if path is None:
-        return ""
-    if model.runtime == "synthetic":  # its folder may hold a tokeniser only, and no model
-        return _hex(tokenizer_bytes(path))
-    return artifacts.inspect(path, cache_dir).digest
-
-
 def _hex(blob: bytes) -> str:
-    return hashlib.sha256(blob).hexdigest()
+    return hashlib.sha256(blob).hexdigest() if blob else ""
 
 
 def _scheduling(model: ModelSettings, limits: Limits, costs: KnownCosts) -> Scheduling:
@@ -271,21 +469,8 @@ def _embed_output(limits: Limits) -> TensorSpec:
 
 
 def _recording(model: ModelSettings) -> Recording | None:
-    record = model.record
+    record, generates = model.record, model.task == "generate"
     if record.folder is None:
         return None
-    return Recording(
-        record.folder,
-        bucket_edges(model.lengths),
-        record.max_rows,
-        record.max_bytes,
-        record.max_requests,
-        generates=model.task == "generate",
-    )
-
-
-def _reuse(model: ModelSettings) -> ReuseSettings:
-    cache = model.cache
-    return ReuseSettings(
-        cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
-    )
+    edges, most = bucket_edges(model.lengths), (record.max_rows, record.max_bytes)
+    return Recording(record.folder, edges, *most, record.max_requests, generates=generates)

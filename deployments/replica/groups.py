@@ -1,18 +1,35 @@
-"""How do the descriptions of a model's groups combine into one description of the model?
+"""Combines what replicas of a model's groups say of the model, as they come up, into a description.
+
+Of each group, one replica that has this version's settings is asked. Its description is stored
+under those settings, and stands for the model later while no replica runs. The model counts as
+described once one group is; a group that comes up later, or never, delays nothing. A model without
+groups has one group, with the name "".
 
 The first group that was described says what the model takes and gives. A group that takes or gives
-anything else is left out, with the reason. What may differ between groups (costs, batches, slots,
-caches) is kept by group. For what may not differ (the longest row, edges that a compiled backend
-fixes) the narrowest holds. Pure; the anchor calls it as replicas of each group come up.
+anything else is left out, with the reason. Costs, batches, slots and caches are kept by group. For
+what may not differ (the longest row, edges that a compiled backend fixes) the narrowest holds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
-from deployments.contract.description import Generating, GroupDescription, ModelDescription
+from deployments.contract.description import (
+    DESCRIPTION,
+    Generating,
+    GroupDescription,
+    ModelDescription,
+)
+from deployments.process import description_store
+from deployments.process.description_store import StoredDescription
+from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.settings.plain import settings_digest
 
 _MUST_EQUAL = (
     "task", "inputs", "outputs", "lengths_input", "lengths_axis", "mask_input", "optional_inputs",
@@ -31,9 +48,13 @@ def combined(
     """
     base = next(iter(parts.values()))
     refused: dict[str, str] = {}
-    edges = _fixed_edges(parts.values())
+    edges = next((part.bucket_edges for part in parts.values() if _is_fixed(part)), None)
     for name, part in parts.items():
-        reason = _unlike(base, part) or _other_edges(part, edges)
+        reason = _unlike(base, part)
+        if not reason and _is_fixed(part) and part.bucket_edges != edges:
+            reason = (
+                f"it is compiled for the lengths {part.bucket_edges}, another group for {edges}"
+            )
         if reason:
             refused[name] = reason
     kept = {name: part for name, part in parts.items() if name not in refused}
@@ -108,15 +129,183 @@ def _unlike(base: ModelDescription, part: ModelDescription) -> str:
     return f"its {' and '.join(differs)} differ from the other groups'" if differs else ""
 
 
-def _fixed_edges(parts: Iterable[ModelDescription]) -> tuple[int, ...] | None:
-    return next((part.bucket_edges for part in parts if _is_fixed(part)), None)
-
-
-def _other_edges(part: ModelDescription, edges: tuple[int, ...] | None) -> str:
-    if not _is_fixed(part) or part.bucket_edges == edges:
-        return ""
-    return f"it is compiled for the lengths {part.bucket_edges}, another group for {edges}"
-
-
 def _is_fixed(part: ModelDescription) -> bool:
     return part.scheduling.core.buckets.fixed_shapes
+
+
+_PAUSE_S = 2.0  # before another try
+logger = logging.getLogger("headrace.anchor")
+
+
+class GroupReplicas:
+    """The replicas of one group. Only a replica that Serve lists is asked, by its id: a call to no
+    particular replica would wait at Serve, and Serve starts a replica for any call that waits.
+
+    `handle`: of the group's Serve deployment; `directory`: kept by the handle's router, perhaps
+    on another thread."""
+
+    def __init__(self, handle: Any, directory: ReplicaDirectory) -> None:
+        self._handle = handle.options(method_name="describe")  # starts the router
+        self._directory = directory
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake(replicas: tuple[RunningReplica, ...]) -> None:
+            loop.call_soon_threadsafe(self._changed.set)
+
+        self.stop = directory.listen(wake)
+
+    async def describe(self, digest: str) -> tuple[ModelDescription, bytes]:
+        """The description and tokeniser from a replica with these settings, once there is one.
+        Raises what Serve raises if the replica has gone meanwhile."""
+        found: tuple[bytes, bytes] = await (await self._pinned(digest)).remote()
+        return DESCRIPTION.decode(found[0]), found[1]
+
+    async def version(self, digest: str, views: list[dict[str, Any]]) -> str:
+        """The model's version over the settings of all its groups (`views`)."""
+        pinned = (await self._pinned(digest)).options(method_name="version")
+        found: str = await pinned.remote(views)
+        return found
+
+    async def _pinned(self, digest: str) -> Any:
+        """A handle that is pinned to a replica with these settings; waits for one."""
+        while True:
+            self._changed.clear()
+            for replica in self._directory.replicas:
+                if replica.digest() == digest:
+                    return self._handle.options(session_id=replica.replica_id)
+            await self._changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One group of the model."""
+
+    name: str
+    written: dict[str, Any]  # the settings that its replicas are started with
+    after_s: float  # see `GroupDescription`
+    replicas: GroupReplicas
+
+    @property
+    def digest(self) -> str:
+        return settings_digest(self.written)
+
+
+class DescribedGroups:
+    """The model's description so far.
+
+    `args`: the application's, see `serve_config`. `replicas`: of each group in the order of
+    `args["groups"]`, or one entry for a model without groups. `changed` is set when a group has
+    been described; `recalled` once stored descriptions have been looked for.
+    """
+
+    def __init__(self, args: dict[str, Any], replicas: Sequence[GroupReplicas]) -> None:
+        self._model: str = args["name"]
+        self._settings: dict[str, Any] = args["settings"]
+        groups = args.get("groups") or [{"name": "", "settings": args["settings"], "after_s": 0.0}]
+        self._groups = [
+            _Group(group["name"], group["settings"], group["after_s"], asked)
+            for group, asked in zip(groups, replicas, strict=True)
+        ]
+        self._parts: dict[str, ModelDescription] = {}  # by group
+        self._tokenizer = b""
+        self._version = ""  # of all groups together
+        self._refused: dict[str, str] = {}  # group: why it is left out
+        self._tasks: list[asyncio.Task[None]] = []
+        self.changed = asyncio.Event()
+        self._any_described = asyncio.Event()  # set once any group has been described
+        self.recalled = asyncio.Event()
+
+    def start(self) -> None:
+        """Ask all groups. `changed` is set each time a group has been described."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._until_described(group)) for group in self._groups]
+        self._tasks.append(loop.create_task(self._recall()))
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for group in self._groups:
+            group.replicas.stop()
+
+    async def wait_known(self, within_s: float) -> None:
+        """Return once the model is described, or after `within_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._any_described.wait()
+
+    @property
+    def known(self) -> bool:
+        """Whether the model has been described, now or before."""
+        return bool(self._parts)
+
+    def current(self) -> tuple[ModelDescription, bytes]:
+        """The model from the groups described so far, which must be at least one, and the
+        tokeniser's bytes. Generation is 0."""
+        if not self._groups[0].name:
+            return self._parts[""], self._tokenizer
+        after_s = {group.name: group.after_s for group in self._groups}
+        description, refused = combined(self._parts, after_s)
+        for name, reason in refused.items():
+            if self._refused.get(name) != reason:
+                logger.error(
+                    "group %s gets no requests: %s", name, reason, extra={"model": self._model}
+                )
+        self._refused = refused
+        whole = self._all_settings()
+        return replace(description, version=self._version, digest=whole), self._tokenizer
+
+    def _all_settings(self) -> str:
+        digests = [group.digest for group in self._groups]
+        return settings_digest({"settings": self._settings, "groups": digests})
+
+    async def _until_described(self, group: _Group) -> None:
+        while True:
+            try:
+                await self._described(group)
+                return
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                logger.exception(
+                    "asking a replica failed; trying again", extra={"model": self._model}
+                )
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _recall(self) -> None:
+        """Use the stored descriptions under these settings, for groups that no replica has
+        described yet."""
+        settings = self._all_settings()
+        for group in self._groups:
+            stored = await self._stored(group, settings)
+            if stored is not None and group.name not in self._parts:
+                self._take(group, stored)
+        self.recalled.set()
+
+    async def _stored(self, group: _Group, settings: str) -> StoredDescription | None:
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    description_store.get, self._model, group.name, settings
+                )
+            except Exception:
+                logger.exception("the store does not answer", extra={"model": self._model})
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _described(self, group: _Group) -> None:
+        description, tokenizer = await group.replicas.describe(group.digest)
+        version = ""
+        if group.name:
+            views = [each.written for each in self._groups]
+            version = await group.replicas.version(group.digest, views)
+        said = StoredDescription(self._all_settings(), description, tokenizer, version)
+        self._take(group, said)
+        await asyncio.to_thread(description_store.put, self._model, group.name, said)
+
+    def _take(self, group: _Group, said: StoredDescription) -> None:
+        self._version = said.version or self._version
+        self._tokenizer = said.tokenizer or self._tokenizer
+        if self._parts.get(group.name) != said.description:
+            self._parts[group.name] = said.description
+            self.changed.set()
+            self._any_described.set()

@@ -24,7 +24,7 @@ from deployments.contract.channel.frames import (
     encode_reply,
     to_batch,
 )
-from deployments.replica.channel_server import GatewayLink
+from deployments.replica.channel_server import GatewayConnection
 from deployments.replica.device import DeviceWorker, Job
 from routers.api.requests import FlowWork, Report
 from routers.staging import Staged
@@ -38,8 +38,9 @@ class ReplicaCore:
     def __init__(self, worker: DeviceWorker) -> None:
         self._worker = worker
         self._queue = worker.queue
-        self._held: dict[GatewayLink, set[int]] = {}  # leases that are not answered yet
-        self._last_reported: dict[GatewayLink, tuple[FlowWork, ...]] = {}  # `waiting`, as sent
+        self._held: dict[GatewayConnection, set[int]] = {}  # leases that are not answered yet
+        # `waiting`, as sent
+        self._last_reported: dict[GatewayConnection, tuple[FlowWork, ...]] = {}
         self._leaving = False
         self._ended = asyncio.Event()
 
@@ -49,15 +50,15 @@ class ReplicaCore:
 
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
-    def joined(self, link: GatewayLink) -> None:
+    def joined(self, link: GatewayConnection) -> None:
         self._held[link] = set()
 
-    def left(self, link: GatewayLink) -> None:
+    def left(self, link: GatewayConnection) -> None:
         self._last_reported.pop(link, None)
         for lease_id in list(self._held.pop(link, ())):
             self._queue.drop((link.gateway, lease_id))
 
-    def received(self, link: GatewayLink, frame: Frame) -> None:
+    def received(self, link: GatewayConnection, frame: Frame) -> None:
         key = link.gateway, frame.lease_id
         if frame.kind is Kind.BATCH:
             self._take_in(link, frame.lease_id, decode_call(frame.body))
@@ -78,7 +79,7 @@ class ReplicaCore:
 
     # ---- batches ------------------------------------------------------------------------------
 
-    def _take_in(self, link: GatewayLink, lease_id: int, call: BatchCall) -> None:
+    def _take_in(self, link: GatewayConnection, lease_id: int, call: BatchCall) -> None:
         if lease_id in self._held[link] or self._queue.holds((link.gateway, lease_id)):
             raise MessageError(f"lease {lease_id} is here already")
         staged = Staged(link.gateway, lease_id, call.rank, call.predicted_s, call.charges)
@@ -94,10 +95,10 @@ class ReplicaCore:
         else:
             self._queue.put(job, call.waiting)
 
-    def _started(self, link: GatewayLink, job: Job) -> None:
+    def _started(self, link: GatewayConnection, job: Job) -> None:
         link.send(Kind.STARTED, job.staged.lease_id)
 
-    def _done(self, link: GatewayLink, job: Job) -> None:
+    def _done(self, link: GatewayConnection, job: Job) -> None:
         self._ended.set()
         if link in self._held:
             lease_id = job.staged.lease_id
@@ -105,7 +106,7 @@ class ReplicaCore:
             kind, body = self._answer(link, job)
             link.send(kind, lease_id, body)
 
-    def _answer(self, link: GatewayLink, job: Job) -> tuple[Kind, Sequence[Buffer]]:
+    def _answer(self, link: GatewayConnection, job: Job) -> tuple[Kind, Sequence[Buffer]]:
         """The answer's frame. An output that no message can hold fails this batch only."""
         if job.fault is not None:
             return Kind.FAULT, [str(job.fault).encode("utf-8", "replace")]
@@ -115,20 +116,16 @@ class ReplicaCore:
             logger.exception("a batch's answer cannot be sent")
             return Kind.UNSENT, [str(unsendable).encode("utf-8", "replace")]
 
-    def _report(self, job: Job) -> Report:
-        if job.returned and self._leaving:
-            return Report()
-        return self._queue.report(job.staged.gateway, job.service_s, job.result.padded_tokens)
-
-    def _unanswered(self, link: GatewayLink, report: Report) -> int:
-        """Number of accepted leases whose answers this gateway has not had. A lease that left the
-        device while an earlier answer was on its way counts: the gateway still takes it for
-        open."""
-        return sum(lease_id <= report.seen for lease_id in self._held[link])
-
-    def _reply(self, link: GatewayLink, job: Job) -> BatchReply:
-        report, result, t = self._report(job), job.result, job.result.times
-        held = self._unanswered(link, report)
+    def _reply(self, link: GatewayConnection, job: Job) -> BatchReply:
+        result, t = job.result, job.result.times
+        report = Report()
+        if not (job.returned and self._leaving):
+            report = self._queue.report(job.staged.gateway, job.service_s, result.padded_tokens)
+        known = self._last_reported.get(link) is report.waiting  # this connection was told before
+        self._last_reported[link] = report.waiting
+        # A lease that left the device while an earlier answer was on its way counts: the gateway
+        # still takes it for open.
+        held = sum(lease_id <= report.seen for lease_id in self._held[link])
         return BatchReply(
             busy=job.returned,
             outputs=result.outputs,
@@ -145,19 +142,5 @@ class ReplicaCore:
             free_in_s=report.free_in_s,
             virtual_time=report.virtual_time,
             served=report.served,
-            waiting=self._waiting_if_changed(link, report),
+            waiting=None if known else report.waiting,
         )
-
-    def _waiting_if_changed(self, link: GatewayLink, report: Report) -> tuple[FlowWork, ...] | None:
-        """What waits at other gateways; None if this connection was told the same before."""
-        if self._last_reported.get(link) is report.waiting:
-            return None
-        self._last_reported[link] = report.waiting
-        return report.waiting
-
-
-async def watch_hangs(worker: DeviceWorker, every_s: float) -> None:
-    """Check for hangs for ever, until cancelled."""
-    while True:
-        await asyncio.sleep(every_s)
-        worker.check_hang()

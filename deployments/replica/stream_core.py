@@ -3,8 +3,9 @@
 Every request that began ends with a piece that says how it ended, once the engine has freed what
 the request held. The exception is an engine that dies: then the process ends, so that gateways see
 a lost replica rather than failed requests. When a gateway's connection ends, all its requests are
-aborted. Output is sent as soon as the loop has passed on an engine step's outputs, and is merged
-for a gateway that reads slowly: no gateway holds up the engine.
+aborted. Output is sent as soon as the loop has passed on an engine step's outputs. For a gateway
+that reads slowly, a request's data are joined and only its newest counts kept: no gateway holds up
+the engine, and what it leaves unread grows by its answers' bytes only.
 """
 
 from __future__ import annotations
@@ -15,24 +16,109 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 
 from deployments.contract.channel.frames import STALLED_S, Frame, Kind, MessageError
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
+    Piece,
     SharesMessage,
     StepMessage,
     StreamEnd,
     decode_generate,
     encode_steps,
 )
-from deployments.replica.channel_server import GatewayLink
-from deployments.replica.outbox import Outbox
+from deployments.replica.channel_server import GatewayConnection
 from routers.api.requests import NO_TOKENS, Tokens
 from routers.stream_staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Chunk, EngineLoad, StreamRequest, StreamRuntime
+
+MAX_MESSAGE_BYTES = 1 << 20  # a message's last piece may exceed it
+_NOTHING = Chunk(b"", 0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class _PendingPiece:
+    last: Chunk
+    data: list[bytes] = field(default_factory=list)
+    service_s: float = 0.0
+    end: StreamEnd | None = None
+
+
+class Outbox:
+    """The pieces for one gateway's next message."""
+
+    def __init__(self) -> None:
+        self._gathered: dict[int, _PendingPiece] = {}
+        self._wake = asyncio.Event()
+
+    @property
+    def filled(self) -> bool:
+        return bool(self._gathered)
+
+    @property
+    def ends(self) -> int:
+        """Number of requests whose end has not been taken yet."""
+        return sum(entry.end is not None for entry in self._gathered.values())
+
+    def put(self, lease_id: int, chunk: Chunk, service_s: float) -> None:
+        """Add what a request has produced."""
+        entry = self._entry(lease_id)
+        entry.last = chunk
+        entry.service_s = service_s
+        if chunk.data:
+            entry.data.append(chunk.data)
+
+    def end(self, lease_id: int, end: StreamEnd, last: Chunk | None, service_s: float) -> None:
+        """A request has ended. `last`: its newest chunk, whose counts still hold; None if there was
+        none."""
+        entry = self._entry(lease_id)
+        entry.last = last or _NOTHING
+        entry.service_s = service_s
+        entry.end = end
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def wait(self, limit_s: float) -> None:
+        """Return when there is something to take, or after `limit_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._wake.wait()
+
+    def take(self) -> tuple[Piece, ...]:
+        """Take the pieces, in the order in which their requests first had something. What does not
+        fit into one message is left for the next."""
+        self._wake.clear()
+        gathered, self._gathered = self._gathered, {}
+        pieces: list[Piece] = []
+        size = 0
+        for lease_id, entry in gathered.items():
+            if size < MAX_MESSAGE_BYTES:
+                pieces.append(_piece(lease_id, entry))
+                size += len(pieces[-1].data)
+            else:
+                self._gathered[lease_id] = entry
+                self._wake.set()
+        return tuple(pieces)
+
+    def _entry(self, lease_id: int) -> _PendingPiece:
+        self._wake.set()
+        entry = self._gathered.get(lease_id)
+        if entry is None:
+            entry = self._gathered[lease_id] = _PendingPiece(_NOTHING)
+        return entry
+
+
+def _piece(lease_id: int, entry: _PendingPiece) -> Piece:
+    last = entry.last
+    return Piece(
+        lease_id, b"".join(entry.data), last.input_tokens, last.cached_tokens, last.output_tokens,
+        last.held_tokens, entry.service_s, last.status, entry.end,
+    )  # fmt: skip
+
 
 SIGN_OF_LIFE_S = 1.0
 _SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
@@ -41,7 +127,7 @@ logger = logging.getLogger("headrace.replica")
 
 
 @dataclass(slots=True)
-class _Run:
+class _StreamRun:
     """A request that has come."""
 
     lease_id: int
@@ -71,13 +157,13 @@ class _Run:
         return worth_s(given, self.call.input_s, self.call.output_s)
 
 
-class _Stream:
+class _GatewayStream:
     """One gateway's outbox and its requests by lease. `pump`: the task that empties the outbox."""
 
-    def __init__(self, link: GatewayLink) -> None:
+    def __init__(self, link: GatewayConnection) -> None:
         self.link = link
         self.outbox = Outbox()
-        self.running: dict[int, _Run] = {}
+        self.running: dict[int, _StreamRun] = {}
         self.seen = 0
         self.open = True
         self.pump: asyncio.Task[None] | None = None
@@ -113,9 +199,9 @@ class StreamCore:
         self._on_death = on_death
         self._room = room
         self._turns = StreamStaging(at_once or room)
-        self._by_turn: dict[StagedStream, tuple[_Stream, _Run]] = {}
+        self._by_turn: dict[StagedStream, tuple[_GatewayStream, _StreamRun]] = {}
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[GatewayLink, _Stream] = {}
+        self._streams: dict[GatewayConnection, _GatewayStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._inflight = 0
@@ -132,29 +218,26 @@ class StreamCore:
     def unread_s(self) -> float | None:
         """Predicted seconds for the prompts that the engine has and has given no token of, their
         answers included; None if one's gateway knows no price, as with a copy."""
-        unread = [
-            run.call
-            for _, run in self._by_turn.values()
-            if run.begins.is_set() and run.last is None
-        ]
+        runs = (run for _, run in self._by_turn.values())
+        unread = [run.call for run in runs if run.begins.is_set() and run.last is None]
         if not all(call.input_s and call.charges for call in unread):
             return None
         return sum(seconds for call in unread for _, _, seconds in call.charges)
 
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
-    def joined(self, link: GatewayLink) -> None:
-        stream = self._streams[link] = _Stream(link)
+    def joined(self, link: GatewayConnection) -> None:
+        stream = self._streams[link] = _GatewayStream(link)
         stream.pump = self._loop.create_task(self._send_messages(stream))
 
-    def left(self, link: GatewayLink) -> None:
+    def left(self, link: GatewayConnection) -> None:
         """Abort the gateway's requests."""
         stream = self._streams.pop(link, None)
         if stream is not None:
             stream.abort()
             stream.close()
 
-    def received(self, link: GatewayLink, frame: Frame) -> None:
+    def received(self, link: GatewayConnection, frame: Frame) -> None:
         stream = self._streams[link]
         if frame.kind is Kind.BEGIN:
             self._begin(stream, frame.lease_id, decode_generate(frame.body))
@@ -175,7 +258,7 @@ class StreamCore:
 
     # ---- requests -----------------------------------------------------------------------------
 
-    def _begin(self, stream: _Stream, lease_id: int, call: GenerateCall) -> None:
+    def _begin(self, stream: _GatewayStream, lease_id: int, call: GenerateCall) -> None:
         if lease_id in stream.running:
             raise MessageError(f"lease {lease_id} is here already")
         stream.seen = max(stream.seen, lease_id)
@@ -183,9 +266,9 @@ class StreamCore:
             stream.outbox.end(lease_id, StreamEnd.BUSY, None, 0.0)
         else:
             turn = StagedStream(stream.link.gateway, call.rank, call.charges)
-            self._start(stream, _Run(lease_id, call, turn, asyncio.Event()))
+            self._start(stream, _StreamRun(lease_id, call, turn, asyncio.Event()))
 
-    async def _send_messages(self, stream: _Stream) -> None:
+    async def _send_messages(self, stream: _GatewayStream) -> None:
         """Send messages until the stream is closed and all has been sent: whenever there is output,
         else once a second as a sign of life, and sooner after requests have ended."""
         looks, steps = 0, 0  # early messages still to send until the engine's load shows the end
@@ -236,7 +319,7 @@ class StreamCore:
             for pump in stuck:
                 pump.cancel()
 
-    async def _message(self, stream: _Stream) -> StepMessage:
+    async def _message(self, stream: _GatewayStream) -> StepMessage:
         try:
             load = await self.health()
         except Unhealthy:
@@ -253,7 +336,7 @@ class StreamCore:
             pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written
         )
 
-    def _start(self, stream: _Stream, run: _Run) -> None:
+    def _start(self, stream: _GatewayStream, run: _StreamRun) -> None:
         task = self._loop.create_task(self._serve(stream, run))
         run.task = task
         self._inflight += 1
@@ -273,9 +356,9 @@ class StreamCore:
             run.begins.set()
             stream.link.send(Kind.STARTED, run.lease_id)
 
-    async def _serve(self, stream: _Stream, run: _Run) -> None:
+    async def _serve(self, stream: _GatewayStream, run: _StreamRun) -> None:
         call = run.call
-        name = self._name(stream, run)
+        name = f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
         request = StreamRequest(name, call.endpoint, call.body, call.priority, call.salt)
         try:
             async with asyncio.timeout(call.budget_s):
@@ -301,7 +384,7 @@ class StreamCore:
         finally:
             self._finish(stream, run)
 
-    def _count(self, run: _Run, chunk: Chunk) -> None:
+    def _count(self, run: _StreamRun, chunk: Chunk) -> None:
         """Count its tokens. A chunk's counts are totals, so the last chunk's are taken off."""
         before, run.last = run.last, chunk
         self._read += max(0, chunk.input_tokens - chunk.cached_tokens)
@@ -310,10 +393,7 @@ class StreamCore:
             self._read -= max(0, before.input_tokens - before.cached_tokens)
             self._written -= before.output_tokens
 
-    def _name(self, stream: _Stream, run: _Run) -> str:
-        return f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
-
-    def _finish(self, stream: _Stream, run: _Run) -> None:
+    def _finish(self, stream: _GatewayStream, run: _StreamRun) -> None:
         """Remove the request, and let the next one begin. Idempotent."""
         if stream.running.pop(run.lease_id, None) is not None:
             self._inflight -= 1

@@ -4,7 +4,7 @@ the model may cost.
 A section that names neither a reference nor a bound of agreement compares no answers. A bound that
 is left out is not checked; if a reference is named and no bound at all, absolute and relative
 errors may be at most 1e-3. The check and its measures are in `deployments/replica/verify/`;
-`headrace verify` runs it. Costs are compared in `deployments/replica/cost_admission.py`.
+`headrace verify` runs it. Costs are compared in `deployments/replica/known_costs.py`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from yaml_document.document import Document
 from yaml_document.mistakes import Mistake
 
 if TYPE_CHECKING:
-    from runtimes import file_check
+    from runtimes import catalog
 
 Path = tuple[str | int, ...]
 
@@ -70,7 +70,7 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         return []
     # Imported late, for the reason in `_backend_complaints`.
     from deployments.settings_files import preprocessing_support
-    from runtimes import file_check
+    from runtimes import catalog
     from runtimes.errors import LoadError
 
     path = sources.resolve(model.source)
@@ -78,17 +78,19 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         preprocessing_support.check(model, path)
         for view in model.views().values() or (model,):
             if not _backend_complaints(view, here=False):
-                file_check.check(path, _asked(view))
+                catalog.check_files(path, _asked(view))
     except LoadError as error:
         return [(("source",), str(error))]
     return []
 
 
-def _asked(model: ModelSettings) -> file_check.Asked:
-    from runtimes import file_check
+def _asked(model: ModelSettings) -> catalog.FileRequirements:
+    from runtimes import catalog
 
     longest = None if model.image is not None else model.lengths.max
-    return file_check.Asked(model.runtime, model.task, model.options, model.precision, longest)
+    return catalog.FileRequirements(
+        model.runtime, model.task, model.options, model.precision, longest
+    )
 
 
 def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:

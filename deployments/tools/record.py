@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.gateway.recording.part import GENERATED, HEADER, PARTS, TRACE
-from deployments.replica.image_model import row_shapes, with_image_lengths
+from deployments.replica.describe import row_shapes, with_image_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
 from deployments.settings import remote_source

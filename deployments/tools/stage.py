@@ -17,7 +17,7 @@ import click
 from deployments.contract.model_arguments import shaping
 from deployments.replica import backend_env, describe
 from deployments.replica.artifacts.local_model import PHASE, local_model, local_options
-from deployments.replica.local_settings import settings_here
+from deployments.replica.startup import settings_here
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import SourceError, is_url
 from deployments.settings_files.load import load

@@ -2,7 +2,7 @@
 
 `python -m loadtests.benches.ragged_embeddings`: measures MiniLM's tokens a second under the ragged
 mix through `/v2/models/minilm/infer`, and in a loop that calls the same backend with the same
-settings and with sorted, full batches (`python -m deployments.replica.backend_loop`). The two
+settings and with sorted, full batches (`python -m deployments.tools.profile.backend_loop`). The two
 alternate. The client shares the processors with the server; the loop has all of them.
 """
 
@@ -81,7 +81,7 @@ def looped(settings: Settings, lengths: Sequence[int], seconds: float) -> dict[s
     file, rows = SETTINGS_DIR / "loop.yaml", SETTINGS_DIR / "lengths.txt"
     file.write_text(yaml.safe_dump(settings))
     rows.write_text("\n".join(map(str, lengths)))
-    command = [sys.executable, "-m", "deployments.replica.backend_loop", str(file), "minilm"]
+    command = [sys.executable, "-m", "deployments.tools.profile.backend_loop", str(file), "minilm"]
     command += ["--lengths", str(rows), "--seconds", str(seconds), "--rounds", "1"]
     environ = {**os.environ, "XDG_CACHE_HOME": str((HOME_DIR / "cache").absolute())}
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,8 +1,9 @@
-"""A BERT encoder as one graph that any backend's builder can put together.
+"""A BERT encoder as one graph that any backend's builder can put together, and its weights.
 
 `read_config` takes a Hugging Face `config.json`, `build` writes the network against `GraphOps`:
 token ids, mask and token types in (int64 [rows, length]), hidden states, a pooled embedding or a
 classifier's logits out. Each task computes its own output alone, so nothing else is copied out.
+Weights are read from safetensors through numpy as float32, their shapes checked; never a pickle.
 
 Left out: decoders, relative positions, dropout, pre-training heads. Source: Devlin et al. 2018
 (post-norm encoder) and `transformers`' BertModel, whose tensor names the weights carry.
@@ -11,30 +12,87 @@ Left out: decoders, relative positions, dropout, pre-training heads. Source: Dev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
 from runtimes.errors import LoadError
-from runtimes.graph.ops import Activation, GraphOps, N
 from runtimes.graph.options import GraphOptions
-from runtimes.graph.pooling import EMBEDDING_OUTPUT, HIDDEN_OUTPUT, Pooling, of_folder, pool
-from runtimes.graph.weights import Weights, open_weights
+from runtimes.graph.pooling import (
+    EMBEDDING_OUTPUT,
+    HIDDEN_OUTPUT,
+    Activation,
+    GraphOps,
+    N,
+    Pooling,
+    of_folder,
+    pool,
+)
 from runtimes.source import Source, SourceKind
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A view on named tensors: `places` maps a full name to its file, `root` is the model's own
+    prefix (such as "bert." under a classifier), `prefix` where this view stands below it."""
+
+    places: Mapping[str, Path]
+    root: str = ""
+    prefix: str = ""
+
+    def below(self, name: str) -> Weights:
+        return Weights(self.places, self.root, f"{self.prefix}{name}.")
+
+    def top(self, name: str) -> Weights:
+        """A view beside the model's own prefix, where heads live."""
+        return Weights(self.places, "", f"{name}.")
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Array:
+        """float32, C-contiguous; -1 in `shape` takes any size. Raises `LoadError`."""
+        full = f"{self.root}{self.prefix}{name}"
+        if full not in self.places:
+            raise LoadError(f"the weights hold no tensor '{full}'")
+        with safe_open(str(self.places[full]), "np") as tensors:
+            array: Array = tensors.get_tensor(full)
+        fits = len(array.shape) == len(shape) and all(
+            want in (-1, have) for want, have in zip(shape, array.shape, strict=True)
+        )
+        if not fits:
+            raise LoadError(f"tensor '{full}' is {list(array.shape)}, expected {list(shape)}")
+        return np.ascontiguousarray(array, np.float32)
+
+
+def open_weights(files: Iterable[Path], marker: str, root: str) -> Weights:
+    """All tensors of the files. They stand below `root` if `root + marker` is one, else at the top.
+
+    Raises `LoadError` for a file that is no safetensors and for a name that two files hold.
+    """
+    places: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(str(file), "np") as tensors:
+                names = list(tensors.keys())
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"{file} is not a readable safetensors file: {error}") from error
+        for name in names:
+            if name in places:
+                raise LoadError(f"tensor '{name}' is in {places[name].name} and in {file.name}")
+            places[name] = file
+    return Weights(places, root if f"{root}{marker}" in places else "")
+
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
 HIDDEN, EMBEDDING, LOGITS = HIDDEN_OUTPUT, EMBEDDING_OUTPUT, "logits"
 ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "tanh": "tanh",
+    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "tanh": "tanh"},
+    **{"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"},
 }
-
 NO_POOLING = (
     "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
     "the model was trained so"
@@ -74,8 +132,27 @@ def read_config(folder: Path) -> BertConfig:
         raise LoadError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(raw, dict):
         raise LoadError(f"{file} is no JSON object")
-    _refuse_others(raw, file)
-    config = _config(raw, file)
+    kind = raw.get("model_type")
+    if kind != "bert":
+        raise LoadError(
+            f"{file}: model_type {kind!r} cannot be built from safetensors, 'bert' can; export the "
+            "model to ONNX and name that file as the source"
+        )
+    if raw.get("is_decoder") or raw.get("add_cross_attention"):
+        raise LoadError(f"{file}: a BERT decoder is not supported, encoders are")
+    if raw.get("position_embedding_type", "absolute") != "absolute":
+        raise LoadError(f"{file}: only absolute position embeddings are supported")
+    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise LoadError(f"{file}: hidden_act must be one of {', '.join(ACTIVATIONS)}")
+    config = BertConfig(
+        hidden_size=_count(raw, "hidden_size", file),
+        layers=_count(raw, "num_hidden_layers", file),
+        heads=_count(raw, "num_attention_heads", file),
+        max_length=_count(raw, "max_position_embeddings", file),
+        vocab_size=_count(raw, "vocab_size", file),
+        epsilon=float(raw.get("layer_norm_eps", 1e-12)),
+        activation=ACTIVATIONS[raw.get("hidden_act", "gelu")],
+    )
     if config.hidden_size % config.heads:
         raise LoadError(f"{file}: hidden_size is no multiple of num_attention_heads")
     return config
@@ -153,35 +230,8 @@ def _norm(ops: GraphOps[N], config: BertConfig, part: Weights, x: N) -> N:
     return ops.layer_norm(x, scale, shift, config.epsilon, part.prefix)
 
 
-def _config(raw: Mapping[str, Any], file: Path) -> BertConfig:
-    return BertConfig(
-        hidden_size=_count(raw, "hidden_size", file),
-        layers=_count(raw, "num_hidden_layers", file),
-        heads=_count(raw, "num_attention_heads", file),
-        max_length=_count(raw, "max_position_embeddings", file),
-        vocab_size=_count(raw, "vocab_size", file),
-        epsilon=float(raw.get("layer_norm_eps", 1e-12)),
-        activation=ACTIVATIONS[raw.get("hidden_act", "gelu")],
-    )
-
-
 def _count(raw: Mapping[str, Any], name: str, file: Path) -> int:
     value = raw.get(name)
     if type(value) is not int or value < 1:
         raise LoadError(f"{file}: {name} is {value!r}, it must be a whole number from 1")
     return value
-
-
-def _refuse_others(raw: Mapping[str, Any], file: Path) -> None:
-    kind = raw.get("model_type")
-    if kind != "bert":
-        raise LoadError(
-            f"{file}: model_type {kind!r} cannot be built from safetensors, 'bert' can; export the "
-            "model to ONNX and name that file as the source"
-        )
-    if raw.get("is_decoder") or raw.get("add_cross_attention"):
-        raise LoadError(f"{file}: a BERT decoder is not supported, encoders are")
-    if raw.get("position_embedding_type", "absolute") != "absolute":
-        raise LoadError(f"{file}: only absolute position embeddings are supported")
-    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise LoadError(f"{file}: hidden_act must be one of {', '.join(ACTIVATIONS)}")

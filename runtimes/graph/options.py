@@ -2,16 +2,45 @@
 
 Each backend adds options of its own. Most models need none: the names in Hugging Face's exports are
 known, and a folder declares its pooling. None means: as found in the model.
+
+`layout` declares where images have their channels. It is checked against every input of four axes
+and never guessed: a picture with its axes swapped has the same number of values and gives a wrong
+answer instead of an error. Channels must be a fixed size; where the other place holds a usual
+number of them (1, 3 or 4) and the declared one does not, the declaration is wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runtimes import device
-from runtimes.graph.layout import Layout
+from runtimes.errors import LoadError
+from runtimes.options import AUTO, check_device
+from runtimes.types import TensorSpec
 from runtimes.warmup import WARM_S
+
+Layout = Literal["NCHW", "NHWC"]
+AXES = {"NCHW": 1, "NHWC": 3}  # of the channels, the batch being axis 0
+USUAL = (1, 3, 4)  # grey, colour, colour with transparency
+
+
+def check_layout(layout: Layout | None, inputs: Sequence[TensorSpec]) -> None:
+    """Raises `LoadError` naming the option and the input."""
+    if layout is None:
+        return
+    images = [spec for spec in inputs if len(spec.shape) == 4]
+    if not images:
+        shapes = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in inputs)
+        raise LoadError(f"option 'layout' is {layout}, but no input has four axes: {shapes}")
+    other = next(name for name in AXES if name != layout)
+    for spec in images:
+        channels, theirs = spec.shape[AXES[layout]], spec.shape[AXES[other]]
+        stated = f"option 'layout' is {layout}, but input '{spec.name}' is {list(spec.shape)}"
+        if channels not in USUAL and theirs in USUAL:
+            raise LoadError(f"{stated}, which is {other}: set layout to {other}")
+        if channels == -1:
+            raise LoadError(f"{stated}: axis {AXES[layout]} holds the channels and must be fixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +71,8 @@ class GraphOptions:
 class DeviceOptions(GraphOptions):
     """Options of a backend of stored graphs that can use a GPU."""
 
-    device: str = device.AUTO  # see `runtimes.device`
+    device: str = AUTO  # see `runtimes.options`
 
     def __post_init__(self) -> None:
         GraphOptions.__post_init__(self)
-        device.check(self.device)
+        check_device(self.device)

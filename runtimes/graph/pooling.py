@@ -1,26 +1,83 @@
-"""Pooling: one vector for a text out of the vectors of its tokens.
+"""The operations that a backend's graph builder offers, and pooling, which is written with them.
 
-Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. The
-options of a model speak first, then what its folder declares as sentence-transformers do:
+A network (`graph.bert`) is written against `GraphOps`; `runtimes.onnx.ops` and `runtimes.torch.ops`
+turn the calls into nodes of their library. It holds no more operations than the networks need.
+
+Pooling makes one vector of a text's tokens: the mean over the real ones or the first ([CLS]), then,
+if declared, scaled to length 1. The options of a model speak first, then what its folder declares:
 `modules.json` names a Pooling module with its own `config.json`, and perhaps a Normalize module.
-The arithmetic stays in float32 under bf16 too.
-
-Other modules and poolings (max, weighted mean, Dense) are refused by name rather than ignored.
+The arithmetic stays in float32. Other modules and poolings are refused by name.
 Source: sentence-transformers' modules `Pooling` and `Normalize`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
 
 from runtimes.errors import LoadError
-from runtimes.graph.ops import N, PoolingOps
 from runtimes.graph.options import GraphOptions
 from runtimes.types import TensorSpec
+
+N = TypeVar("N")
+Array = np.ndarray[Any, Any]
+Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
+
+
+class PoolingOps(Protocol[N]):
+    """What makes one vector of a row's tokens."""
+
+    def multiply(self, left: N, right: N) -> N: ...
+
+    def divide(self, left: N, right: N) -> N: ...
+
+    def first_token(self, x: N) -> N:
+        """[rows, width] of [rows, length, width]."""
+
+    def float_mask(self, mask: N) -> N:
+        """float32 [rows, length, 1] of the int64 mask."""
+
+    def sum_over(self, x: N, axis: int) -> N:
+        """The axis goes, unless it is the last, which stays with size 1."""
+
+    def at_least(self, x: N, floor: float) -> N: ...
+
+    def square_root(self, x: N) -> N: ...
+
+
+class GraphOps(PoolingOps[N], Protocol[N]):
+    """Names are for weights and inputs: unique, and kept in the stored model."""
+
+    def ids(self, name: str) -> N:
+        """An int64 input [rows, length]."""
+
+    def lookup(self, table: Array, ids: N, name: str) -> N:
+        """Rows of a [entries, width] table by id: [rows, length, width]."""
+
+    def positions(self, table: Array, ids: N, name: str) -> N:
+        """The first `length` rows of a [positions, width] table: [length, width]."""
+
+    def add(self, left: N, right: N) -> N: ...
+
+    def layer_norm(self, x: N, scale: Array, shift: Array, epsilon: float, name: str) -> N:
+        """Over the last axis."""
+
+    def linear(self, x: N, weight: Array, bias: Array, name: str) -> N:
+        """x · weightᵀ + bias, the weight [out, in] as torch stores it."""
+
+    def activation(self, x: N, kind: Activation) -> N: ...
+
+    def attention_mask(self, mask: N) -> N:
+        """What `attention` takes, from the int64 mask; made once, used by every layer."""
+
+    def attention(self, query: N, key: N, value: N, mask: N, heads: int) -> N:
+        """Scaled dot-product attention over `heads` slices of the last axis."""
+
 
 HIDDEN_OUTPUT, EMBEDDING_OUTPUT = "last_hidden_state", "sentence_embedding"
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize
@@ -63,7 +120,22 @@ def pool(ops: PoolingOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
     pooled = hidden
     if pooling.mode != "none":
         pooled = _mean(ops, hidden, mask) if pooling.mode == "mean" else ops.first_token(hidden)
-    return _unit(ops, pooled) if pooling.normalize else pooled
+    if not pooling.normalize:
+        return pooled
+    # sqrt(Σx²) floored, rather than a library's own L2 norm: those differ in where eps goes.
+    norm = ops.square_root(ops.sum_over(ops.multiply(pooled, pooled), -1))
+    return ops.divide(pooled, ops.at_least(norm, SMALLEST_NORM))
+
+
+def mask_of(inputs: Container[str], pooling: Pooling, configured: str | None) -> str:
+    """The name of the mask among a graph's inputs. Raises `LoadError` where it is needed and
+    missing."""
+    name = configured or "attention_mask"
+    if pooling.mode == "mean" and name not in inputs:
+        raise LoadError(
+            f"mean pooling needs a mask, and the model has no input '{name}': set lengths.mask"
+        )
+    return name
 
 
 def of_folder(folder: Path, options: GraphOptions) -> Pooling | None:
@@ -106,12 +178,6 @@ def _mean(ops: PoolingOps[N], hidden: N, mask: N) -> N:
     weights = ops.float_mask(mask)
     total = ops.sum_over(ops.multiply(hidden, weights), 1)
     return ops.divide(total, ops.at_least(ops.sum_over(weights, 1), FEWEST_TOKENS))
-
-
-def _unit(ops: PoolingOps[N], vector: N) -> N:
-    # sqrt(Σx²) floored, rather than a library's own L2 norm: those differ in where eps goes.
-    norm = ops.square_root(ops.sum_over(ops.multiply(vector, vector), -1))
-    return ops.divide(vector, ops.at_least(norm, SMALLEST_NORM))
 
 
 def _mode(config: dict[str, Any], folder: Path) -> Literal["mean", "cls"]:

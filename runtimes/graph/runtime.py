@@ -19,12 +19,12 @@ import numpy as np
 
 from runtimes import calibration, rows, warmup
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.graph import dense, layout
-from runtimes.graph.options import GraphOptions
-from runtimes.signature import GraphFacts, Signature, declare, probe_lengths, with_length_axes
+from runtimes.graph import dense
+from runtimes.graph.dense import GraphFacts, Signature, declare, probe_lengths, with_length_axes
+from runtimes.graph.options import GraphOptions, check_layout
+from runtimes.host import allowed_cpus
 from runtimes.source import Source, inspect
-from runtimes.threads import allowed_cpus
-from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, StageTimes
+from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes
 
 Array = np.ndarray[Any, Any]
 
@@ -93,9 +93,15 @@ class GraphRuntime(ABC):
         begin = perf_counter()
         arrays, longest = dense.feed(batch, signature)
         times.pad_s = perf_counter() - begin
-        found = self._infer(engine, arrays, wanted, times)
+        self._failed = True  # until it has answered
+        found = engine.infer(arrays, wanted, times)
+        self._failed = False
         begin = perf_counter()
-        outputs = self._ragged(wanted, found, batch, signature)
+        specs = {spec.name: spec for spec in signature.limits.outputs}
+        outputs = {
+            name: dense.rows_of(array, specs[name], batch, signature)
+            for name, array in zip(wanted, found, strict=True)
+        }
         times.post_s = perf_counter() - begin
         return Result(outputs, times, (signature.fixed_rows or batch.rows) * longest)
 
@@ -117,23 +123,6 @@ class GraphRuntime(ABC):
         if engine is not None:
             engine.close()
 
-    def _infer(
-        self, engine: Engine, arrays: dict[str, Array], wanted: tuple[str, ...], times: StageTimes
-    ) -> list[Array]:
-        self._failed = True  # until it has answered
-        found = engine.infer(arrays, wanted, times)
-        self._failed = False
-        return found
-
-    def _ragged(
-        self, wanted: tuple[str, ...], found: list[Array], batch: Batch, signature: Signature
-    ) -> dict[str, Ragged]:
-        specs = {spec.name: spec for spec in signature.limits.outputs}
-        return {
-            name: dense.rows_of(array, specs[name], batch, signature)
-            for name, array in zip(wanted, found, strict=True)
-        }
-
     def _sign(self, engine: Engine) -> Signature:
         multiple = self._options.pad_multiple
         signature = declare(engine.facts, self._settings, engine.platform, multiple)
@@ -146,7 +135,7 @@ class GraphRuntime(ABC):
     def _fixed(self, engine: Engine, signature: Signature) -> Signature:
         signature = replace(signature, limits=replace(signature.limits, device=engine.device))
         limits = signature.limits
-        layout.check(self._options.layout, limits.inputs)
+        check_layout(self._options.layout, limits.inputs)
         edges = engine.prepare(limits)
         if not edges:
             return signature

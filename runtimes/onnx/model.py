@@ -10,41 +10,29 @@ Optimises nothing and opens no session. The `onnx` package is imported on use.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runtimes.errors import LoadError, MissingBackend
+from runtimes import errors
+from runtimes.errors import LoadError
 from runtimes.graph import bert as bert_graph
 from runtimes.graph import pooling
 from runtimes.graph.options import GraphOptions
 from runtimes.source import Source, SourceKind
 from runtimes.types import RuntimeSettings, TensorSpec
 
-if TYPE_CHECKING:  # at run time it would import onnx
-    from runtimes.onnx.ops import ONNXOps
-
 MIN_OPSET = 13  # from this one on ReduceSum and Unsqueeze take their axes as an input
 FLOAT = 1  # TensorProto.FLOAT
 SHAPE_VALUES = 64  # a weight of at most so many values may be a shape, which type inference reads
-DATATYPES: Mapping[int, str] = {  # by TensorProto's numbers
-    1: "FP32",
-    2: "UINT8",
-    3: "INT8",
-    4: "UINT16",
-    5: "INT16",
-    6: "INT32",
-    7: "INT64",
-    8: "BYTES",
-    9: "BOOL",
-    10: "FP16",
-    11: "FP64",
-    12: "UINT32",
-    13: "UINT64",
-    16: "BF16",
-}
+_NUMBERED = (
+    *("FP32", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64"),
+    *("BYTES", "BOOL", "FP16", "FP64", "UINT32", "UINT64"),
+)
+DATATYPES = {**dict(enumerate(_NUMBERED, 1)), 16: "BF16"}  # by TensorProto's numbers
 THROUGH = frozenset({"Cast", "Identity"})
 
 
@@ -62,7 +50,12 @@ def read(
         raise LoadError(f"{source.path}: only the openvino runtime runs OpenVINO IR")
     model = _loaded(source.path)
     if settings.task == "embed":
-        _keep_embedding(model, settings, options)
+        name, todo = pooling.of_graph([_spec(value) for value in model.graph.output], options)
+        kept = next(value for value in model.graph.output if value.name == name)
+        if todo != pooling.Pooling("none", False):
+            kept = _pooled(model, kept, todo, settings)
+        del model.graph.output[:]
+        model.graph.output.append(kept)
     return model
 
 
@@ -71,11 +64,6 @@ def save(model: Any, file: Path) -> None:
     import onnx
 
     onnx.save(model, str(file), save_as_external_data=True, location=f"{file.stem}.weights")
-
-
-def input_shapes(model: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Each input's name and shape, -1 where it is dynamic."""
-    return [(name, shape) for name, _, shape in specs(model.graph.input, model)]
 
 
 def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -244,46 +232,12 @@ def _tensors(message: Any) -> Iterator[Any]:
                 yield from _tensors(part)
 
 
-def _keep_embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> None:
-    name, todo = pooling.of_graph([_spec(value) for value in model.graph.output], options)
-    kept = next(value for value in model.graph.output if value.name == name)
-    if todo != pooling.Pooling("none", False):
-        kept = _pooled(model, kept, todo, settings)
-    del model.graph.output[:]
-    model.graph.output.append(kept)
-
-
 def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
     """Appends the nodes of the pooling to the graph; returns the new output's description."""
     from onnx import helper
 
     from runtimes.onnx.ops import ONNXOps
 
-    _refuse_old(model, hidden)
-    ops = ONNXOps(prefix="headrace_")
-    value = pooling.pool(ops, hidden.name, _mask(model, todo, settings), todo)
-    ops.nodes.append(helper.make_node("Identity", [value], [pooling.EMBEDDING_OUTPUT]))
-    _append(model, ops)
-    width = _spec(hidden).shape[-1]
-    shape = ["rows", width if width > 0 else "width"]
-    return helper.make_tensor_value_info(pooling.EMBEDDING_OUTPUT, FLOAT, shape)
-
-
-def _append(model: Any, ops: ONNXOps) -> None:
-    model.graph.node.extend(ops.nodes)
-    model.graph.initializer.extend(ops.initializers)
-
-
-def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> str:
-    name = settings.mask_input or bert_graph.ATTENTION_MASK
-    if todo.mode == "mean" and name not in {value.name for value in model.graph.input}:
-        raise LoadError(
-            f"mean pooling needs a mask, and the model has no input '{name}': set lengths.mask"
-        )
-    return name
-
-
-def _refuse_old(model: Any, hidden: Any) -> None:
     opset = next((entry.version for entry in model.opset_import if not entry.domain), 0)
     if opset < MIN_OPSET:
         raise LoadError(
@@ -291,6 +245,16 @@ def _refuse_old(model: Any, hidden: Any) -> None:
         )
     if hidden.type.tensor_type.elem_type != FLOAT:
         raise LoadError(f"pooling can be added to FP32 outputs; '{hidden.name}' is another type")
+    ops = ONNXOps(prefix="headrace_")
+    inputs = {value.name for value in model.graph.input}
+    mask = pooling.mask_of(inputs, todo, settings.mask_input)
+    value = pooling.pool(ops, hidden.name, mask, todo)
+    ops.nodes.append(helper.make_node("Identity", [value], [pooling.EMBEDDING_OUTPUT]))
+    model.graph.node.extend(ops.nodes)
+    model.graph.initializer.extend(ops.initializers)
+    width = _spec(hidden).shape[-1]
+    shape = ["rows", width if width > 0 else "width"]
+    return helper.make_tensor_value_info(pooling.EMBEDDING_OUTPUT, FLOAT, shape)
 
 
 def _spec(value: Any) -> TensorSpec:
@@ -300,9 +264,13 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise MissingBackend(
-            f"converting a model needs onnx: pip install 'onnx>=1.18' ({error})"
-        ) from error
+    errors.library("onnx", "converting a model needs onnx", "onnx>=1.18")
+
+
+def check_kept(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises `LoadError` for a name of `keep_fp32` that is no operation of the model."""
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f", did you mean {' or '.join(close)}?" if close else ""
+            raise LoadError(f"option 'keep_fp32': the model has no operation '{name}'{hint}")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from runtimes.graph.ops import Activation, Array
+from runtimes.graph.pooling import Activation, Array
 
 OPSET = 20
 IR_VERSION = 10
@@ -82,7 +82,8 @@ class ONNXOps:
         return self._node("MultiHeadAttention", *parts, num_heads=heads, domain=CONTRIB)
 
     def first_token(self, x: str) -> str:
-        return self._node("Gather", x, self._scalar(0), axis=1)
+        first = self._weight(np.asarray(0, np.int64), f"scalar_{next(self._counter)}")
+        return self._node("Gather", x, first, axis=1)
 
     def float_mask(self, mask: str) -> str:
         return self._node(
@@ -112,9 +113,6 @@ class ONNXOps:
             name = f"{self._prefix}ints_{'_'.join(map(str, values))}"
             self._known[values] = self._weight(np.asarray(values, np.int64), name)
         return self._known[values]
-
-    def _scalar(self, value: int) -> str:
-        return self._weight(np.asarray(value, np.int64), f"scalar_{next(self._counter)}")
 
     def _float(self, value: float) -> str:
         return self._weight(np.asarray(value, np.float32), f"float_{next(self._counter)}")
@@ -153,10 +151,6 @@ class StandardOps(ONNXOps):
         return self._node("Reshape", joined, self._ints(0, 0, self._widths[query]))
 
 
-def opsets() -> list[Any]:
-    return [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-
-
 def model(ops: ONNXOps, outputs: dict[str, tuple[str, list[int | str]]], name: str) -> Any:
     """A `ModelProto`; `outputs` maps a public name to (value, shape), all float32."""
     infos = []
@@ -164,4 +158,5 @@ def model(ops: ONNXOps, outputs: dict[str, tuple[str, list[int | str]]], name: s
         ops.nodes.append(helper.make_node("Identity", [value], [public], f"{public}_out"))
         infos.append(helper.make_tensor_value_info(public, TensorProto.FLOAT, shape))
     graph = helper.make_graph(ops.nodes, name, ops.inputs, infos, ops.initializers)
-    return helper.make_model(graph, opset_imports=opsets(), ir_version=IR_VERSION)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)

@@ -24,48 +24,29 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from runtimes import calibration, device, options, staging
-from runtimes.cuda import driver
-from runtimes.device import Device
+from runtimes import calibration, cuda, options, staging
 from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
 from runtimes.graph import bert as bert_graph
+from runtimes.graph.dense import GraphFacts
 from runtimes.graph.runtime import Engine, GraphRuntime
-from runtimes.onnx import int8 as onnx_int8
 from runtimes.onnx import model as onnx_model
+from runtimes.onnx import precision
 from runtimes.onnx import session as onnxruntime_session
-from runtimes.onnx import session_options as onnxruntime_options
-from runtimes.onnx.session_options import (
-    CUDA,
-    TENSORRT,
-    ONNXRuntimeOptions,
-    Provider,
-)
-from runtimes.shapes import OptimizationProfile, SizeRange
-from runtimes.signature import GraphFacts
+from runtimes.onnx.session import CUDA, TENSORRT, ONNXRuntimeOptions, Provider
+from runtimes.options import Device
 from runtimes.source import Source
-from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
+from runtimes.types import DTYPES, Limits, RuntimeSettings, StageTimes, TensorSpec
+from runtimes.warmup import OptimizationProfile, SizeRange
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_ELEMENT = 16  # TensorProto.BFLOAT16
 LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
 FACTS = "facts.json"
-DATATYPES: Mapping[str, str] = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(bfloat16)": "BF16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
+_OWN_WORDS = {
+    "FP16": "float16", "BF16": "bfloat16", "FP32": "float", "FP64": "double", "BYTES": "string",
+}  # fmt: skip
+DATATYPES = {f"tensor({_OWN_WORDS.get(name, name.lower())})": name for name in DTYPES}
 
 
 class ONNXRuntimeRuntime(GraphRuntime):
@@ -93,7 +74,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         source = self._source()
         if self._settings.precision == "int8":
             return onnx_model.load(
-                self._staged(source, self._place(onnxruntime_session.library())) / onnx_int8.FILE
+                self._staged(source, self._place(onnxruntime_session.library())) / precision.FILE
             )
         return onnx_model.read(source, self._settings, self._options)
 
@@ -104,10 +85,11 @@ class ONNXRuntimeRuntime(GraphRuntime):
     def _stage(self, source: Source, place: Device) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
             model = onnx_model.read(source, self._settings, self._options)
+            inputs = model.graph.input
             facts = {
                 "id_bounds": onnx_model.id_bounds(model),
                 "max_length": bert_graph.max_length(source),
-                "inputs": onnx_model.input_shapes(model),
+                "inputs": [(name, sizes) for name, _, sizes in onnx_model.specs(inputs, model)],
             }
             (folder / FACTS).write_text(json.dumps(facts))
             if place.is_cuda:
@@ -117,7 +99,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
                 return
             if self._settings.precision == "int8":
                 onnxruntime_session.optimise(
-                    onnx_int8.build(model, folder, self._settings, self._options)
+                    precision.build(model, folder, self._settings, self._options)
                 )
                 return
             onnx_model.save(model, folder / "plain.onnx")
@@ -132,7 +114,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         version, task = str(onnxruntime_session.library().__version__), self._settings.task
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
-            parts += [str(driver.gpus()[place.index]), self._settings.precision]
+            parts += [str(cuda.gpus()[place.index]), self._settings.precision]
         return parts
 
     def _place(self, library: Any) -> Device:
@@ -141,9 +123,9 @@ class ONNXRuntimeRuntime(GraphRuntime):
         able = library.get_available_providers()
         built_for_gpus = CUDA in able
         if built_for_gpus and chosen.device != "cpu":
-            driver.require("onnxruntime-gpu")
-        gpus = len(driver.gpus()) if built_for_gpus else 0
-        place = device.chosen(chosen.device, gpus, "onnxruntime")
+            cuda.require("onnxruntime-gpu")
+        gpus = len(cuda.gpus()) if built_for_gpus else 0
+        place = options.chosen_device(chosen.device, gpus, "onnxruntime")
         able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
         if precision not in able_to:
             raise LoadError(
@@ -163,7 +145,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         inputs = [TensorSpec(name, "", tuple(shape)) for name, shape in stored["inputs"]]
         longest = settings.max_length or stored["max_length"] or max(settings.edges, default=1)
         usual = min(longest, max(settings.edges[: len(settings.edges) // 2 + 1], default=longest))
-        profile = onnxruntime_options.profile_options(
+        profile = onnxruntime_session.profile_options(
             inputs,
             settings.length_axis or 1,
             OptimizationProfile(
@@ -176,11 +158,11 @@ class ONNXRuntimeRuntime(GraphRuntime):
         if chosen.tensorrt_engines:
             engines.mkdir(exist_ok=True)
         return Opening(
-            onnxruntime_options.session_options(
+            onnxruntime_session.session_options(
                 library, chosen, self._threads(), not place.is_cuda
             ),
-            onnxruntime_options.providers(chosen, place, engines, profile),
-            onnxruntime_options.run_options(library, chosen, place),
+            onnxruntime_session.providers(chosen, place, engines, profile),
+            onnxruntime_session.run_options(library, chosen, place),
             chosen.io_binding or place.is_cuda,
             str(place),
         )
@@ -298,16 +280,14 @@ def _texts(array: Array) -> Array:
 def _taken(value: Any) -> Array:
     """A numpy array of an output; texts become byte strings again."""
     if isinstance(value, np.ndarray):
-        return _bytes(value) if value.dtype.kind == "O" else value
+        if value.dtype.kind != "O":
+            return value
+        made = np.empty(value.size, object)
+        made[:] = [text.encode() if isinstance(text, str) else text for text in value.reshape(-1)]
+        return made.reshape(value.shape)
     if value.element_type() != BFLOAT16_ELEMENT:
         return _taken(value.numpy())
     shape = tuple(value.shape())
     size = 2 * int(np.prod(shape))
     copied = ctypes.string_at(value.data_ptr(), size)
     return np.frombuffer(bytearray(copied), BFLOAT16).reshape(shape)
-
-
-def _bytes(array: Array) -> Array:
-    made = np.empty(array.size, object)
-    made[:] = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1)]
-    return made.reshape(array.shape)

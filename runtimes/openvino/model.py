@@ -3,15 +3,17 @@
 A Hugging Face folder is first converted into the ONNX graph that ONNX Runtime runs too; ONNX and
 OpenVINO IR are read as they are. For the task `embed`, only the embedding stays an output; pooling
 is added to a model whose output is one vector a token, so that hidden states are not copied out.
-The model is stored with float32 weights.
+The model is stored with float32 weights. Compiles nothing.
 
-Compiles nothing. A source that cannot be read is a `LoadError` that says what would help.
+`import openvino` sends an event through the package `openvino_telemetry`, with no switch in code:
+so `library` hides that package from Python's import system before OpenVINO's first import.
+Source: `openvino/tools/ovc/telemetry_utils.py` of OpenVINO 2026.4.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,31 +22,31 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from runtimes import errors
 from runtimes.errors import LoadError
-from runtimes.graph import bert as bert_graph
 from runtimes.graph import pooling
+from runtimes.graph.dense import GraphFacts
 from runtimes.graph.options import GraphOptions
 from runtimes.onnx import model as onnx_model
-from runtimes.openvino.library import library
-from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind
 from runtimes.types import RuntimeSettings, TensorSpec
+
+
+def library() -> Any:
+    """The `openvino` module. Raises `MissingBackend` if it is not installed."""
+    if "openvino" not in sys.modules:
+        # None makes the import system raise ImportError for that name.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    needed = "the openvino runtime needs its package"
+    return errors.library("openvino", needed, "headrace[openvino]")
+
 
 Node = Any  # openvino.Output or openvino.Node: the library is imported on use only
 DATATYPES: Mapping[str, str] = {
     "boolean": "BOOL",
-    "u8": "UINT8",
-    "u16": "UINT16",
-    "u32": "UINT32",
-    "u64": "UINT64",
-    "i8": "INT8",
-    "i16": "INT16",
-    "i32": "INT32",
-    "i64": "INT64",
-    "f16": "FP16",
-    "bf16": "BF16",
-    "f32": "FP32",
-    "f64": "FP64",
+    **{f"u{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"i{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{"f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64"},
 }
 
 
@@ -53,19 +55,18 @@ def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> An
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is SourceKind.HUGGING_FACE:
-        return _of_folder(source, settings, options)
+        graph = onnx_model.read(source, settings, options)
+        with tempfile.TemporaryDirectory(dir=settings.cache_dir) as scratch:
+            file = Path(scratch) / "model.onnx"
+            onnx_model.save(graph, file)
+            # OpenVINO keeps the weights' file mapped: removing the folder does not remove them.
+            return _of_file(file)
     model = _of_file(source.path)
-    _name_ports(model)
+    for port in (port for port in model.inputs if not port.names):  # as in old IR
+        port.tensor.set_names({port.node.friendly_name})
+    for port in (port for port in model.outputs if not port.names):
+        port.tensor.set_names({port.node.input_value(0).node.friendly_name})
     return _embedding(model, settings, options) if settings.task == "embed" else model
-
-
-def _of_folder(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
-    graph = onnx_model.read(source, settings, options)
-    with tempfile.TemporaryDirectory(dir=settings.cache_dir) as scratch:
-        file = Path(scratch) / "model.onnx"
-        onnx_model.save(graph, file)
-        # OpenVINO keeps the weights' file mapped, so removing the folder does not remove them.
-        return _of_file(file)
 
 
 def _of_file(file: Path) -> Any:
@@ -84,19 +85,13 @@ def save(model: Any, file: Path, keep_fp32: Sequence[str] = ()) -> None:
     """
     _number(model)
     library().save_model(model, str(file), compress_to_fp16=False)
-    if keep_fp32:
-        _mark_precise(file, keep_fp32)
-
-
-def _mark_precise(file: Path, names: Sequence[str]) -> None:
-    """Marks operations as `precise` in the stored IR; OpenVINO's Python API has no way to."""
+    if not keep_fp32:
+        return
+    # Operations are marked as `precise` in the stored IR; OpenVINO's Python API has no way to.
     tree = ElementTree.parse(file)
-    layers = {layer.get("name"): layer for layer in tree.iter("layer")}
-    for name in names:
-        if name not in layers:
-            close = difflib.get_close_matches(name, [each for each in layers if each], n=3)
-            hint = f", did you mean {' or '.join(close)}?" if close else ""
-            raise LoadError(f"option 'keep_fp32': the model has no operation '{name}'{hint}")
+    layers = {layer.get("name", ""): layer for layer in tree.iter("layer")}
+    onnx_model.check_kept(keep_fp32, [name for name in layers if name])
+    for name in keep_fp32:
         info = layers[name].find("rt_info")
         if info is None:
             info = ElementTree.Element("rt_info")
@@ -136,36 +131,16 @@ def _number(model: Any) -> None:
             node.set_friendly_name(f"{kind}_{place}")
 
 
-def _name_ports(model: Any) -> None:
-    """Gives inputs and outputs that have no name (in old IR) their node's friendly name."""
-    for port in model.inputs:
-        if not port.names:
-            port.tensor.set_names({port.node.friendly_name})
-    for port in model.outputs:
-        if not port.names:
-            port.tensor.set_names({port.node.input_value(0).node.friendly_name})
-
-
 def _embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> Any:
     name, todo = pooling.of_graph([_spec(port) for port in model.outputs], options)
     node = model.output(name).node.input_value(0)
     if todo == pooling.Pooling("none", False):
         return library().Model([node], model.get_parameters(), model.friendly_name)
-    pooled = pooling.pool(OpenVINOPooling(), node, _mask(model, todo, settings), todo)
+    ports = {name: port for port in model.inputs for name in port.names}
+    mask = ports.get(pooling.mask_of(ports, todo, settings.mask_input))
+    pooled = pooling.pool(OpenVINOPooling(), node, mask, todo)
     pooled.output(0).get_tensor().set_names({pooling.EMBEDDING_OUTPUT})
     return library().Model([pooled], model.get_parameters(), model.friendly_name)
-
-
-def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
-    name = settings.mask_input or bert_graph.ATTENTION_MASK
-    for port in model.inputs:
-        if name in port.names:
-            return port
-    if todo.mode == "mean":
-        raise LoadError(
-            f"mean pooling needs a mask, and the model has no input '{name}': set lengths.mask"
-        )
-    return None
 
 
 def _id_bounds(model: Any) -> dict[str, int]:
@@ -188,19 +163,12 @@ def _table_sizes(target: Any) -> list[int]:
         return [size for further in after for size in _table_sizes(further)]
     if node.get_type_name() != "Gather" or target.get_index() != 1:
         return []
-    axis = node.input_value(2).get_node()
-    table = _constant(node.input_value(0).get_node())
-    if table is None or axis.get_type_name() != "Constant":
+    axis, table = node.input_value(2).get_node(), node.input_value(0).get_node()
+    while table.get_type_name() == "Convert":  # of compressed weights
+        table = table.input_value(0).get_node()
+    if table.get_type_name() != "Constant" or axis.get_type_name() != "Constant":
         return []
     return [table.output(0).shape[int(axis.data.item())]]
-
-
-def _constant(node: Any) -> Any:
-    """The stored table that a Gather reads, directly or behind the conversion of compressed
-    weights; None if the table is computed."""
-    while node.get_type_name() == "Convert":
-        node = node.input_value(0).get_node()
-    return node if node.get_type_name() == "Constant" else None
 
 
 class OpenVINOPooling:

@@ -25,19 +25,17 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from runtimes import calibration, options, pinning, shapes, staging
+from runtimes import calibration, host, options, staging, warmup
 from runtimes.errors import LoadError, RunError
 from runtimes.graph import bert as bert_graph
-from runtimes.graph.dense import follows_length
+from runtimes.graph.dense import GraphFacts, follows_length
 from runtimes.graph.options import GraphOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
-from runtimes.locked_memory import LockedFile
-from runtimes.onnx import int8 as onnx_int8
+from runtimes.host import LockedFile, Pin
 from runtimes.onnx import model as onnx_model
+from runtimes.onnx import precision
 from runtimes.openvino import model as openvino_model
-from runtimes.openvino.library import library
-from runtimes.pinning import Pin
-from runtimes.signature import GraphFacts
+from runtimes.openvino.model import library
 from runtimes.source import Source, SourceKind
 from runtimes.types import Limits, RuntimeSettings, StageTimes
 
@@ -69,13 +67,18 @@ class OpenVINORuntime(GraphRuntime):
 
     def _open(self) -> Engine:
         settings, core = self._settings, library().Core()
-        _check_precision(core, settings.precision)
+        able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if CAPABILITIES.get(settings.precision) not in able:
+            known = " or ".join(name for name, word in CAPABILITIES.items() if word in able)
+            raise LoadError(
+                f"OpenVINO has no {settings.precision} on this processor; precision may be {known}"
+            )
         calibration.check(settings.precision, self._options)
         settings.progress("staging", 0.0)
         entry, source = self.staged(), self._source()
         settings.progress("staging", 1.0)
         settings.progress("compiling", 0.0)
-        claim = pinning.claim(self._own.pin, self._threads(), settings.cache_dir / "pins")
+        claim = host.claim(self._own.pin, self._threads(), settings.cache_dir / "pins")
         how = Compiling(self._config(entry, claim), self._own.shapes, settings, claim)
         try:
             locked = LockedFile(entry / "model.bin") if self._own.mlock else None
@@ -117,7 +120,7 @@ class OpenVINORuntime(GraphRuntime):
             )
         graph = onnx_model.read(source, self._settings, self._options)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            file = onnx_int8.build(graph, Path(scratch), self._settings, self._options)
+            file = precision.build(graph, Path(scratch), self._settings, self._options)
             openvino_model.save(library().Core().read_model(str(file)), folder / "model.xml")
 
     def _parts(self, source: Source) -> list[str]:
@@ -127,7 +130,7 @@ class OpenVINORuntime(GraphRuntime):
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]
 
     def _config(
-        self, entry: Path, claim: pinning.ProcessorClaim | None
+        self, entry: Path, claim: host.ProcessorClaim | None
     ) -> dict[str, str | int | bool]:
         chosen, threads = self._own, self._threads()
         return {
@@ -149,7 +152,7 @@ class Compiling:
     config: Mapping[str, str | int | bool]  # of OpenVINO's plugin
     shapes: str
     settings: RuntimeSettings
-    claim: pinning.ProcessorClaim | None  # the processors that run the model; None: all
+    claim: host.ProcessorClaim | None  # the processors that run the model; None: all
 
 
 class OpenVINOEngine:
@@ -194,7 +197,7 @@ class OpenVINOEngine:
                 "option 'shapes' is buckets, but the model's rows have no length on axis 1 to pad "
                 "to an edge: set shapes to dynamic"
             )
-        edges = shapes.fixed_edges(self._how.settings, limits)
+        edges = warmup.fixed_edges(self._how.settings, limits)
         with staging.exclusive(self._file.parent):
             made = {edge: self._compiled(limits, edge) for edge in edges}
         self._requests, self._lengthwise = made, (limits.length_input, limits.length_axis)
@@ -203,11 +206,21 @@ class OpenVINOEngine:
     def infer(
         self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
     ) -> list[Array]:
-        request = self._request_for(arrays)
-        self._bind()
+        name, axis = self._lengthwise
+        length = arrays[name].shape[axis] if name else 0
+        request = self._requests.get(length)
+        if request is None:
+            raise RunError(
+                f"no model is compiled for length {length}, only for {sorted(self._requests)}"
+            )
+        if self._how.claim is not None and self._bound != threading.get_ident():
+            self._how.claim.bind()  # this thread, which may not be the one that loaded the model
+            self._bound = threading.get_ident()
         begin = perf_counter()
         # OpenVINO shares the arrays' memory without a reference to them: `kept` keeps them alive.
-        kept = {name: _writable(array) for name, array in arrays.items()}
+        # It accepts only writable memory, though it does not write to it; arrays that were received
+        # from the network may be read-only, and are copied.
+        kept = {name: np.require(array, None, ["C", "W"]) for name, array in arrays.items()}
         for name, array in kept.items():
             request.set_tensor(name, self._tensor(array))
         ready = perf_counter()
@@ -231,45 +244,24 @@ class OpenVINOEngine:
 
     def _compiled(self, limits: Limits | None, edge: int = 0) -> Any:
         """An inference request of the model compiled for any shape, or (given limits) for rows of
-        the length `edge`."""
+        the length `edge`. The number of rows stays dynamic, since each compiled shape costs another
+        copy of the repacked weights."""
         with self._how.claim.bound() if self._how.claim else nullcontext():
             try:
                 model: Any = str(self._file)  # the plugin caches only what it reads from a path
                 if limits is not None:
                     model = self._core.read_model(model)
-                    model.reshape(self._static(limits, edge))
+                    shapes = {}
+                    for spec in self.facts.inputs:
+                        sizes = list(spec.shape)
+                        if follows_length(spec, limits.length_axis):
+                            sizes[limits.length_axis] = edge
+                        shapes[spec.name] = self._ov.PartialShape(sizes)
+                    model.reshape(shapes)
                 compiled = self._core.compile_model(model, "CPU", dict(self._how.config))
                 return compiled.create_infer_request()
             except RuntimeError as error:
                 raise LoadError(f"OpenVINO cannot compile the model: {error}") from error
-
-    def _static(self, limits: Limits, edge: int) -> dict[str, Any]:
-        """Each input's shape with a fixed length. The number of rows stays dynamic, since each
-        compiled shape costs another copy of the repacked weights."""
-        found = {}
-        for spec in self.facts.inputs:
-            sizes = list(spec.shape)
-            if follows_length(spec, limits.length_axis):
-                sizes[limits.length_axis] = edge
-            found[spec.name] = self._ov.PartialShape(sizes)
-        return found
-
-    def _request_for(self, arrays: Mapping[str, Array]) -> Any:
-        if 0 in self._requests:
-            return self._requests[0]
-        name, axis = self._lengthwise
-        length = arrays[name].shape[axis] if name else 0
-        if length not in self._requests:
-            raise RunError(
-                f"no model is compiled for length {length}, only for {sorted(self._requests)}"
-            )
-        return self._requests[length]
-
-    def _bind(self) -> None:
-        """Binds the calling thread too, which may not be the one that loaded the model."""
-        if self._how.claim is not None and self._bound != threading.get_ident():
-            self._how.claim.bind()
-            self._bound = threading.get_ident()
 
     def _tensor(self, array: Array) -> Any:
         """A tensor on the array's own memory; the caller keeps the array until the run ends."""
@@ -283,21 +275,3 @@ class OpenVINOEngine:
         if tensor.element_type == self._ov.Type.bf16:
             data = data.view(BFLOAT16)
         return np.array(data)
-
-
-def _writable(array: Array) -> Array:
-    """The array itself if it is writable, else a copy.
-
-    OpenVINO accepts only writable memory, though it does not write to it. Arrays that were received
-    from the network may be read-only.
-    """
-    return np.require(array, requirements=["C", "W"])
-
-
-def _check_precision(core: Any, precision: str) -> None:
-    able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if precision not in HINTS or CAPABILITIES[precision] not in able:
-        known = [name for name, word in CAPABILITIES.items() if word in able]
-        raise LoadError(
-            f"OpenVINO has no {precision} on this processor; precision may be {' or '.join(known)}"
-        )

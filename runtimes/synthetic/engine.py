@@ -157,7 +157,10 @@ class SyntheticEngine:
                 sequence.chunk = 0
                 if not sequence.is_read:
                     continue
-                self._has_read(sequence)
+                if not sequence.output and self.shape.block_tokens:
+                    self.counts.prefix_queries += sequence.prompt
+                    self.counts.prefix_hits += sequence.cached
+                self._prefixes.read(sequence.blocks)
             elif not sequence.is_read:
                 continue
             sequence.output += 1  # the first comes with the last of the reading
@@ -182,7 +185,10 @@ class SyntheticEngine:
         room = shape.cache_tokens - self.held - reads - given
         while self._waiting and left > 0 and len(self._running) < shape.max_sequences:
             sequence = self._waiting[0]
-            self._look_up(sequence)
+            known = self._prefixes.known(sequence.blocks) * shape.block_tokens
+            sequence.read = min(known, sequence.to_read - 1)  # the last is where output begins
+            if not sequence.output:
+                sequence.cached = min(sequence.read, sequence.prompt - 1)
             chunk = min(sequence.to_read - sequence.read, left, most)
             if sequence.read + chunk > room:
                 sequence.read = 0
@@ -194,13 +200,6 @@ class SyntheticEngine:
             reads += chunk
         return reads
 
-    def _look_up(self, sequence: Sequence) -> None:
-        """Its last token is always read: the output begins there."""
-        known = self._prefixes.known(sequence.blocks) * self.shape.block_tokens
-        sequence.read = min(known, sequence.to_read - 1)
-        if not sequence.output:
-            sequence.cached = min(sequence.read, sequence.prompt - 1)
-
     def _make_room(self, tokens: int) -> None:
         while len(self._running) > 1 and self.held + tokens > self.shape.cache_tokens:
             last = self._running.pop()
@@ -208,12 +207,6 @@ class SyntheticEngine:
             _release(last)
             self._waiting.appendleft(last)
             self.counts.preemptions += 1
-
-    def _has_read(self, sequence: Sequence) -> None:
-        if not sequence.output and self.shape.block_tokens:
-            self.counts.prefix_queries += sequence.prompt
-            self.counts.prefix_hits += sequence.cached
-        self._prefixes.read(sequence.blocks)
 
 
 def _release(sequence: Sequence) -> None:

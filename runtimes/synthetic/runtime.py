@@ -13,6 +13,7 @@ retries, bisection and replacement; a service would never set them.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -20,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from runtimes import lengths, options, rows
+from runtimes import options, rows
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.synthetic.hiccups import Hiccups
 from runtimes.types import (
     Batch,
     Limits,
@@ -32,6 +32,21 @@ from runtimes.types import (
     StageTimes,
     TensorSpec,
 )
+
+
+class Hiccups:
+    """`every`: one batch in so many stalls, on average; 0: none does. `stall_ms`: for how long.
+    `process`: whose sequence this is, such as its number at the operating system."""
+
+    def __init__(self, every: int, stall_ms: float, seed: int, process: int) -> None:
+        self._chance = 1.0 / every if every else 0.0
+        self._stall_s = stall_ms / 1e3
+        self._rng = random.Random(f"{seed} {process}")
+
+    def next_s(self) -> float:
+        """Seconds that the next batch takes longer; 0 of nearly all."""
+        return self._stall_s if self._rng.random() < self._chance else 0.0
+
 
 SPIN_S = 0.0001  # a sleep ends 60 to 90 µs late here (timer slack is 50 µs); the rest is spun
 EXIT_CODE = 70  # what a process ends with that `die_ids` killed
@@ -114,7 +129,7 @@ class SyntheticRuntime:
     def load(self) -> None:
         if self._settings.precision != "fp32":
             raise LoadError(f"precision is '{self._settings.precision}', synthetic has fp32 only")
-        self._limits = lengths.settled(_limits(self._options), self._settings)
+        self._limits = rows.settled(_limits(self._options), self._settings)
         self._spend(self._options.load_s, "staging")
         self._loaded = True
 
@@ -137,7 +152,10 @@ class SyntheticRuntime:
         longest = max(shape[0] for shape in ids.shapes)
         outputs = {name: self._output(name, ids) for name in names}
         if self._options.nan_ids:
-            _spoil(outputs, ids, self._options.nan_ids)
+            rows_ids = np.split(ids.data, np.cumsum([shape[0] for shape in ids.shapes])[:-1])
+            bad = [at for at, data in enumerate(rows_ids) if _holds(data, self._options.nan_ids)]
+            for ragged in outputs.values():
+                ragged.data.reshape(batch.rows, -1)[bad] = np.nan
         ready = time.perf_counter()
         took_s = service_s(self._options, batch.rows, longest) + self._hiccups.next_s()
         _wait_until(start + took_s)
@@ -158,8 +176,12 @@ class SyntheticRuntime:
         if name == EMBEDDING:
             width = self._options.embed_width
             return Ragged("FP32", _folded(ids, width), ((width,),) * rows)
-        sums = _row_sums(ids) + np.float32(self._options.answer_bias)
-        return Ragged("FP32", sums, ((),) * rows)
+        # Differences of one running sum, so that empty rows are 0 and none is looped.
+        running = np.concatenate(([0], np.cumsum(ids.data)))
+        ends = np.cumsum([shape[0] for shape in ids.shapes])
+        sums = running[ends] - running[np.concatenate(([0], ends[:-1]))]
+        answers = sums.astype(np.float32) + np.float32(self._options.answer_bias)
+        return Ragged("FP32", answers, ((),) * rows)
 
     def _inject(self, ids: np.ndarray[Any, Any]) -> None:
         if _holds(ids, self._options.die_ids):
@@ -180,15 +202,6 @@ class SyntheticRuntime:
         self._settings.progress(phase, 1.0)
 
 
-def _spoil(outputs: dict[str, Ragged], ids: Ragged, nan_ids: tuple[int, ...]) -> None:
-    """Makes NaN of what rows with such an id are answered."""
-    ends = np.cumsum([shape[0] for shape in ids.shapes])
-    rows_ids = np.split(ids.data, ends[:-1])
-    bad = [row for row, data in enumerate(rows_ids) if _holds(data, nan_ids)]
-    for ragged in outputs.values():
-        ragged.data.reshape(len(rows_ids), -1)[bad] = np.nan
-
-
 def _limits(device: SyntheticOptions) -> Limits:
     if not device.embed_width:
         return LIMITS
@@ -198,15 +211,6 @@ def _limits(device: SyntheticOptions) -> Limits:
 
 def _holds(ids: np.ndarray[Any, Any], marked: tuple[int, ...]) -> bool:
     return any(bool((ids == value).any()) for value in marked)
-
-
-def _row_sums(ids: Ragged) -> np.ndarray[Any, Any]:
-    """FP32 [rows]; differences of one running sum, so that empty rows are 0 and none is looped."""
-    running = np.concatenate(([0], np.cumsum(ids.data)))
-    ends = np.cumsum([shape[0] for shape in ids.shapes])
-    starts = np.concatenate(([0], ends[:-1]))
-    sums: np.ndarray[Any, Any] = running[ends] - running[starts]
-    return sums.astype(np.float32)
 
 
 def _folded(ids: Ragged, width: int) -> np.ndarray[Any, Any]:

@@ -1,16 +1,19 @@
 """A backend that generates and only takes time, for load tests and tests of what surrounds a model.
 
 `runtime: synthetic` with `task: generate`: a `SyntheticEngine` that sleeps through its steps.
-Requests and answers are OpenAI's JSON. The output depends only on the prompt, so that a mix-up of
-requests shows; each output token is one word. Texts are cut into tokens by the `tokenizer.json` of
-`source` if there is one; else every four bytes are a token.
+Requests and answers are the part of OpenAI's JSON that a stand-in needs; whatever else a body holds
+is passed over. The output depends only on the prompt, so that a mix-up of requests shows; each
+output token is one word. Texts are cut into tokens by the `tokenizer.json` of `source` if there is
+one; else every four bytes are a token.
 
 Faults can be injected by words in a prompt. They are for tests; a service would never set them.
+Source: OpenAI's API reference.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 import zlib
@@ -21,11 +24,151 @@ from typing import Any
 
 from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.synthetic import openai_answers
 from runtimes.synthetic.engine import EngineShape, Sequence
-from runtimes.synthetic.hiccups import Hiccups
-from runtimes.synthetic.openai_answers import Answers, GenerationRequest, InvalidRequest
+from runtimes.synthetic.runtime import Hiccups
 from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
+
+DONE = b"data: [DONE]\n\n"
+
+
+class InvalidRequest(Exception):
+    """The request is at fault; `status` is HTTP's, `param` the field."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """`prompt`: text, or token ids. `most`: output tokens a sequence, None: not said."""
+
+    chat: bool
+    prompt: str | tuple[int, ...]
+    n: int
+    most: int | None
+    stream: bool
+    usage: bool
+
+
+def read(endpoint: str, body: bytes, model: str) -> GenerationRequest:
+    """Raises `InvalidRequest`. `model`: the only name that is served."""
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(asked, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if asked.get("model", model) != model:
+        raise InvalidRequest(f"The model `{asked['model']}` does not exist.", "model", 404)
+    chat = endpoint == "chat"
+    most = asked.get("max_completion_tokens", asked.get("max_tokens")) if chat else None
+    most = most if chat else asked.get("max_tokens", 16)
+    options = asked.get("stream_options") or {}
+    return GenerationRequest(
+        chat=chat,
+        prompt=_chat_prompt(asked.get("messages")) if chat else _prompt(asked.get("prompt")),
+        n=_count(asked.get("n", 1), "n") or 1,
+        most=_count(most, "max_tokens"),
+        stream=bool(asked.get("stream")),
+        usage=isinstance(options, dict) and bool(options.get("include_usage")),
+    )
+
+
+def _count(value: Any, name: str) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise InvalidRequest(f"{name} must be a whole number of at least 1, got {value!r}", name)
+    return value
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return tuple(prompt)
+    raise InvalidRequest("prompt must be one text, or one list of token ids", "prompt")
+
+
+def _chat_prompt(messages: Any) -> str:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", "messages")
+    lines = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str):
+            raise InvalidRequest("each message must have a role and a text as content", "messages")
+        lines.append(f"{message.get('role', 'user')}: {content}\n")
+    return "".join(lines)
+
+
+def error(fault: InvalidRequest) -> bytes:
+    kind = "NotFoundError" if fault.status == 404 else "BadRequestError"
+    body = {"message": str(fault), "type": kind, "param": fault.param, "code": fault.status}
+    return _json({"error": body})
+
+
+class Answers:
+    """One request's answers. `name`: unique; `usage` is counted by the caller."""
+
+    def __init__(self, request: GenerationRequest, model: str, name: str) -> None:
+        self._request = request
+        prefix, kind = (
+            ("chatcmpl", "chat.completion") if request.chat else ("cmpl", "text_completion")
+        )
+        self._kind = kind
+        self._head = {"id": f"{prefix}-{name}", "created": 0, "model": model}
+
+    def first(self) -> bytes:
+        """Events before any token."""
+        if not self._request.chat:
+            return b""
+        role = {"role": "assistant", "content": ""}
+        return b"".join(
+            self._event([{"index": i, "delta": role, "logprobs": None, "finish_reason": None}])
+            for i in range(self._request.n)
+        )
+
+    def token(self, index: int, text: str, finish: str | None) -> bytes:
+        part: dict[str, Any] = (
+            {"delta": {"content": text}} if self._request.chat else {"text": text}
+        )
+        return self._event([{"index": index, **part, "logprobs": None, "finish_reason": finish}])
+
+    def last(self, usage: dict[str, Any]) -> bytes:
+        tail = self._event([], usage=usage) if self._request.usage else b""
+        return tail + DONE
+
+    def whole(self, texts: list[str], finish: str, usage: dict[str, Any]) -> bytes:
+        choices = []
+        for i, text in enumerate(texts):
+            said = {"message": {"role": "assistant", "content": text}}
+            part: dict[str, Any] = said if self._request.chat else {"text": text}
+            choices.append({"index": i, **part, "logprobs": None, "finish_reason": finish})
+        return _json({**self._head, "object": self._kind, "choices": choices, "usage": usage})
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        kind = "chat.completion.chunk" if self._request.chat else self._kind
+        page = {**self._head, "object": kind, "choices": choices, **more}
+        return b"data: " + _json(page) + b"\n\n"
+
+
+def usage(input_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": input_tokens,
+        "total_tokens": input_tokens + output_tokens,
+        "completion_tokens": output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def _json(page: dict[str, Any]) -> bytes:
+    return json.dumps(page, separators=(",", ":"), ensure_ascii=False).encode()
+
 
 EXIT_CODE = 70  # what a process ends with that `die_words` killed
 _DIED = "the synthetic engine died"
@@ -90,7 +233,7 @@ class SyntheticStreamOptions:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Generation:
     """One request's sequences, and who of them got a token (by index) that it has not taken yet."""
 
     prompt: tuple[int, ...]
@@ -121,7 +264,7 @@ class SyntheticStreamRuntime:
             os.getpid(),
         )
         self._context = settings.max_length or _CONTEXT
-        self._jobs: set[_Job] = set()
+        self._jobs: set[_Generation] = set()
         self._work: asyncio.Event | None = None
         self._stepping: asyncio.Task[None] | None = None
         self._tokenizer: Any = None
@@ -157,19 +300,22 @@ class SyntheticStreamRuntime:
     async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         self._check()
         try:
-            parsed = openai_answers.read(request.endpoint, request.body, self._settings.name)
+            parsed = read(request.endpoint, request.body, self._settings.name)
             job = self._job(parsed, request.salt)
         except InvalidRequest as fault:
-            yield Chunk(openai_answers.error(fault), 0, 0, 0, 0, fault.status)
+            yield Chunk(error(fault), 0, 0, 0, 0, fault.status)
             return
         self._inject(request.body.decode(errors="replace"))
         answers = Answers(parsed, self._settings.name, request.request_id)
         self._begin(job)
         try:
             async for data in self._answered(job, parsed, answers):
-                yield self._chunk(job, data)
+                cached, held = job.sequences[0].cached, job.held_tokens()
+                yield Chunk(data, len(job.prompt), cached, job.output_tokens(), held)
         finally:
-            self._end(job)
+            self._jobs.discard(job)
+            for sequence in job.sequences:
+                self._engine.abort(sequence)
 
     async def health(self) -> EngineLoad:
         self._check()
@@ -194,12 +340,13 @@ class SyntheticStreamRuntime:
     # ---- one request ------------------------------------------------------------------------
 
     async def _answered(
-        self, job: _Job, request: GenerationRequest, answers: Answers
+        self, job: _Generation, request: GenerationRequest, answers: Answers
     ) -> AsyncGenerator[bytes, None]:
         """Of an answer that does not stream the parts are empty but for the last: they say that
         counts have changed."""
-        finish, most = self._finish(job), job.most
-        seeds = [_seed(job.prompt, index) for index in range(job.n)]
+        most = job.most
+        finish = "stop" if most == self._options.output_tokens else "length"
+        seeds = [zlib.crc32(repr((job.prompt, index)).encode()) for index in range(job.n)]
         words: list[list[str]] = [[] for _ in seeds]
         start, reported = answers.first(), 0
         while any(len(of_one) < most for of_one in words):
@@ -209,7 +356,8 @@ class SyntheticStreamRuntime:
                     Unhealthy(_DIED) if self._dead else RunError("the synthetic engine was closed")
                 )
             of_one = words[index]
-            of_one.append(_word(seeds[index], len(of_one)))
+            said = zlib.crc32(f"{seeds[index]} {len(of_one)}".encode()) % 1000
+            of_one.append(f" w{said}")
             if request.stream:
                 ends = finish if len(of_one) == most else None
                 yield start + answers.token(index, of_one[-1], ends)
@@ -217,11 +365,11 @@ class SyntheticStreamRuntime:
             elif job.held_tokens() != reported:
                 reported = job.held_tokens()
                 yield b""
-        counted = self._usage(job)
+        counted = usage(len(job.prompt), job.sequences[0].cached, job.output_tokens())
         texts = ["".join(of_one) for of_one in words]
         yield answers.last(counted) if request.stream else answers.whole(texts, finish, counted)
 
-    def _job(self, request: GenerationRequest, salt: str) -> _Job:
+    def _job(self, request: GenerationRequest, salt: str) -> _Generation:
         prompt = self._tokens(request.prompt)
         if request.n > min(_SEQUENCES, self._options.max_sequences):
             raise InvalidRequest(f"n is {request.n}, more than this model answers at once", "n")
@@ -234,12 +382,9 @@ class SyntheticStreamRuntime:
         most = min(request.most or room, room)
         if self._options.output_tokens:
             most = min(most, self._options.output_tokens)
-        return _Job(prompt, request.n, most, salt)
+        return _Generation(prompt, request.n, most, salt)
 
-    def _finish(self, job: _Job) -> str:
-        return "stop" if job.most == self._options.output_tokens else "length"
-
-    def _begin(self, job: _Job) -> None:
+    def _begin(self, job: _Generation) -> None:
         blocks = _blocks(job.prompt, self._engine.shape.block_tokens, job.salt)
         job.sequences = [
             self._engine.add((job, index), len(job.prompt), job.most, blocks)
@@ -248,19 +393,6 @@ class SyntheticStreamRuntime:
         self._jobs.add(job)
         assert self._work is not None
         self._work.set()
-
-    def _end(self, job: _Job) -> None:
-        self._jobs.discard(job)
-        for sequence in job.sequences:
-            self._engine.abort(sequence)
-
-    def _chunk(self, job: _Job, data: bytes) -> Chunk:
-        cached, held = job.sequences[0].cached, job.held_tokens()
-        return Chunk(data, len(job.prompt), cached, job.output_tokens(), held)
-
-    def _usage(self, job: _Job) -> dict[str, Any]:
-        cached = job.sequences[0].cached
-        return openai_answers.usage(len(job.prompt), cached, job.output_tokens())
 
     def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -336,15 +468,6 @@ def _blocks(prompt: tuple[int, ...], size: int, salt: str) -> tuple[int, ...]:
         chain = hash((chain, prompt[end - size : end]))
         blocks.append(chain)
     return tuple(blocks)
-
-
-def _seed(prompt: tuple[int, ...], index: int) -> int:
-    return zlib.crc32(repr((prompt, index)).encode())
-
-
-def _word(seed: int, number: int) -> str:
-    """The `number`-th output token of a sequence."""
-    return f" w{zlib.crc32(f'{seed} {number}'.encode()) % 1000}"
 
 
 async def _until(due: float) -> None:

@@ -19,15 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.cuda.captured import CapturedShapes
-from runtimes.cuda.memory import DeviceMemory
-from runtimes.datatypes import DTYPES
+from runtimes.cuda import CudaMemory
 from runtimes.errors import LoadError, RunError
-from runtimes.shapes import Shape
-from runtimes.signature import GraphFacts
-from runtimes.tensorrt import profiles as tensorrt_profiles
-from runtimes.tensorrt.profiles import EnginePlan
-from runtimes.types import Limits, StageTimes, TensorSpec
+from runtimes.graph.dense import GraphFacts
+from runtimes.tensorrt import plans
+from runtimes.tensorrt.plans import EnginePlan
+from runtimes.types import DTYPES, Limits, StageTimes, TensorSpec
+from runtimes.warmup import CapturedShapes, Shape
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +65,7 @@ class TensorRTEngine:
     platform = "tensorrt_plan"
 
     def __init__(
-        self, engines: Engines, facts: GraphFacts, memory: DeviceMemory, device: str
+        self, engines: Engines, facts: GraphFacts, memory: CudaMemory, device: str
     ) -> None:
         self.facts, self.device = facts, device
         self._engines, self._memory = engines, memory
@@ -161,16 +159,14 @@ class TensorRTEngine:
 
     def _shaped(self, context: Any, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Sets a context's input shapes; returns the shapes of all tensors. Raises `RunError`."""
-        shapes = {spec.name: self._shape(spec, *shape) for spec in self.facts.inputs}
+        axis = self._engines.length_axis
+        shapes = {spec.name: plans.shape(spec, axis, *shape) for spec in self.facts.inputs}
         for name, sizes in shapes.items():
             if not context.set_input_shape(name, sizes):
                 raise RunError(f"TensorRT rejects input '{name}' in the shape {shape}")
         for spec in self.facts.outputs:
             shapes[spec.name] = tuple(context.get_tensor_shape(spec.name))
         return shapes
-
-    def _shape(self, spec: TensorSpec, rows: int, length: int) -> tuple[int, ...]:
-        return tensorrt_profiles.shape(spec, self._engines.length_axis, rows, length)
 
     def _fill(self, arrays: Mapping[str, Array], rows: int) -> None:
         """Copies inputs to the device through pinned memory; the last row fills missing rows."""
@@ -196,7 +192,7 @@ class TensorRTEngine:
 
         Raises `RunError` if the shape is outside every profile's range.
         """
-        key = tensorrt_profiles.chosen(self._engines.plans, *shape)
+        key = plans.chosen(self._engines.plans, *shape)
         if key is None:
             raise RunError(f"no TensorRT profile allows {shape[0]} rows of length {shape[1]}")
         context = self._contexts[key]

@@ -12,7 +12,6 @@ Unverified here: see docs/runtimes.md. The libraries are imported when a model i
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,23 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtimes import device, options, shapes, staging, warmup
-from runtimes.cuda.driver import gpus
-from runtimes.cuda.memory import CudaMemory
+from runtimes import errors, options, staging, warmup
+from runtimes.cuda import CudaMemory, gpus
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph import bert as bert_graph
+from runtimes.graph.dense import GraphFacts, declare
 from runtimes.graph.options import DeviceOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
-from runtimes.onnx import half
 from runtimes.onnx import model as onnx_model
-from runtimes.signature import GraphFacts, declare
+from runtimes.onnx.precision import halved
 from runtimes.source import Source
-from runtimes.tensorrt import build as tensorrt_build
 from runtimes.tensorrt import plans as tensorrt_plans
-from runtimes.tensorrt import profiles as tensorrt_profiles
 from runtimes.tensorrt.engine import Engines, TensorRTEngine
-from runtimes.tensorrt.plans import PlanFacts
-from runtimes.tensorrt.profiles import Bounds, EnginePlan
+from runtimes.tensorrt.plans import Bounds, EnginePlan, PlanFacts
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 LAYOUT = "2"  # part of a staged entry's key; raised when the same inputs get built differently
@@ -85,13 +80,16 @@ class TensorRTRuntime(GraphRuntime):
 
     def _open(self) -> Engine:
         settings, seen = self._settings, gpus()
-        place = device.chosen(self._own.device, len(seen), "tensorrt")
+        place = options.chosen_device(self._own.device, len(seen), "tensorrt")
         if not place.is_cuda:
             raise MissingBackend("the tensorrt runtime needs an NVIDIA GPU, and none is here")
-        library, source = _library(), self._source()
+        needed = "the tensorrt runtime needs its packages"
+        library, source = errors.library("tensorrt", needed, "headrace[tensorrt]"), self._source()
         memory = CudaMemory(place.index)  # before any build, because this chooses the GPU
         settings.progress("staging", 0.0)
-        graph = staging.staged(settings.cache_dir, self._graph_parts(source), self._stage(source))
+        parts = [source.digest, "tensorrt graph", LAYOUT, settings.task, settings.precision]
+        parts.append(self._graph_key())
+        graph = staging.staged(settings.cache_dir, parts, self._stage(source))
         settings.progress("staging", 1.0)
         plan = self._planned(graph)
         here = PlanFacts.of(
@@ -124,23 +122,29 @@ class TensorRTRuntime(GraphRuntime):
             onnx_model.save(model, folder / _graph_file("fp32"))
             precision = self._settings.precision
             if precision != "fp32":  # read anew: what was saved has left its weights behind
-                onnx_model.save(half.halved(read(), precision), folder / _graph_file(precision))
+                onnx_model.save(halved(read(), precision), folder / _graph_file(precision))
 
         return build
 
     def _planned(self, graph: Path) -> _Plan:
         """The engines for a staged graph. Raises `LoadError` if the graph lacks what the settings
         ask for."""
-        facts = read_facts(graph / FACTS)
+        stored = json.loads((graph / FACTS).read_text())
+        for side in ("inputs", "outputs"):
+            specs = stored[side]
+            stored[side] = tuple(
+                TensorSpec(name, kind, tuple(sizes)) for name, kind, sizes in specs
+            )
+        facts = GraphFacts(**stored)
         limits = declare(facts, self._settings, PLATFORM).limits
-        edges = shapes.fixed_edges(self._settings, limits)
+        edges = warmup.fixed_edges(self._settings, limits)
         bounds = Bounds(
             edges or (1,),
             self._settings.max_size,
             self._settings.max_tokens,
             self._own.recorded_lengths if edges else (),
         )
-        engines = tensorrt_profiles.plans(bounds, self._settings.precision)
+        engines = tensorrt_plans.plans(bounds, self._settings.precision)
         return _Plan(facts, limits, edges, engines)
 
     def _plans(self, library: Any, graph: Path, plan: _Plan, here: PlanFacts) -> Path:
@@ -151,35 +155,19 @@ class TensorRTRuntime(GraphRuntime):
         timings = tensorrt_plans.timing_cache(cache_dir, here)
 
         def build(folder: Path) -> None:
-            build_one = partial(
-                _built, library=library, graph=graph, axis=plan.axis, timings=timings
-            )
-            tensorrt_build.build_all(plan.engines, build_one, folder, self._settings.progress)
+            for done, each in enumerate(plan.engines):
+                self._settings.progress("compiling", done / len(plan.engines))
+                file = graph / _graph_file(each.precision)
+                made = tensorrt_plans.build(library, file, each, plan.axis, timings)
+                (folder / f"{each.name}.plan").write_bytes(made)
+            self._settings.progress("compiling", 1.0)
             tensorrt_plans.write(here, folder)
 
         return staging.staged(cache_dir, ["tensorrt plans", LAYOUT, *here.key()], build)
 
-    def _graph_parts(self, source: Source) -> list[str]:
-        key = self._graph_key()
-        own = [self._settings.task, self._settings.precision, key]
-        return [source.digest, "tensorrt graph", LAYOUT, *own]
-
 
 def _graph_file(precision: str) -> str:
     return f"{precision}.onnx"
-
-
-def read_facts(file: Path) -> GraphFacts:
-    stored = json.loads(file.read_text())
-    for side in ("inputs", "outputs"):
-        stored[side] = tuple(
-            TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in stored[side]
-        )
-    return GraphFacts(**stored)
-
-
-def _built(plan: EnginePlan, library: Any, graph: Path, axis: int | None, timings: Path) -> bytes:
-    return tensorrt_build.build(library, graph / _graph_file(plan.precision), plan, axis, timings)
 
 
 def _opened(library: Any, folder: Path, name: str) -> Any:
@@ -192,12 +180,3 @@ def _opened(library: Any, folder: Path, name: str) -> Any:
     if engine is None:
         raise LoadError(f"TensorRT cannot open {file}; remove its folder to have it built again")
     return engine
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("tensorrt")
-    except ImportError as error:
-        raise MissingBackend(
-            f"the tensorrt runtime needs its packages: pip install 'headrace[tensorrt]' ({error})"
-        ) from error

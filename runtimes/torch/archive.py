@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,22 @@ def check(path: Path) -> None:
     reader = _open(path)
     names = reader.get_all_records()
     for name in names:
-        _check_name(path, name)
+        folder, _, leaf = name.rpartition("/")
+        payload = folder in ("data/weights", "data/constants") and not leaf.endswith(".pt")
+        if not payload and name not in (GRAPH, SAMPLES) and not name.startswith(PLAIN):
+            raise RefusedArtifact(f"{path} contains '{name}', which is not plain data: {AGAIN}")
     for config, prefix in PAYLOADS.items():
-        if config in names:
-            _check_payloads(path, json.loads(reader.get_record(config)), prefix)
+        stored = json.loads(reader.get_record(config))["config"] if config in names else {}
+        for name, entry in stored.items():
+            if entry["use_pickle"] or not entry["path_name"].startswith(prefix):
+                raise RefusedArtifact(f"{path} contains '{name}' as a pickle: {AGAIN}")
     if SAMPLES in names:
-        _check_samples(path, reader.get_record(SAMPLES))
+        try:
+            torch.load(io.BytesIO(reader.get_record(SAMPLES)), weights_only=True)
+        except Exception as error:  # after any error here, `torch.export.load` would unpickle
+            raise RefusedArtifact(
+                f"{path}: its sample inputs are not plain tensors: {AGAIN}"
+            ) from error
     if GRAPH not in names:
         raise RefusedArtifact(f"{path} contains no {GRAPH}: {AGAIN}")
     graph = json.loads(reader.get_record(GRAPH))
@@ -72,48 +81,16 @@ def _open(path: Path) -> Any:
         raise LoadError(f"{path} is not a file")
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_root(path, archive.namelist())
-            _check_stored(path, archive.infolist())
+            names, entries = archive.namelist(), archive.infolist()
+        roots = {name.split("/", 1)[0] for name in names if "/" in name}
+        if len(roots) != 1 or any("/" not in name for name in names):
+            # Files beside the one folder at the top come from torch 2.7 or older, which pickles.
+            raise RefusedArtifact(
+                f"{path} is an archive of an old torch, which may contain pickles: {AGAIN}"
+            )
+        for entry in entries:  # torch compresses nothing: what is may unpack to any size
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                raise RefusedArtifact(f"{path} contains '{entry.filename}' compressed: {AGAIN}")
         return torch._C.PyTorchFileReader(str(path))
     except (zipfile.BadZipFile, RuntimeError) as error:
         raise RefusedArtifact(f"{path} is not a torch.export archive: {error}") from error
-
-
-def _check_root(path: Path, names: Iterable[str]) -> None:
-    """Requires one folder at the top. Files beside it come from torch 2.7 or older, which
-    pickles."""
-    roots = {name.split("/", 1)[0] for name in names if "/" in name}
-    if len(roots) != 1 or any("/" not in name for name in names):
-        raise RefusedArtifact(
-            f"{path} is an archive of an old torch, which may contain pickles: {AGAIN}"
-        )
-
-
-def _check_stored(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """torch compresses nothing, so what is compressed may unpack to any size."""
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise RefusedArtifact(f"{path} contains '{entry.filename}' compressed: {AGAIN}")
-
-
-def _check_name(path: Path, name: str) -> None:
-    folder, _, leaf = name.rpartition("/")
-    payload = folder in ("data/weights", "data/constants") and not leaf.endswith(".pt")
-    if not payload and name not in (GRAPH, SAMPLES) and not name.startswith(PLAIN):
-        raise RefusedArtifact(f"{path} contains '{name}', which is not plain data: {AGAIN}")
-
-
-def _check_payloads(path: Path, config: Any, prefix: str) -> None:
-    for name, entry in config["config"].items():
-        if entry["use_pickle"] or not entry["path_name"].startswith(prefix):
-            raise RefusedArtifact(f"{path} contains '{name}' as a pickle: {AGAIN}")
-
-
-def _check_samples(path: Path, content: bytes) -> None:
-    """Refuses samples that torch cannot load as plain tensors: it would unpickle them in full."""
-    try:
-        torch.load(io.BytesIO(content), weights_only=True)
-    except Exception as error:  # after any error here, `torch.export.load` would unpickle
-        raise RefusedArtifact(
-            f"{path}: its sample inputs are not plain tensors: {AGAIN}"
-        ) from error

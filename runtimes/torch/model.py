@@ -5,7 +5,8 @@ share. A `torch.export` archive has a graph of its own; its symbolic sizes say w
 dynamic, which bounds they have, and which outputs follow the length.
 
 `prepared` moves a model to its device and memory format. `modes` decides how the model runs (eager,
-compiled, captured). This module imports torch.
+compiled, captured). `trace` runs its graph node by node, on the CPU; no operation can be kept in
+fp32, because torch computes the whole model in one type. This module imports torch.
 """
 
 from __future__ import annotations
@@ -14,32 +15,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from runtimes import lengths
+from runtimes import rows
 from runtimes.errors import LoadError
 from runtimes.graph import bert as bert_graph
 from runtimes.graph import pooling
-from runtimes.graph.weights import open_weights
-from runtimes.source import Source
+from runtimes.graph.bert import open_weights
+from runtimes.layers import TracedTensor
+from runtimes.source import Source, inspect
 from runtimes.torch import archive as torch_archive
-from runtimes.torch import int8 as torch_int8
+from runtimes.torch import ops
 from runtimes.torch.ops import TorchOps
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 DATATYPES: Mapping[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "UINT8",
-    torch.int8: "INT8",
-    torch.int16: "INT16",
-    torch.int32: "INT32",
-    torch.int64: "INT64",
-    torch.float16: "FP16",
-    torch.bfloat16: "BF16",
-    torch.float32: "FP32",
-    torch.float64: "FP64",
+    **{torch.bool: "BOOL", torch.uint8: "UINT8", torch.int8: "INT8", torch.int16: "INT16"},
+    **{torch.int32: "INT32", torch.int64: "INT64", torch.float16: "FP16"},
+    **{torch.bfloat16: "BF16", torch.float32: "FP32", torch.float64: "FP64"},
 }
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 INPUTS = (bert_graph.INPUT_IDS, bert_graph.ATTENTION_MASK, bert_graph.TOKEN_TYPES)
@@ -97,15 +94,37 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
             f"{folder} declares no pooling (modules.json), which task embed needs, and torch has "
             "no option for it: use openvino or onnxruntime"
         )
-    limits = lengths.settled(_folder_limits(config, precision), settings)
+    own = Limits(
+        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
+        outputs=(),
+        max_length=config.max_length,
+        length_input=bert_graph.INPUT_IDS,
+        mask_input=bert_graph.ATTENTION_MASK,
+        optional_inputs=INPUTS[1:],
+        precision=precision,
+        platform="pytorch_eager",
+    )
+    limits = rows.settled(own, settings)
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
-    ops = TorchOps()
-    module = ops.module(bert_graph.build(ops, config, weights, bert_graph.BertHead(task, declared)))
+    graph = TorchOps()
+    module = graph.module(
+        bert_graph.build(graph, config, weights, bert_graph.BertHead(task, declared))
+    )
     kinds = module.get_parameter("token_types").shape[0]
-    outputs = _folder_outputs(module, task, declared is not None, config.hidden_size)
+    width = config.hidden_size
+    embedding = (TensorSpec(bert_graph.EMBEDDING, "FP32", (-1, width)),) if declared else ()
+    outputs = (TensorSpec(bert_graph.HIDDEN, "FP32", (-1, -1, width)), *embedding)
+    if task == "embed":
+        outputs = embedding
+    elif task == "classify":
+        labels = module.get_parameter("classifier_bias").shape[0]
+        outputs = (TensorSpec(bert_graph.LOGITS, "FP32", (-1, labels)),)
+    if precision != "fp32":
+        quantise = precision == "int8"
+        module = ops.quantised(module) if quantise else module.to(FLOATS[precision])
     bounds = {bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds}
     return TorchModel(
-        module=_in_precision(module, precision),
+        module=module,
         bind=lambda module: module,
         limits=replace(limits, outputs=outputs, id_bounds=bounds),
         floats=frozenset(spec.name for spec in outputs),
@@ -127,11 +146,20 @@ def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
     program = torch_archive.load(source.path)
     if program.graph_signature.user_inputs_to_mutate:
         raise LoadError(f"{source.path} changes its inputs in place; export one that does not")
-    shapes = _placeholders(program)
-    _check_batch_axis(source, shapes)
-    length_input, axis = _length_input(shapes, settings), lengths.axis(settings)
+    nodes = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    given = program.graph_signature.user_inputs
+    shapes: dict[str, torch.Tensor] = {name: nodes[name] for name in given if name in nodes}
+    if not shapes or len(shapes) != len(given):
+        raise LoadError("the archive has inputs that are not tensors; export it with tensors alone")
+    batch = {_symbol(fake.shape, 0) for fake in shapes.values()}
+    if len(batch) != 1 or None in batch:
+        raise LoadError(
+            f"{source.path}: axis 0 of every input must be one dynamic batch axis; export with "
+            "dynamic_shapes={name: {0: torch.export.Dim('batch')}}"
+        )
+    length_input, axis = _length_input(shapes, settings), rows.axis(settings)
     symbol = _symbol(shapes[length_input].shape, axis) if length_input else None
-    longest = lengths.longest(settings, _bound(program, symbol)) if symbol else None
+    longest = rows.longest(settings, _bound(program, symbol)) if symbol else None
     outputs = _archive_outputs(program)
     mask, in_spec = _mask(shapes, settings, symbol), program.call_spec.in_spec
     return TorchModel(
@@ -152,48 +180,6 @@ def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
         cut_axes=_axes_of(symbol, outputs),
         lengthwise=_axes_of(symbol, shapes),
     )
-
-
-def _in_precision(module: torch.fx.GraphModule, precision: str) -> torch.fx.GraphModule:
-    if precision == "int8":
-        return torch_int8.quantised(module)
-    return module if precision == "fp32" else module.to(FLOATS[precision])
-
-
-def _folder_limits(config: bert_graph.BertConfig, precision: str) -> Limits:
-    return Limits(
-        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
-        outputs=(),
-        max_length=config.max_length,
-        length_input=bert_graph.INPUT_IDS,
-        mask_input=bert_graph.ATTENTION_MASK,
-        optional_inputs=INPUTS[1:],
-        precision=precision,
-        platform="pytorch_eager",
-    )
-
-
-def _folder_outputs(
-    module: torch.fx.GraphModule, task: str, pooled: bool, width: int
-) -> tuple[TensorSpec, ...]:
-    if task == "classify":
-        labels = module.get_parameter("classifier_bias").shape[0]
-        return (TensorSpec(bert_graph.LOGITS, "FP32", (-1, labels)),)
-    embedding = (TensorSpec(bert_graph.EMBEDDING, "FP32", (-1, width)),) if pooled else ()
-    hidden = TensorSpec(bert_graph.HIDDEN, "FP32", (-1, -1, width))
-    return embedding if task == "embed" else (hidden, *embedding)
-
-
-def _placeholders(program: Any) -> dict[str, torch.Tensor]:
-    """A fake tensor (shape and type) for each of the user's inputs, by name.
-
-    Raises `LoadError` if an input is no tensor.
-    """
-    nodes = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
-    named = {name: nodes[name] for name in program.graph_signature.user_inputs if name in nodes}
-    if not named or len(named) != len(program.graph_signature.user_inputs):
-        raise LoadError("the archive has inputs that are not tensors; export it with tensors alone")
-    return named
 
 
 def _archive_outputs(program: Any) -> dict[str, torch.Tensor]:
@@ -234,18 +220,9 @@ def _by_name(
     return call
 
 
-def _check_batch_axis(source: Source, shapes: Mapping[str, torch.Tensor]) -> None:
-    batch = {_symbol(fake.shape, 0) for fake in shapes.values()}
-    if len(batch) != 1 or None in batch:
-        raise LoadError(
-            f"{source.path}: axis 0 of every input must be one dynamic batch axis; export with "
-            "dynamic_shapes={name: {0: torch.export.Dim('batch')}}"
-        )
-
-
 def _length_input(shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings) -> str | None:
     """The input of the settings, else `input_ids`, else the first with a dynamic length axis."""
-    configured, axis = settings.length_input, lengths.axis(settings)
+    configured, axis = settings.length_input, rows.axis(settings)
     dynamic = [name for name, fake in shapes.items() if _symbol(fake.shape, axis)]
     if configured is None:
         preferred = [name for name in dynamic if name == bert_graph.INPUT_IDS]
@@ -299,11 +276,44 @@ def _bound(program: Any, symbol: str | None) -> int | None:
 
 
 def _specs(fakes: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-    return tuple(_spec(name, fake) for name, fake in fakes.items())
+    found = []
+    for name, fake in fakes.items():
+        if fake.dtype not in DATATYPES:
+            raise LoadError(f"'{name}' is {fake.dtype}, a type that requests cannot have")
+        sizes = (size if type(size) is int else -1 for size in fake.shape)
+        found.append(TensorSpec(name, DATATYPES[fake.dtype], tuple(sizes)))
+    return tuple(found)
 
 
-def _spec(name: str, fake: torch.Tensor) -> TensorSpec:
-    if fake.dtype not in DATATYPES:
-        raise LoadError(f"'{name}' is {fake.dtype}, a type that requests cannot have")
-    sizes = (size if type(size) is int else -1 for size in fake.shape)
-    return TensorSpec(name, DATATYPES[fake.dtype], tuple(sizes))
+Array = np.ndarray[Any, Any]
+COMPUTED = ("call_function", "call_method", "call_module")
+
+
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[TracedTensor]:
+    """See `runtimes.layers.trace`."""
+    if settings.source is None:
+        raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
+    source = inspect(settings.source, settings.cache_dir)
+    folder = source.path.is_dir()
+    made = (from_folder if folder else from_archive)(source, settings)
+    tensors = [torch.from_numpy(np.array(arrays[spec.name])) for spec in made.limits.inputs]
+    tracing = _Tracing(made.module)
+    with torch.inference_mode():
+        tracing.run(*tensors)
+    return tracing.layers
+
+
+class _Tracing(fx.Interpreter):
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.layers: list[TracedTensor] = []
+
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        if node.op in COMPUTED and isinstance(value, torch.Tensor) and value.is_floating_point():
+            inputs = tuple(each.name for each in node.all_input_nodes if each.op in COMPUTED)
+            weights = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+            kind = " ".join([getattr(node.target, "__name__", str(node.target)), *weights[:1]])
+            array = value.float().cpu().numpy()
+            self.layers.append(TracedTensor(node.name, "", kind, inputs, array))
+        return value

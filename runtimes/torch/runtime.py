@@ -16,21 +16,20 @@ import importlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from runtimes import options, rows, threads, warmup
-from runtimes.errors import LoadError, MissingBackend, RuntimeFault, Unhealthy
-from runtimes.shapes import Shape
-from runtimes.source import Source, SourceKind, inspect
+from runtimes import errors, host, options, rows, warmup
+from runtimes.errors import LoadError, RuntimeFault, Unhealthy
+from runtimes.graph.options import Layout
+from runtimes.source import SourceKind, inspect
 from runtimes.torch import batch as torch_batch
-from runtimes.torch.options import TorchOptions
 from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes
+from runtimes.warmup import WARM_S, Shape
 
 if TYPE_CHECKING:  # at run time they would import torch
     from runtimes.torch.model import TorchModel
     from runtimes.torch.runner import Runner
 
-__all__ = ["TorchOptions", "TorchRuntime"]
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
 
@@ -68,10 +67,13 @@ class TorchRuntime:
             raise LoadError(
                 f"torch cannot run {source.path}; it runs model folders and .pt2 archives"
             )
-        _library().set_num_threads(settings.threads or threads.allowed_cpus())
-        model = self._read(source)
+        library = errors.library("torch", "the torch runtime needs its package", "headrace[torch]")
+        library.set_num_threads(settings.threads or host.allowed_cpus())
+        # These modules import torch, so they must not be imported before a model is loaded.
+        builder = importlib.import_module("runtimes.torch.model")
+        of_folder = source.kind is SourceKind.HUGGING_FACE
+        model = (builder.from_folder if of_folder else builder.from_archive)(source, settings)
         settings.progress("staging", 1.0)
-        # This module imports torch, so it must not be imported before a model is loaded.
         modes = importlib.import_module("runtimes.torch.modes")
         self._model, self._runner = modes.opened(model, settings, self._options)
 
@@ -86,7 +88,10 @@ class TorchRuntime:
         times = StageTimes()
         names = rows.wanted(batch, model.limits)
         try:
-            put = self._put(batch, times)
+            with self._putting:
+                prefetched, self._prefetched = self._prefetched, None
+                ready = prefetched is not None and prefetched[0] is batch
+                put = prefetched[1] if prefetched and ready else self._put_now(batch, times)
             arrays = runner.compute(put.on_device, names, times)
         except Unhealthy as fault:
             self._lost = str(fault)
@@ -129,20 +134,6 @@ class TorchRuntime:
             raise Unhealthy("the torch model is closed or was never loaded")
         return model, runner
 
-    def _read(self, source: Source) -> TorchModel:
-        # This module imports torch, so it must not be imported before a model is loaded.
-        builder = importlib.import_module("runtimes.torch.model")
-        of_folder = source.kind is SourceKind.HUGGING_FACE
-        made = (builder.from_folder if of_folder else builder.from_archive)(source, self._settings)
-        return cast("TorchModel", made)
-
-    def _put(self, batch: Batch, times: StageTimes) -> _Put:
-        with self._putting:
-            prefetched, self._prefetched = self._prefetched, None
-            if prefetched is not None and prefetched[0] is batch:
-                return prefetched[1]
-            return self._put_now(batch, times)
-
     def _put_now(self, batch: Batch, times: StageTimes) -> _Put:
         model, runner = self._loaded()
         rows.check(batch, model.limits)
@@ -156,10 +147,23 @@ class TorchRuntime:
         return _Put(shape, on_device)
 
 
-def _library() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise MissingBackend(
-            f"the torch runtime needs its package: pip install 'headrace[torch]' ({error})"
-        ) from error
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """The backend's options."""
+
+    device: str = options.AUTO  # see `runtimes.options`
+    mode: Literal["eager", "compile", "cuda_graphs"] = "eager"  # how the network runs
+    layout: Layout | None = None  # the axis of images' channels
+    channels_last: bool = False  # keep channels last in memory
+    pinned: bool = True  # copy to and from the GPU through pinned host memory
+    expandable_segments: bool = True  # GPU memory grows in place instead of in blocks
+    warm_s: float = WARM_S  # warm-up starts no new batch after so many seconds
+
+    def __post_init__(self) -> None:
+        options.check_device(self.device)
+        if self.mode == "cuda_graphs" and self.device == "cpu":
+            raise ValueError("option 'mode' is cuda_graphs, but option 'device' is cpu")
+        if self.channels_last and self.layout != "NCHW":
+            raise ValueError("option 'channels_last' needs option 'layout' NCHW")
+        if self.warm_s < 0:
+            raise ValueError(f"option 'warm_s' is {self.warm_s}; it must be 0 or more")

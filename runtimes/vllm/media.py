@@ -10,7 +10,7 @@ fields.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +20,12 @@ Part = dict[str, Any]
 
 def parts(messages: Sequence[Any]) -> list[Part]:
     """The parts of a chat's messages that are images, sounds or the like."""
-    return list(_parts(messages))
+    found: list[Part] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            found += (part for part in content if isinstance(part, dict) and not _is_text(part))
+    return found
 
 
 def salt(found: Sequence[Part], tenant: str) -> None:
@@ -28,14 +33,6 @@ def salt(found: Sequence[Part], tenant: str) -> None:
     for part in found:
         given = part.get("uuid")
         part["uuid"] = f"{tenant}/{_digest(part) if given is None else f'named {given}'}"
-
-
-def _parts(messages: Sequence[Any]) -> Iterator[Part]:
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and not _is_text(part):
-                yield part
 
 
 def _is_text(part: Part) -> bool:

@@ -31,7 +31,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
-from runtimes.vllm import events, grammars, invalid, media, structured_outputs, text_layer
+from runtimes.vllm import grammars, media, refusals, structured_outputs, text_layer
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 from runtimes.vllm.special_tokens import SpecialTokens
 
@@ -142,7 +142,7 @@ class Serving:
             if isinstance(answer, tuple):
                 yield counter.chunk(*answer)
                 return
-            async with aclosing(events.answer(answer, lambda: counter.has_output)) as pieces:
+            async with aclosing(refusals.answer(answer, lambda: counter.has_output)) as pieces:
                 async for piece in pieces:
                     yield counter.chunk(*piece)
         finally:
@@ -179,7 +179,7 @@ class Serving:
             else:
                 answer = await self._completion.create_completion(parsed)
         except ValidationError as fault:
-            message, param = invalid.sentence(fault)
+            message, param = refusals.sentence(fault)
             answer = create_error_response(message, param=param)
         except structured_outputs.Unsupported as fault:
             answer = create_error_response(str(fault), param=fault.field)
@@ -187,12 +187,12 @@ class Serving:
             raise RunError(f"vLLM failed: {_said(fault)}") from fault
         except Exception as fault:
             answer = create_error_response(fault)
-            if parsed is None and events.is_failure(answer.error.code):
+            if parsed is None and refusals.is_failure(answer.error.code):
                 # Its checks of a body look into what may not be there.
                 said = f"{type(fault).__name__}: {_said(fault)}"
                 answer = create_error_response(f"the request cannot be read: {said}")
         if isinstance(answer, ErrorResponse):
-            if events.is_failure(answer.error.code):
+            if refusals.is_failure(answer.error.code):
                 raise RunError(f"vLLM failed: {answer.error.message}")
             return answer.model_dump_json().encode(), answer.error.code
         if hasattr(answer, "model_dump_json"):

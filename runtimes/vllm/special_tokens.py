@@ -39,7 +39,11 @@ class SpecialTokens:
         page["added_tokens"] = [each for each in added if each not in special]
         page["truncation"] = page["padding"] = page["post_processor"] = None
         self._marked = Tokenizer.from_str(json.dumps(page))
-        self._marked.add_special_tokens([_marked_token(each) for each in special])
+        kinds = ("single_word", "lstrip", "rstrip", "normalized")
+        flags = [{kind: each[kind] for kind in kinds} for each in special]
+        self._marked.add_special_tokens(
+            [AddedToken(_marked(n), special=True, **f) for n, f in zip(names, flags, strict=True)]
+        )
         # The copy counts added tokens on from the model's own.
         self._ids: dict[int | None, int] = {
             self._marked.token_to_id(content): each["id"]
@@ -101,13 +105,6 @@ def _any_of(names: Iterable[str]) -> str:
 
 def _marked(name: str) -> str:
     return f"{_MARK}{name}{_MARK}"
-
-
-def _marked_token(token: dict[str, Any]) -> AddedToken:
-    kinds = ("single_word", "lstrip", "rstrip", "normalized")
-    return AddedToken(
-        _marked(token["content"]), special=True, **{kind: token[kind] for kind in kinds}
-    )
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

@@ -81,21 +81,14 @@ class _Counts:
     expressions: int = 0
     lengths: int = 0
 
-    def add(self, where: str, *, schemas: int = 0, free: int = 0, lengths: int = 0) -> None:
+    def add(
+        self, where: str, *, schemas: int = 0, free: int = 0, lengths: int = 0, expressions: int = 0
+    ) -> None:
         """Raises `Unsupported`."""
         self.schemas += schemas
         self.free += free
         self.lengths += lengths
-        self._check(where)
-
-    def add_expression(self, where: str, pattern: str) -> None:
-        """Raises `Unsupported`."""
-        self.expressions += 1
-        for bounds in _REPETITION.findall(pattern):
-            self.lengths += max(int(f"0{bound[:_MAX_DIGITS]}") for bound in bounds)
-        self._check(where)
-
-    def _check(self, where: str) -> None:
+        self.expressions += expressions
         for what, count, most in (
             ("schemas", self.schemas, MAX_SCHEMAS),
             ("places for any value", self.free, MAX_FREE),
@@ -131,7 +124,8 @@ def check_request(asked: Any, *, tools_as_schema: bool) -> None:
     outputs = asked.structured_outputs
     for name, check in (
         ("json", check_json_schema), ("regex", check_regex), ("choice", _check_choices),
-        ("grammar", _check_grammar), ("structural_tag", check_structural_tag),
+        ("grammar", lambda where, text, _: check_size(where, text)),
+        ("structural_tag", check_structural_tag),
     ):  # fmt: skip
         demanded = getattr(outputs, name, None)
         if demanded is not None:
@@ -146,11 +140,7 @@ def check_request(asked: Any, *, tools_as_schema: bool) -> None:
 
 def check_json_schema(where: str, schema: Any, counts: _Counts | None = None) -> None:
     """Raises `Unsupported`. `schema`: as parsed, or as its text."""
-    if isinstance(schema, str):
-        check_size(where, schema)
-        schema = _parsed(where, schema)
-    else:
-        check_size(where, _text(where, schema))
+    schema = _sized(where, schema)
     _check(_Root(where, schema, counts or _Counts()), schema, where, 0)
 
 
@@ -158,17 +148,15 @@ def check_regex(where: str, pattern: str, counts: _Counts | None = None) -> None
     """Raises `Unsupported` for what a grammar leaves out of an expression. An expression is to
     match the whole text, so that `^` and `$` are allowed at its ends alone."""
     check_size(where, pattern)
-    (counts or _Counts()).add_expression(where, pattern)
+    repeats = _REPETITION.findall(pattern)
+    lengths = sum(max(int(f"0{bound[:_MAX_DIGITS]}") for bound in bounds) for bounds in repeats)
+    (counts or _Counts()).add(where, expressions=1, lengths=lengths)
     for part, what in _odd_parts(pattern):
         raise Unsupported(where, f"has {part!r}: {what} cannot be enforced")
 
 
-def _check_grammar(where: str, grammar: str, counts: _Counts) -> None:
-    check_size(where, grammar)
-
-
 def _check_choices(where: str, choices: Sequence[str], counts: _Counts) -> None:
-    check_size(where, _text(where, list(choices)))
+    _sized(where, list(choices))
     if not choices:
         raise Unsupported(where, "is empty; it must have at least one choice")
 
@@ -176,12 +164,7 @@ def _check_choices(where: str, choices: Sequence[str], counts: _Counts) -> None:
 def check_structural_tag(where: str, tag: Any, counts: _Counts | None = None) -> None:
     """Raises `Unsupported`. `tag`: as parsed, or as its text. Looks at the schemas and expressions
     in it; the rest is the engine's to judge."""
-    if isinstance(tag, str):
-        check_size(where, tag)
-        tag = _parsed(where, tag)
-    else:
-        check_size(where, _text(where, tag))
-    _check_tag(where, tag, counts or _Counts(), 0)
+    _check_tag(where, _sized(where, tag), counts or _Counts(), 0)
 
 
 def check_size(where: str, text: str) -> None:
@@ -190,16 +173,15 @@ def check_size(where: str, text: str) -> None:
         raise Unsupported(where, f"has {size} bytes; it may have {MAX_BYTES}")
 
 
-def _text(where: str, value: Any) -> str:
+def _sized(where: str, value: Any) -> Any:
+    """As parsed, of what is not too large. Raises `Unsupported`."""
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        raise _too_deep(where) from None
-
-
-def _parsed(where: str, text: str) -> Any:
-    try:
-        return json.loads(text)
+        check_size(
+            where, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        )
+        return json.loads(value) if isinstance(value, str) else value
+    except Unsupported:
+        raise
     except RecursionError:
         raise _too_deep(where) from None
     except ValueError as fault:

@@ -18,7 +18,7 @@ from runtime_cases import Sources, settings
 from tiny_models import BUILDERS
 
 from runtimes import catalog
-from runtimes.cuda.driver import Gpu
+from runtimes.cuda import VisibleGpu
 from runtimes.errors import MissingBackend
 from runtimes.types import Runtime
 
@@ -48,7 +48,7 @@ def tensorrt_stand_in() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", fake_tensorrt.library())
-        patch.setattr(tensorrt_runtime, "gpus", lambda: (Gpu("none", "0.0", "0"),))
+        patch.setattr(tensorrt_runtime, "gpus", lambda: (VisibleGpu("none", "0.0", "0"),))
         patch.setattr(tensorrt_runtime, "CudaMemory", fake_tensorrt.Memory)
         yield
 

@@ -230,7 +230,7 @@ class _Context:
 
 
 class Memory:
-    """`runtimes.cuda.memory.DeviceMemory` on the host, of which nothing is zero at first. What is
+    """`runtimes.cuda.CudaMemory` on the host, of which nothing is zero at first. What is
     put on the stream runs at once; while it is captured it is kept instead, with the shapes and
     addresses of that moment."""
 

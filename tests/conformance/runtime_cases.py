@@ -15,8 +15,16 @@ import numpy as np
 import pytest
 
 from runtimes import catalog
-from runtimes.datatypes import DTYPES
-from runtimes.types import Batch, Limits, Ragged, Result, Runtime, RuntimeSettings, TensorSpec
+from runtimes.types import (
+    DTYPES,
+    Batch,
+    Limits,
+    Ragged,
+    Result,
+    Runtime,
+    RuntimeSettings,
+    TensorSpec,
+)
 
 MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
 # A row alone and in a batch: a value next to a rounding step may fall to either side of it.

@@ -27,7 +27,7 @@ from deployments.contract.channel.handshake import ReplicaHandshake, new_key
 from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 from deployments.process.sockets import address_of, host_and_port
-from deployments.replica.channel_server import ChannelServer, GatewayLink
+from deployments.replica.channel_server import ChannelServer, GatewayConnection
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
 Say = Callable[["Stranger"], None]
@@ -37,19 +37,19 @@ class Core:
     """A `LeaseCore` that runs nothing. `got`: kinds and leases, in order."""
 
     def __init__(self) -> None:
-        self.links: list[GatewayLink] = []
+        self.links: list[GatewayConnection] = []
         self.got: list[tuple[Kind, int]] = []
         self.bodies: list[bytes] = []
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def joined(self, link: GatewayLink) -> None:
+    def joined(self, link: GatewayConnection) -> None:
         self.links.append(link)
 
-    def left(self, link: GatewayLink) -> None:
+    def left(self, link: GatewayConnection) -> None:
         self.links.remove(link)
 
-    def received(self, link: GatewayLink, frame: Frame) -> None:
+    def received(self, link: GatewayConnection, frame: Frame) -> None:
         self.got.append((frame.kind, frame.lease_id))
         self.bodies.append(bytes(frame.body))
 

@@ -42,7 +42,7 @@ class Stand:
         await self.server.close()
         await until(lambda: not self.server._connections)
         await asyncio.wait_for(self.core.until_idle(), 5.0)
-        assert self.server.unauthenticated == 0
+        assert len(self.server.unauthenticated) == 0
         assert self.server._links == {}
         assert self.core._held == {}
         self.worker.close()

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.device import DeviceWorker, Job
-from deployments.replica.hang_limits import HangLimits
+from deployments.replica.device import DeviceWorker, HangLimits, Job
 from routers.staging import Staged
 from runtimes.types import Batch, Ragged, Runtime
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtimes.datatypes import DTYPES
 from runtimes.errors import BadRows
-from runtimes.types import Batch, Limits, Ragged, Result, StageTimes, TensorSpec
+from runtimes.types import DTYPES, Batch, Limits, Ragged, Result, StageTimes, TensorSpec
 
 
 class FakeRuntime:

@@ -18,7 +18,7 @@ def frame(kind: Kind, lease_id: int = 0, parts: Sequence[Buffer] = ()) -> Frame:
 
 
 class FakeSession:
-    """A `GatewayLink`. `sent`: kinds and leases in order; the rest is what they carried."""
+    """A `GatewayConnection`. `sent`: kinds and leases in order; the rest is what they carried."""
 
     def __init__(self, gateway: str = "g") -> None:
         self.gateway, self.version = gateway, WIRE
@@ -30,7 +30,7 @@ class FakeSession:
         self._room = asyncio.Event()
         self._room.set()
 
-    # ---- `GatewayLink` --------------------------------------------------------------------------
+    # ---- `GatewayConnection` ------------------------------------------------------------------
 
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
         self.sent.append((kind, lease_id))

@@ -46,9 +46,8 @@ from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
-from deployments.replica.device import DeviceWorker
+from deployments.replica.device import DeviceWorker, HangLimits
 from deployments.replica.groups import combined
-from deployments.replica.hang_limits import HangLimits
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings.gateway import GatewaySettings

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from deployments.replica.stored_profile import Identity
+from deployments.replica.known_costs import ProfileIdentity
 from deployments.tools.profile.sweep import TimedBatch, TimedRun
 from runtimes.types import StageTimes
 
-IDENTITY = Identity(
+IDENTITY = ProfileIdentity(
     "a" * 64, "openvino", "2026.4", "fp32", "embed", 2, "{}", "x86_64 chip 0123", ""
 )
 
 
-def identity(**changes: Any) -> Identity:
+def identity(**changes: Any) -> ProfileIdentity:
     return replace(IDENTITY, **changes)
 
 

@@ -18,8 +18,7 @@ from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.process.replica_directory import RunningReplica
 from deployments.replica import describe
 from deployments.replica.channel_server import ChannelServer
-from deployments.replica.device import DeviceWorker
-from deployments.replica.hang_limits import HangLimits
+from deployments.replica.device import DeviceWorker, HangLimits
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings.model import ModelSettings
 from runtimes import catalog

@@ -1,15 +1,23 @@
-"""The list of backends: names, what is wrong with settings, what is missing."""
+"""The list of backends, and mistakes in a model's files that show without them."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
+import pickle
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from runtimes import catalog
+from runtimes.catalog import FileRequirements, check_files
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.synthetic.runtime import SyntheticRuntime
 from runtimes.types import RuntimeSettings
@@ -58,3 +66,141 @@ def test_preloading_what_is_not_installed_does_nothing(monkeypatch):
     monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
     catalog.preload("onnxruntime")
     assert "onnxruntime" not in sys.modules
+
+
+BERT = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": 32, "vocab_size": 20}  # fmt: skip
+
+
+def asked(runtime: str = "onnxruntime", **fields: Any) -> FileRequirements:
+    given: dict[str, Any] = {"task": "tensors", "options": {}, "precision": "fp32"}
+    return FileRequirements(runtime, **{**given, "max_length": 32, **fields})
+
+
+def folder(path: Path, **config: Any) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({**BERT, **config}))
+    save_file({"a": np.ones(2, np.float32)}, path / "model.safetensors")
+    return path
+
+
+def archive(path: Path, graph: Any, name: str = "models/model.json") -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("m/archive_format", "pt2")
+        file.writestr(f"m/{name}", json.dumps(graph))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("m.pkl", pickle.dumps([1]), "may be a pickle.*skl2onnx"),
+        ("m.joblib", b"x", "may be a pickle.*skl2onnx"),
+        ("m.pth", b"PK", r"may be a pickle.*torch\.export\.save"),
+        ("scripted.pt", b"PK", r"may be a pickle.*torch\.onnx\.export"),
+        ("xgb.json", b"{}", "not known.*onnxmltools"),
+        ("m.keras", b"PK", "not known.*tf2onnx"),
+        ("m.onnx", pickle.dumps([1]), "no ONNX model"),
+        ("m.onnx", b"", "is empty"),
+    ],
+)
+def test_a_file_that_is_no_model_here_says_what_to_make_of_it(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LoadError, match=said):
+        check_files(tmp_path / name, asked())
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "tensorrt", "torch"])
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "xlm-roberta", "llama", None])
+def test_a_folder_of_another_architecture_is_named(tmp_path, runtime, kind):
+    with pytest.raises(LoadError, match=r"cannot be built from safetensors.*ONNX"):
+        check_files(folder(tmp_path / "m", model_type=kind), asked(runtime))
+
+
+def test_rows_longer_than_the_folders_positions_are_refused(tmp_path):
+    path = folder(tmp_path / "m")
+    check_files(path, asked(max_length=32))
+    with pytest.raises(LoadError, match=r"lengths\.max is 33; set lengths\.max to 32"):
+        check_files(path, asked(max_length=33))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "options", "said"),
+    [
+        ("openvino", {}, "set the option pooling"),
+        ("torch", {}, "use openvino or onnxruntime"),
+        ("openvino", {"pooling": "mean"}, None),
+    ],
+)
+def test_an_embedding_without_a_pooling_is_refused(tmp_path, runtime, options, said):
+    path = folder(tmp_path / "m")
+    if said is None:
+        check_files(path, asked(runtime, task="embed", options=options))
+        return
+    with pytest.raises(LoadError, match=said):
+        check_files(path, asked(runtime, task="embed", options=options))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "other"), [("openvino", "torch"), ("onnxruntime", "torch"), ("tensorrt", "torch")]
+)
+def test_a_kind_that_the_runtime_does_not_run_names_one_that_does(tmp_path, runtime, other):
+    path = archive(tmp_path / "m.pt2", {})
+    with pytest.raises(LoadError, match=rf"{runtime} runs .*which {other} can run"):
+        check_files(path, asked(runtime))
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        ({"target": "torch.os.system"}, r"could run code.*operator 'torch\.os\.system'"),
+        ({"name": "x'); import os"}, "could run code"),
+    ],
+)
+def test_an_archive_whose_graph_could_run_code_is_refused(tmp_path, graph, said):
+    with pytest.raises(LoadError, match=said):
+        check_files(archive(tmp_path / "m.pt2", graph), asked("torch"))
+
+
+def test_an_archive_without_a_graph_is_refused(tmp_path):
+    with pytest.raises(LoadError, match=r"models/model\.json"):
+        check_files(archive(tmp_path / "m.pt2", {}, "models/other.json"), asked("torch"))
+
+
+def test_an_archive_keeps_its_own_precision(tmp_path):
+    path = archive(tmp_path / "m.pt2", {"target": "torch.ops.aten.__and__.Tensor"})
+    check_files(path, asked("torch"))
+    with pytest.raises(LoadError, match="leave precision out"):
+        check_files(path, asked("torch", precision="bf16"))
+
+
+def language_model(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    return path
+
+
+@pytest.mark.parametrize("name", ["modeling.py", "pytorch_model.bin"])
+def test_a_language_models_folder_is_looked_through(tmp_path, name):
+    path = language_model(tmp_path / "m")
+    check_files(path, asked("vllm", task="generate"))
+    (path / name).write_bytes(b"x")
+    with pytest.raises(LoadError, match=name):
+        check_files(path, asked("vllm", task="generate"))
+    check_files(path, asked("vllm", task="generate", options={"trust_files": True}))
+
+
+def test_a_folder_that_holds_no_language_model_is_refused(tmp_path):
+    with pytest.raises(LoadError, match=r"no config\.json"):
+        check_files(tmp_path, asked("vllm", task="generate"))
+
+
+def test_a_folder_of_hugging_faces_cache_is_taken(tmp_path):
+    real = folder(tmp_path / "real")
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(real.iterdir())):
+        file.rename(blobs / f"{number}")
+        os.symlink(f"../../blobs/{number}", snapshot / file.name)
+    check_files(snapshot, asked())

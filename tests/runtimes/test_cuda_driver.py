@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.cuda import driver
-from runtimes.cuda.driver import Gpu, gpus
+from runtimes import cuda
+from runtimes.cuda import VisibleGpu, gpus
 from runtimes.errors import MissingBackend
 
 NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
@@ -63,7 +63,10 @@ def test_gpus_come_with_name_capability_and_driver(tmp_path):
     version = tmp_path / "version"
     version.write_text(NVRM)
     found = gpus(Driver(("NVIDIA H100", "NVIDIA H200")), version)
-    assert found == (Gpu("NVIDIA H100", "9.0", "550.54.15"), Gpu("NVIDIA H200", "9.0", "550.54.15"))
+    assert found == (
+        VisibleGpu("NVIDIA H100", "9.0", "550.54.15"),
+        VisibleGpu("NVIDIA H200", "9.0", "550.54.15"),
+    )
 
 
 def test_hidden_release_becomes_the_cuda_version(tmp_path):
@@ -86,4 +89,4 @@ def test_missing_package_sees_no_gpus_and_is_named_where_it_is_needed(monkeypatc
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     assert gpus() == ()
     with pytest.raises(MissingBackend, match=r"pip install 'headrace\[onnxruntime-gpu\]'"):
-        driver.require("onnxruntime-gpu")
+        cuda.require("onnxruntime-gpu")

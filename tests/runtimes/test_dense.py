@@ -1,13 +1,17 @@
-"""Ragged rows to dense arrays and back, for a graph of a given signature."""
+"""Ragged rows to dense arrays and back: for a signature, and the padding beneath."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtimes.errors import BadRows, RunError
 from runtimes.graph import dense
-from runtimes.signature import Signature
+from runtimes.graph.dense import Signature, cut, mask, pad
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
 
 IDS = TensorSpec("input_ids", "INT64", (-1, -1))
@@ -126,3 +130,96 @@ def test_output_is_cut_on_the_axes_that_follow_the_length() -> None:
 def test_output_without_the_batch_is_a_run_error(array) -> None:
     with pytest.raises(RunError, match="for 2 rows"):
         dense.rows_of(array, HIDDEN, texts([1], [2]), Signature(TEXT, {}))
+
+
+def ragged(*shapes: tuple[int, ...], datatype: str = "INT64") -> Ragged:
+    size = sum(map(math.prod, shapes))
+    return Ragged(datatype, np.arange(1, size + 1), shapes)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "to", "padded"),
+    [
+        (((1,), (3,), (0,)), None, [[1, 0, 0], [2, 3, 4], [0, 0, 0]]),
+        (((1,), (2,)), 3, [[1, 0, 0], [2, 3, 0]]),
+        (((1,), (1,)), 2, [[1, 0], [2, 0]]),
+        (((), (), ()), None, [1, 2, 3]),
+        (((1, 2), (2, 1)), None, [[[1, 2], [0, 0]], [[3, 0], [4, 0]]]),
+    ],
+)
+def test_rows_are_padded_to_the_longest_or_as_far_as_asked(shapes, to, padded):
+    assert pad(ragged(*shapes), to=to).tolist() == padded
+
+
+def test_row_longer_than_the_asked_width_is_bad():
+    with pytest.raises(BadRows, match="3 does not fit into 2"):
+        pad(ragged((3,)), to=2)
+
+
+def test_equal_rows_are_not_copied():
+    rows = ragged((2,), (2,))
+    assert np.shares_memory(pad(rows), rows.data)
+
+
+def test_no_rows_give_an_empty_array():
+    assert pad(Ragged("INT64", np.zeros(0, np.int64), ())).shape[0] == 0
+
+
+def test_rows_of_different_rank_are_bad():
+    with pytest.raises(BadRows, match="number of axes"):
+        pad(ragged((2,), (1, 2)))
+
+
+def test_buffer_of_another_size_is_bad():
+    with pytest.raises(BadRows, match="hold 3 values, 2 were given"):
+        pad(Ragged("INT64", np.zeros(2, np.int64), ((1,), (2,))))
+
+
+def test_bytes_are_padded_with_empty_strings():
+    rows = Ragged("BYTES", np.array([b"a", b"b", b"c"], dtype=object), ((1,), (2,)))
+    assert pad(rows).tolist() == [[b"a", b""], [b"b", b"c"]]
+
+
+def test_mask_marks_the_real_tokens():
+    marked = mask(np.array([0, 1, 3]), 3)
+    assert marked.dtype == np.int64
+    assert marked.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("array", "lengths", "axis", "shapes", "data"),
+    [
+        (np.arange(6).reshape(2, 3), [1, 2], 1, ((1,), (2,)), [0, 3, 4]),
+        (np.arange(12).reshape(2, 3, 2), [1, 3], 1, ((1, 2), (3, 2)), [0, 1, *range(6, 12)]),
+        (np.arange(12).reshape(2, 2, 3), [1, 3], 2, ((2, 1), (2, 3)), [0, 3, *range(6, 12)]),
+    ],
+)
+def test_rows_are_cut_to_their_lengths_on_their_axis(array, lengths, axis, shapes, data):
+    back = cut(array, np.array(lengths), axis, "INT64")
+    assert back.shapes == shapes
+    assert back.data.tolist() == data
+
+
+def test_without_an_axis_rows_stay_as_they_are():
+    array = np.arange(4).reshape(2, 2)
+    back = cut(array, np.array([1, 2]), None, "INT64")
+    assert back.shapes == ((2,), (2,))
+    assert np.shares_memory(back.data, array)
+
+
+def test_full_rows_are_not_copied():
+    array = np.arange(4).reshape(2, 2)
+    assert np.shares_memory(cut(array, np.array([2, 2]), 1, "INT64").data, array)
+
+
+def test_output_shorter_than_a_row_is_an_error():
+    with pytest.raises(RunError, match="2 places on axis 1"):
+        cut(np.zeros((1, 2)), np.array([3]), 1, "FP32")
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_cutting_undoes_padding(lengths: list[int]):
+    rows = ragged(*((length,) for length in lengths))
+    back = cut(pad(rows), np.array(lengths), 1, "INT64")
+    assert back.shapes == rows.shapes
+    assert back.data.tolist() == rows.data.tolist()

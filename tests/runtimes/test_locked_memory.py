@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtimes.errors import LoadError
-from runtimes.locked_memory import LockedFile
+from runtimes.host import LockedFile
 
 STATUS = Path("/proc/self/status")
 pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="needs Linux's /proc")
@@ -43,7 +43,7 @@ def test_limit_is_named_where_the_system_says_no(tmp_path):
     file.write_bytes(b"w" * (3 << 20))
     program = (
         "import ctypes, resource, sys, pathlib\n"
-        "from runtimes.locked_memory import LockedFile\n"
+        "from runtimes.host import LockedFile\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))\n"
         "class Head(ctypes.Structure): _fields_ = [('v', ctypes.c_uint32), ('pid', ctypes.c_int)]\n"
         "none = (ctypes.c_uint32 * 6)()\n"

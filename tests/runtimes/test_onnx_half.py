@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from runtimes.errors import LoadError
-from runtimes.onnx.half import halved
+from runtimes.onnx.precision import halved
 
 FORMATS = pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 2e-3), ("bf16", 2e-2)])
 TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}

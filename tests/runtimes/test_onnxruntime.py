@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save_model
 
-from runtimes.datatypes import DTYPES
 from runtimes.errors import BadRows, LoadError, RunError
 from runtimes.onnxruntime.runtime import ONNXRuntimeOptions, ONNXRuntimeRuntime
 from runtimes.options import parse
-from runtimes.types import Batch, Ragged, RuntimeSettings
+from runtimes.types import DTYPES, Batch, Ragged, RuntimeSettings
 
 ELEMENTS = {
     "BOOL": TensorProto.BOOL,

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from runtimes import catalog
-from runtimes.cuda import driver
-from runtimes.cuda.driver import Gpu
-from runtimes.device import CPU, Device
+from runtimes import catalog, cuda
+from runtimes.cuda import VisibleGpu
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.onnx import session
-from runtimes.onnx.session_options import (
+from runtimes.onnx.session import (
     ONNXRuntimeOptions,
     profile_options,
     providers,
@@ -23,8 +21,9 @@ from runtimes.onnx.session_options import (
     session_options,
 )
 from runtimes.onnxruntime import runtime as onnxruntime
-from runtimes.shapes import OptimizationProfile, SizeRange
+from runtimes.options import CPU, Device
 from runtimes.types import RuntimeSettings, TensorSpec
+from runtimes.warmup import OptimizationProfile, SizeRange
 
 GPU = Device("cuda", 1)
 IDS = TensorSpec("ids", "INT64", (-1, -1))
@@ -100,8 +99,8 @@ def test_wrong_options_are_told_what_is_right(chosen, message):
 
 
 def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
-    monkeypatch.setattr(driver, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
-    monkeypatch.setattr(driver, "_bindings", SimpleNamespace)
+    monkeypatch.setattr(cuda, "gpus", lambda: (VisibleGpu("G", "9.0", "1"),) * seen)
+    monkeypatch.setattr(cuda, "_bindings", SimpleNamespace)
     settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
     library = SimpleNamespace(get_available_providers=lambda: able)
     return onnxruntime.ONNXRuntimeRuntime(settings)._place(library)

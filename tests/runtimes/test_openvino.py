@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.openvino.library import library
+from runtimes.openvino.model import library
 from runtimes.openvino.runtime import OpenVINOOptions, OpenVINORuntime
 from runtimes.options import parse
-from runtimes.types import Batch, Ragged, RuntimeSettings
+from runtimes.types import DTYPES, Batch, Ragged, RuntimeSettings
 
 pytest.importorskip("openvino", reason="pip install 'headrace[openvino]'")
 KINDS = {
@@ -236,7 +235,7 @@ def test_options_are_checked_without_the_library() -> None:
 
 def test_telemetry_cannot_be_imported_once_the_library_is() -> None:
     code = (
-        "from runtimes.openvino.library import library; library(); import sys;"
+        "from runtimes.openvino.model import library; library(); import sys;"
         "from openvino.tools.ovc import telemetry_utils;"
         "assert telemetry_utils.tm.__name__.endswith('telemetry_stub'), telemetry_utils.tm;"
         "assert not any(n.startswith('openvino_telemetry.') for n in sys.modules)"

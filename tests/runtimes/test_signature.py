@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runtimes.errors import LoadError
+from runtimes.graph.dense import GraphFacts, declare, probe_lengths, with_length_axes
 from runtimes.graph.options import GraphOptions
 from runtimes.options import parse
-from runtimes.signature import GraphFacts, declare, probe_lengths, with_length_axes
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 IDS = TensorSpec("input_ids", "INT64", (-1, -1))
@@ -85,23 +85,6 @@ def test_batch_sizes_that_disagree_are_refused() -> None:
 def test_single_number_is_no_batch() -> None:
     with pytest.raises(LoadError, match="single number"):
         limits_of(TensorSpec("a", "FP32", ()))
-
-
-@pytest.mark.parametrize(
-    ("declared", "asked", "expected"),
-    [(None, None, None), (64, None, 64), (None, 128, 128), (64, 1, 1), (64, 64, 64)],
-)
-def test_longest_row_is_what_settings_ask_or_else_what_the_model_takes(
-    declared, asked, expected
-) -> None:
-    facts = GraphFacts((IDS,), (HIDDEN,), {}, declared)
-    assert declare(facts, settings(max_length=asked), "p").limits.max_length == expected
-
-
-def test_asking_for_more_than_the_model_takes_is_refused_at_the_start() -> None:
-    facts = GraphFacts((IDS,), (HIDDEN,), {}, 64)
-    with pytest.raises(LoadError, match=r"lengths\.max is 65, .* set lengths\.max to 64 or less"):
-        declare(facts, settings(max_length=65), "p")
 
 
 @pytest.mark.parametrize(

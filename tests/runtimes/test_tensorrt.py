@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 
 from runtimes import catalog
-from runtimes.cuda.driver import Gpu
+from runtimes.cuda import VisibleGpu
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact, RunError
-from runtimes.shapes import OptimizationProfile, SizeRange
-from runtimes.signature import GraphFacts
+from runtimes.graph.dense import GraphFacts
 from runtimes.tensorrt import plans as tensorrt_plans
-from runtimes.tensorrt.build import shapes_of
 from runtimes.tensorrt.engine import Engines, TensorRTEngine
-from runtimes.tensorrt.plans import PlanFacts
-from runtimes.tensorrt.profiles import (
+from runtimes.tensorrt.plans import (
     FALLBACK,
     LATENCY,
     THROUGHPUT,
     Bounds,
+    PlanFacts,
     chosen,
     length_ranges,
     plans,
     shape,
+    shapes_of,
 )
 from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
+from runtimes.warmup import OptimizationProfile, SizeRange
 
 IDS = TensorSpec("input_ids", "INT64", (-1, -1))
 SUMS = TensorSpec("sums", "FP32", (-1,))
@@ -88,7 +88,7 @@ def test_other_dynamic_axis_is_refused_with_the_inputs_name():
 
 # ---- plans --------------------------------------------------------------------------------
 
-H100 = Gpu("NVIDIA H100", "9.0", "550.54.15")
+H100 = VisibleGpu("NVIDIA H100", "9.0", "550.54.15")
 HERE = PlanFacts.of("digest", "10.9.0", H100, "shapes")
 
 

@@ -189,7 +189,7 @@ def test_bfloat16_goes_in_and_out(tmp_path):
     model = runtime(export(tmp_path / "bf16.pt2", Double(), sample, sizes), tmp_path)
     spec = model.limits().inputs[0]
     assert (spec.datatype, spec.shape) == ("BF16", (-1, 3))
-    from runtimes.datatypes import DTYPES
+    from runtimes.types import DTYPES
 
     rows = Ragged("BF16", np.arange(6).astype(DTYPES["BF16"]), ((3,), (3,)))
     answer = model.run(Batch(2, np.array([1, 1]), {"x": rows})).outputs["twice"]

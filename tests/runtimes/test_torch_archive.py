@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import archive_text, catalog, file_check, source
+from runtimes import archive_text, catalog, source
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
@@ -67,6 +67,11 @@ def check(path: Path) -> None:
     torch_archive.check(path)
 
 
+def refused(honest: Path, folder: Path, change: Callable[[Files], None], said: str) -> None:
+    with pytest.raises(RefusedArtifact, match=said):
+        check(rewritten(honest, folder / "bad.pt2", change))
+
+
 def test_honest_archive_loads(honest):
     from runtimes.torch import archive as torch_archive
 
@@ -83,8 +88,7 @@ def test_pickled_weight_is_refused(honest, tmp_path):
         next(iter(config["config"].values()))["use_pickle"] = True
         files[WEIGHTS] = json.dumps(config).encode()
 
-    with pytest.raises(RefusedArtifact, match="as a pickle"):
-        check(rewritten(honest, tmp_path / "bad.pt2", change))
+    refused(honest, tmp_path, change, "as a pickle")
 
 
 @pytest.mark.parametrize("kind", ["custom_obj_0", "opaque_obj_0"])
@@ -94,8 +98,7 @@ def test_custom_object_is_refused(honest, tmp_path, kind):
         files["data/constants/model_constants_config.json"] = json.dumps(config).encode()
         files[f"data/constants/{kind}"] = pickle.dumps(Attack(tmp_path / "ran"))
 
-    with pytest.raises(RefusedArtifact, match="'thing' as a pickle"):
-        check(rewritten(honest, tmp_path / "bad.pt2", change))
+    refused(honest, tmp_path, change, "'thing' as a pickle")
     assert not (tmp_path / "ran").exists()
 
 
@@ -104,8 +107,7 @@ def test_pickled_sample_inputs_are_refused_unopened(honest, tmp_path):
     def change(files: Files) -> None:
         files["data/sample_inputs/model.pt"] = pickle.dumps(Attack(tmp_path / "ran"))
 
-    with pytest.raises(RefusedArtifact, match="sample inputs"):
-        check(rewritten(honest, tmp_path / "bad.pt2", change))
+    refused(honest, tmp_path, change, "sample inputs")
     assert not (tmp_path / "ran").exists()
 
 
@@ -119,8 +121,7 @@ def test_pickled_sample_inputs_are_refused_unopened(honest, tmp_path):
     ],
 )
 def test_compiled_code_and_old_formats_are_refused(honest, tmp_path, name):
-    with pytest.raises(RefusedArtifact, match="not plain data"):
-        check(rewritten(honest, tmp_path / "bad.pt2", lambda files: files.update({name: b"x"})))
+    refused(honest, tmp_path, lambda files: files.update({name: b"x"}), "not plain data")
 
 
 def test_a_compressed_part_is_refused_unread(honest, tmp_path):
@@ -186,8 +187,7 @@ def spoiled(key: str, text: str) -> Callable[[Files], None]:
     ],
 )
 def test_graph_text_that_could_run_is_refused(honest, tmp_path, key, text):
-    with pytest.raises(RefusedArtifact, match="could run code"):
-        check(rewritten(honest, tmp_path / "bad.pt2", spoiled(key, text)))
+    refused(honest, tmp_path, spoiled(key, text), "could run code")
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,7 @@ def test_ordinary_graph_text_is_plain(graph):
 @pytest.mark.parametrize("name", ["add.str", "lower.default", "no_such.default"])
 def test_what_torchs_dispatcher_does_not_have_is_refused(honest, tmp_path, name):
     change = spoiled("target", f"torch.ops.aten.{name}")
-    with pytest.raises(RefusedArtifact, match="has no operator"):
-        check(rewritten(honest, tmp_path / "bad.pt2", change))
+    refused(honest, tmp_path, change, "has no operator")
 
 
 UNSAFE = (
@@ -291,7 +290,7 @@ def test_honest_exports_of_transformers_run(tmp_path, kind, sizes):
     torch.manual_seed(0)
     model = cls(cls.config_class(**sizes))
     file = exported(model, tmp_path / "model.pt2")
-    file_check.check(file, file_check.Asked("torch", "tensors", {}, "fp32", 32))
+    catalog.check_files(file, catalog.FileRequirements("torch", "tensors", {}, "fp32", 32))
     settings = RuntimeSettings("m", "torch", file, tmp_path / "cache", max_length=32)
     runtime = catalog.create(settings)
     runtime.load()

@@ -1,4 +1,4 @@
-"""The grid of warm-up batches: what it covers, its bounds, its order."""
+"""Warm-up batches, and shapes that were prepared beforehand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 
 from runtimes import rows
-from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError
-from runtimes.types import Batch, Limits, RuntimeSettings, TensorSpec
-from runtimes.warmup import batch, briefly, grid, shapes, sizes, warm
+from runtimes.types import DTYPES, Batch, Limits, RuntimeSettings, TensorSpec
+from runtimes.warmup import (
+    CapturedShapes,
+    batch,
+    briefly,
+    edge_of,
+    fitting,
+    fixed_edges,
+    grid,
+    shapes,
+    sizes,
+    warm,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,29 +32,22 @@ def test_sizes_double_up_to_the_largest(max_size, expected):
     assert sizes(max_size) == expected
 
 
-def test_every_edge_gets_every_size():
-    assert set(grid((8, 16), 2, 1000)) == {(1, 8), (2, 8), (1, 16), (2, 16)}
-
-
-def test_tokens_bound_the_rows():
-    assert all(size * length <= 64 for size, length in grid((8, 16, 32), 32, 64))
-
-
-def test_largest_size_that_fits_is_tried():
-    assert (3, 16) in set(grid((16,), 8, 50))
-
-
-def test_single_row_longer_than_the_token_bound_is_still_tried():
-    assert list(grid((128,), 8, 64)) == [(1, 128)]
-
-
-def test_most_tokens_come_first():
-    tokens = [size * length for size, length in grid((8, 64), 8, 512)]
+@pytest.mark.parametrize(
+    ("edges", "max_size", "max_tokens", "expected"),
+    [
+        ((8, 16), 2, 1000, [(2, 16), (1, 16), (2, 8), (1, 8)]),  # the most tokens first
+        ((16,), 8, 50, [(3, 16), (2, 16), (1, 16)]),
+        ((128,), 8, 64, [(1, 128)]),
+        ((), 8, 64, []),
+    ],
+)
+def test_every_edge_gets_every_size_within_the_bound_on_tokens(
+    edges, max_size, max_tokens, expected
+):
+    made = list(grid(edges, max_size, max_tokens))
+    assert sorted(made) == sorted(expected)
+    tokens = [size * length for size, length in made]
     assert tokens == sorted(tokens, reverse=True)
-
-
-def test_no_edges_give_nothing():
-    assert list(grid((), 8, 64)) == []
 
 
 TEXT = Limits(
@@ -117,3 +120,76 @@ def test_every_datatype_can_be_warmed():
         assert made.inputs["x"].data.dtype == DTYPES[datatype]
         assert made.inputs["x"].shapes == ((3,), (3,))
         assert made.inputs["fixed"].shapes == ((4,), (4,))
+
+
+PREPARED = ((1, 16), (8, 16), (1, 64), (4, 64))
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "shape"),
+    [
+        (1, 1, (1, 16)),
+        (1, 16, (1, 16)),
+        (1, 17, (1, 64)),
+        (2, 16, (8, 16)),
+        (2, 17, (4, 64)),
+        (5, 17, None),
+        (1, 65, None),
+        (9, 1, None),
+    ],
+)
+def test_least_shape_that_holds_the_batch(rows, length, shape):
+    assert fitting(rows, length, PREPARED) == shape
+
+
+def test_edge_is_the_next_one_up_or_the_length_itself():
+    assert [edge_of(length, (64, 16)) for length in (1, 16, 17, 64, 65)] == [16, 16, 64, 64, 65]
+
+
+def test_fixed_edges_end_at_the_longest_row():
+    ids = TensorSpec("ids", "INT64", (-1, -1))
+    limits = Limits((ids,), (), max_length=40, length_input="ids")
+    settings = RuntimeSettings("m", "torch", None, Path("unused"), edges=(16, 32, 64))
+    assert fixed_edges(settings, limits) == (16, 32, 40)
+    assert fixed_edges(settings, Limits((ids,), ())) == ()
+
+
+class Graphs:
+    """Stands in for a device: remembers captures and refuses a second one of a shape."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, int]] = []
+
+    def capture(self, shape: tuple[int, int]) -> str:
+        assert shape not in self.made
+        self.made.append(shape)
+        return f"graph {shape}"
+
+
+def test_captured_shapes_are_replayed_and_others_run_as_they_come():
+    graphs = Graphs()
+    shapes = CapturedShapes(PREPARED, graphs.capture)
+    assert shapes.shape_for(2, 10) == (2, 10)
+    shapes.capture((4, 64))
+    shapes.capture((4, 64))
+    assert graphs.made == [(4, 64)]
+    assert shapes.shape_for(2, 10) == (4, 64)
+    assert shapes.replay_of((4, 64)) == "graph (4, 64)"
+    assert shapes.shape_for(5, 10) == (5, 10)
+    assert shapes.replay_of((5, 10)) is None
+
+
+def test_shape_that_was_not_wanted_is_not_captured():
+    graphs = Graphs()
+    shapes = CapturedShapes(PREPARED, graphs.capture)
+    shapes.capture((3, 3))
+    assert not graphs.made
+
+
+def test_nothing_is_replayed_after_the_end():
+    shapes = CapturedShapes(PREPARED, Graphs().capture)
+    shapes.capture((1, 16))
+    shapes.clear()
+    shapes.capture((1, 16))
+    assert shapes.captured == ()
+    assert shapes.shape_for(1, 3) == (1, 3)

@@ -25,8 +25,7 @@ from msgspec.structs import astuple, replace
 from deployments.contract.codec import plain
 from deployments.contract.version import WIRE
 from routers.api.requests import FlowWork
-from runtimes.datatypes import DTYPES
-from runtimes.types import Batch, Ragged
+from runtimes.types import DTYPES, Batch, Ragged
 
 HEAD = Struct("<IBQ")
 MAX_FRAME_BYTES = 1 << 30

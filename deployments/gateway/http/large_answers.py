@@ -29,8 +29,7 @@ from deployments.gateway.http.protocols.json_body import Breaks
 from deployments.gateway.http.protocols.tensors import HALVES, Encoded
 from deployments.gateway.rows import Array, RowAnswer, Rows
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 WHOLE_BYTES = 2 << 20
 

@@ -26,8 +26,7 @@ from deployments.gateway.http.protocols.tensors import InferCall, RowTensor, Ten
 from deployments.gateway.rows import Array, RowColumn, Rows
 from deployments.preprocess.images import Encoded
 from deployments.settings.image import patches
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 # name → (datatype, one array a row, of the row's own shape)
 _MANY_BYTES = 65_536  # fewer are read at once, whatever the model takes

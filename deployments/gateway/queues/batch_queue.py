@@ -51,8 +51,7 @@ from routers.api.actions import Abort, Dispatch
 from routers.api.events import Cancel, Closed, Opened
 from routers.api.requests import FlowWork, LeaseEnd, Replica, Report
 from routers.api.settings import DispatcherSettings
-from runtimes.datatypes import DTYPES
-from runtimes.types import EngineLoad
+from runtimes.types import DTYPES, EngineLoad
 
 
 def build_call(

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.replica.artifacts import archive
-from deployments.replica.artifacts.checksum import mismatch
-from deployments.replica.artifacts.fetch import Fetch
+from deployments.replica.artifacts.fetch import SourceFetch, mismatch
 from deployments.settings import model_paths, remote_source
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
@@ -73,7 +72,7 @@ def _fetched(remote: RemoteSource, cache_dir: Path, progress: Progress) -> Path:
     unpacked = archive.stem(remote.name) if remote.is_archive else remote.name
 
     def build(folder: Path) -> None:
-        fetch = Fetch(remote, cache_dir, lambda share: progress(PHASE, share))
+        fetch = SourceFetch(remote, cache_dir, lambda share: progress(PHASE, share))
         with fetch.verified() as fetched:
             if remote.is_archive:
                 archive.unpack(fetched, folder / unpacked)

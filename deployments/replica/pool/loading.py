@@ -1,13 +1,12 @@
 """How does a process that runs already take in a model: staged, loaded, compared, warmed, served?
 
-It starts a model as the model's own replica does, with two differences. The warm-up is brief, one
-row of each length for `WARM_S`, because the model is wanted at once; other shapes are compiled when
-they come. And nothing is measured: gateways know the model's costs from its own replicas.
+It starts a model as the model's own replica does, with two differences: the warm-up is brief, one
+row of each length for `WARM_S`, and nothing is measured. A model's size is the process's growth
+while it was loaded, or the size of its files, whichever is more. Nothing in Python ends a thread,
+so loading that takes longer than the model's `start_timeout_s` ends the process.
 
-A model's size is the process's growth while it was loaded, or the size of its files, whichever is
-more. Other models' work may make the first too large, and memory that was free already may make it
-too small. Nothing in Python ends a thread, so fetching or loading that takes longer than the
-model's `start_timeout_s` ends the process.
+To gateways a served model is a replica like any other, with a core, a worker and a channel of its
+own, and it leaves like one. Its runtime stays open, for the owner to keep or close.
 """
 
 from __future__ import annotations
@@ -23,21 +22,131 @@ from typing import Any, TypeVar
 
 import psutil
 
+from deployments.contract.pool import PoolMember
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
+from deployments.contract.version import SPOKEN_TEXT
+from deployments.process.sockets import server_tls
 from deployments.replica import describe
 from deployments.replica.artifacts.local_model import local_model
-from deployments.replica.known_costs import start_of
-from deployments.replica.local_settings import settings_here
-from deployments.replica.pool.resident import LoadedModel, Place, ServedResident
-from deployments.replica.startup_progress import StartupProgress
+from deployments.replica.channel_server import ChannelServer
+from deployments.replica.device import DeviceTurn, DeviceWorker, Job, hang_limits
+from deployments.replica.known_costs import cost_sources
+from deployments.replica.replica_core import ReplicaCore
+from deployments.replica.startup import StartupProgress, settings_here
 from deployments.replica.verify import gate
-from deployments.settings.channel import ChannelSettings
+from deployments.replica.watchdogs import watch_hangs
+from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings_files.sources import resolve
 from runtimes import catalog, source, warmup
 from runtimes.errors import LoadError
+from runtimes.types import Runtime
+
+_MARGIN_S = 5.0  # that a drain gets beyond the longest runs
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in this process's memory."""
+
+    name: str
+    key: str  # digest of the settings that it was loaded with
+    settings: ModelSettings  # those settings, as on this node
+    runtime: Runtime
+    version: str
+    size_bytes: int
+    load_s: float  # that loading took
+
+
+@dataclass(frozen=True, slots=True)
+class PoolContext:
+    """What the residents of one pool replica share."""
+
+    replica: str  # id in Serve
+    host: str  # where they listen
+    after_s: float  # see `PoolMember`
+    turn: DeviceTurn
+    on_hang: Callable[[], None]  # ends the process
+
+
+class ServedResident:
+    """A served model with its channel. Make it with `serve`."""
+
+    def __init__(self, loaded: LoadedModel, place: PoolContext) -> None:
+        replicas = loaded.settings.replicas
+        self._loaded = loaded
+        self._began = time.monotonic()
+        self._worker = DeviceWorker(
+            loaded.runtime,
+            replicas.slots,
+            limits=hang_limits(loaded.settings),
+            on_hang=place.on_hang,
+            turn=place.turn,
+            allow_non_finite=loaded.settings.allow_non_finite,
+        )
+        self._core = ReplicaCore(self._worker)
+        every_s = min(1.0, replicas.hang_limit_s / 4)
+        self._watch = asyncio.get_running_loop().create_task(watch_hangs(self._worker, every_s))
+        self._server: ChannelServer
+        self.member: PoolMember
+
+    @classmethod
+    async def serve(
+        cls, loaded: LoadedModel, member: str, channel: ChannelSettings, place: PoolContext
+    ) -> ServedResident:
+        """Serve the model. Raises OSError if no port is free; the runtime stays open then."""
+        resident = cls(loaded, place)
+        server = ChannelServer(resident._core, member, tls=server_tls(channel_tls(channel)))
+        try:
+            await server.listen(place.host, channel_ports(channel))
+        except BaseException:
+            await resident._end()
+            raise
+        resident._server = server
+        resident.member = PoolMember(
+            loaded.name, member, place.replica, loaded.key, loaded.version, server.address,
+            loaded.settings.replicas.slots, place.after_s, SPOKEN_TEXT,
+        )  # fmt: skip
+        return resident
+
+    @property
+    def busy(self) -> bool:
+        return self._core.inflight > 0
+
+    @property
+    def running(self) -> Job | None:
+        """The batch on the device, if it is of this model."""
+        return self._worker.running
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def key(self) -> bytes:
+        return self._server.key
+
+    async def health(self) -> None:
+        """Raises what the runtime's `health` raises."""
+        await self._worker.health()
+
+    async def leave(self) -> None:
+        """Drain. Returns when nothing of it runs or is connected any more."""
+        replicas = self._loaded.settings.replicas
+        limit_s = replicas.hang_limit_s * replicas.slots + _MARGIN_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._server.drain()
+        finally:
+            await self._server.close()
+            await self._end()
+
+    async def _end(self) -> None:
+        self._watch.cancel()
+        # Not on the loop: `close` waits for a running batch, whose answer the loop delivers.
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.close)
+
 
 WARM_S = 0.5
 _MIB = 1 << 20
@@ -48,7 +157,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
     """Loads models. Its methods block: call them in a thread. `reserved_cpus`: as in
-    `processors.threads`. `limit_mib`: resident memory of the whole process; None: no limit."""
+    `backend_env.threads`. `limit_mib`: resident memory of the whole process; None: no limit."""
 
     cache_dir: Path
     reserved_cpus: float | None
@@ -66,7 +175,7 @@ class ModelLoader:
         """Load the model. Raises what loading, warming or the comparison raise; then nothing is
         left of it."""
         began, before = time.perf_counter(), _resident_bytes()
-        start = start_of(
+        start = cost_sources(
             describe.runtime_settings(
                 model.name, settings, self.cache_dir, progress, self.reserved_cpus
             ),
@@ -79,7 +188,12 @@ class ModelLoader:
             gate.admit(settings, start.settings, runtime)
             warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
             version = describe.version(settings, self.cache_dir)
-            self._hold_to_limit()
+            resident_mib = _resident_bytes() / _MIB
+            if self.limit_mib is not None and resident_mib > self.limit_mib:
+                raise LoadError(
+                    f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
+                    "allowed (scaling.pool.memory_limit_mib)"
+                )
         except BaseException:
             runtime.close()
             raise
@@ -87,24 +201,15 @@ class ModelLoader:
         took_s = time.perf_counter() - began
         return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s)
 
-    def _hold_to_limit(self) -> None:
-        """Raises LoadError if the process is over its limit with the model that was loaded."""
-        resident_mib = _resident_bytes() / _MIB
-        if self.limit_mib is not None and resident_mib > self.limit_mib:
-            raise LoadError(
-                f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
-                "allowed (scaling.pool.memory_limit_mib)"
-            )
-
 
 class PoolLoading:
-    """Implements `residents.Loading`. `report` sends a `ReplicaProgress`; `may_stall` is entered
+    """Brings models into this process. `report` sends a `ReplicaProgress`; `may_stall` is entered
     while a model is loaded, see `LoopWatch`."""
 
     def __init__(
         self,
         loader: ModelLoader,
-        place: Place,
+        place: PoolContext,
         report: Callable[[ReplicaProgress], Any],
         may_stall: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -116,6 +221,7 @@ class PoolLoading:
         self._progress: dict[str, StartupProgress] = {}
 
     async def min_bytes(self, model: PoolModel) -> int:
+        """The least bytes that it takes. Raises what getting its files raises."""
         progress = self._begun(model)
 
         def size() -> int:
@@ -125,6 +231,7 @@ class PoolLoading:
         return await self._in_time(model, size)
 
     async def load(self, model: PoolModel) -> LoadedModel:
+        """Load it. Raises what loading raises; then nothing is left of it."""
         progress = self._begun(model)
 
         def load() -> LoadedModel:
@@ -137,8 +244,8 @@ class PoolLoading:
     async def _in_time(self, model: PoolModel, work: Callable[[], T]) -> T:
         """Do the work in a thread. Raises what it raises; work that takes too long ends the
         process."""
-        limit_s = model.args.get("start_timeout_s", ReplicaSettings().start_timeout_s)
-        limit = asyncio.timeout(limit_s)
+        default_s = ReplicaSettings().start_timeout_s
+        limit = asyncio.timeout(model.args.get("start_timeout_s", default_s))
         try:
             async with limit:
                 return await asyncio.to_thread(work)
@@ -148,6 +255,7 @@ class PoolLoading:
             raise
 
     async def serve(self, model: PoolModel, loaded: LoadedModel) -> ServedResident:
+        """Let gateways use it. Raises OSError if it cannot listen."""
         member = f"{self._place.replica}.{next(self._number)}"
         channel = ChannelSettings.model_validate(model.args["channel"])
         resident = await ServedResident.serve(loaded, member, channel, self._place)

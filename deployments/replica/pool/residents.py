@@ -12,51 +12,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from deployments.contract.pool import PoolMember
 from deployments.contract.scaling.messages import PoolModel, PoolReport
 from deployments.contract.scaling.messages import Resident as ResidentReport
 from deployments.replica.device import Job
-from deployments.replica.pool.resident import LoadedModel, Resident
-from deployments.replica.startup_progress import reason_of
+from deployments.replica.pool.loading import LoadedModel, PoolLoading, ServedResident
+from deployments.replica.startup import reason_of
 from runtimes.errors import LoadError
 
 RETRY_S = 30.0
 logger = logging.getLogger("headrace.pool")
 
 
-class Loading(Protocol):
-    """How models are brought into this process; see `PoolLoading`."""
-
-    def min_bytes(self, model: PoolModel) -> Awaitable[int]:
-        """The least bytes that it takes. Raises what getting its files raises."""
-
-    def load(self, model: PoolModel) -> Awaitable[LoadedModel]:
-        """Load it. Raises what loading raises; then nothing is left of it."""
-
-    def serve(self, model: PoolModel, loaded: LoadedModel) -> Awaitable[Resident]:
-        """Let gateways use it. Raises OSError if it cannot listen."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _ServedModel:
     model: PoolModel
     loaded: LoadedModel
-    resident: Resident
+    resident: ServedResident
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _FailedLoad:
     key: str
     reason: str
     again_at: float
 
 
-Key = tuple[str, str]
+Key = tuple[str, str]  # a model's name, and its settings' digest
 
 
 def _key(model: PoolModel | LoadedModel) -> Key:
@@ -70,7 +56,7 @@ class Residents:
     def __init__(
         self,
         replica: str,
-        loading: Loading,
+        loading: PoolLoading,
         memory_bytes: int,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -80,11 +66,11 @@ class Residents:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._wanted: dict[str, PoolModel] = {}
-        self._held: dict[str, _Held] = {}  # served
-        self._leaving: dict[_Held, asyncio.Task[None]] = {}
+        self._held: dict[str, _ServedModel] = {}  # served
+        self._leaving: dict[_ServedModel, asyncio.Task[None]] = {}
         self._coming: PoolModel | None = None  # being loaded
         self._kept: OrderedDict[Key, LoadedModel] = OrderedDict()  # warm, longest unused first
-        self._failed: dict[str, _Failed] = {}
+        self._failed: dict[str, _FailedLoad] = {}
         self._sizes: dict[Key, int] = {}
         self._news = asyncio.Event()  # set when there may be something to do
 
@@ -189,7 +175,9 @@ class Residents:
     async def _take_in(self, model: PoolModel) -> None:
         loaded = self._kept.pop(_key(model), None)
         if loaded is None:
-            await self._make_room(model, await self._min_bytes(model))
+            least = self._sizes.get(_key(model))
+            least = await self._loading.min_bytes(model) if least is None else least
+            await self._make_room(model, least)
             loaded = await self._loading.load(model)
             self._sizes[_key(model)] = loaded.size_bytes
         try:
@@ -198,14 +186,10 @@ class Residents:
         except BaseException:
             await self._close(loaded)
             raise
-        self._held[model.name] = _Held(model, loaded, resident)
+        self._held[model.name] = _ServedModel(model, loaded, resident)
         self._failed.pop(model.name, None)
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
-
-    async def _min_bytes(self, model: PoolModel) -> int:
-        known = self._sizes.get(_key(model))
-        return await self._loading.min_bytes(model) if known is None else known
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""
@@ -226,7 +210,7 @@ class Residents:
     def _fail(self, model: PoolModel, fault: Exception) -> None:
         reason = reason_of(fault)
         again_at = self._loop.time() + RETRY_S
-        self._failed[model.name] = _Failed(model.key, reason, again_at)
+        self._failed[model.name] = _FailedLoad(model.key, reason, again_at)
         self._loop.call_at(again_at, self._news.set)
         logger.error("the pool cannot hold it: %s", reason, extra={"model": model.name})
 
@@ -239,11 +223,11 @@ class Residents:
         task.add_done_callback(partial(self._left, held))
         self._on_change()
 
-    def _left(self, held: _Held, task: asyncio.Task[None]) -> None:
+    def _left(self, held: _ServedModel, task: asyncio.Task[None]) -> None:
         del self._leaving[held]
         self._news.set()
 
-    async def _leave(self, held: _Held, *, keep: bool) -> None:
+    async def _leave(self, held: _ServedModel, *, keep: bool) -> None:
         try:
             await held.resident.leave()
         except Exception:
@@ -280,7 +264,7 @@ class Residents:
         return found
 
 
-def _report(held: _Held, *, serves: bool) -> ResidentReport:
+def _report(held: _ServedModel, *, serves: bool) -> ResidentReport:
     loaded, resident = held.loaded, held.resident
     return ResidentReport(
         loaded.name, loaded.key, serves, loaded.size_bytes, loaded.load_s, resident.age_s,

@@ -14,14 +14,15 @@ Pure: arrays in, a verdict out. Nothing here knows who ran them, and on what.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Place = tuple[int, int]  # a sample: its number and its length
 DEFAULT_ERROR = 1e-3
 AT_LEAST = frozenset({"cosine", "top1"})  # bounds from below; all others are from above
 
@@ -72,8 +73,8 @@ class Measured:
     top1: float | None  # None: the output has no choices
     odd: int = 0  # elements that are finite on one side only
     note: str = ""
-    # By measure, the sample (its number, its length) where it was worst.
-    worst: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # By measure, the sample where it was worst.
+    worst: Mapping[str, Place] = field(default_factory=dict)
 
     def of(self, measure: str) -> float | None:
         value: float | None = getattr(self, measure)
@@ -89,7 +90,7 @@ class Breach:
     measure: str
     measured: float | None
     allowed: float
-    sample: tuple[int, int] | None = None
+    sample: Place | None = None
     note: str = ""
 
     def sentence(self) -> str:
@@ -106,7 +107,7 @@ class Breach:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AgreementVerdict:
     """`measured`: by output, then by bucket, shortest first. `samples`: how many were run."""
 
     measured: tuple[Measured, ...]
@@ -134,84 +135,61 @@ class RowDifference:
     note: str = ""  # what numbers cannot say
 
 
-@dataclass(slots=True)
-class _Sum:
-    rows: int = 0
-    elements: int = 0
-    sum_abs: float = 0.0
-    sum_rel: float = 0.0
-    asked: int = 0
-    hits: int = 0
-    odd: int = 0
-    note: str = ""
-    worst: dict[str, tuple[float, tuple[int, int]]] = field(default_factory=dict)
-
-    def add(self, row: RowDifference, sample: tuple[int, int]) -> None:
-        self.rows += 1
-        self.elements += row.elements
-        self.sum_abs += row.sum_abs
-        self.sum_rel += row.sum_rel
-        self.asked += row.asked
-        self.hits += row.hits
-        self.odd += row.odd
-        self.note = self.note or row.note
-        self._keep("max_abs", row.max_abs, sample)
-        self._keep("max_rel", row.max_rel, sample)
-        if row.cosine is not None:
-            self._keep("cosine", -row.cosine, sample)
-        if row.asked:
-            self._keep("top1", row.asked - row.hits, sample)
-
-    def _keep(self, measure: str, badness: float, sample: tuple[int, int]) -> None:
-        if measure not in self.worst or badness > self.worst[measure][0]:
-            self.worst[measure] = badness, sample
-
-
-class Gathered:
+class ErrorStatistics:
     """Takes in rows as they come; `verdict` judges them."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, Interval], _Sum] = {}
-        self._samples: set[int] = set()
+        self._rows: dict[tuple[str, Interval], list[tuple[Place, RowDifference]]] = {}
 
     def add(
-        self,
-        output: str,
-        interval: Interval,
-        sample: tuple[int, int],
-        reference: Array,
-        candidate: Array,
+        self, output: str, interval: Interval, sample: Place, reference: Array, candidate: Array
     ) -> None:
-        """Take in one row of one output. `sample`: its number and its length."""
-        self._samples.add(sample[0])
-        found = self._sums.setdefault((output, interval), _Sum())
-        found.add(row_difference(reference, candidate), sample)
+        """Take in one row of one output."""
+        found = self._rows.setdefault((output, interval), [])
+        found.append((sample, row_difference(reference, candidate)))
 
-    def verdict(self, tolerances: Tolerances) -> Verdict:
-        order = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in self._sums))}
-        places = sorted(self._sums, key=lambda place: (order[place[0]], place[1].longest))
-        measured = tuple(_measured(*place, self._sums[place]) for place in places)
+    def verdict(self, tolerances: Tolerances) -> AgreementVerdict:
+        order = list(dict.fromkeys(output for output, _ in self._rows))
+        places = sorted(self._rows, key=lambda place: (order.index(place[0]), place[1].longest))
+        measured = tuple(_measured(*place, self._rows[place]) for place in places)
         bounds = tolerances.stated()
         breaches = tuple(breach for each in measured for breach in _breaches(each, bounds))
-        return Verdict(measured, (*breaches, *_unmeasured(measured, bounds)), len(self._samples))
+        samples = {number for rows in self._rows.values() for (number, _), _ in rows}
+        return AgreementVerdict(measured, (*breaches, *_unmeasured(measured, bounds)), len(samples))
 
 
-def _measured(output: str, interval: Interval, found: _Sum) -> Measured:
-    worst = {name: sample for name, (_, sample) in found.worst.items()}
-    elements = max(1, found.elements)
+# Of a row, by measure: how bad it is; None if it has none.
+_BADNESS: Mapping[str, Callable[[RowDifference], float | None]] = {
+    "max_abs": lambda row: row.max_abs,
+    "max_rel": lambda row: row.max_rel,
+    "cosine": lambda row: None if row.cosine is None else -row.cosine,
+    "top1": lambda row: row.asked - row.hits if row.asked else None,
+}
+
+
+def _measured(
+    output: str, interval: Interval, found: Sequence[tuple[Place, RowDifference]]
+) -> Measured:
+    rows = [row for _, row in found]
+    elements, asked = max(1, sum(row.elements for row in rows)), sum(row.asked for row in rows)
+    worst: dict[str, tuple[float, Place]] = {}
+    for measure, badness in _BADNESS.items():
+        judged = [(bad, place) for place, row in found if (bad := badness(row)) is not None]
+        if judged:
+            worst[measure] = max(judged, key=lambda pair: pair[0])
     return Measured(
         output=output,
         interval=interval,
-        rows=found.rows,
-        max_abs=found.worst["max_abs"][0],
-        mean_abs=found.sum_abs / elements,
-        max_rel=found.worst["max_rel"][0],
-        mean_rel=found.sum_rel / elements,
-        cosine=-found.worst["cosine"][0] if "cosine" in found.worst else None,
-        top1=found.hits / found.asked if found.asked else None,
-        odd=found.odd,
-        note=found.note,
-        worst=worst,
+        rows=len(rows),
+        max_abs=worst["max_abs"][0],
+        mean_abs=sum(row.sum_abs for row in rows) / elements,
+        max_rel=worst["max_rel"][0],
+        mean_rel=sum(row.sum_rel for row in rows) / elements,
+        cosine=-worst["cosine"][0] if "cosine" in worst else None,
+        top1=sum(row.hits for row in rows) / asked if asked else None,
+        odd=sum(row.odd for row in rows),
+        note=next((row.note for row in rows if row.note), ""),
+        worst={measure: place for measure, (_, place) in worst.items()},
     )
 
 
@@ -247,7 +225,8 @@ def row_difference(reference: Array, candidate: Array) -> RowDifference:
     if reference.dtype.kind == "O":
         unlike = np.atleast_1d(reference != candidate).astype(np.float64)
         return _of(unlike, unlike)
-    real = _is_real(reference)
+    # bfloat16 is not one of numpy's own types.
+    real = reference.dtype.kind in "fV" or "float" in reference.dtype.name
     # A row may be a single number.
     left, right = (np.atleast_1d(side.astype(np.float64)) for side in (reference, candidate))
     errors = _absolute(left, right)
@@ -256,27 +235,14 @@ def row_difference(reference: Array, candidate: Array) -> RowDifference:
         return found
     asked, hits = _choices(left, right)
     odd = int(np.count_nonzero(np.isfinite(left) != np.isfinite(right)))
-    return RowDifference(
-        found.elements, found.max_abs, found.sum_abs, found.max_rel, found.sum_rel,
-        _cosine(left, right), asked, hits, odd,
-    )  # fmt: skip
+    return replace(found, cosine=_cosine(left, right), asked=asked, hits=hits, odd=odd)
 
 
 def _of(errors: Array, relative: Array) -> RowDifference:
     if not errors.size:
         return RowDifference(0, 0.0, 0.0, 0.0, 0.0)
-    return RowDifference(
-        errors.size,
-        float(errors.max()),
-        float(errors.sum()),
-        float(relative.max()),
-        float(relative.sum()),
-    )
-
-
-def _is_real(array: Array) -> bool:
-    # bfloat16 is not one of numpy's own types.
-    return array.dtype.kind in "fV" or "float" in array.dtype.name
+    absolute = float(errors.max()), float(errors.sum())
+    return RowDifference(errors.size, *absolute, float(relative.max()), float(relative.sum()))
 
 
 def _absolute(left: Array, right: Array) -> Array:

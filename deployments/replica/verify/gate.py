@@ -1,37 +1,79 @@
-"""The gate of a starting replica: may its model serve, because it agrees with its reference?
+"""The gate of a starting replica: may its model serve?
 
-A verdict is kept in the cache folder under everything that it depends on. The model's other
-replicas, its next start, and a start that is tried again after a refusal find it there: one replica
-of a host compares, the others wait for it. A refused model does not start, so that the version that
-served before goes on.
+A few rows of the shortest and the longest bucket are drawn. If no answer to them is finite the
+model is broken and does not start; if all are the same to the last bit, a warning says so. A model
+that fails on drawn rows is not judged, because they may be no input that it is meant for.
+
+If the settings ask for it, the model is compared with its reference. A verdict is kept in the cache
+folder under everything that it depends on: one replica of a host compares, the others wait for it.
+A refused model does not start, so that the version that served before goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
+
 from deployments.replica.describe import tokenizer_bytes
-from deployments.replica.verify import drawn_answers
-from deployments.replica.verify.comparison import NotAccepted
-from deployments.replica.verify.reference import reference_for
-from deployments.replica.verify.sample_file import Reading
+from deployments.replica.device import non_finite_rows
+from deployments.replica.verify.samples import Reading, batch_of, batches, drawn, intervals
 from deployments.replica.verify.verification import (
+    NotAccepted,
+    Sameness,
     VerificationOptions,
     as_json,
     of_settings,
+    reference_for,
     verify,
 )
 from deployments.settings.model import ModelSettings
 from runtimes import calibration, catalog, fingerprint, source, staging
-from runtimes.cuda.driver import gpus
-from runtimes.digest import digest_of
+from runtimes.cuda import gpus
+from runtimes.errors import RuntimeFault
+from runtimes.staging import digest_of
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
 LAYOUT = "3"  # of a stored verdict; raised when the same comparison may end differently
 FILE = "verdict.json"
+_EACH = 2  # rows of a bucket: its shortest and its longest
+logger = logging.getLogger("headrace.replica")
+
+
+def judge_drawn_answers(
+    settings: RuntimeSettings, runtime: Runtime, *, allow_non_finite: bool = False
+) -> None:
+    """Raises `NotAccepted` if no drawn row gets a finite answer."""
+    limits = runtime.limits()
+    among = intervals(limits, settings.edges)
+    among = tuple(dict.fromkeys((among[0], among[-1])))
+    samples = drawn(limits, among, _EACH * len(among), np.random.default_rng(0))
+    finite, sameness = allow_non_finite, Sameness()
+    try:
+        for _, places in batches(samples, among, settings.max_size, settings.max_tokens):
+            batch = batch_of(limits, [samples[place] for place in places])
+            outputs = runtime.run(batch).outputs
+            finite = finite or len(non_finite_rows(outputs)) < batch.rows
+            sameness.add(outputs)
+            if finite and not sameness.holds:
+                return
+    except RuntimeFault:
+        return
+    if not finite:
+        raise NotAccepted(
+            f"not one of {len(samples)} drawn inputs has a finite answer: all hold NaN or "
+            "infinity. Where that is right, say allow_non_finite: true"
+        )
+    logger.warning(
+        "%d different drawn inputs have the same answer (output %s): are the weights the trained "
+        "ones, and does the output depend on the input?",
+        len(samples), ", ".join(spec.name for spec in limits.outputs),
+        extra={"model": settings.name},
+    )  # fmt: skip
 
 
 def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> None:
@@ -39,7 +81,7 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
     the first tolerance that does not hold, or if answers are not finite; `CannotVerify` if there is
     nothing to compare with; and what loading raises."""
     if settings.source is not None:
-        drawn_answers.judge(settings, runtime, allow_non_finite=model.allow_non_finite)
+        judge_drawn_answers(settings, runtime, allow_non_finite=model.allow_non_finite)
     if not model.accept.required:
         return
     options = replace(of_settings(model.accept), finite=not model.allow_non_finite)
@@ -56,7 +98,14 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
         settings.cache_dir, parts(settings, options, runtime.limits(), model), build
     )
     settings.progress("verifying", 1.0)
-    _refuse(settings.name, json.loads((entry / FILE).read_text(encoding="utf-8")))
+    verdict = json.loads((entry / FILE).read_text(encoding="utf-8"))
+    if not verdict["accepted"]:
+        breaches = verdict["breaches"]
+        more = f" (and {len(breaches) - 1} more)" if len(breaches) > 1 else ""
+        raise NotAccepted(
+            f"not accepted against {verdict['reference']}: {breaches[0]['sentence']}{more}; "
+            f"`headrace verify FILE {settings.name}` shows all"
+        )
 
 
 def parts(
@@ -64,14 +113,12 @@ def parts(
 ) -> list[str]:
     """All that a verdict depends on, on this host: the cache's key."""
     reference = reference_for(settings, options.against, options.artifact)
-    files = [file for file in (options.file,) if file is not None]
     return [
         "verdict",
         LAYOUT,
         *_side(settings),
         *_side(reference),
-        *(digest_of([file], file.parent, settings.cache_dir) for file in _contents(files)),
-        *(digest_of([file], file.parent, settings.cache_dir) for file in _named_images(files)),
+        *(digest_of([file], file.parent, settings.cache_dir) for file in _sample_files(options)),
         limits.device,
         ", ".join(str(each) for each in gpus()),
         repr(settings.row_shapes),
@@ -89,55 +136,26 @@ def _side(settings: RuntimeSettings) -> list[str]:
     artifact = source.inspect(settings.source, settings.cache_dir).digest
     tuning = json.dumps(dict(settings.options), sort_keys=True, default=str)
     version = catalog.version(settings.runtime)
-    texts = str(fingerprint.tokenizer(settings.source))
-    ranges = _ranges(settings)
+    texts, ranges = str(fingerprint.tokenizer(settings.source)), ""
+    if (named := settings.options.get("calibration")) is not None:
+        file = calibration.file_of(named)
+        ranges = digest_of([file], file.parent, settings.cache_dir)
     how = [settings.runtime, version, settings.precision, settings.task]
     return [artifact, texts, ranges, tuning, *how]
 
 
-def _ranges(settings: RuntimeSettings) -> str:
-    """A digest of the calibration rows; "" without any."""
-    named = settings.options.get("calibration")
-    if named is None:
-        return ""
-    file = calibration.file_of(named)
-    return digest_of([file], file.parent, settings.cache_dir)
-
-
-def _contents(files: Sequence[Path]) -> list[Path]:
-    """The files themselves, and those in a folder."""
-    found: list[Path] = []
+def _sample_files(options: VerificationOptions) -> list[Path]:
+    """The samples' file, or those of a recorded folder, and the images that lines of JSONL name."""
+    path = options.file
+    if path is None:
+        return []
+    files = [
+        file for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if file.is_file()
+    ]
+    images: set[Path] = set()
     for file in files:
-        found += sorted(file.iterdir()) if file.is_dir() else [file]
-    return [file for file in found if file.is_file()]
-
-
-def _named_images(files: Sequence[Path]) -> list[Path]:
-    """The image files that the lines of JSONL files name."""
-    found: set[Path] = set()
-    for file in _contents(files):
-        if file.suffix == ".jsonl":
-            for line in file.read_text(encoding="utf-8").splitlines():
-                found |= _images_of(line, file.parent)
-    return sorted(found)
-
-
-def _images_of(line: str, folder: Path) -> set[Path]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return set()  # reading the samples reports the line
-    named = row.get("image") if isinstance(row, dict) else None
-    return {folder / named} if isinstance(named, str) and (folder / named).is_file() else set()
-
-
-def _refuse(name: str, verdict: dict[str, object]) -> None:
-    if verdict["accepted"]:
-        return
-    breaches = verdict["breaches"]
-    assert isinstance(breaches, list)
-    more = f" (and {len(breaches) - 1} more)" if len(breaches) > 1 else ""
-    raise NotAccepted(
-        f"not accepted against {verdict['reference']}: {breaches[0]['sentence']}{more}; "
-        f"`headrace verify FILE {name}` shows all"
-    )
+        lines = file.read_text(encoding="utf-8").splitlines() if file.suffix == ".jsonl" else []
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # reading samples reports it
+                images.add(file.parent / json.loads(line)["image"])
+    return [*files, *sorted(image for image in images if image.is_file())]

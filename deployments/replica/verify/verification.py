@@ -1,14 +1,19 @@
 """The whole check of one model: choose a reference, take samples, run both, judge.
 
-`headrace verify` and a starting replica (`gate`) both use it, so that what was accepted on a desk
-is accepted in the cluster. The candidate may be running already; the reference is loaded here and
-closed again. Nothing is printed or stored.
+The reference is the most trusted other way to run the same artifact, if the settings do not say:
+torch in fp32 for a folder, ONNX Runtime in fp32 for an ONNX file. If the settings ask a graph
+backend for pooling, torch is ruled out, because it does the folder's own pooling.
+
+Both sides get the same batches, by length bucket and as large as the model would get them. Each
+batch goes through both before the next is formed, because all outputs need not fit into memory.
+`headrace verify` and a starting replica (`gate`) both use it. Nothing is printed or stored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -16,16 +21,200 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.verify.agreement import MEASURES, Interval, Measured, Tolerances, Verdict
-from deployments.replica.verify.comparison import ComparisonPlan, compare
-from deployments.replica.verify.reference import reference_for, runtime_label
-from deployments.replica.verify.sample_file import Reading, SampleFile
-from deployments.replica.verify.samples import LEAST, Sample, completed, drawn, intervals
+from deployments.replica.device import non_finite_rows
+from deployments.replica.verify.agreement import (
+    MEASURES,
+    AgreementVerdict,
+    ErrorStatistics,
+    Interval,
+    Measured,
+    Tolerances,
+)
+from deployments.replica.verify.samples import (
+    LEAST,
+    Reading,
+    Sample,
+    SampleFile,
+    batch_of,
+    batches,
+    completed,
+    drawn,
+    intervals,
+)
 from deployments.settings.accept import AcceptSettings
-from deployments.settings.reference import CannotVerify
+from deployments.settings.reference import PREFERRED, CannotVerify, parse_reference
 from deployments.settings_files.sources import resolve as source_path
-from runtimes import catalog
-from runtimes.types import Limits, Runtime, RuntimeSettings
+from runtimes import catalog, source
+from runtimes.errors import LoadError, RunError, RuntimeFault
+from runtimes.types import Batch, Limits, Ragged, Result, Runtime, RuntimeSettings
+
+Array = np.ndarray[Any, Any]
+POOLING = ("pooling", "normalize", "embed_output")
+GRAPH_OPTIONS = (*POOLING, "layout")
+GRAPH_RUNTIMES = ("onnxruntime", "openvino")
+
+
+def reference_for(
+    candidate: RuntimeSettings, against: str | None = None, artifact: Path | None = None
+) -> RuntimeSettings:
+    """The reference's settings: the candidate's, except for runtime, precision and options.
+
+    `against`: "RUNTIME" or "RUNTIME:PRECISION", by default in fp32; None: chosen here. `artifact`:
+    what the reference runs; None: the candidate's artifact. Raises `CannotVerify`, and `LoadError`
+    for an unfit artifact.
+    """
+    place = artifact or candidate.source
+    if place is None:
+        raise CannotVerify(
+            f"a {candidate.runtime} model has no artifact that a reference could run"
+        )
+    runtime, precision = parse_reference(against) if against else _chosen(candidate, place)
+    # Options that shape answers, without those that tune the candidate's backend.
+    shaping = GRAPH_OPTIONS if runtime in GRAPH_RUNTIMES else ()
+    options = {name: candidate.options[name] for name in shaping if name in candidate.options}
+    wanted = replace(candidate, runtime=runtime, precision=precision, source=place, options=options)
+    own = (candidate.runtime, candidate.precision, candidate.source)
+    if own == (runtime, precision, place):
+        raise CannotVerify(
+            f"{runtime} in {precision} is what is to be verified; name another with --against, or "
+            "accept.against"
+        )
+    catalog.check(runtime, wanted.options, precision)
+    return wanted
+
+
+def runtime_label(settings: RuntimeSettings) -> str:
+    """As reports write it: `openvino bf16`."""
+    return f"{settings.runtime} {settings.precision}"
+
+
+def _chosen(candidate: RuntimeSettings, place: Path) -> tuple[str, str]:
+    kind = source.inspect(place, candidate.cache_dir).kind
+    asks_pooling = any(candidate.options.get(name) is not None for name in POOLING)
+    own = (candidate.runtime, candidate.precision, candidate.source)
+    for runtime in PREFERRED[kind]:
+        fits = runtime in GRAPH_RUNTIMES or not asks_pooling
+        if fits and (runtime, "fp32", place) != own and catalog.available(runtime) is None:
+            return runtime, "fp32"
+    able = " and ".join(PREFERRED[kind])
+    raise CannotVerify(
+        f"{place.name} is run by {able} alone, which leaves nothing to compare "
+        f"{runtime_label(candidate)} with: install another runtime, or "
+        "name another artifact as the reference"
+    )
+
+
+class NotAccepted(LoadError):
+    """The model does not agree with its reference as its settings ask; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlan:
+    """What is run, in which batches, and what is allowed. finite: of the candidate's answers."""
+
+    samples: Sequence[Sample]
+    among: Sequence[Interval]
+    max_size: int
+    max_tokens: int
+    tolerances: Tolerances
+    finite: bool = False
+
+
+class Sameness:
+    """Whether all answers so far are the same, to the last bit, in every output. Rows that are not
+    finite are not judged here."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Any, ...]] = {}
+        self.holds = True
+
+    def add(self, outputs: Mapping[str, Ragged]) -> None:
+        self.holds = self.holds and not non_finite_rows(outputs)
+        if not self.holds:
+            return
+        for name, ragged in outputs.items():
+            for row in rows_of(ragged):
+                answer = row.shape, row.tolist() if row.dtype == object else row.tobytes()
+                if self._first.setdefault(name, answer) != answer:
+                    self.holds = False
+                    return
+
+
+def compare(
+    reference: Runtime, candidate: Runtime, plan: ComparisonPlan, progress: Callable[[float], None]
+) -> AgreementVerdict:
+    """Compare two loaded runtimes. `progress` gets the share of the samples that have run. Raises
+    `CannotVerify` if one side does not take the samples, `NotAccepted` if the candidate fails on
+    them, gives an answer that is not finite although it may not, or gives them all the same."""
+    limits, errors, sameness = candidate.limits(), ErrorStatistics(), Sameness()
+    pairs = matched(reference.limits(), limits)
+    done = 0
+    for interval, places in batches(plan.samples, plan.among, plan.max_size, plan.max_tokens):
+        batch = batch_of(limits, [plan.samples[place] for place in places])
+        expected = _run(reference, batch, "the reference", CannotVerify)
+        actual = _run(candidate, batch, "the model", NotAccepted)
+        if plan.finite:
+            _refuse_non_finite(actual, places)
+        sameness.add(actual.outputs)
+        for reference_name, candidate_name in pairs:
+            left = rows_of(expected.outputs[reference_name])
+            right = rows_of(actual.outputs[candidate_name])
+            for place, *pair in zip(places, left, right, strict=True):
+                sample = place, plan.samples[place].length
+                errors.add(candidate_name, interval, sample, *pair)
+        done += len(places)
+        progress(done / len(plan.samples))
+    first = plan.samples[0].inputs
+    if sameness.holds and any(
+        not np.array_equal(array, first[name])
+        for sample in plan.samples[1:]
+        for name, array in sample.inputs.items()
+    ):
+        raise NotAccepted(
+            f"the model answers all {len(plan.samples)} samples alike, whatever they hold: are its "
+            "weights the trained ones, and does its output depend on the input?"
+        )
+    return errors.verdict(plan.tolerances)
+
+
+def _refuse_non_finite(actual: Result, places: Sequence[int]) -> None:
+    bad = non_finite_rows(actual.outputs)
+    if bad:
+        more = f" and to {len(bad) - 1} more of its batch" if len(bad) > 1 else ""
+        raise NotAccepted(
+            f"the model's answer to sample {places[bad[0]]}{more} is not finite: it holds NaN or "
+            "infinity. Where that is right, say allow_non_finite: true"
+        )
+
+
+def matched(reference: Limits, candidate: Limits) -> list[tuple[str, str]]:
+    """The names of the outputs to compare, as (reference's, candidate's), in the candidate's order.
+    Raises `CannotVerify` if an output of the candidate has no counterpart."""
+    reference_names = [spec.name for spec in reference.outputs]
+    candidate_names = [spec.name for spec in candidate.outputs]
+    if len(reference_names) == len(candidate_names) == 1:
+        return [(reference_names[0], candidate_names[0])]
+    missing = [name for name in candidate_names if name not in reference_names]
+    if missing:
+        raise CannotVerify(
+            f"the reference has no output {' or '.join(missing)}, it has "
+            f"{', '.join(reference_names)}: nothing would be said of it"
+        )
+    return [(name, name) for name in candidate_names]
+
+
+def rows_of(ragged: Ragged) -> list[Array]:
+    """Each row as an array of its own shape."""
+    return [row.reshape(shape) for row, shape in zip(ragged.rows(), ragged.shapes, strict=True)]
+
+
+def _run(runtime: Runtime, batch: Batch, who: str, failed: type[LoadError]) -> Result:
+    try:
+        return runtime.run(batch)
+    except RunError as error:
+        raise failed(f"{who} fails on a batch of {batch.rows}: {error}") from error
+    except RuntimeFault as error:
+        raise CannotVerify(f"{who} does not take the samples: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +237,7 @@ class VerificationReport:
     model: str
     candidate: str  # "RUNTIME PRECISION"
     reference: str  # "RUNTIME PRECISION"
-    verdict: Verdict
+    verdict: AgreementVerdict
     tolerances: Tolerances
     given: int  # samples from the user's file
 
@@ -57,31 +246,11 @@ def of_settings(accept: AcceptSettings) -> VerificationOptions:
     """What a model's `accept` section asks for. Raises SourceError if a named file is not here."""
     return VerificationOptions(
         against=accept.against,
-        artifact=_path(accept.artifact),
-        file=_path(accept.samples_file),
+        artifact=None if accept.artifact is None else source_path(accept.artifact),
+        file=None if accept.samples_file is None else source_path(accept.samples_file),
         count=accept.samples,
         tolerances=Tolerances(**{name: getattr(accept, name) for name in MEASURES}),
     )
-
-
-def of_command_line(accept: AcceptSettings, given: Mapping[str, Any]) -> VerificationOptions:
-    """The section's options with those of the command line (by name, None where left out) in their
-    place. If any bound is given there, all of the section's bounds are dropped."""
-    base = of_settings(accept)
-    bounds = {name: given[name] for name in MEASURES}
-    stated = any(bound is not None for bound in bounds.values())
-    return VerificationOptions(
-        against=given["against"] or base.against,
-        artifact=given["artifact"] or base.artifact,
-        file=given["samples_file"] or base.file,
-        count=given["samples"] or base.count,
-        seed=given["seed"] or base.seed,
-        tolerances=Tolerances(**bounds) if stated else base.tolerances,
-    )
-
-
-def _path(named: str | None) -> Path | None:
-    return None if named is None else source_path(named)
 
 
 def verify(
@@ -94,44 +263,53 @@ def verify(
     """Compare the candidate, which is loaded from `settings`, with its reference. `reading`: how
     samples of a file become rows; `progress` gets the share done. Raises `CannotVerify`, and what
     loading the reference raises."""
-    quiet = replace(settings, progress=lambda phase, fraction: None)
-    wanted = reference_for(quiet, options.against, options.artifact)
-    reference = catalog.create(wanted)
-    reference.load()
-    try:
-        limits = _known_bounds(reference.limits(), candidate.limits())
-        among = intervals(limits, settings.edges)
-        samples = samples_for(options, limits, among, reading)
-        size = min(settings.max_size, limits.max_rows or settings.max_size)
+    with _reference(settings, candidate, options) as (reference, limits):
+        samples = samples_for(options, limits, intervals(limits, settings.edges), reading)
         plan = ComparisonPlan(
-            samples, among, size, settings.max_tokens, options.tolerances, options.finite
+            samples,
+            intervals(limits, settings.edges),
+            min(settings.max_size, limits.max_rows or settings.max_size),
+            settings.max_tokens,
+            options.tolerances,
+            options.finite,
         )
         verdict = compare(reference, candidate, plan, progress)
-    finally:
-        reference.close()
-    given = sum(not sample.drawn for sample in samples)
     return VerificationReport(
         settings.name,
         runtime_label(settings),
-        runtime_label(wanted),
+        runtime_label(reference_for(settings, options.against, options.artifact)),
         verdict,
         options.tolerances,
-        given,
+        sum(not sample.drawn for sample in samples),
     )
+
+
+@contextmanager
+def _reference(
+    settings: RuntimeSettings, candidate: Runtime, options: VerificationOptions
+) -> Iterator[tuple[Runtime, Limits]]:
+    """The loaded reference, and limits that hold for both sides: ids within both tables, batches
+    within both bounds."""
+    quiet = replace(settings, progress=lambda phase, fraction: None)
+    reference = catalog.create(reference_for(quiet, options.against, options.artifact))
+    reference.load()
+    try:
+        own, theirs = candidate.limits(), reference.limits()
+        bounds = dict(own.id_bounds)
+        for name, bound in theirs.id_bounds.items():
+            bounds[name] = min(bound, bounds.get(name, bound))
+        rows = [side.max_rows for side in (theirs, own) if side.max_rows is not None]
+        yield reference, replace(own, id_bounds=bounds, max_rows=min(rows, default=None))
+    finally:
+        reference.close()
 
 
 def samples_of(
     settings: RuntimeSettings, candidate: Runtime, options: VerificationOptions, reading: Reading
 ) -> tuple[Limits, list[Sample]]:
     """The samples that `verify` runs, in its order, and limits that hold for both sides."""
-    wanted = reference_for(settings, options.against, options.artifact)
-    reference = catalog.create(wanted)
-    reference.load()
-    try:
-        limits = _known_bounds(reference.limits(), candidate.limits())
-    finally:
-        reference.close()
-    return limits, samples_for(options, limits, intervals(limits, settings.edges), reading)
+    with _reference(settings, candidate, options) as (_, limits):
+        return limits, samples_for(options, limits, intervals(limits, settings.edges), reading)
 
 
 def samples_for(
@@ -148,16 +326,6 @@ def samples_for(
             f"{options.file} has {len(given)} samples, a verdict takes {options.count} at least"
         )
     return completed(given, limits, among, rng)
-
-
-def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
-    """The candidate's limits, with ids within both sides' tables and batches within both sides'
-    bounds."""
-    bounds = dict(candidate.id_bounds)
-    for name, bound in reference.id_bounds.items():
-        bounds[name] = min(bound, bounds.get(name, bound))
-    rows = [side.max_rows for side in (reference, candidate) if side.max_rows is not None]
-    return replace(candidate, id_bounds=bounds, max_rows=min(rows, default=None))
 
 
 def as_json(report: VerificationReport) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from deployments.replica import stored_profile as stored
+from deployments.replica import known_costs as stored
 from deployments.tools.console.progress_bar import shown_progress
 from deployments.tools.profile.fitting import Knee
 from deployments.tools.profile.lengths import share_longer

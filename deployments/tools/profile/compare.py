@@ -21,10 +21,10 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any, get_args, get_type_hints
 
-from deployments.replica.backend_loop import plain_batch, sorted_groups
 from deployments.replica.describe import runtime_settings
 from deployments.settings.model import ModelSettings
 from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.profile.backend_loop import plain_batch, sorted_groups
 from deployments.tools.profile.lengths import WrongArguments, as_taken
 from deployments.tools.profile.measure import (
     CannotProfile,

@@ -17,10 +17,8 @@ import psutil
 
 from deployments.contract.description import GatewayIdentity, dispatcher_settings
 from deployments.replica import backend_env
-from deployments.replica.describe import describe, runtime_settings
-from deployments.replica.image_model import with_image_lengths
-from deployments.replica.known_costs import KnownCosts
-from deployments.replica.stored_profile import Identity, identity_of
+from deployments.replica.describe import describe, runtime_settings, with_image_lengths
+from deployments.replica.known_costs import KnownCosts, ProfileIdentity, identity_of
 from deployments.settings.model import ModelSettings
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
@@ -106,7 +104,7 @@ class Findings:
     lengths that were given. What was not reached is None or empty."""
 
     chosen: ChosenModel
-    identity: Identity
+    identity: ProfileIdentity
     limits: Limits
     lengths: RowLengths
     samples: list[TimedRun] = field(default_factory=list)

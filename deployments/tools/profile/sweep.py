@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from random import Random
 from time import perf_counter
 
-from deployments.replica.backend_loop import plain_batch
+from deployments.tools.profile.backend_loop import plain_batch
 from runtimes.errors import BadRows, RunError
 from runtimes.profiling import at_most, in_order
 from runtimes.types import Batch, Limits, Runtime, RuntimeSettings, StageTimes

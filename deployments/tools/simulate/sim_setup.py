@@ -21,9 +21,8 @@ from deployments.contract.description import (
     dispatcher_settings,
 )
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
-from deployments.replica.describe import describe, runtime_settings
+from deployments.replica.describe import describe, runtime_settings, with_image_lengths
 from deployments.replica.groups import combined
-from deployments.replica.image_model import with_image_lengths
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.scheduling import scheduling
 from deployments.settings.lengths import bucket_edges

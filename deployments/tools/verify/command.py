@@ -23,15 +23,16 @@ from rich.text import Text
 
 from deployments.replica import describe
 from deployments.replica.artifacts.local_model import local_file, local_model
-from deployments.replica.verify.agreement import MEASURES, Measured
-from deployments.replica.verify.sample_file import Reading
+from deployments.replica.verify.agreement import MEASURES, Measured, Tolerances
+from deployments.replica.verify.samples import Reading
 from deployments.replica.verify.verification import (
     VerificationOptions,
     VerificationReport,
     as_json,
-    of_command_line,
+    of_settings,
     verify,
 )
+from deployments.settings.accept import AcceptSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
 from deployments.settings.remote_source import is_remote, redacted
@@ -180,3 +181,19 @@ def fingerprint_of(file: Path, name: str, *, write: bool) -> int:
         stored = fingerprint.read(source)
         click.echo(f"stored in {fingerprint.write(source, stored | does)}", err=True)
     return 0
+
+
+def of_command_line(accept: AcceptSettings, given: Mapping[str, Any]) -> VerificationOptions:
+    """The section's options with those of the command line (by name, None where left out) in their
+    place. If any bound is given there, all of the section's bounds are dropped."""
+    base = of_settings(accept)
+    bounds = {name: given[name] for name in MEASURES}
+    stated = any(bound is not None for bound in bounds.values())
+    return VerificationOptions(
+        against=given["against"] or base.against,
+        artifact=given["artifact"] or base.artifact,
+        file=given["samples_file"] or base.file,
+        count=given["samples"] or base.count,
+        seed=given["seed"] or base.seed,
+        tolerances=Tolerances(**bounds) if stated else base.tolerances,
+    )

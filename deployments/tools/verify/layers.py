@@ -18,23 +18,23 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.verify.reference import GRAPH_RUNTIMES, reference_for, runtime_label
-from deployments.replica.verify.sample_file import Reading
-from deployments.replica.verify.samples import Sample, batch_of
+from deployments.replica.verify.samples import Reading, Sample, batch_of
 from deployments.replica.verify.verification import (
+    GRAPH_RUNTIMES,
     VerificationOptions,
     VerificationReport,
+    reference_for,
+    runtime_label,
     samples_of,
     verify,
 )
 from deployments.settings.reference import CannotVerify
 from runtimes import catalog, layers, source
-from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError
-from runtimes.layers import Layer
-from runtimes.padding import mask, pad
+from runtimes.graph.dense import mask, pad
+from runtimes.layers import TracedTensor
 from runtimes.source import SourceKind
-from runtimes.types import Limits, RuntimeSettings
+from runtimes.types import DTYPES, Limits, RuntimeSettings
 
 ROUNDING: Mapping[str, float] = {
     "fp32": 1e-5,
@@ -70,7 +70,9 @@ class Drifts:
     origins: tuple[Drift, ...]  # the worst first
 
 
-def drifts(reference: Sequence[Layer], candidate: Sequence[Layer], precision: str) -> Drifts:
+def drifts(
+    reference: Sequence[TracedTensor], candidate: Sequence[TracedTensor], precision: str
+) -> Drifts:
     """Over the tensors of a name and shape that both have."""
     wanted = {layer.name: layer for layer in reference}
     ordered = [layer for layer in candidate if _comparable(wanted.get(layer.name), layer)]
@@ -111,7 +113,7 @@ def tensor_error(reference: Array, candidate: Array) -> float:
     return error / size if size else (inf if error else 0.0)
 
 
-def _comparable(left: Layer | None, right: Layer) -> bool:
+def _comparable(left: TracedTensor | None, right: TracedTensor) -> bool:
     return left is not None and left.value.shape == right.value.shape and right.value.size > 0
 
 
@@ -132,7 +134,7 @@ def _input_error(
     return worst
 
 
-def around(drift: Drift, candidate: Sequence[Layer], steps: int) -> tuple[str, ...]:
+def around(drift: Drift, candidate: Sequence[TracedTensor], steps: int) -> tuple[str, ...]:
     """Its operation and those at most so many steps before or behind it, the nearest first."""
     found, fresh = {drift.name: drift.node}, {drift.name}
     for _ in range(steps):
@@ -218,7 +220,7 @@ def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSet
     wanted = reference_for(settings, options.against, options.artifact)
     alike = wanted.runtime == settings.runtime
     both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_onnx(wanted)
-    if wanted.runtime in layers.TRACERS and (alike or both):
+    if wanted.runtime in layers.RUNTIMES and (alike or both):
         return wanted
     plain = {KEEP, "calibration", "short_calibration"}
     kept = {name: value for name, value in settings.options.items() if name not in plain}
@@ -228,11 +230,11 @@ def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSet
             "openvino int8 computes another graph than openvino fp32: look at the layers of "
             "onnxruntime int8, which quantises alike"
         )
-    if settings.precision == "fp32" or settings.runtime not in layers.TRACERS:
+    if settings.precision == "fp32" or settings.runtime not in layers.RUNTIMES:
         raise CannotVerify(
             f"the tensors of {runtime_label(settings)} and {runtime_label(wanted)} have no names "
             "in common; --layers compares onnxruntime and openvino on one ONNX graph, or one of "
-            f"{', '.join(layers.TRACERS)} with itself in fp32"
+            f"{', '.join(layers.RUNTIMES)} with itself in fp32"
         )
     return own
 
@@ -277,7 +279,7 @@ def _arrays(limits: Limits, sample: Sample) -> dict[str, Array]:
     return arrays
 
 
-def _proposals(found: Drifts, traced: list[Layer]) -> Iterator[tuple[str, ...]]:
+def _proposals(found: Drifts, traced: list[TracedTensor]) -> Iterator[tuple[str, ...]]:
     """The worst origin with its neighbours, then more origins and wider around them."""
     for count, steps in SHARES:
         nodes = [node for drift in found.origins[:count] for node in around(drift, traced, steps)]

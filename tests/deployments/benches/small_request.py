@@ -40,7 +40,7 @@ from uvicorn.server import ServerState
 
 from deployments.gateway.http import fast_path
 from deployments.replica import device
-from deployments.replica.bisection import run_bisected
+from deployments.replica.device import run_bisected
 from runtimes.synthetic import runtime as synthetic
 
 MODEL = {

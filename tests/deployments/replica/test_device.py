@@ -1,4 +1,4 @@
-"""The device's queue and thread: who is told what, one job after another, hangs, budgets, duty."""
+"""Batches on the device: their order, their end, and what is done with one that fails."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import threading
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from device_jobs import WaitedJob, job_of, values, worker_of
-from fake_runtimes import Gated, Moody
+from fake_runtimes import Gated, Moody, Quotient
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deployments.replica.device import DeviceTurn, DeviceWorker, Job
-from deployments.replica.hang_limits import HangLimits, hang_limits
+from deployments.contract.channel.frames import rows_of
+from deployments.replica.device import (
+    DeviceTurn,
+    DeviceWorker,
+    HangLimits,
+    Job,
+    hang_limits,
+    non_finite_rows,
+    run_bisected,
+)
 from deployments.settings.model import ModelSettings
-from runtimes.errors import RunError, Unhealthy
-from runtimes.types import Batch, Limits, Result
+from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.types import DTYPES, Batch, Limits, Ragged, Result
 
 
 class Busy:
@@ -69,14 +80,6 @@ async def test_an_urgent_batch_sends_its_own_gateways_bulk_one_back_at_once(busy
     assert values(busy.runtime) == [1, 3]
 
 
-async def test_one_too_many_goes_back_at_once(busy: Busy) -> None:
-    staged, more = busy.put(job_of(2, "a")), busy.put(job_of(3, "a"))
-    assert more.returned
-    assert more.done.done()
-    assert not staged.done.done()
-    assert not busy.queue.drop(more.key)
-
-
 async def test_a_dropped_batch_never_runs_and_its_place_is_free(busy: Busy) -> None:
     staged = busy.put(job_of(2, "a"))
     assert busy.queue.drop(staged.key)
@@ -85,12 +88,6 @@ async def test_a_dropped_batch_never_runs_and_its_place_is_free(busy: Busy) -> N
     after = busy.put(job_of(3, "a"))
     await busy.let(after)
     assert values(busy.runtime) == [1, 3]
-
-
-async def test_a_running_batch_is_never_dropped(busy: Busy) -> None:
-    assert not busy.queue.drop(busy.first.key)
-    await busy.let()
-    assert not busy.first.returned
 
 
 async def test_whoever_asked_hears_when_a_batch_starts(busy: Busy) -> None:
@@ -134,15 +131,6 @@ async def test_nobody_hears_of_a_start_that_never_was(busy: Busy) -> None:
     busy.queue.watch(returned.key, started.append)
     await busy.let(busy.put(job_of(4, "b")))
     assert (dropped.returned, returned.returned, started) == (True, True, [])
-
-
-async def test_nothing_is_known_of_a_batch_that_is_not_here(busy: Busy) -> None:
-    started: list[Job] = []
-    busy.queue.watch(("a", 99), started.append)
-    assert not busy.queue.drop(("a", 99))
-    after = busy.put(job_of(99, "a"))
-    await busy.let(after)
-    assert started == []
 
 
 async def test_the_next_batch_runs_although_the_loop_stands_still(busy: Busy) -> None:
@@ -213,7 +201,7 @@ def test_a_model_s_settings_say_when_a_run_counts_as_hung() -> None:
 async def test_a_prediction_is_held_against_a_run_once_the_replica_has_answered_some(
     monkeypatch: pytest.MonkeyPatch, answers: int, hangs: bool
 ) -> None:
-    monkeypatch.setattr("deployments.replica.hang_limits._FLOOR_S", 0.0)
+    monkeypatch.setattr("deployments.replica.device._FLOOR_S", 0.0)
     told: list[bool] = []
     runtime = Gated()
     limits = HangLimits(5.0, factor=1e-9)
@@ -469,3 +457,100 @@ async def test_a_turn_goes_on_after_a_batch_that_failed() -> None:
         raise RunError("no")
     with turn:
         assert turn._given == 2
+
+
+def batch_of(values: list[int]) -> Batch:
+    shapes = ((1,),) * len(values)
+    ids = Ragged("INT64", np.array(values, dtype=np.int64), shapes)
+    return Batch(len(values), np.ones(len(values), dtype=np.int64), {"x": ids})
+
+
+@pytest.mark.slow
+@given(st.lists(st.sampled_from([BadRows, RunError, KeyError, None]), min_size=1, max_size=40))
+def test_any_set_of_bad_rows_fails_alone_and_the_rest_is_answered_right(
+    faults: list[type[Exception] | None],
+) -> None:
+    def mood(value: int) -> Exception | None:
+        fault = faults[value]
+        return None if fault is None else fault(f"row {value}")
+
+    result = run_bisected(Moody(mood), batch_of(list(range(len(faults)))))
+    bad = {e.row: e.callers_fault for e in result.errors}
+    assert bad == {i: f is BadRows for i, f in enumerate(faults) if f is not None}
+    good = [i for i, fault in enumerate(faults) if fault is None]
+    answered = rows_of(result.outputs["y"]) if good else []
+    assert [int(row[0]) for row in answered] == good
+    assert result.padded_tokens == len(good)
+
+
+@pytest.mark.parametrize("size", [1, 2, 31, 32])
+def test_one_bad_row_costs_logarithmically_many_runs(size: int) -> None:
+    runtime = Moody(lambda value: BadRows("bad") if value == 0 else None)
+    run_bisected(runtime, batch_of(list(range(size))))
+    assert len(runtime.batches) <= 1 + 2 * np.ceil(np.log2(size))
+
+
+def test_stage_times_of_the_parts_add_up() -> None:
+    result = run_bisected(Moody(lambda v: BadRows("x") if v == 0 else None), batch_of([0, 1, 2, 3]))
+    assert result.times.run_s == pytest.approx(0.002)  # rows 1, and 2 with 3
+
+
+def test_rows_of_a_batch_are_taken_with_all_their_inputs() -> None:
+    ragged = Ragged("FP32", np.arange(6, dtype=np.float32), ((1,), (2,), (3,)))
+    words = Ragged("BYTES", np.array([b"a", b"b", b"c"], dtype=object), ((1,), (1,), (1,)))
+    batch = Batch(3, np.array([1, 2, 3]), {"a": ragged, "w": words}, ("out",))
+    part = batch.picked(range(1, 3))
+    assert (part.rows, part.lengths.tolist(), part.outputs) == (2, [2, 3], ("out",))
+    assert part.inputs["a"].data.tolist() == [1, 2, 3, 4, 5]
+    assert part.inputs["a"].shapes == ((2,), (3,))
+    assert part.inputs["w"].data.tolist() == [b"b", b"c"]
+
+
+def test_an_unhealthy_device_is_not_bisected() -> None:
+    runtime = Moody(lambda value: Unhealthy("broken"))
+    with pytest.raises(Unhealthy):
+        run_bisected(runtime, batch_of([1, 2, 3, 4]))
+    assert len(runtime.batches) == 1
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_rows_without_a_finite_answer_fail_alone_and_nothing_runs_again(values: list[int]) -> None:
+    runtime = Quotient()
+    result = run_bisected(runtime, batch_of(values))
+    assert [e.row for e in result.errors] == [i for i, value in enumerate(values) if not value]
+    assert all(e.not_finite and not e.callers_fault for e in result.errors)
+    answers = [float(row[0]) for row in rows_of(result.outputs["y"])]
+    assert answers == pytest.approx([1 / value for value in values if value])
+    assert len(runtime.batches) == 1
+
+
+def test_where_the_settings_allow_it_infinity_is_an_answer() -> None:
+    result = run_bisected(Quotient(), batch_of([0, 1]), allow_non_finite=True)
+    assert result.errors == ()
+    assert [float(row[0]) for row in rows_of(result.outputs["y"])] == [np.inf, 1.0]
+
+
+SHAPES = ((2,), (0,), (1, 2), ())
+
+
+def ragged(values: list[float], datatype: str = "FP32") -> Ragged:
+    return Ragged(datatype, np.array(values).astype(DTYPES[datatype]), SHAPES)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_the_row_with_an_odd_element_is_found(datatype: str, odd: float) -> None:
+    assert non_finite_rows({"y": ragged([1, 2, 3, odd, 5], datatype)}) == [2]
+    assert non_finite_rows({"y": ragged([1, odd, 3, 4, odd], datatype)}) == [0, 3]
+
+
+def test_the_largest_numbers_are_finite_and_so_is_what_is_no_number() -> None:
+    largest = float(np.finfo(np.float32).max)
+    words = Ragged("BYTES", np.array([b"nan"] * 5, dtype=object), SHAPES)
+    found = {"y": ragged([largest] * 5), "n": ragged([1, 2, 3, 4, 5], "INT64"), "w": words}
+    assert non_finite_rows(found) == []
+
+
+def test_a_row_is_odd_if_any_of_its_outputs_is() -> None:
+    outputs = {"a": ragged([np.nan, 2, 3, 4, 5]), "b": ragged([1, 2, 3, 4, np.inf])}
+    assert non_finite_rows(outputs) == [0, 3]

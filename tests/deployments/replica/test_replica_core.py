@@ -25,7 +25,8 @@ from deployments.contract.channel.frames import (
     encode_call,
     pack,
 )
-from deployments.replica.replica_core import ReplicaCore, watch_hangs
+from deployments.replica.replica_core import ReplicaCore
+from deployments.replica.watchdogs import watch_hangs
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, StageTimes
 
@@ -163,14 +164,6 @@ async def test_a_gateway_that_connects_again_is_told_again_what_waits_elsewhere(
     assert (await held.take("a", 2).reply(2)).waiting == ((1, "y", 4.0),)
 
 
-async def test_an_answer_tells_its_own_gateway_what_that_still_holds(held: Held) -> None:
-    first, other = held.take("a", 1), held.take("b", 7)
-    held.let()
-    replies = [await first.reply(1), await other.reply(7)]
-    assert [(r.held, r.seen) for r in replies] == [(0, 1), (0, 7)]
-    assert held.core.inflight == 0
-
-
 async def test_a_lease_whose_answer_comes_later_is_held_until_then(held: Held) -> None:
     """Both have left the device before the loop answers either."""
     a = held.take("a", 1)
@@ -245,14 +238,6 @@ async def test_a_lease_that_is_here_already_is_refused_and_the_first_goes_on(hel
     assert not (await a.reply(1)).busy
 
 
-@pytest.mark.parametrize("kind", [Kind.BEGIN, Kind.ABORT])
-async def test_what_is_meant_for_a_replica_that_generates_is_refused(
-    held: Held, kind: Kind
-) -> None:
-    with pytest.raises(MessageError, match=kind.name):
-        held.say(kind, "a", 1)
-
-
 async def test_a_device_that_is_ill_ends_its_batch_with_a_reason() -> None:
     moods: dict[int, Exception] = {1: Unhealthy("gone"), 2: RunError("bad"), 3: BadRows("worse")}
     worker = worker_of(Moody(moods.get))
@@ -293,16 +278,6 @@ async def test_an_answer_that_cannot_be_sent_is_a_fault_and_the_next_is_answered
 # ---- what is said of batches --------------------------------------------------------------------
 
 
-async def test_a_dropped_batch_is_answered_busy_and_the_running_one_goes_on(held: Held) -> None:
-    a = held.take("a", 1)
-    held.take("a", 2)
-    for lease_id in (2, 1):
-        held.say(Kind.DROP, "a", lease_id)
-    assert a.replies[2].busy
-    held.let()
-    assert not (await a.reply(1)).busy
-
-
 async def test_what_is_said_of_a_batch_that_has_not_come_is_not_kept(held: Held) -> None:
     """A connection keeps the order, so it is of one that has gone."""
     held.say(Kind.DROP, "a", 1)
@@ -311,23 +286,6 @@ async def test_what_is_said_of_a_batch_that_has_not_come_is_not_kept(held: Held)
     held.let()
     assert not (await a.reply(1)).busy
     assert a.was_sent(Kind.STARTED) == []
-
-
-async def test_a_start_is_told_to_who_asked_with_the_batch_or_later_and_to_nobody_else(
-    held: Held,
-) -> None:
-    a = held.take("a", 1, tells_start=True)
-    assert a.was_sent(Kind.STARTED) == [1]
-    held.take("a", 2)
-    b = held.take("b", 1)
-    held.say(Kind.WATCH, "a", 2)
-    assert a.was_sent(Kind.STARTED) == [1]
-    held.let()
-    await a.reply(2)
-    assert a.sent == [
-        (Kind.STARTED, 1), (Kind.REPLY, 1), (Kind.STARTED, 2), (Kind.REPLY, 2)
-    ]  # fmt: skip
-    assert b.was_sent(Kind.STARTED) == []
 
 
 async def test_who_asks_after_the_start_is_told_at_once_and_after_the_end_not_at_all(
@@ -343,37 +301,6 @@ async def test_who_asks_after_the_start_is_told_at_once_and_after_the_end_not_at
 
 
 # ---- the end ------------------------------------------------------------------------------------
-
-
-async def test_a_replica_that_leaves_finishes_what_it_has_and_takes_nothing_more(
-    held: Held,
-) -> None:
-    a = held.take("a", 1)
-    held.take("a", 2)
-    held.core.leave()
-    crossing = held.refuses("b", 1)
-    assert (crossing.outputs, crossing.errors) == ({}, ())
-    idle = asyncio.create_task(held.core.until_idle())
-    await asyncio.sleep(0)
-    assert not idle.done()
-    held.let()
-    await asyncio.wait_for(idle, 5.0)
-    assert [(lease_id, reply.busy) for lease_id, reply in a.replies.items()] == [
-        (1, False), (2, False)
-    ]  # fmt: skip
-
-
-async def test_a_replica_that_leaves_waits_for_what_runs_for_a_gateway_that_is_gone(
-    held: Held,
-) -> None:
-    held.take("a", 1)
-    held.leave("a")
-    held.core.leave()
-    idle = asyncio.create_task(held.core.until_idle())
-    await asyncio.sleep(0.01)
-    assert not idle.done()
-    held.let()
-    await asyncio.wait_for(idle, 5.0)
 
 
 async def test_hangs_are_looked_for_until_cancelled() -> None:

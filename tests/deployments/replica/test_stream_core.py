@@ -13,7 +13,7 @@ from told_engine import Told
 
 from deployments.contract.channel.frames import Kind, MessageError
 from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
-from deployments.replica import outbox, stream_core
+from deployments.replica import stream_core
 from deployments.replica.stream_core import StreamCore
 from runtimes.errors import RunError, Unhealthy
 
@@ -131,28 +131,10 @@ async def test_what_a_slow_gateway_leaves_is_merged(engine: Told, gateway: Gatew
     assert (piece.output_tokens, piece.end) == (5, StreamEnd.DONE)
 
 
-async def test_a_gateway_that_takes_nothing_in_holds_up_no_other(
-    core: StreamCore, engine: Told, gateway: Gateway
-) -> None:
-    other = Gateway(core, "other")
-    gateway.full = True
-    gateway.begin(1, b"a")
-    other.begin(1, b"b")
-    await turns()
-    for _ in range(20):
-        engine.give(b"a", b"x" * 1000)
-        engine.give(b"b", b"x")
-        await turns()
-    assert b"".join(p.data for p in other.pieces) == b"x" * 20
-    engine.end(b"b")
-    assert (await other.end_of(1)).end is StreamEnd.DONE
-    gateway.full = False
-
-
 async def test_what_waits_for_a_slow_gateway_is_told_in_several_messages_and_is_all_there(
     core: StreamCore, engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MAX_MESSAGE_BYTES", 1500)
+    monkeypatch.setattr(stream_core, "MAX_MESSAGE_BYTES", 1500)
     gateway.full = True
     for lease_id, body in enumerate([b"a", b"b", b"c"], start=1):
         gateway.begin(lease_id, body)
@@ -374,20 +356,6 @@ async def test_what_is_meant_for_a_replica_that_takes_batches_is_refused(
 # ---- gateways that go, and the replica's end ----------------------------------------------------
 
 
-async def test_a_connection_that_ends_aborts_what_ran_on_it(
-    core: StreamCore, engine: Told, gateway: Gateway
-) -> None:
-    other = Gateway(core, "other")
-    gateway.begin(1, b"a")
-    other.begin(1, b"b")
-    await turns()
-    gateway.leave()
-    await turns()
-    assert engine.freed == [b"a"]
-    engine.end(b"b")
-    assert (await other.end_of(1)).end is StreamEnd.DONE
-
-
 async def test_an_abort_and_then_the_connections_end_leave_the_engine_time_to_let_go(
     engine: Told, gateway: Gateway
 ) -> None:
@@ -414,40 +382,6 @@ async def test_a_gateway_that_connects_again_begins_anew(
     engine.end(b"b")
     assert (await second.end_of(2)).end is StreamEnd.DONE
     assert [p.lease_id for p in second.pieces] == [2]
-
-
-async def test_a_replica_that_leaves_finishes_and_tells_what_runs_and_begins_nothing(
-    core: StreamCore, engine: Told, gateway: Gateway
-) -> None:
-    gateway.begin(1)
-    await turns()
-    core.leave()
-    gateway.begin(2, b"b")
-    idle = asyncio.create_task(core.until_idle())
-    assert (await gateway.end_of(2)).end is StreamEnd.BUSY
-    assert not idle.done()
-    engine.give(b"a", b"last")
-    engine.end(b"a")
-    await asyncio.wait_for(idle, 5.0)
-    assert [(p.data, p.end) for p in gateway.pieces if p.lease_id == 1][-1][1] is StreamEnd.DONE
-    assert b"".join(p.data for p in gateway.pieces) == b"last"
-    assert len(engine.asks) == 1
-
-
-async def test_a_gateway_that_takes_nothing_in_does_not_hold_a_replica_for_ever(
-    core: StreamCore, engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_core, "STALLED_S", 0.01)
-    other = Gateway(core, "other")
-    gateway.full = True
-    gateway.begin(1, b"a")
-    other.begin(1, b"b")
-    await turns()
-    engine.end(b"a")
-    engine.end(b"b")
-    await asyncio.wait_for(core.until_idle(), 5.0)
-    await asyncio.wait_for(core.close(), 5.0)
-    assert (await other.end_of(1)).end is StreamEnd.DONE
 
 
 async def test_a_replica_that_closes_aborts_what_runs_and_tells_so(

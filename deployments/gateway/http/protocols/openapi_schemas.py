@@ -39,8 +39,7 @@ from deployments.gateway.http.protocols.openai_generation import ChatRequest, Co
 from deployments.gateway.http.protocols.predict import PredictRequest
 from deployments.gateway.http.protocols.tensors import HALVES, Datatype, documented
 from deployments.gateway.http.protocols.triton import ModelConfig, StatisticsResponse
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 Schema = dict[str, Any]
 

@@ -29,7 +29,7 @@ import numpy as np
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import json_body
 from deployments.gateway.rows import Array
-from runtimes.datatypes import DTYPES
+from runtimes.types import DTYPES
 
 # Checked after decoding, so that an error can name the tensor.
 Datatype = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(DTYPES)})]

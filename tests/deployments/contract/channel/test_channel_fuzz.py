@@ -50,8 +50,7 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
-from runtimes.datatypes import DTYPES
-from runtimes.types import EngineLoad
+from runtimes.types import DTYPES, EngineLoad
 
 KINDS = frozenset({Kind.BATCH, Kind.REPLY, Kind.BEGIN, Kind.STEPS, Kind.DROP})
 MAX_BYTES = 2000

@@ -46,8 +46,7 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
-from runtimes.datatypes import DTYPES
-from runtimes.types import EngineLoad, Ragged
+from runtimes.types import DTYPES, EngineLoad, Ragged
 
 FIXED = sorted(DTYPES.keys() - {"BYTES"})
 

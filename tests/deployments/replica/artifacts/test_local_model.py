@@ -15,7 +15,7 @@ from file_server import FileServer, serving
 
 from deployments.replica import describe
 from deployments.replica.artifacts import fetch
-from deployments.replica.artifacts.checksum import sha256_of
+from deployments.replica.artifacts.fetch import sha256_of
 from deployments.replica.artifacts.local_model import local_file, local_model
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import SourceError

@@ -14,7 +14,7 @@ from generating_stand import Generating, begun, reading
 from deployments.contract.channel import frames
 from deployments.contract.channel.frames import Kind, framed
 from deployments.contract.channel.stream_messages import StreamEnd
-from deployments.replica import channel_server, outbox
+from deployments.replica import channel_server, stream_core
 
 # ---- batches ------------------------------------------------------------------------------------
 
@@ -112,17 +112,6 @@ async def test_an_answer_that_no_frame_holds_is_a_fault_and_the_next_is_sent(
 # ---- requests to generate -----------------------------------------------------------------------
 
 
-async def test_what_is_generated_comes_over_the_connection_and_ends(
-    generating: Generating,
-) -> None:
-    reader = await reading(generating)
-    await begun(generating, reader, 1, b"a")
-    sent = await generating.stream(b"a", 5, 10)
-    generating.engine.end(b"a")
-    assert await reader.end_of(1) is StreamEnd.DONE
-    assert reader.data(1) == sent
-
-
 async def test_an_abort_ends_a_request_and_a_broken_connection_all_of_its_gateways(
     generating: Generating,
 ) -> None:
@@ -155,7 +144,7 @@ async def test_what_was_generated_and_no_frame_holds_ends_the_connection(
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small window, and messages that are no larger."""
     monkeypatch.setattr(channel_server, "WINDOW_BYTES", 1 << 16)
-    monkeypatch.setattr(outbox, "MAX_MESSAGE_BYTES", 1 << 14)
+    monkeypatch.setattr(stream_core, "MAX_MESSAGE_BYTES", 1 << 14)
     return 1 << 16
 
 

@@ -30,8 +30,13 @@ from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool import loading
-from deployments.replica.pool.loading import ModelLoader, PoolLoading
-from deployments.replica.pool.resident import LoadedModel, Place, ServedResident
+from deployments.replica.pool.loading import (
+    LoadedModel,
+    ModelLoader,
+    PoolContext,
+    PoolLoading,
+    ServedResident,
+)
 from runtimes.errors import LoadError
 
 
@@ -48,7 +53,7 @@ class Bench:
         self.hung = threading.Event()
         self.turn = DeviceTurn()
         self.loader = ModelLoader(cache_dir, 1.0)
-        self.place = Place("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
+        self.place = PoolContext("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
         self.loading = PoolLoading(self.loader, self.place, self.told.append)
         self.residents: dict[str, ServedResident] = {}
         self.channels: dict[str, TcpReplicaChannel] = {}
@@ -171,7 +176,7 @@ async def test_stalls_are_expected_while_a_model_loads_and_no_longer(bench: Benc
             return super().load(*args)
 
     loader = Watched(bench.loader.cache_dir, bench.loader.reserved_cpus)
-    place = Place("p", "127.0.0.1", 0.02, bench.turn, bench.hung.set)
+    place = PoolContext("p", "127.0.0.1", 0.02, bench.turn, bench.hung.set)
     loaded = await PoolLoading(loader, place, bench.told.append, may_stall).load(a_model("m"))
     assert said == ["from here", "loads", "to here"]
     loaded.runtime.close()
@@ -197,27 +202,18 @@ def in_time(model: PoolModel, seconds: float) -> PoolModel:
     return replace(model, args={**model.args, "start_timeout_s": seconds})
 
 
-@pytest.mark.parametrize("step", ["settings_of", "load"])
+@pytest.mark.parametrize(
+    ("step", "asked"), [("settings_of", "load"), ("load", "load"), ("settings_of", "min_bytes")]
+)
 async def test_a_load_that_does_not_end_ends_the_process(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, asked: str
 ) -> None:
     go_on = threading.Event()
     held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
     monkeypatch.setattr(ModelLoader, step, held)
+    ask = bench.start if asked == "load" else bench.loading.min_bytes
     with pytest.raises(TimeoutError):
-        await bench.start(in_time(a_model("a"), 0.05))
-    go_on.set()
-    assert bench.hung.is_set()
-
-
-async def test_files_that_never_come_end_the_process(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
-    monkeypatch.setattr(ModelLoader, "settings_of", held)
-    with pytest.raises(TimeoutError):
-        await bench.loading.min_bytes(in_time(a_model("a"), 0.05))
+        await ask(in_time(a_model("a"), 0.05))
     go_on.set()
     assert bench.hung.is_set()
 
@@ -232,14 +228,6 @@ async def test_a_time_out_of_the_loads_own_leaves_the_process_and_the_other_mode
     with pytest.raises(TimeoutError, match="does not answer"):
         await bench.start(a_model("a"))
     assert not bench.hung.is_set()
-
-
-async def test_the_bytes_of_a_model_are_at_least_its_files(bench: Bench, tmp_path: Path) -> None:
-    settings = bench.loader.settings_of(a_model("a"), lambda *_: None)
-    loaded = bench.loader.load(a_model("a"), settings, lambda *_: None)
-    loaded.runtime.close()
-    assert loaded.version
-    assert loaded.size_bytes >= 0
 
 
 async def test_a_model_with_which_the_process_is_over_its_limit_is_not_held(

@@ -13,8 +13,8 @@ from fake_engines import until
 
 from deployments.contract.pool import MEMBERS, PoolMember
 from deployments.contract.scaling.messages import POOL_ORDER, PoolModel, PoolOrder, PoolReport
-from deployments.replica.pool import orders
-from deployments.replica.pool.orders import Announcements, PoolOrders
+from deployments.replica.pool import pool_replica
+from deployments.replica.pool.pool_replica import OrderFollower, PoolAnnouncer
 
 A, B = PoolModel("a", "k", {}), PoolModel("b", "k", {})
 
@@ -54,7 +54,7 @@ Running = Callable[[Awaitable[None]], None]
 
 @pytest.fixture
 async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    monkeypatch.setattr(orders, "REPORT_S", 0.01)
+    monkeypatch.setattr(pool_replica, "REPORT_S", 0.01)
     tasks: list[Any] = []
     yield lambda work: tasks.append(asyncio.ensure_future(work))
     for task in tasks:
@@ -66,7 +66,7 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
 
 async def test_an_order_is_taken_once_and_again_when_it_changes(running: Running) -> None:
     told, actor = Told(), Actor()
-    running(PoolOrders(told, lambda: actor).follow())  # type: ignore[arg-type]
+    running(OrderFollower(told, lambda: actor).follow())  # type: ignore[arg-type]
     for order in (PoolOrder(1, (A,)), PoolOrder(1, (A,)), PoolOrder(2, (A, B)), PoolOrder(3)):
         actor.answers.put_nowait(order)
     await until(lambda: len(actor.asked) == 5)
@@ -78,7 +78,7 @@ async def test_an_autoscaler_that_has_decided_nothing_yet_changes_nothing(
     running: Running,
 ) -> None:
     told, actor = Told(), Actor()
-    running(PoolOrders(told, lambda: actor).follow())  # type: ignore[arg-type]
+    running(OrderFollower(told, lambda: actor).follow())  # type: ignore[arg-type]
     for order in (PoolOrder(5, (A,)), PoolOrder(0), PoolOrder(0), PoolOrder(9, (B,))):
         actor.answers.put_nowait(order)
     await until(lambda: len(actor.asked) == 5)
@@ -94,7 +94,7 @@ async def test_what_is_held_stays_while_the_autoscaler_is_away(running: Running)
             raise ValueError("no such actor")
         return actor
 
-    running(PoolOrders(told, autoscaler).follow())  # type: ignore[arg-type]
+    running(OrderFollower(told, autoscaler).follow())  # type: ignore[arg-type]
     actor.answers.put_nowait(PoolOrder(1, (A,)))
     await until(lambda: told.held == [(A,)])
     there = False
@@ -110,9 +110,9 @@ async def test_what_is_held_stays_while_the_autoscaler_is_away(running: Running)
 async def test_the_registry_hears_a_change_at_once_and_again_after_it_was_away(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "LEASE_S", 0.1)
+    monkeypatch.setattr(pool_replica, "LEASE_S", 0.1)
     told, actor = Told(), Actor()
-    announcements = Announcements("p", told, actor)  # type: ignore[arg-type]
+    announcements = PoolAnnouncer("p", told, actor)  # type: ignore[arg-type]
     running(announcements.keep())
     actor.answers.put_nowait(None)
     await until(lambda: actor.asked == [("p", MEMBERS.encode(()))])

@@ -15,7 +15,7 @@ from deployments.contract.pool import PoolMember
 from deployments.contract.scaling.messages import PoolModel
 from deployments.replica.device import Job
 from deployments.replica.pool import residents
-from deployments.replica.pool.resident import LoadedModel
+from deployments.replica.pool.loading import LoadedModel
 from deployments.replica.pool.residents import Residents
 from runtimes.errors import LoadError, Unhealthy
 

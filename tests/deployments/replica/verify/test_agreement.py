@@ -4,19 +4,25 @@ is said of those that do not."""
 from __future__ import annotations
 
 from math import inf, nan
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from deployments.replica.verify.agreement import Gathered, Interval, Tolerances, row_difference
+from deployments.replica.verify.agreement import (
+    ErrorStatistics,
+    Interval,
+    Tolerances,
+    row_difference,
+)
 
 SHORT, LONG, NONE = Interval(1, 16), Interval(17, 512), Interval(0, 0)
 
 
-def gathered(rows) -> Gathered:
+def gathered(rows) -> ErrorStatistics:
     """`rows`: (interval, reference, candidate)."""
-    found = Gathered()
+    found = ErrorStatistics()
     for number, (interval, left, right) in enumerate(rows):
         left, right = (np.asarray(side, np.float32) for side in (left, right))
         found.add("y", interval, (number, interval.longest), left, right)
@@ -86,13 +92,13 @@ def test_a_measure_that_no_output_has_is_no_agreement():
 
 
 def test_nothing_compared_is_no_agreement():
-    verdict = Gathered().verdict(Tolerances())
+    verdict = ErrorStatistics().verdict(Tolerances())
     assert not verdict.accepted
     assert "no output in common" in verdict.breaches[0].sentence()
 
 
 def test_each_output_is_judged_and_buckets_come_shortest_first():
-    found = Gathered()
+    found = ErrorStatistics()
     one, two = np.ones(2, np.float32), np.full(2, 2, np.float32)
     for interval in (LONG, SHORT):
         found.add("b", interval, (0, interval.longest), one, one)
@@ -107,97 +113,61 @@ def real(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def test_equal_rows_have_no_error():
-    error = row_difference(real(1, -2, 3), real(1, -2, 3))
-    assert (error.max_abs, error.sum_abs, error.max_rel, error.cosine) == (0, 0, 0, 1)
-    assert (error.elements, error.asked, error.hits) == (3, 1, 1)
+def texts(*values: bytes) -> np.ndarray:
+    return np.array(values, object)
 
 
-def test_absolute_errors_are_in_the_output_s_unit():
-    error = row_difference(real(10, 0), real(10.5, 0.25))
-    assert error.max_abs == 0.5
-    assert error.sum_abs == 0.75
+BF16, TWO_ROWS = np.array([1, 2], ml_dtypes.bfloat16), real(1, 2, 3, 3, 2, 1).reshape(2, 3)
+SAME = {"max_abs": 0, "sum_abs": 0, "max_rel": 0, "cosine": 1, "odd": 0}
+DIFFERENCES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "equal": (real(1, -2, 3), real(1, -2, 3), SAME | {"elements": 3, "asked": 1, "hits": 1}),
+    "in the output's unit": (real(10, 0), real(10.5, 0.25), {"max_abs": 0.5, "sum_abs": 0.75}),
+    "near zero, by the row's size": (
+        real(3, 4, 0), real(3, 4, 0.01), {"max_rel": 0.01 / np.sqrt(25 / 3)},
+    ),
+    "large, by itself": (real(100, 1, 1), real(101, 1, 1), {"max_rel": 0.01}),
+    "zeros": (real(0, 0), real(0, 0), {"max_rel": 0}),
+    "zero and nearly so": (real(0, 0), real(0, 1e-9), {"max_rel": inf, "cosine": 0}),
+    "another shape": (
+        np.zeros((2, 3)), np.zeros((3, 2)),
+        {"max_abs": inf, "note": "has the shape [3, 2] for [2, 3]"},
+    ),
+    "choices along the last axis": (
+        TWO_ROWS, real(1, 2, 2.5, 1, 2, 1).reshape(2, 3), {"asked": 2, "hits": 1},
+    ),
+    "a choice that is as good": (real(5, 5, 1), real(1, 5, 0), {"hits": 1}),
+    "NaN chooses nothing": (real(1, 2), real(nan, 2), {"hits": 0}),
+    "whole numbers have no angle": (
+        np.array([1, 2]), np.array([1, 4]), {"max_abs": 2, "cosine": None, "asked": 0},
+    ),
+    "texts alike": (texts(b"a", b"b"), texts(b"a", b"b"), {"max_abs": 0}),
+    "texts": (texts(b"a", b"b"), texts(b"a", b"c"), {"max_abs": 1}),
+    "bfloat16 is real": (BF16, BF16, {"cosine": 1}),
+    "nothing": (real(), real(), {"max_abs": 0}),
+    "a single number": (
+        np.float32(2), np.array(2.5, np.float32), {"max_abs": 0.5, "asked": 0, "elements": 1},
+    ),
+    "a single text": (np.array(b"a", object), np.array(b"b", object), {"max_abs": 1}),
+}  # fmt: skip
 
 
-def test_a_value_near_zero_is_judged_by_the_row_s_size():
-    error = row_difference(real(3, 4, 0), real(3, 4, 0.01))
-    assert error.max_rel == pytest.approx(0.01 / np.sqrt(25 / 3))
-
-
-def test_a_large_value_is_judged_by_itself():
-    error = row_difference(real(100, 1, 1), real(101, 1, 1))
-    assert error.max_rel == pytest.approx(0.01)
+@pytest.mark.parametrize(("left", "right", "said"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_rows_differ_as_said(left: Any, right: Any, said: dict[str, Any]) -> None:
+    error = row_difference(left, right)
+    for name, value in said.items():
+        wanted = pytest.approx(value, rel=1e-5) if isinstance(value, int | float) else value
+        assert getattr(error, name) == wanted, name
 
 
 @pytest.mark.parametrize("spoilt", [inf, -inf, nan])
-def test_what_is_finite_on_one_side_alone_is_infinitely_wrong(spoilt):
+def test_what_is_not_finite_agrees_only_with_itself(spoilt):
     for left, right in ((real(1, 2), real(1, spoilt)), (real(1, spoilt), real(1, 2))):
         error = row_difference(left, right)
-        assert error.max_abs == inf
-        assert error.cosine == 0
-        assert error.odd == 1
-
-
-@pytest.mark.parametrize("spoilt", [inf, -inf, nan])
-def test_what_is_not_finite_on_both_sides_alike_agrees(spoilt):
+        assert (error.max_abs, error.cosine, error.odd) == (inf, 0, 1)
     error = row_difference(real(1, spoilt), real(1, spoilt))
     assert (error.max_abs, error.max_rel, error.cosine, error.odd) == (0, 0, 1, 0)
 
 
-def test_zeros_agree_with_zeros_and_with_nothing_else():
-    assert row_difference(real(0, 0), real(0, 0)).max_rel == 0
-    error = row_difference(real(0, 0), real(0, 1e-9))
-    assert (error.max_rel, error.cosine) == (inf, 0)
-
-
-def test_another_shape_is_no_agreement_and_says_so():
-    error = row_difference(np.zeros((2, 3)), np.zeros((3, 2)))
-    assert error.max_abs == inf
-    assert error.note == "has the shape [3, 2] for [2, 3]"
-
-
-def test_choices_are_counted_along_the_last_axis():
-    left = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
-    right = np.array([[1, 2, 2.5], [1, 2, 1]], np.float32)
-    error = row_difference(left, right)
-    assert (error.asked, error.hits) == (2, 1)
-
-
-def test_a_choice_that_is_as_good_counts_as_the_same():
-    assert row_difference(real(5, 5, 1), real(1, 5, 0)).hits == 1
-
-
-def test_a_row_with_nan_chooses_nothing():
-    assert row_difference(real(1, 2), real(nan, 2)).hits == 0
-
-
-def test_integers_are_compared_as_numbers_and_have_no_angle():
-    error = row_difference(np.array([1, 2]), np.array([1, 4]))
-    assert (error.max_abs, error.cosine, error.asked) == (2, None, 0)
-
-
-def test_texts_are_alike_or_not():
-    left, right = np.array([b"a", b"b"], object), np.array([b"a", b"c"], object)
-    assert row_difference(left, left).max_abs == 0
-    assert row_difference(left, right).max_abs == 1
-
-
-def test_bfloat16_is_real():
-    row = np.array([1, 2], ml_dtypes.bfloat16)
-    assert row_difference(row, row).cosine == 1
-
-
 def test_the_angle_of_huge_values_does_not_overflow():
-    assert row_difference(real(1e38, 1e38), real(1e38, 1.1e38)).cosine == pytest.approx(
-        0.9989, abs=1e-3
-    )
-
-
-def test_an_empty_row_agrees():
-    assert row_difference(real(), real()).max_abs == 0
-
-
-def test_a_row_may_be_a_single_number():
-    error = row_difference(np.float32(2), np.array(2.5, np.float32))
-    assert (error.max_abs, error.asked, error.elements) == (0.5, 0, 1)
-    assert row_difference(np.array(b"a", object), np.array(b"b", object)).max_abs == 1
+    cosine = row_difference(real(1e38, 1e38), real(1e38, 1.1e38)).cosine
+    assert cosine == pytest.approx(0.9989, abs=1e-3)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from deployments.cli import main
 from deployments.preprocess.images import prepared
-from deployments.replica.image_model import image_input, row_shapes
+from deployments.replica.describe import image_input, row_shapes
 from deployments.settings.image import ImageSettings
 from deployments.settings_files.load import load
 from runtimes import fingerprint, ragged_file

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fake_runtimes import FakeRuntime
 
-from deployments.replica.verify.comparison import NotAccepted
-from deployments.replica.verify.drawn_answers import judge
+from deployments.replica.verify.gate import judge_drawn_answers
+from deployments.replica.verify.verification import NotAccepted
 from runtimes.errors import RunError
 from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, StageTimes, TensorSpec
 
@@ -45,25 +45,25 @@ def settings(tmp_path: Path) -> RuntimeSettings:
 def test_a_model_that_never_answers_finitely_is_refused(settings: RuntimeSettings) -> None:
     runtime = Answering(lambda length: np.nan)
     with pytest.raises(NotAccepted, match="allow_non_finite: true"):
-        judge(settings, runtime)
+        judge_drawn_answers(settings, runtime)
     assert {n for batch in runtime.batches for n in batch.lengths.tolist()} >= {1, 8, 33, 64}
 
 
 @pytest.mark.parametrize("finite", [8, 33])
 def test_one_finite_answer_is_enough(settings: RuntimeSettings, finite: int) -> None:
-    judge(settings, Answering(lambda length: 1.0 if length == finite else np.inf))
+    judge_drawn_answers(settings, Answering(lambda length: 1.0 if length == finite else np.inf))
 
 
 def test_a_model_that_fails_on_drawn_rows_is_not_judged(settings: RuntimeSettings) -> None:
     def fails(length: int) -> float:
         raise RunError("no such input")
 
-    judge(settings, Answering(fails))
+    judge_drawn_answers(settings, Answering(fails))
 
 
 def test_a_healthy_model_is_asked_once(settings: RuntimeSettings) -> None:
     runtime = Answering(float)
-    judge(settings, runtime)
+    judge_drawn_answers(settings, runtime)
     assert len(runtime.batches) == 1
 
 
@@ -71,12 +71,12 @@ def test_a_healthy_model_is_asked_once(settings: RuntimeSettings) -> None:
 def test_a_model_that_always_answers_alike_is_told(
     settings: RuntimeSettings, caplog: pytest.LogCaptureFixture, answer: float
 ) -> None:
-    judge(settings, Answering(lambda length: answer))
+    judge_drawn_answers(settings, Answering(lambda length: answer))
     assert "4 different drawn inputs have the same answer (output y)" in caplog.text
 
 
 def test_a_model_whose_answers_differ_is_not(
     settings: RuntimeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    judge(settings, Answering(float))
+    judge_drawn_answers(settings, Answering(float))
     assert caplog.text == ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.replica.verify import gate, verification
-from deployments.replica.verify.comparison import NotAccepted
+from deployments.replica.verify.verification import NotAccepted
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
 from runtimes import catalog

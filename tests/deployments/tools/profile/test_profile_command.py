@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from deployments import cli
 from deployments.replica.describe import runtime_settings
-from deployments.replica.stored_profile import identity_of, look_up
+from deployments.replica.known_costs import identity_of, look_up
 from deployments.settings_files.load import load
 from deployments.tools.profile import measure, sweep
 from runtimes.synthetic import runtime as synthetic

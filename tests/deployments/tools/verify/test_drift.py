@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from deployments.tools.verify.layers import around, drifts, tensor_error
-from runtimes.layers import Layer
+from runtimes.layers import TracedTensor
 
 ONES = np.ones(4, np.float32)
 
 
-def layer(name: str, *inputs: str, value=ONES) -> Layer:
-    return Layer(name, f"node_{name}", "Op", inputs, np.asarray(value, np.float32))
+def layer(name: str, *inputs: str, value=ONES) -> TracedTensor:
+    return TracedTensor(name, f"node_{name}", "Op", inputs, np.asarray(value, np.float32))
 
 
-def chain(**errors: float) -> list[Layer]:
+def chain(**errors: float) -> list[TracedTensor]:
     """a → b → c → d, each off by its error."""
     before = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",)}
     return [layer(n, *i, value=ONES * (1 + errors.get(n, 0))) for n, i in before.items()]

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
-from runtimes.openvino.library import library
+from runtimes.openvino.model import library
 
 pytest.importorskip("openvino")
 pytest.importorskip("onnxruntime")

@@ -31,8 +31,7 @@ from deployments.gateway.telemetry.metrics import (
 )
 from deployments.preprocess.images import opened
 from deployments.settings.gateway import PRIORITIES
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 Describe = Callable[..., ModelDescription]
 

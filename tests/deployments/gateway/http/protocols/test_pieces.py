@@ -29,8 +29,7 @@ from deployments.gateway.http.protocols.tensors import (
     RequestedOutput,
     RowTensor,
 )
-from runtimes.datatypes import DTYPES
-from runtimes.types import TensorSpec
+from runtimes.types import DTYPES, TensorSpec
 
 Describe = Callable[..., ModelDescription]
 RNG = np.random.default_rng(7)

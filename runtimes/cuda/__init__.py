@@ -1,1 +1,0 @@
-"""What backends share of NVIDIA's libraries: the driver, memory, captured graphs."""
