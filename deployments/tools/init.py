@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from pydantic.fields import FieldInfo
 
-from autoscaling.explain import explain
+from autoscaling.sentences import explain
 from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings

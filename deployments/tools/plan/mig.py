@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoscaling.mig.gpus import GPUS, Gpu, Profile, with_usable
-from autoscaling.mig.packing import pack, profile_for
-from autoscaling.mig.types import Demand, PlannedGpu, Slice
+from autoscaling.mig.geometry import GPUS, Gpu, Profile, with_usable
+from autoscaling.mig.packing import Demand, PlannedGpu, Slice, pack, profile_for
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 from deployments.tools.plan import manifests
