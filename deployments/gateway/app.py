@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.contract import errors
+from deployments.gateway.generation import generate
 from deployments.gateway.http import request_head
 from deployments.gateway.http.codecs import (
     ClassifyCodec,
@@ -26,9 +27,9 @@ from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes, openai_generation
 from deployments.gateway.http.request_head import NO_CORS, HeadChecks
 from deployments.gateway.models.catalogue import Catalogue
-from deployments.gateway.operator_pages import OperatorPages
-from deployments.gateway.pages import Pages
+from deployments.gateway.pages import OperatorPages, Pages
 from deployments.gateway.pipeline import Pipeline
+from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.services import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
@@ -52,6 +53,7 @@ class GatewayApp:
     def __init__(
         self,
         services: GatewayServices,
+        rollouts: GatewayRollouts,
         pages: Pages,
         operator: OperatorPages,
         # Is told every request's client address, for keep-alive counters, and every refusal that
@@ -61,10 +63,10 @@ class GatewayApp:
     ) -> None:
         # For whoever tells other gateways of them.
         self.rates = services.rates
-        self.rollouts = services.rollouts
+        self.rollouts = rollouts
         self.suspected = services.suspected
         self._services = services
-        self._pipeline = Pipeline(services)
+        self._pipeline = Pipeline(services, rollouts, generate)
         self._pages = pages
         self._operator = operator
         self._connection = telemetry.connection
@@ -169,7 +171,8 @@ def assembled(
     pages = Pages(models, telemetry, tenants, settings.priorities)
     operator = OperatorPages(registry, tenants, telemetry.used)
     heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys)
-    return GatewayApp(services, pages, operator, telemetry, heads)
+    rollouts = GatewayRollouts(models, pool, len(settings.priorities))
+    return GatewayApp(services, rollouts, pages, operator, telemetry, heads)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

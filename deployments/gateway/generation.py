@@ -19,7 +19,6 @@ from time import monotonic
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols import openai_generation
@@ -35,6 +34,7 @@ from deployments.gateway.request_context import (
     check_tenant_bounds,
     queue_request,
 )
+from deployments.gateway.rollout.model_selection import ModelSelection
 from deployments.gateway.services import GatewayServices
 from deployments.gateway.tenancy.tenants import Caller
 from deployments.preprocess.tokenizer import TextTokenizer

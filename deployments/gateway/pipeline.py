@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway.fallback import ModelSelection
-from deployments.gateway.generation import generate
 from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
@@ -36,16 +34,19 @@ from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
+from deployments.gateway.queues.suspected_requests import Work
 from deployments.gateway.request_context import RequestContext, check_tenant_bounds, queue_request
 from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.single_flight import Follower
+from deployments.gateway.rollout.model_selection import ModelSelection
+from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.rollout.shadow_traffic import Answered
 from deployments.gateway.rows import RowAnswer, Rows, row_keys
 from deployments.gateway.services import GatewayServices, RequestWatcher
-from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 
 T = TypeVar("T")
+Generate = Callable[[GatewayServices, RequestContext, ModelSelection, Any], Awaitable[None]]
 _ROW_BYTES = 512  # a row takes up to 9 us to read, as long as so many bytes of numbers
 _LEFT = errors.CallerLeft.status  # and above: nothing shows that the request is harmless
 
@@ -53,8 +54,12 @@ _LEFT = errors.CallerLeft.status  # and above: nothing shows that the request is
 class Pipeline:
     """The stages of every request that asks a model for an answer."""
 
-    def __init__(self, services: GatewayServices) -> None:
+    def __init__(
+        self, services: GatewayServices, rollouts: GatewayRollouts, generate: Generate
+    ) -> None:
         self._services = services  # what all requests share: tenants, models, the pool, limits
+        self._rollouts = rollouts  # which version gets a request of a model under rollout
+        self._generate = generate  # answers a request that generates, from stage 8 on
 
     async def answer(
         self,
@@ -146,7 +151,7 @@ class Pipeline:
         # answer piece by piece. Rows (8 to 11) are answered together, then encoded by the
         # description of the version that ran them.
         if isinstance(codec, GenerationCodec):
-            generating = partial(generate, services, context, selection, call)
+            generating = partial(self._generate, services, context, selection, call)
             await _with_fallback(services.watcher, context, selection, generating)
             return
         done, encoded, large = await self._answered(context, selection, codec, call, version)
@@ -163,7 +168,7 @@ class Pipeline:
         # waits for it.
         if _may_be_copied(context, selection):
             copied = Answered(done.description, done.rows, done.answers, context.request_bytes)
-            services.rollouts.answered(context.model, copied)
+            self._rollouts.answered(context.model, copied)
 
     def _decoded(
         self,
@@ -317,7 +322,7 @@ class Pipeline:
             raise unknown_model(f"{name}:{adapter}" if adapter else name)
         services = self._services
         under_rollout = name in services.models.routes
-        assignment = services.rollouts.assignment(name, version) if under_rollout else None
+        assignment = self._rollouts.assignment(name, version) if under_rollout else None
         selection = ModelSelection(services.models, caller.tenant, name, version, assignment)
         context.model, context.scheduling = name, selection.scheduling
         services.watcher.arrived(context)

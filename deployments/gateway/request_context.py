@@ -15,9 +15,9 @@ from deployments.contract import errors
 from deployments.contract.description import Scheduling
 from deployments.gateway.http.exchange import Exchange, RequestOptions
 from deployments.gateway.queues.dispatcher_driver import QueueRequest
+from deployments.gateway.queues.suspected_requests import Work
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows import RowAnswer
-from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller
 from deployments.gateway.tracing import TraceContext
 from routers.api.requests import Tokens

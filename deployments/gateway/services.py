@@ -22,9 +22,8 @@ from deployments.gateway.http.body import (
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
+from deployments.gateway.queues.suspected_requests import SuspectedRequests
 from deployments.gateway.request_context import RequestContext
-from deployments.gateway.rollout.rollouts import GatewayRollouts
-from deployments.gateway.suspected_requests import SuspectedRequests
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.rates import QuotaKey, Rates, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
@@ -65,7 +64,6 @@ class GatewayServices:
     ) -> None:
         limits = settings.limits
         self.models = models
-        self.rollouts = GatewayRollouts(models, pool, len(settings.priorities))
         self.limits = BodyLimits(
             limits.max_body_bytes,
             limits.max_inflated_bytes,

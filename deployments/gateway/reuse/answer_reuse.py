@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.reuse.response_cache import ResponseCache, ResponseCacheStatistics
-from deployments.gateway.reuse.single_flight import Answers, Follower, SingleFlight
+from deployments.gateway.reuse.single_flight import Answers, Follower, SingleFlight, SubmittedRun
 from deployments.gateway.rows import RowAnswer, Rows, joint_key
 
 clock = time.monotonic
@@ -89,7 +89,7 @@ class AnswerReuse:
     def __init__(
         self,
         description: ModelDescription,
-        cancel: Callable[[PendingBatchRequest], None],  # ends a run that nobody waits for
+        cancel: Callable[[Any], None],  # ends a run that nobody waits for
     ) -> None:
         self._cache: ResponseCache | None = None
         self._single_flight = SingleFlight(cancel, description.scheduling.core.max_queue_rows)
@@ -120,7 +120,7 @@ class AnswerReuse:
         )
 
     async def answers(
-        self, query: ReuseQuery, follower: Follower, submit: Callable[[Rows], PendingBatchRequest]
+        self, query: ReuseQuery, follower: Follower, submit: Callable[[Rows], SubmittedRun]
     ) -> ReusedAnswers:
         """The answers of all rows: from the cache, and the rest from another request's run or a new
         one (`submit`). Raises as `SingleFlight.answers`."""
@@ -160,8 +160,8 @@ class AnswerReuse:
         return query.tenant, joint_key(keys)
 
     def _to_keep(
-        self, pending: PendingBatchRequest, query: ReuseQuery, keys: Sequence[bytes]
-    ) -> PendingBatchRequest:
+        self, pending: SubmittedRun, query: ReuseQuery, keys: Sequence[bytes]
+    ) -> SubmittedRun:
         """The run, whose answers are kept when they come."""
         if self._cache is not None and query.keep:
             pending.future.add_done_callback(partial(self._keep, query, keys))

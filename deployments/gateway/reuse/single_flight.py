@@ -17,15 +17,25 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from deployments.contract import errors
-from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.rows import RowAnswer
-from routers.api.requests import Reason
+from routers.api.requests import Reason, Request
 
 Answers = tuple[RowAnswer, ...]
 clock = time.monotonic
 _NEVER = float("inf")
+
+
+class SubmittedRun(Protocol):
+    """A request in a queue, as those who share its run see it."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def future(self) -> asyncio.Future[Answers]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +43,7 @@ class _SharedRun:
     """One request in the queue, and all callers that wait for it."""
 
     key: Hashable
-    pending: PendingBatchRequest
+    pending: SubmittedRun
     followers: dict[Follower, None] = field(default_factory=dict)  # ordered set
 
     @property
@@ -92,7 +102,7 @@ class SingleFlight:
 
     def __init__(
         self,
-        cancel: Callable[[PendingBatchRequest], None],  # ends a run that nobody waits for
+        cancel: Callable[[Any], None],  # ends a run that nobody waits for
         max_rows: int,  # of all who follow
     ) -> None:
         self._cancel = cancel
@@ -112,7 +122,7 @@ class SingleFlight:
         return self._following_rows
 
     async def answers(
-        self, key: Hashable, follower: Follower, submit: Callable[[], PendingBatchRequest]
+        self, key: Hashable, follower: Follower, submit: Callable[[], SubmittedRun]
     ) -> Answers:
         """The answers to what `key` stands for, by a run under way or by a new one (`submit`).
 
@@ -132,7 +142,7 @@ class SingleFlight:
         self,
         key: Hashable,
         follower: Follower,
-        submit: Callable[[], PendingBatchRequest],
+        submit: Callable[[], SubmittedRun],
         now: float,
     ) -> _SharedRun:
         under_way = self._running.get(key)
@@ -150,7 +160,7 @@ class SingleFlight:
         follower.followed = False
         return run
 
-    def _begin(self, key: Hashable, pending: PendingBatchRequest) -> _SharedRun:
+    def _begin(self, key: Hashable, pending: SubmittedRun) -> _SharedRun:
         """Register a new run. It replaces an older run of the same key for those who come, because
         it is more urgent or has more time."""
         run = self._running[key] = _SharedRun(key, pending)

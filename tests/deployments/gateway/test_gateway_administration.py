@@ -10,8 +10,8 @@ import pytest
 from fake_engines import until
 
 from deployments.contract.registry import GatewaySnapshot
-from deployments.gateway import deployment
-from deployments.gateway.deployment import Gateway
+from deployments.gateway import application
+from deployments.gateway.application import Gateway
 from deployments.gateway.tenancy.rates import Rates
 
 
@@ -90,7 +90,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("_PUSH_ANSWER_S", 0.001),
         ("_PUSHES_APART_S", 0.0),
     ):
-        monkeypatch.setattr(deployment, name, value)
+        monkeypatch.setattr(application, name, value)
     made: Any = Standing.__new__(Standing)
     made._tenants, made._models, made._registry = Tenants(), Models(), Hanging()
     made._telemetry, made._app, made._uid = Telemetry(), App(), "g"

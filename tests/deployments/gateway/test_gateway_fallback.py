@@ -17,8 +17,8 @@ from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import ReuseSettings
 from deployments.contract.scaling.messages import ModelOutlook
-from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, refusal
+from deployments.gateway.rollout.model_selection import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Reason

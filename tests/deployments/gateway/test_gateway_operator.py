@@ -12,7 +12,7 @@ import pytest
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.errors import Unauthorized
-from deployments.gateway import operator_pages
+from deployments.gateway import pages
 from deployments.gateway.app import assembled
 from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
 from deployments.gateway.tenancy.tenants import hash_key, new_key
@@ -176,7 +176,7 @@ async def test_a_registry_that_hangs_is_503_in_time(
     async def hangs() -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(operator_pages, "_STATUS_S", 0.001)
+    monkeypatch.setattr(pages, "_STATUS_S", 0.001)
     monkeypatch.setattr(actor, "remote", hangs)
     answer = await operate(stand, "GET", "/admin/status", BEARER)
     assert answer.status == 503

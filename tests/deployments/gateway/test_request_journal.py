@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.gateway.suspected_requests import (
+from deployments.gateway.queues.suspected_requests import (
     NO_SLOT,
     Note,
     RequestJournal,
@@ -28,7 +28,7 @@ SLOTS = 3
 # Notes the keys that it reads, one a line, after its own name; the second one ran alone.
 GATEWAY = """
 import os, pathlib, sys
-from deployments.gateway.suspected_requests import RequestJournal
+from deployments.gateway.queues.suspected_requests import RequestJournal
 journal = RequestJournal(pathlib.Path(sys.argv[1]), sys.argv[2], 3)
 slots = [journal.note(bytes.fromhex(key), alone=n == 1) for n, key in enumerate(sys.argv[3:])]
 print("noted", flush=True)

@@ -24,10 +24,11 @@ from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
-from deployments.gateway import services, suspected_requests
+from deployments.gateway import services
 from deployments.gateway.http.codecs import InferCodec
 from deployments.gateway.models.crash_exchange import CrashExchange
-from deployments.gateway.suspected_requests import Note, key_of
+from deployments.gateway.queues import suspected_requests
+from deployments.gateway.queues.suspected_requests import Note, key_of
 from routers.api.requests import Reason
 
 MODELS = {"device": SYNTHETIC}
@@ -38,7 +39,7 @@ POISON, OTHER = body_of([4]), body_of([5])
 # A gateway that works on the keys that it is given.
 GATEWAY = """
 import pathlib, sys
-from deployments.gateway.suspected_requests import RequestJournal
+from deployments.gateway.queues.suspected_requests import RequestJournal
 folder, name, *keys = sys.argv[1:]
 journal = RequestJournal(pathlib.Path(folder), name, 200)
 for key in keys:
