@@ -23,7 +23,7 @@ from deployments.contract.channel.frames import (
     encode_call,
     encode_reply,
 )
-from deployments.contract.channel.handshake import Challenge, Hello, Proof, RefusalReason
+from deployments.contract.channel.handshake import Challenge, Hello, Proof, Refusal
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
@@ -161,7 +161,7 @@ SAMPLES = {
     "hello": Sample(Hello((4, 3), "gateway-1", "replica-1", bytes(range(32))), *_plain(Hello)),
     "challenge": Sample(Challenge(3, bytes(range(32)), bytes(32)), *_plain(Challenge)),
     "proof": Sample(Proof(bytes(range(32))), *_plain(Proof)),
-    "reason": Sample(RefusalReason("another key"), *_plain(RefusalReason)),
+    "reason": Sample(Refusal("another key"), *_plain(Refusal)),
     "batch_call": Sample(CALL, *_in_parts(encode_call, decode_call)),
     "batch_reply": Sample(REPLY, *_in_parts(encode_reply, decode_reply)),
     "generate_call": Sample(GENERATE, *_in_parts(encode_generate, decode_generate)),

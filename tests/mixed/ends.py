@@ -9,6 +9,7 @@ sends requests over the real channel, and writes what came of them as JSON.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import sys
 import tempfile
@@ -56,7 +57,9 @@ class StreamChannel(TcpReplicaChannel):
     """To the replica that generates. `cores`: the stand looks for those of this process."""
 
     def __init__(self, replica: FarReplica) -> None:
-        super().__init__("g0", replica.key_of, speaks=True)
+        known = inspect.signature(TcpReplicaChannel.__init__).parameters
+        flag = "sends_heartbeats" if "sends_heartbeats" in known else "speaks"
+        super().__init__("g0", replica.key_of, **{flag: True})
         self.cores: dict[str, Any] = {}
 
 

@@ -94,7 +94,7 @@ class Queue:
         waits_s = [len(each.waiting) * self._unit_s for each in self.flows.values()]
         rivals = sum(wait_s > 0.0 for wait_s in waits_s)
         before_s, tracked.forecast_s = len(flow.waiting) * self._unit_s, 0.0
-        newcomer = found(tracked, now, before_s=before_s, rivals=rivals)
+        newcomer = found(tracked, now, before_s=before_s, competing_weight=rivals)
         for each in self.controllers.on_arrival:
             answer = ask(each, newcomer, now)
             if (answer.refused or answer.late_by_s) and each.verdicts.no():

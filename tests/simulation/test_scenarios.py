@@ -49,7 +49,7 @@ def test_no_request_is_lost_with_a_replica(name):
 
 def test_stored_log_of_streams_has_all_that_may_become_of_one():
     folder = Path(__file__).parents[1] / "oracles"
-    found = simulation("stream-faults", "duration_s=10", "warmup_s=2", folder=folder, seed=1)
+    found = simulation("stream-faults", "duration_s=40", "warmup_s=2", folder=folder, seed=1)
     (core,) = found.cores
     counts = core.preempted, core.hedges, core.hedges_won, core.suspensions, core.moved_rows
     assert all(counts), counts

@@ -138,7 +138,7 @@ def test_without_a_collector_the_trace_is_passed_on_and_nothing_recorded():
             "opentelemetry",
         ),
         (
-            "import deployments.gateway.telemetry.gateway_telemetry as t; t._span_writer(None)",
+            "import deployments.gateway.telemetry.span_trees as t; t.span_writer(None)",
             "deployments.gateway.telemetry.spans",
         ),
     ],

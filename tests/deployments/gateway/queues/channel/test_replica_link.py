@@ -82,7 +82,7 @@ def challenge_of_the_future(stranger: Stranger) -> None:
         (challenge_of_a_liar, "the replica does not know its key"),
         (challenge_of_the_future, "the replica takes version 9, which was not offered"),
         (lambda s: s.send(Kind.REFUSED, 0, [refusal("not you")]), "refused: not you"),
-        (lambda s: s.send(Kind.REFUSED, 0, [b"\xc1"]), "a reason that cannot be read"),
+        (lambda s: s.send(Kind.REFUSED, 0, [b"\xc1"]), "a refusal that cannot be read"),
         (lambda s: s.close(), "the replica closed it|reset"),
     ],
 )
