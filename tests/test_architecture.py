@@ -196,7 +196,8 @@ def test_whoever_reads_or_assigns_another_classs_field_is_not(function):
     assert found["Lease"] == {}
 
 
-NAMED = re.compile(r"\b((?:deployments|routers|runtimes|loadtests|tests)/[\w/]+\.(?:py|yaml))\b")
+FOLDERS = "deployments|routers|runtimes|loadtests|tests|autoscaling|yaml_document"
+NAMED = re.compile(rf"\b((?:{FOLDERS})/[\w/]+\.(?:py|yaml))\b")
 
 
 def test_files_that_the_documentation_names_exist():

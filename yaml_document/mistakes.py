@@ -123,7 +123,7 @@ def _unknown(path: DocumentPath, root: type[Section], unknown: str) -> str:
         return unknown
     name = str(path[-1])
     if name in section.gone:
-        return f"is no setting any more; leave it out: {section.gone[name]}"
+        return f"was removed; delete this line. In its place: {section.gone[name]}"
     close = difflib.get_close_matches(name, section.model_fields, 1, 0.6)
     if close:
         return f"{unknown}; did you mean {close[0]}?"

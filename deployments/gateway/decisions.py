@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from deployments.process.logs import DECISIONS
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
 from routers.api.events import Arrive, Cancel, Closed, Event
 from routers.api.requests import LeaseEnd, Request
@@ -26,7 +27,7 @@ _OF_LEASES = {
                     "are tried once more, alone"),
     LeaseEnd.ABORTED: ("aborted", "as the gateway had asked"),
 }  # fmt: skip
-logger = logging.getLogger("headrace.decisions")
+logger = logging.getLogger(DECISIONS)
 
 
 class DecisionLog:

@@ -60,7 +60,7 @@ _DOCS_PACKAGE = "fastapi_offline"
 _HTML = b"text/html; charset=utf-8"
 _MEDIA = {".css": b"text/css", ".js": b"text/javascript; charset=utf-8", ".png": b"image/png"}
 _KEPT_A_DAY = [(b"cache-control", b"max-age=86400")]
-_RETRY_AFTER = [(b"retry-after", b"2")]
+_RETRY_AFTER = [(b"retry-after", b"%d" % errors.NOT_READY_S)]
 Page = tuple[int, Encoded]
 
 

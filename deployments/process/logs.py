@@ -42,6 +42,7 @@ FIELDS = (
     "actor", "verb", "object", "source", "before", "after", "detail",
 )  # fmt: skip
 ROOT = "headrace"
+DECISIONS = "headrace.decisions"  # the log of decisions about requests
 _LONGEST_TEXT = 8192  # characters of one value
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # control characters
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -114,6 +115,8 @@ def configure(
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
+    # Written only where settings ask for it, and then whatever else is left out.
+    logging.getLogger(DECISIONS).setLevel(logging.INFO)
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, object]:

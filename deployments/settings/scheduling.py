@@ -127,7 +127,7 @@ class CrashSettings(Section):
         default=8,
         ge=0,
         le=1_000_000,
-        description="A tenant with whose inputs so many replicas were lost within `refuse_s` gets "
+        description="A tenant with whose inputs so many replicas were lost within 10 minutes gets "
         "429 from the model until the first loss is older than that. 0: never. A loss counts if "
         "the input was quarantined for it, or if the inputs of one unanswered request are the only "
         "possible cause left.",

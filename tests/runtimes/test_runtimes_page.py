@@ -46,7 +46,7 @@ def _written(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def options_class(entry: catalog.Entry) -> type:
+def options_class(entry: catalog.BackendEntry) -> type:
     cls: type = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
     return cls
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from deployments.contract.errors import SOON_S, Overloaded
+from deployments.contract.errors import NOT_READY_S, SOON_S, Overloaded
 from deployments.gateway.tenancy.rates import QuotaKey, SharedBound
 
 T = TypeVar("T")
@@ -321,4 +321,4 @@ class FairThreadPool:
 
 
 def _closing() -> Overloaded:
-    return Overloaded("the server is shutting down", retry_after_s=SOON_S, reason="draining")
+    return Overloaded("the server is shutting down", retry_after_s=NOT_READY_S, reason="draining")

@@ -251,3 +251,11 @@ def test_a_key_is_in_no_line(written, form):
         logger.exception("it failed")
     assert "hr_…" in lines()[0]
     assert key[3:] not in "".join(lines())
+
+
+def test_decisions_are_written_whatever_else_is_left_out() -> None:
+    out = io.StringIO()
+    logs.configure("warning", "json", out)
+    logging.getLogger(logs.DECISIONS).info("decision", extra={"request_id": "r"})
+    logging.getLogger(f"{logs.ROOT}.gateway").info("nobody asked for this")
+    assert [json.loads(line)["request_id"] for line in out.getvalue().splitlines()] == ["r"]

@@ -46,7 +46,7 @@ def test_a_setting_that_is_gone_is_told_what_holds_in_its_place(
             within = within.setdefault(step, {})
         within[name] = 1
         said = mistakes(tmp_path, yaml.safe_dump(data))
-        told = f"{place}.{name}: is no setting any more; leave it out: {instead}"
+        told = f"{place}.{name}: was removed; delete this line. In its place: {instead}"
         assert any(each.endswith(told) for each in said), said
 
 
