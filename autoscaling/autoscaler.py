@@ -17,10 +17,9 @@ from autoscaling.budget import Claim, ceilings, share
 from autoscaling.demand import WINDOWS_S
 from autoscaling.envelope import RATE_WINDOW_S
 from autoscaling.model_scaler import ModelScaler
-from autoscaling.pool import Excess, Pool
-from autoscaling.residency import ResidentWant
+from autoscaling.observation import LadderStep
+from autoscaling.pool import Excess, Pool, ResidentWant
 from autoscaling.settings import ScalingSettings
-from autoscaling.start_times import LadderStep
 from autoscaling.types import (
     Decisions,
     DemandReading,

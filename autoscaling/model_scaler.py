@@ -15,14 +15,12 @@ from autoscaling import sentences
 from autoscaling.budget import Claim, Grant
 from autoscaling.demand import LONGEST_WINDOW_S, Demand, DemandView
 from autoscaling.envelope import RATE_WINDOW_S, Backlog, Envelope, Spike, windows
-from autoscaling.forecast import Plan
+from autoscaling.forecast import Plan, Planning
 from autoscaling.hysteresis import FIRM, RELAXED, Hysteresis, Terms, Wants
-from autoscaling.observation import Observation
-from autoscaling.planning import Planning
-from autoscaling.proposal import Proposal
+from autoscaling.observation import Observation, StartTimes
+from autoscaling.sentences import Proposal
 from autoscaling.settings import GroupTerms, Mode, ModelTerms
 from autoscaling.sizing import Option, Service, Sizing
-from autoscaling.start_times import StartTimes
 from autoscaling.types import GroupReading, GroupTarget, ModelDecision, Reason
 from autoscaling.wake import Wake
 

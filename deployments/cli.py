@@ -265,11 +265,6 @@ def stop(where: Where) -> None:
 @click.option("--plot", type=FILE, help="Draw the run on this page (.html).")
 @click.option("--fifo", is_flag=True, help="Run it also through one queue, first in, first out.")
 @click.option(
-    "--policy", "policies", multiple=True, metavar="KIND=NAME",
-    help="Run it also with another policy (order=drr, admission=limit+codel, admission=none); "
-    "repeatable, all of them at once.",
-)  # fmt: skip
-@click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",
     help="Change the scenario (arrivals.rate=300) or its settings (settings.models.…); repeatable.",
 )  # fmt: skip

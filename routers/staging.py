@@ -1,26 +1,25 @@
-"""Which of the batches at a replica starts next, and what does the replica report to each gateway?
+"""Which of the batches or requests at a replica starts next, and what are the gateways told?
 
-- One batch runs. Behind it each gateway may have `slots` - 1 staged batches.
-- When the device is free, the staged batch of the lowest rank starts, whichever gateway sent it.
-  The batches that other gateways have staged are returned to them unstarted. So shares hold however
-  unevenly requests arrive at the gateways, and rows are bound to a batch only at their turn.
-- Batches led by the same flow: the gateways take turns. Each gateway keeps its own account of that
-  flow, and by rank alone the gateway whose account is ahead would never be served.
-- A gateway that sends a batch too many gets back its own staged batch of the highest rank. That is
-  how an urgent batch takes the place of a less urgent one.
+- One batch runs. Behind it each gateway may have `slots` - 1 staged batches. When the device is
+  free, the staged batch of the lowest rank starts, whichever gateway sent it, and those of other
+  gateways are returned unstarted. So shares hold however unevenly requests reach the gateways.
+- Of batches led by the same flow the gateways take turns: each keeps its own account of that flow.
+- A gateway that sends a batch too many gets back its own staged batch of the highest rank.
+- An engine has `at_once` requests; further ones wait here by the same rule (`StreamStaging`).
 
-Nothing here interrupts the running batch. Pure: the replica owns device, clock and payloads, and
-performs the returned `Turn`s in order. Times are seconds on the replica's clock.
+Nothing here interrupts what runs. Pure: the replica owns device, clock and payloads. Times are
+seconds on the replica's clock. Source: start-time fair queueing (SIGCOMM'96).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import inf
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from routers.api.requests import FlowWork, Report
+from routers.api.requests import FlowKey, FlowWork, Report, Shares, Tokens
 
 REPORT_EVERY_S = 0.05  # shortest time between two reports of other gateways' queues to a gateway
 DEMAND_HOLDS_S = 1.0  # how long a gateway's report of its queue counts without a batch here
@@ -273,3 +272,206 @@ def summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
             flow = priority, tenant
             total[flow] = total.get(flow, 0.0) + seconds
     return tuple([(*flow, seconds) for flow, seconds in total.items()])
+
+
+_SLACK = 64  # stale entries allowed before the heaps are rebuilt
+
+_Lead = tuple[int, int, int, str]  # standing (late or not, priority), and flow
+_Entry = tuple[tuple[int, int, float], int, R]  # rank, number of arrival, request
+
+
+class WaitingTurns(Generic[R]):
+    """The waiting requests, compared by identity."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[R, int] = {}  # requests that wait, with their number of arrival
+        self._came = 0
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, turn: R) -> bool:
+        return turn in self._numbers
+
+    def add(self, turn: R) -> None:
+        self._came += 1
+        self._numbers[turn] = self._came
+        self._push(turn)
+        self._clear_stale()
+
+    def remove(self, turn: R) -> None:
+        del self._numbers[turn]
+        self._clear_stale()
+
+    def whose_turn(self, turns: Mapping[str, int]) -> R:
+        """The request whose turn is next; it stays until it is removed. `turns`: by gateway, the
+        number of its last start. Do not call it while no request waits."""
+        lowest = self._first(self._order)
+        assert lowest is not None
+        lead = _lead(lowest[2])
+        if lead is None:
+            return lowest[2]
+        alike = self._by_lead[lead]
+        firsts = [(name, self._first(heap)) for name, heap in alike.items()]
+        found = [(turns[name], *entry) for name, entry in firsts if entry is not None]
+        return min(found)[3]
+
+    def _push(self, turn: R) -> None:
+        entry, lead = (turn.rank, self._numbers[turn], turn), _lead(turn)
+        self._pushed += 1
+        heappush(self._order, entry)
+        if lead is not None:
+            heappush(self._by_lead.setdefault(lead, {}).setdefault(turn.gateway, []), entry)
+
+    def _clear_stale(self) -> None:
+        """Rebuild the heaps, if as many requests have come since as wait."""
+        if self._pushed > 2 * len(self._numbers) + _SLACK:
+            self._clear()
+            for left in self._numbers:
+                self._push(left)
+
+    def _first(self, heap: list[_Entry[R]]) -> _Entry[R] | None:
+        """The heap's first request that still waits."""
+        while heap and self._numbers.get(heap[0][2]) != heap[0][1]:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _clear(self) -> None:
+        self._pushed = 0
+        self._order: list[_Entry[R]] = []
+        self._by_lead: dict[_Lead, dict[str, list[_Entry[R]]]] = {}
+
+
+def _lead(turn: Ranked) -> _Lead | None:
+    """The standing and the flow that leads the request; None for a copy, which leads no flow."""
+    if not turn.charges:
+        return None
+    return *turn.rank[:2], *turn.charges[0][:2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedStream:
+    """One request, as its gateway described it: `rank`, `charges` as in `api.actions.Dispatch`.
+    Two are the same if they are one object."""
+
+    gateway: str
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    charges: tuple[FlowWork, ...] = ()
+
+
+@dataclass(slots=True)
+class _StreamGateway:
+    """`turn`: number of the last request of its that began; `here`: those that wait or run here;
+    `waiting`: what waits there; `served`: seconds by flow that it is to be told of, below 0 where
+    it was told of too many."""
+
+    last_seen_at: float
+    turn: int = 0
+    here: int = 0
+    waiting: tuple[FlowWork, ...] = ()
+    served: dict[FlowKey, float] = field(default_factory=dict)
+    last_reported_at: float = -inf
+
+
+def worth_s(tokens: Tokens, input_s: float, output_s: float) -> float | None:
+    """What a request was given, at what a token that had to be read and one that was written are
+    worth at its gateway; None where nobody knows that."""
+    if not (input_s or output_s):
+        return None
+    return max(0, tokens.input - tokens.cached) * input_s + tokens.output * output_s
+
+
+class StreamStaging:
+    """Times are the caller's clock, in seconds."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._gateways: dict[str, _StreamGateway] = {}
+        self._waiting: WaitingTurns[StagedStream] = WaitingTurns()
+        self._running: set[StagedStream] = set()
+        self._begun = 0
+        self._virtual_time: list[float] = []
+
+    def arrive(
+        self, turn: StagedStream, waiting: tuple[FlowWork, ...] | None, now: float
+    ) -> StagedStream | None:
+        """It has come, with what waits at its gateway; None: as it said before. Who begins now."""
+        gateway = self._known(turn.gateway, now)
+        if waiting is not None:
+            gateway.waiting = waiting
+        gateway.here += 1
+        self._waiting.add(turn)
+        return self._next()
+
+    def end(self, turn: StagedStream, seconds: float | None) -> StagedStream | None:
+        """It has ended, or left unbegun. `seconds`: what it was worth at its gateway's price, None:
+        what was charged. Who begins now."""
+        self._gateways[turn.gateway].here -= 1
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+            return None
+        self._running.remove(turn)
+        charged = sum(work[2] for work in turn.charges)
+        if seconds is not None and charged > 0.0:
+            self._account(turn, seconds / charged - 1.0)
+        return self._next()
+
+    def has_news(self, gateway: str, now: float) -> bool:
+        """Whether a message that ends nothing should tell it of the others all the same: they were
+        served, and it has not been told for a while."""
+        peer = self._gateways.get(gateway)
+        if peer is None or now - peer.last_reported_at < REPORT_EVERY_S:
+            return False
+        return any(seconds > 0.0 for seconds in peer.served.values())
+
+    def report(self, gateway: str, now: float) -> Shares:
+        """For a message to that gateway."""
+        peer = self._gateways.get(gateway) or _StreamGateway(now)
+        served = tuple([(*flow, s) for flow, s in peer.served.items() if s > 0.0])
+        peer.served = {flow: s for flow, s in peer.served.items() if s < 0.0}
+        waiting = None
+        if now - peer.last_reported_at >= REPORT_EVERY_S:
+            peer.last_reported_at = now
+            waiting = self._waiting_elsewhere(gateway, now)
+        return Shares(tuple(self._virtual_time), served, waiting)
+
+    def _next(self) -> StagedStream | None:
+        if not self._waiting or len(self._running) >= self._at_once:
+            return None
+        turns = {name: gateway.turn for name, gateway in self._gateways.items()}
+        turn = self._waiting.whose_turn(turns)
+        self._waiting.remove(turn)
+        self._running.add(turn)
+        self._begun += 1
+        self._gateways[turn.gateway].turn = self._begun
+        _, priority, tag = turn.rank
+        self._virtual_time += [0.0] * (priority + 1 - len(self._virtual_time))
+        self._virtual_time[priority] = max(self._virtual_time[priority], tag)
+        self._account(turn, 1.0)
+        return turn
+
+    def _account(self, turn: StagedStream, share: float) -> None:
+        """Everybody else is told of so much of what it was charged."""
+        for name, gateway in self._gateways.items():
+            if name != turn.gateway:
+                for priority, tenant, seconds in turn.charges:
+                    flow = priority, tenant
+                    gateway.served[flow] = gateway.served.get(flow, 0.0) + share * seconds
+
+    def _waiting_elsewhere(self, gateway: str, now: float) -> tuple[FlowWork, ...]:
+        return summed(
+            other.waiting
+            for name, other in self._gateways.items()
+            if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or other.here)
+        )
+
+    def _known(self, name: str, now: float) -> _StreamGateway:
+        gateway = self._gateways.get(name)
+        if gateway is None:
+            for old, peer in list(self._gateways.items()):
+                if now - peer.last_seen_at > FORGET_S and not peer.here:
+                    del self._gateways[old]
+            gateway = self._gateways[name] = _StreamGateway(now)
+        gateway.last_seen_at = now
+        return gateway

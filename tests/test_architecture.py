@@ -22,7 +22,7 @@ MAX_FUNCTION_LINES = 90
 MAX_PARAMETERS = 6
 WRITERS = {
     "Lease": {"replica_state", "leases"},
-    "ReplicaState": {"replica_state", "replicas", "ready_replicas", "preemptible"},
+    "ReplicaState": {"replica_state", "replicas", "preemptible"},
     "Row": {"rows", "lanes", "request_queue", "leases"},
     "TrackedRequest": {"rows"},
 }

@@ -1,9 +1,11 @@
 """Which slice of which GPU does each replica get, on as few GPUs as possible, and which have none?
 
 Each replica gets the cheapest slice that holds it (or the one that was asked for); a larger slice
-would never save a GPU (`geometry`). `covering` finds the number of GPUs; `spreading` decides which
-replica goes where. If there are too few GPUs, every demand gets its first replica before any gets a
-second, in the order given. `geometry` checks every layout, so no placement is impossible.
+would never save a GPU (`geometry`). `cover` finds the least number of GPUs, exactly while that is
+cheap: best-fit decreasing gives a first solution; from a lower bound on, a depth-first search over
+maximal layouts tries one GPU more at a time, and gives up after `STEPS`. If there are too few GPUs,
+every demand gets its first replica before any gets a second, in the order given. `spreading`
+decides which replica goes to which GPU.
 
 To a scheduler equal slices are interchangeable. The plan proves that all replicas fit, not that a
 pod will run on the GPU that is named here.
@@ -11,15 +13,226 @@ pod will run on the GPU that is named here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
+from math import ceil
 
-from autoscaling.mig.covering import Cover, cover
-from autoscaling.mig.geometry import NONE, Counts, Placement, fits, placed, with_one
-from autoscaling.mig.gpus import Gpu, Profile
+from autoscaling.mig.geometry import (
+    COMPUTE_SLICES,
+    KINDS,
+    MEMORY_SLICES,
+    NONE,
+    Counts,
+    Gpu,
+    Placement,
+    Profile,
+    fits,
+    free_compute,
+    free_memory,
+    left_over,
+    maximal,
+    placed,
+    with_one,
+)
 from autoscaling.mig.spreading import spread
-from autoscaling.mig.types import Demand, Plan, PlannedGpu, Rejection, Slice
+
+STEPS = 20_000
+DEEPEST = 200  # GPUs; beyond it nothing is searched
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """gpus: the instances of each GPU. at_least: how many are needed in any case."""
+
+    gpus: tuple[Counts, ...]
+    at_least: int
+
+    @property
+    def proved(self) -> bool:
+        return len(self.gpus) == self.at_least
+
+
+@lru_cache(4096)
+def cover(counts: Counts, steps: int = STEPS) -> Cover:
+    """The fewest GPUs for these instances, best-fit decreasing where the search gives up."""
+    greedy, search = best_fit(counts), _Search(steps)
+    for gpus in range(lower_bound(counts), len(greedy)):
+        if gpus > DEEPEST:
+            return Cover(greedy, gpus)
+        found = search.within(counts, gpus)
+        if found is not None:
+            return Cover(tuple(sorted(found, reverse=True)), gpus)
+        if search.tired:
+            return Cover(greedy, gpus)
+    return Cover(greedy, len(greedy))
+
+
+def best_fit(counts: Counts) -> tuple[Counts, ...]:
+    """Largest kinds first, each where it leaves the least room."""
+    gpus: Counter[Counts] = Counter()  # equal ones together: there are no more than 77
+    for kind in reversed(range(len(KINDS))):
+        for _ in range(counts[kind]):
+            fitting = [gpu for gpu in +gpus if fits(with_one(gpu, kind))]
+            fullest = min(fitting, key=lambda gpu: (_room(gpu), gpu), default=NONE)
+            gpus[fullest] -= 1
+            gpus[with_one(fullest, kind)] += 1
+    return tuple(sorted((+gpus).elements(), reverse=True))
+
+
+def _room(gpu: Counts) -> tuple[int, int]:
+    return free_memory(gpu), free_compute(gpu)
+
+
+def lower_bound(counts: Counts) -> int:
+    """GPUs that are needed in any case: by memory, by compute, and by the halves that 3g and 4g
+    take; by the single place of 4g; by the three of 2g."""
+    one, double, two, three, four, seven = counts
+    sizes = sum(n * kind.size for n, kind in zip(counts, KINDS, strict=True))
+    slices = sum(n * kind.compute for n, kind in zip(counts, KINDS, strict=True))
+    # At most 7 instances of any kind, and a half has room for 2 of two memory slices.
+    return max(
+        ceil(sizes / MEMORY_SLICES),
+        ceil(slices / COMPUTE_SLICES),
+        seven + ceil((three + four) / 2),
+        seven + four,
+        seven + ceil((double + two + 2 * (three + four)) / 4),
+        seven + ceil(two / 3),
+        seven + ceil((one + double + two) / 7),
+    )
+
+
+@dataclass
+class _Search:
+    """steps: left. failed: what could not be held, by how many GPUs."""
+
+    steps: int
+    failed: set[tuple[Counts, int]] = field(default_factory=set)
+
+    @property
+    def tired(self) -> bool:
+        return self.steps <= 0
+
+    def within(self, counts: Counts, gpus: int) -> tuple[Counts, ...] | None:
+        """The instances of at most so many GPUs; None: not found."""
+        if not any(counts):
+            return ()
+        if self.tired or lower_bound(counts) > gpus or (counts, gpus) in self.failed:
+            return None
+        self.steps -= 1
+        for part in _parts(counts):
+            rest = self.within(_without(counts, part), gpus - 1)
+            if rest is not None:
+                return (part, *rest)
+        if not self.tired:
+            self.failed.add((counts, gpus))
+        return None
+
+
+def _parts(counts: Counts) -> Iterator[Counts]:
+    """What one GPU may take of them, the largest kind among it: fullest first, none within
+    another."""
+    largest = max(kind for kind in range(len(KINDS)) if counts[kind])
+    clipped = {
+        tuple(min(a, b) for a, b in zip(layout, counts, strict=True))
+        for layout in maximal()
+        if layout[largest]
+    }
+    kept = [part for part in clipped if not any(_within(part, other) for other in clipped)]
+    yield from sorted(kept, key=lambda part: (_room(part), part))
+
+
+def _within(part: Counts, other: Counts) -> bool:
+    return part != other and all(a <= b for a, b in zip(part, other, strict=True))
+
+
+def _without(counts: Counts, part: Counts) -> Counts:
+    return tuple(a - b for a, b in zip(counts, part, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Equal replicas, each of which gets a slice of its own."""
+
+    name: str  # a model, or a model's group
+    replicas: int
+    need_mib: int  # all memory that one replica takes of its slice
+    profile: str = ""  # the slice that was asked for; "": the cheapest that holds a replica
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """An instance on a GPU and the replica that it is for. number: of the demand's, from 0."""
+
+    profile: Profile
+    placement: Placement
+    demand: Demand
+    number: int
+
+    @property
+    def spare_mib(self) -> int:
+        """What the replica leaves of it."""
+        return (self.profile.usable_mib or 0) - self.demand.need_mib
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGpu:
+    """slices: as they stand, by memory slice."""
+
+    gpu: Gpu
+    counts: Counts
+    slices: tuple[Slice, ...]
+
+    @property
+    def free_compute(self) -> int:
+        """Compute slices that no instance has."""
+        return free_compute(self.counts)
+
+    @property
+    def uncut_mib(self) -> int | None:
+        """Memory that no instance has; None: nobody knows how much the GPU has."""
+        if self.gpu.usable_mib is None:
+            return None
+        return self.gpu.usable_mib - sum(each.profile.usable_mib or 0 for each in self.slices)
+
+    @property
+    def spare_mib(self) -> int:
+        """Memory that replicas leave of their slices."""
+        return sum(each.spare_mib for each in self.slices)
+
+    @property
+    def room(self) -> tuple[tuple[Profile, ...], ...]:
+        """What could still be cut from it, each a largest choice; none: the rest is stranded."""
+        return tuple(
+            tuple(self.gpu.profiles[k] for k, n in enumerate(each) for _ in range(n))
+            for each in left_over(self.counts)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """replicas: how many of the demand's have no place. reason: why, as a sentence's end."""
+
+    demand: Demand
+    replicas: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """at_least: GPUs that what was placed needs in any case; fewer than `gpus` where the search was
+    given up before it knew."""
+
+    gpu: Gpu
+    gpus: tuple[PlannedGpu, ...]
+    rejected: tuple[Rejection, ...]
+    at_least: int
+
+    @property
+    def proved(self) -> bool:
+        return len(self.gpus) == self.at_least
 
 
 def pack(gpu: Gpu, demands: Sequence[Demand], max_gpus: int | None = None) -> Plan:

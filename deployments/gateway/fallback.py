@@ -30,7 +30,7 @@ from runtimes.types import TensorSpec
 
 # Reasons of refusals after which the fallback may take the request.
 _TURNED_AWAY = frozenset(
-    reason.value for reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED)
+    reason.value for reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.CLOSED)
 ) | {errors.NotReady.code}
 # Errors that say that the fallback did not take the request: then the requested model's refusal is
 # what the caller is told.

@@ -17,14 +17,11 @@ from deployments.settings.scheduling import OutlierSettings
 from routers.api.settings import (
     AdmissionParameters,
     BucketSettings,
-    CodelParameters,
     DispatcherSettings,
     GenerationParameters,
     HedgeParameters,
-    LimitParameters,
     Mode,
     OutlierParameters,
-    PolicyNames,
     SilenceParameters,
 )
 
@@ -64,7 +61,6 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         slo_s=model.deadline_s,
         max_slo_share=batch.max_slo_share,
         fixed_size=batch.fixed_size,
-        hold=batch.hold,
         ageing_s=queue.ageing_ms / 1000,
         max_queue_rows=queue.max_rows or _REQUEST_ROWS,
         queue_timeout_s=model.timeout_s if queue.max_rows is None else None,
@@ -78,15 +74,6 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         silence=_silence(model),
         generation=_generation(model) if model.task == "generate" else None,
         suspect_hold_s=model.crashes.hold_s,
-        policies=PolicyNames(
-            model.policies.order,
-            model.policies.batching,
-            model.policies.placement,
-            model.policies.admission,
-            model.policies.hedging,
-            model.policies.edges,
-            model.policies.preemption,
-        ),
     )
 
 
@@ -127,16 +114,13 @@ def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
 
 def _admission(model: ModelSettings) -> AdmissionParameters:
     admission, work_s = model.admission, model.queue.max_work_s
-    codel, limit, feasibility = admission.codel, admission.limit, admission.feasibility
+    feasibility = admission.feasibility
     margin_ms = feasibility.margin_ms
     return AdmissionParameters(
         feasibility=Mode(feasibility.mode),
         margin_s=None if margin_ms is None else margin_ms / 1000,
         best_effort_capacity_s=feasibility.best_effort_capacity_s,
         max_queue_s=_NEVER if work_s is None else work_s,
-        codel=CodelParameters(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
-        limit=LimitParameters(Mode(limit.mode), limit.fixed, limit.least, limit.most),
-        modes=tuple((name, Mode(mode)) for name, mode in sorted(admission.modes.items())),
     )
 
 
@@ -146,7 +130,6 @@ def _hedge(model: ModelSettings) -> HedgeParameters:
         # A hedge is a second run of a request; a request that may not run again gets none.
         mode=hedge.mode if model.retry else "off",
         quantile=hedge.quantile,
-        multiple=hedge.multiple,
         fixed_delay_s=None if hedge.delay_ms is None else hedge.delay_ms / 1000,
         budget=hedge.budget,
         max_utilisation=hedge.max_utilisation,

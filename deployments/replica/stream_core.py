@@ -31,7 +31,7 @@ from deployments.contract.channel.stream_messages import (
 from deployments.replica.channel_server import GatewayLink
 from deployments.replica.outbox import Outbox
 from routers.api.requests import NO_TOKENS, Tokens
-from routers.stream_staging import StagedStream, StreamStaging, worth_s
+from routers.staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Chunk, EngineLoad, StreamRequest, StreamRuntime
 
@@ -65,7 +65,7 @@ class _Run:
 
     def worth_s(self) -> float | None:
         """What it was given, in seconds at its gateway's price for tokens; None without a price:
-        see `routers.stream_staging.worth_s`."""
+        see `routers.staging.worth_s`."""
         last, given = self.last, NO_TOKENS
         if last is not None:
             given = Tokens(last.input_tokens, last.cached_tokens, last.output_tokens)

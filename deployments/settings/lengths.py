@@ -39,9 +39,7 @@ def _buckets(value: Any) -> Any:
 
 
 class AdaptSettings(Section):
-    gone: ClassVar[Mapping[str, str]] = {
-        "minimise": "policies.edges names what edges minimise (seconds, padding, quantiles)"
-    }
+    gone: ClassVar[Mapping[str, str]] = {"minimise": "edges minimise predicted device seconds"}
     every_s: float = Field(
         default=60, gt=0, le=86_400, description="Time between two computations of new edges."
     )
@@ -56,8 +54,8 @@ class AdaptSettings(Section):
         default=0.1,
         ge=0,
         lt=1,
-        description="New edges come into force only if they save at least this share of what "
-        "`policies.edges` minimises.",
+        description="New edges come into force only if they save at least this share of the "
+        "predicted device seconds that the edges in force waste.",
     )
 
 

@@ -17,7 +17,6 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.model_fields import ModelFields
-from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
@@ -79,9 +78,6 @@ def _source(model: ModelFields) -> Iterator[Complaint]:
 
 def _task(model: ModelFields) -> Iterator[Complaint]:
     """Fields that have no effect with this task or runtime."""
-    if model.policies.hedging != "quantile" and model.hedge.delay_ms is not None:
-        hedging = model.policies.hedging
-        yield ("hedge", "delay_ms"), f"must be left out with policies.hedging {hedging}"
     if model.runtime == "vllm" and model.task != "generate":
         yield ("task",), f"is {model.task}; must be generate, the only task of vllm"
     elif model.task != "generate":
@@ -93,11 +89,6 @@ def _task(model: ModelFields) -> Iterator[Complaint]:
 
 
 def _of_batches(model: ModelFields) -> Iterator[Complaint]:
-    if model.policies.batching != "ragged" and model.batch.hold != "never":
-        batching = model.policies.batching
-        yield ("batch", "hold"), f"must be left out with policies.batching {batching}"
-    if model.policies.edges != PolicySettings().edges and model.lengths.max_buckets is None:
-        yield ("policies", "edges"), "must be left out: lengths.buckets lists fixed edges"
     for name in ("ttft_ms", "tpot_ms"):
         if getattr(model.slo, name) is not None:
             yield ("slo", name), "must be left out: only task generate has tokens to wait for"
@@ -128,12 +119,6 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
             ("hedge", "mode"),
             "is tied, but no batch is staged at an engine; must be off or hedge",
         )
-    if model.queue.preempt_streams and model.policies.preemption == "none":
-        yield ("queue", "preempt_streams"), "must be left out with policies.preemption none"
-    if model.policies.batching != PolicySettings().batching:
-        yield ("policies", "batching"), "must be left out: the engine batches by itself"
-    if model.policies.edges != PolicySettings().edges:
-        yield ("policies", "edges"), "must be left out: an engine batches by itself, unpadded"
     if model.replicas.slots != ReplicaSettings().slots:
         yield (
             ("replicas", "slots"),

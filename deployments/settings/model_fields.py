@@ -8,7 +8,8 @@ exist is checked by `sources.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -19,7 +20,6 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
-from deployments.settings.policy_names import PolicySettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
@@ -94,6 +94,9 @@ class SloSettings(Section):
 class ModelFields(Section):
     """The fields of one model. `ModelSettings` adds the rules between them."""
 
+    gone: ClassVar[Mapping[str, str]] = {
+        "policies": "each question of scheduling has one answer (docs/policies/)"
+    }
     runtime: RuntimeName = Field(description="Backend that runs the model.")
     source: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,
@@ -148,10 +151,6 @@ class ModelFields(Section):
     )
     admission: AdmissionSettings = Field(
         default_factory=AdmissionSettings, description="Which requests are refused because of load."
-    )
-    policies: PolicySettings = Field(
-        default_factory=PolicySettings,
-        description="Which of several policies answers each question (docs/policies/choosing.md).",
     )
     hedge: HedgeSettings = Field(
         default_factory=HedgeSettings,

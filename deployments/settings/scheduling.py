@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from routers.policies.registry import modeless
 from yaml_document.section import Section, off_is_a_word, wrong
 
 Mode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(off_is_a_word)]
@@ -22,7 +21,8 @@ _MODES = "not asked (`off`), only counted (`observe`), or acted on (`enforce`)"
 class BatchSettings(Section):
     gone: ClassVar[Mapping[str, str]] = {
         "max_passed_over_ms": "length intervals take turns by their cost, so no bound is needed; "
-        "queue.ageing_ms bounds how long a priority may be passed over"
+        "queue.ageing_ms bounds how long a priority may be passed over",
+        "hold": "an idle replica serves what waits at once",
     }
     max_size: int = Field(default=32, ge=1, le=65_536, description="Most rows in a batch.")
     max_tokens: int = Field(
@@ -44,11 +44,6 @@ class BatchSettings(Section):
         le=65_536,
         description="Most rows in a batch, however long it is predicted to take. Unset: as many as "
         "`max_slo_share` allows.",
-    )
-    hold: Literal["never", "auto"] = Field(
-        default="never",
-        description="Whether an idle replica may wait for a batch to fill: `never`, or (`auto`) "
-        "while the rows' deadlines leave time and enough rows are expected to arrive.",
     )
 
     @model_validator(mode="after")
@@ -98,20 +93,9 @@ class QueueSettings(Section):
     preempt_streams: bool = Field(
         default=False,
         description="For replicas that stream: whether a running request that has produced no "
-        "token yet may be stopped and queued again, to make room for more urgent work. "
-        "`policies.preemption` decides which request.",
+        "token yet may be stopped and queued again, to make room for more urgent work: the last "
+        "begun of the least urgent priority.",
     )
-
-
-def _without_parameters(name: str) -> str:
-    """Raises ValueError for a controller that has a section (and a mode) of its own, or that does
-    not exist."""
-    if name not in modeless():
-        known = ", ".join(modeless()) or "none is there"
-        raise ValueError(
-            f"must be a controller that has no section of its own ({known}), got {name!r}"
-        )
-    return name
 
 
 class FeasibilitySettings(Section):
@@ -136,83 +120,22 @@ class FeasibilitySettings(Section):
     )
 
 
-class CodelSettings(Section):
-    mode: Mode = Field(
-        default="observe",
-        description=f"Whether rows that wait in a standing queue are refused: {_MODES}.",
-    )
-    target_ms: float = Field(
-        default=20,
-        gt=0,
-        le=3_600_000,
-        description="Acceptable queue wait. While the queue is a standing queue, a row that has "
-        "waited twice as long is refused.",
-    )
-    interval_ms: float = Field(
-        default=500,
-        gt=0,
-        le=3_600_000,
-        description="A queue is a standing queue once no row has waited less than `target_ms` for "
-        "this long.",
-    )
-
-    @model_validator(mode="after")
-    def _interval_covers_target(self) -> CodelSettings:
-        if self.interval_ms < self.target_ms:
-            raise wrong(
-                f"is {self.interval_ms:g}, shorter than target_ms ({self.target_ms:g}); "
-                f"must be at least {self.target_ms:g}",
-                "interval_ms",
-            )
-        return self
-
-
-class LearntLimitSettings(Section):
-    mode: Mode = Field(
-        default="observe",
-        description="Whether requests of one tenant and priority beyond a limit, waiting and "
-        f"running together at one gateway, are refused: {_MODES}.",
-    )
-    fixed: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000_000,
-        description="The limit. Unset: learnt from queue waits.",
-    )
-    least: int = Field(
-        default=16, ge=1, le=10_000_000, description="A learnt limit never falls below this."
-    )
-    most: int = Field(
-        default=100_000, ge=1, le=10_000_000, description="A learnt limit never rises above this."
-    )
-
-    @model_validator(mode="after")
-    def _bounds_ascend(self) -> LearntLimitSettings:
-        if self.most < self.least:
-            raise wrong(f"is {self.most}; must be at least {self.least} (least)", "most")
-        return self
-
-
 class AdmissionSettings(Section):
+    gone: ClassVar[Mapping[str, str]] = {
+        "codel": "feasibility refuses what would wait too long",
+        "limit": "feasibility refuses what would wait too long",
+        "modes": "every policy of admission has its own section",
+    }
     feasibility: FeasibilitySettings = Field(
         default_factory=FeasibilitySettings,
         description="Requests whose deadline cannot be met any more.",
     )
-    codel: CodelSettings = Field(
-        default_factory=CodelSettings, description="Standing queues (CoDel)."
-    )
-    limit: LearntLimitSettings = Field(
-        default_factory=LearntLimitSettings,
-        description="A limit on the requests, waiting and running, of one tenant and priority.",
-    )
-    modes: dict[Annotated[str, AfterValidator(_without_parameters)], Mode] = Field(
-        default_factory=dict,
-        description="Modes of the controllers of `policies.admission` that have no section here: "
-        f"{_MODES}. A controller that is left out is acted on.",
-    )
 
 
 class HedgeSettings(Section):
+    gone: ClassVar[Mapping[str, str]] = {
+        "multiple": "quantile finds by itself which multiple of a prediction is slow"
+    }
     mode: Annotated[Literal["off", "hedge", "tied"], BeforeValidator(off_is_a_word)] = Field(
         default="hedge",
         description="Whether a batch that takes long, or a request to generate whose first token "
@@ -225,13 +148,6 @@ class HedgeSettings(Section):
         lt=1,
         description="A batch or first token takes long if its time, relative to its prediction, is "
         "above this quantile of its length interval.",
-    )
-    multiple: float = Field(
-        default=2,
-        gt=1,
-        le=1000,
-        description="With `policies.hedging: multiple`: a batch or first token takes long if it "
-        "takes more than this many times its prediction.",
     )
     delay_ms: float | None = Field(
         default=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoscaling.explain import explain
+from autoscaling.sentences import explain
 from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.settings.model import ModelSettings
 from deployments.settings.scaling import ModelScalingSettings

@@ -22,7 +22,6 @@ class Reason(Enum):
     EXPIRED = "expired"  # the timeout passed before it was answered, queued or in a running batch
     LATE = "late"  # it can no longer meet its deadline, and may not wait late
     TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows is reached (rejected)
-    SHED = "shed"  # an admission controller of queueing delay refused it
     LOST = "lost"  # its replica died or hung twice, or it may not be retried
     INTERRUPTED = "replica_lost"  # its replica was lost after its caller had a part of the answer
     FAILED = "inference_failed"  # the model failed on a row of it, twice, or it may not be retried

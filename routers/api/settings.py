@@ -1,9 +1,9 @@
-"""Which settings does the core take for one model: lengths, batches, bounds, controllers?
+"""Which settings does the core take for one model: lengths, batches, bounds, admission?
 
 Plain frozen values. `deployments.settings` declares what users write, with its own defaults, and
-translates it into these. Every shedding policy has a `Mode`. Every controller has a setting that
-fixes the value that it would learn. `frozen` stops all learning at once: what was learnt stays in
-force. Lengths are tokens, times seconds, costs predicted device seconds.
+translates it into these. Every shedding policy has a `Mode`, and a setting that fixes the value
+that it would learn. `frozen` stops all learning at once: what was learnt stays in force. Lengths
+are tokens, times seconds, costs predicted device seconds.
 """
 
 from __future__ import annotations
@@ -40,29 +40,8 @@ class BucketSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CodelParameters:
-    """CoDel: shed a request that waited over 2 x `target_s`, while no row of its flow waited less
-    than `target_s` in the last `interval_s`."""
-
-    mode: Mode = Mode.OBSERVE
-    target_s: float = 0.02
-    interval_s: float = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class LimitParameters:
-    """A bound on a flow's requests in the core (waiting and running) at one gateway, learnt from
-    queueing delay."""
-
-    mode: Mode = Mode.OBSERVE
-    fixed: int | None = None  # this bound instead of a learnt one
-    least: int = 16  # bounds of what is learnt
-    most: int = 100_000
-
-
-@dataclass(frozen=True, slots=True)
 class AdmissionParameters:
-    """Parameters of the admission controllers, and the bound on queued work."""
+    """How admission judges, and the bound on queued work."""
 
     # Call a request late on arrival when the work ahead of it cannot be served before its deadline,
     # and reject it where no idle moment is left for late requests.
@@ -72,25 +51,20 @@ class AdmissionParameters:
     best_effort_capacity_s: float | None = None
 
     max_queue_s: float = float("inf")  # bound on waiting work, predicted seconds a replica
-    codel: CodelParameters = field(default_factory=CodelParameters)
-    limit: LimitParameters = field(default_factory=LimitParameters)
-    # By name: modes of controllers without parameters here; those that are not named enforce.
-    modes: tuple[tuple[str, Mode], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeParameters:
     """When is a batch, or a request that generates, copied to a second replica?
 
-    mode "off": never. "hedge": once it has taken longer than the hedging policy allows. "tied":
+    mode "off": never. "hedge": once it has taken longer than most of its bucket lately did. "tied":
     besides, a batch staged behind a running one gets a copy at once, where another replica has a
     free slot.
     """
 
     mode: str = "hedge"
-    quantile: float = 0.95  # of its bucket's times, for the policy "quantile"
+    quantile: float = 0.95  # of its bucket's times
     fixed_delay_s: float | None = None  # hedge after this time instead of the quantile
-    multiple: float = 2.0  # of its prediction, for the policy "multiple"
     # Device seconds of extra work a second of first leases. Hedges, ties, probes and retries are
     # paid from this one budget; probes and retries are sent even when it is empty.
     budget: float = 0.05
@@ -166,21 +140,6 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyNames:
-    """Which policy answers each question? By their names in `routers.policies.registry`."""
-
-    order: str = "sfq"  # another order starts with new accounts
-    batching: str = "ragged"
-    placement: str = "finish_first"
-    # The controllers that are asked, in this order. One that is no longer named forgets what it has
-    # learnt.
-    admission: tuple[str, ...] = ("limit", "feasibility", "best_effort_capacity", "codel")
-    hedging: str = "quantile"
-    edges: str = "seconds"
-    preemption: str = "least_urgent"
-
-
-@dataclass(frozen=True, slots=True)
 class DispatcherSettings:
     """All that the core needs to know of one model."""
 
@@ -193,8 +152,6 @@ class DispatcherSettings:
     slo_s: float = 0.1
     max_slo_share: float = 0.45  # of the SLO: a batch of several rows is predicted to take no more
     fixed_size: int | None = None  # most rows a batch, whatever the SLO's share says
-    # "auto": an idle replica waits for more rows while slack and arrival rate pay for it.
-    hold: str = "never"
 
     # The queue.
     priorities: int = 3
@@ -230,7 +187,6 @@ class DispatcherSettings:
     # How long a row of a lost lease waits for a second replica at most, before it may run on the
     # last one.
     suspect_hold_s: float = 0.0
-    policies: PolicyNames = field(default_factory=PolicyNames)
 
 
 def validate(settings: DispatcherSettings) -> None:
@@ -245,7 +201,6 @@ def validate(settings: DispatcherSettings) -> None:
         if getattr(settings, name) < 0:
             raise BadSettings(f"{name} must not be negative, got {getattr(settings, name)}")
     _one_of("late", settings.late, ("demote", "refuse"))
-    _one_of("hold", settings.hold, ("never", "auto"))
     _one_of("silence.mode", settings.silence.mode, ("off", "suspend"))
     _check_groups(settings.groups)
 

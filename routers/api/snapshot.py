@@ -63,7 +63,7 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
-    """An admission controller."""
+    """An admission policy."""
 
     name: str  # in the registry of policies
     mode: str

@@ -4,12 +4,14 @@ The questions are asked in this order:
 
 1. Is the request within the bounds of model, queue and tenant (`bounded`)?
 2. Was a request like it rejected a moment ago (`fast_reject`, by the `RejectionCache`)?
-3. Do the controllers of arrival let it wait on time (`judge`, `OnArrival`)?
-4. If it is late: is there a place for it, and do the controllers of late work let it wait
-   (`OnceLate`)?
+3. Can it be started in time (`judge`, `policies.feasibility`)?
+4. If it is late: is there a place for it, and an idle moment that could serve it
+   (`policies.lateness`)?
 
-The bounds and controllers decide, from sums that the queue keeps; `Admission` asks them, marks late
-requests and caches late rejections. Work: O(1), whatever waits. A rejection is final. Where the
+The policies decide, from sums that the queue keeps; `Admission` asks them, marks late requests,
+counts, tells the policies what they learn from, and caches late rejections. With mode `off` a
+policy is not asked and hears of no request, but still hears of served work, so that it is up to
+date when it is turned on. Work: O(1), whatever waits. A rejection is final. Where the
 queue is the reason, it says after how many seconds asking again may help: the predicted work that
 waits, divided among the replicas. While no replica runs and one is expected at a known time, a
 request that would be over before that is rejected at once; the others wait. `RequestTable` asks.
@@ -17,20 +19,108 @@ request that would be over before that is rejected at once; the others wait. `Re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routers.api.requests import FlowKey, Reason, Request
+from routers.api.requests import FlowKey, FlowWork, Reason, Request
 from routers.api.settings import DispatcherSettings
-from routers.core.controllers import Controllers
-from routers.policies.admission.lateness import has_place, is_over
-from routers.policies.admission.queue_ahead import QueueAhead
-from routers.policies.admission.queue_bound import BoundView, bound_reached
-from routers.policies.admission.types import ADMIT, LateWork, Newcomer
+from routers.api.snapshot import ControllerSnapshot
+from routers.policies.feasibility import ADMIT, Feasibility, Newcomer, QueueAhead
+from routers.policies.lateness import BestEffortCapacity, LateWork, Verdicts, has_place, is_over
+from routers.policies.queue_bound import BoundView, bound_reached
 from routers.state.flows import Flow, Flows
-from routers.state.rejection_cache import CachedRejection, RejectionCache, TimesLeft
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
+
+KEPT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class TimesLeft:
+    """The time that a request has: seconds to its deadline (or its expiry, if that is sooner), and
+    seconds to its expiry."""
+
+    left_s: float
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRejection:
+    """What a one-row request was told. `times`: the time that it had. `late_by_s`: how late it was;
+    0.0: it was not rejected."""
+
+    times: TimesLeft
+    late_by_s: float
+    retry_after_s: float
+
+    def holds_for(self, times: TimesLeft) -> bool:
+        """Whether a request with these times is rejected too."""
+        more_s = max(times.left_s - self.times.left_s, times.expires_s - self.times.expires_s)
+        return more_s < self.late_by_s
+
+
+_Kept = dict[tuple[FlowKey, int], tuple[CachedRejection, int, float]]
+"""By flow and bucket: (rejection, rows that had left the queue by then, when it ends). Not valid
+once another row has left."""
+
+
+class RejectionCache:
+    """The last rejection of each flow and bucket.
+
+    What requests were told (`kept`) stands apart from what a request of unknown length would be
+    told (`_foreseen`). The latter is never told to a request whose length is known, so that asking
+    for it decides nothing.
+    """
+
+    def __init__(self) -> None:
+        self.kept: _Kept = {}
+        self._foreseen: _Kept = {}
+
+    def keep(self, flow: FlowKey, edge: int, refused: CachedRejection, at: int, now: float) -> None:
+        """Remember what a request was told. `at`: rows that have left the queue so far
+        (`RequestQueue.gone`)."""
+        self.kept[flow, edge] = refused, at, now + KEPT_S
+
+    def foresee(
+        self, flow: FlowKey, edge: int, refused: CachedRejection, at: int, now: float
+    ) -> None:
+        """Remember what a request of unknown length would be told in that bucket."""
+        self._foreseen[flow, edge] = refused, at, now + KEPT_S
+
+    def last(self, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
+        """What was last told for that flow and bucket, if it is still valid."""
+        return _valid(self.kept, flow, edge, at, now)
+
+    def foreseen(self, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
+        """What was last told, or else would have been told, if it is still valid."""
+        told = _valid(self.kept, flow, edge, at, now)
+        return told or _valid(self._foreseen, flow, edge, at, now)
+
+    def of(
+        self, flow: FlowKey, edge: int, times: TimesLeft, at: int, now: float
+    ) -> CachedRejection | None:
+        """The rejection that holds for a request with these times; None where none does."""
+        refused = self.last(flow, edge, at, now)
+        return refused if refused is not None and refused.holds_for(times) else None
+
+    def clear(self) -> None:
+        """Forget everything: a batch has ended, or settings have changed."""
+        self.kept.clear()
+        self._foreseen.clear()
+
+
+def _valid(kept: _Kept, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:
+    """The entry of that flow and bucket, if it is still valid; otherwise it is dropped."""
+    found = kept.get((flow, edge))
+    if found is None:
+        return None
+    refused, when, until = found
+    if when != at or now >= until:
+        del kept[flow, edge]
+        return None
+    return refused
+
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0
@@ -57,18 +147,20 @@ class Admission:
         replicas: ReplicaSet,
         bounds: BoundView,
     ) -> None:
-        self.controllers = Controllers(settings)
+        self.feasibility = Feasibility()
+        self.best_effort_capacity = BestEffortCapacity()
         self.rejections = RejectionCache()
-        self._settings = settings
+        self.tune(settings)
         self._waiting = waiting
         self._replicas = replicas
         self._bounds = bounds
         self._ahead = QueueAhead(waiting, flows, replicas)
 
     def tune(self, settings: DispatcherSettings) -> None:
-        """Adopt new settings; what the controllers have learnt is kept."""
+        """Adopt new settings; what was learnt is kept."""
         self._settings = settings
-        self.controllers.tune(settings)
+        self.feasibility.tune(settings)
+        self.best_effort_capacity.tune(settings)
         self.rejections.clear()
 
     @property
@@ -109,20 +201,16 @@ class Admission:
         it may wait on time."""
         newcomer = self._ahead.found_by(tracked, now)
         late_by_s, forecast_s = _late_by_s(newcomer), 0.0
-        for came, judge, each in self.controllers.arrivals:
-            came(newcomer, now)
-            answer = judge(newcomer, now)
-            if answer is ADMIT:
-                continue
-            if answer.teaches:
-                each.told(newcomer, answer, now)
-            if answer.forecast_s > forecast_s:
+        feasibility = self.feasibility
+        if not feasibility.verdicts.off:
+            feasibility.came(newcomer, now)
+            answer = feasibility.judge(newcomer, now)
+            if answer is not ADMIT:
                 forecast_s = answer.forecast_s
-            if (answer.refused or answer.late_by_s > 0.0) and each.verdicts.no():
-                if answer.refused:
-                    return Rejection(each.reason, self.queue_s())
-                if answer.late_by_s > late_by_s:
-                    late_by_s = answer.late_by_s
+                if answer.teaches:
+                    feasibility.told(newcomer, answer, now)
+                if answer.late_by_s > 0.0 and feasibility.verdicts.no():
+                    late_by_s = max(late_by_s, answer.late_by_s)
         if late_by_s > 0.0:
             tracked.set_late(True)
             return self._judge_late(newcomer, late_by_s, now)
@@ -142,7 +230,7 @@ class Admission:
         if (
             is_over(request, self._settings, now)
             or not has_place(tracked.open, tracked.flow, self._waiting, self._settings)
-            or self.controllers.refuse_late(LateWork(work_s, left_s, newcomer.capacity, True), now)
+            or self._refuse_late(LateWork(work_s, left_s, newcomer.capacity, True), now)
         ):
             rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
             self._cache_rejection(newcomer, late_by_s, rejection, now)
@@ -159,14 +247,57 @@ class Admission:
         return max(0.0, now + newcomer.capacity_in_s - until)
 
     def cannot_be_served_late(self, tracked: TrackedRequest, now: float) -> bool:
-        """Whether the deadline of a queued request has passed and the controllers expect no idle
-        moment that could serve it. Then it is better refused now than when it expires."""
+        """Whether the deadline of a queued request has passed and no idle moment is expected that
+        could serve it. Then it is better refused now than when it expires."""
         request = tracked.request
         if now < request.deadline or tracked.queued < tracked.open:
             return False
         work_s = self._waiting.late_s + (0.0 if tracked.late else tracked.cost_s)
         left_s, capacity = request.expires - now, self._replicas.groups.capacity
-        return self.controllers.refuse_late(LateWork(work_s, left_s, capacity, False), now)
+        return self._refuse_late(LateWork(work_s, left_s, capacity, False), now)
+
+    def _refuse_late(self, late: LateWork, now: float) -> bool:
+        """Whether the late work may not wait; counts a refusal."""
+        policy = self.best_effort_capacity
+        return not policy.verdicts.off and policy.refuses(late, now) and policy.verdicts.no()
+
+    # -- what is learnt from
+
+    def rejected_from_cache(self, flow: FlowKey, edge: int | None, now: float) -> None:
+        """The rejection cache refused a new request as late: a refusal of both policies. `edge`: of
+        its bucket; None: its body was not read."""
+        if not self.feasibility.verdicts.off:
+            self.feasibility.rejected_from_cache(flow, edge, now)
+            self.feasibility.verdicts.no()
+            self.best_effort_capacity.verdicts.no()
+
+    def waited(self, tracked: TrackedRequest, now: float, *, taken: bool) -> None:
+        """A request that had a forecast goes to a replica (`taken`), or has turned late."""
+        if not self.feasibility.verdicts.off:
+            self.feasibility.waited(tracked, now - tracked.queued_at, now, taken=taken)
+
+    def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
+        """Flows were given device seconds, by this gateway or by another one; `late`: for late
+        rows."""
+        self.feasibility.served(work, now)
+        self.best_effort_capacity.served(work, now, late=late)
+
+    def snapshot(self, capacity: float, now: float) -> tuple[ControllerSnapshot, ...]:
+        """What both policies have learnt and counted. `capacity`: running replicas."""
+        feasibility, late = self.feasibility, self.best_effort_capacity
+        by_flow = feasibility.by_flow(now)
+        return (
+            self._shown("feasibility", feasibility.verdicts, feasibility.value(now), by_flow),
+            self._shown("best_effort_capacity", late.verdicts, late.value(capacity, now), ()),
+        )
+
+    def _shown(
+        self, name: str, verdicts: Verdicts, value: float, by_flow: tuple[FlowWork, ...]
+    ) -> ControllerSnapshot:
+        mode, frozen = verdicts.mode.value, self._settings.frozen
+        return ControllerSnapshot(
+            name, mode, frozen, value, verdicts.shed, verdicts.would_shed, by_flow
+        )
 
     # -- the rejection cache
 
@@ -213,15 +344,15 @@ class Admission:
             return let_in
         newcomer = self._ahead.found_by(self._hypothetical(flow, edge, times, now), now)
         late_by_s = _late_by_s(newcomer)
-        for each in self.controllers.on_arrival:
-            if each.verdicts.acts:
-                late_by_s = max(late_by_s, each.judge(newcomer, now).late_by_s)
+        if self.feasibility.verdicts.acts:
+            late_by_s = max(late_by_s, self.feasibility.judge(newcomer, now).late_by_s)
         if late_by_s <= 0.0:
             return let_in
         work_s = self._waiting.late_s + newcomer.tracked.cost_s
         late = LateWork(work_s, times.expires_s, groups.capacity, True)
+        capacity = self.best_effort_capacity
         if has_place(1, flow, self._waiting, self._settings) and not (
-            self.controllers.would_refuse_late(late, now)
+            capacity.verdicts.acts and capacity.refuses(late, now)
         ):
             return let_in
         return CachedRejection(times, late_by_s, retry_after_s(late_by_s, 1))

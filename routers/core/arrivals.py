@@ -20,10 +20,8 @@ from routers.api.settings import DispatcherSettings
 from routers.estimates.batch_size import Gaps
 from routers.estimates.generations import Generations
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
-from routers.policies.edges.edges import EdgeSolver
-from routers.policies.registry import EDGES
-from routers.state.flows import Flow
-from routers.state.offered import OfferedWork
+from routers.policies.edges import EdgeSolver
+from routers.state.flows import Flow, OfferedWork
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
 
@@ -34,7 +32,7 @@ class Arrivals:
     def __init__(
         self, settings: DispatcherSettings, waiting: RequestQueue, groups: ReplicaGroups
     ) -> None:
-        self.edges = EdgeSolver(settings, EDGES[settings.policies.edges]())
+        self.edges = EdgeSolver(settings)
         self.gaps: dict[int, Gaps] = {}  # between arrivals of a bucket, by its edge
         self._settings = settings
         self._waiting = waiting
@@ -46,7 +44,7 @@ class Arrivals:
     def adopt(self, settings: DispatcherSettings) -> None:
         """Adopt new settings; the lengths seen are kept as far as the edges stay."""
         self._settings = settings
-        self.edges.adopt(settings, EDGES[settings.policies.edges]())
+        self.edges.adopt(settings)
 
     def follow(self, lengths: tuple[int, ...], now: float) -> None:
         """Count the lengths. If new edges are due and pay, adopt them; they are solved with the

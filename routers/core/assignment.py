@@ -1,7 +1,7 @@
 """Which replica is sent which batch, now that something has changed?
 
-While rows wait and a replica is ready, the placement policy's first choice is offered to `batcher`,
-which forms a batch for it. The batch goes to the replica that served its leading row's session last
+While rows wait and a replica is ready, the one that finishes first is offered to `batcher`, which
+forms a batch for it. The batch goes to the replica that served its leading row's session last
 instead, where that costs next to nothing. A batch staged behind a running one may get a tied copy.
 A lease sent while an ejected replica is due for a probe is copied to that replica. Rows that wait
 always come before copies of rows that were sent. Where rows wait and no replica is ready, less
@@ -11,25 +11,61 @@ replicas are ready, `hedger` and `stream_hedger` which leases are copied.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
 from routers.api.actions import Action, Dispatch, IsolatedDispatch
 from routers.core.batcher import form_batch
 from routers.core.hedger import Hedger, row_ids
-from routers.core.prompt_reading import began
 from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.core.stream_hedger import StreamHedger
-from routers.policies.preemption.types import Preemption, PreemptionView
+from routers.core.stream_hedger import StreamHedger, began
 from routers.policies.stream_choice import preferred as preferred_stream
-from routers.state.affinity import Affinity
-from routers.state.formed_batch import FormedBatch
 from routers.state.leases import abort, stream_share
 from routers.state.preemptible import preemptible_lease
-from routers.state.ready_replicas import finish_in_s
 from routers.state.replica_state import Lease, ReplicaState
-from routers.state.rows import Row
+from routers.state.replicas import finish_in_s
+from routers.state.rows import FormedBatch, Row
+
+_MOST = 10_000  # sessions
+# How much later than on the best replica a batch or stream may finish for the preference's sake:
+_BATCH_BOUND = 0.1  # of its predicted seconds: near ties only
+_STREAM_BOUND = 0.5  # of its predicted seconds: as much as a cache may save
+
+
+class Affinity:
+    """Which replica served each session last. Keeps at most `most` sessions; those used least
+    recently go."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._last: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def preferred(self, session: str) -> str | None:
+        """Id of the replica that served the session last; None where none is known."""
+        return self._last.get(session) if session else None
+
+    def served(self, sessions: Iterable[str], replica_id: str) -> None:
+        """This replica has served these sessions."""
+        last = self._last
+        for session in sessions:
+            if session:
+                last[session] = replica_id
+                last.move_to_end(session)
+        while len(last) > self._most:
+            last.popitem(last=False)
+
+    @staticmethod
+    def gives_way(later_s: float, predicted_s: float, *, streams: bool) -> bool:
+        """Whether finishing `later_s` after the best replica is too much to pay for the
+        preference."""
+        return later_s > predicted_s * (_STREAM_BOUND if streams else _BATCH_BOUND)
+
 
 _MAX_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
@@ -43,8 +79,6 @@ class Assignment:
     stream_hedger: StreamHedger
     affinity: Affinity
     silence: SilenceWatch
-    preemption: Preemption
-    sent: PreemptionView  # what may be taken back, for `preemption` to look at
 
     def fill(self, now: float, actions: list[Action]) -> None:
         """Send rows to every replica that is ready, then tie staged batches to copies, and preempt
@@ -78,13 +112,10 @@ class Assignment:
         rows = 1 if queue is None else lanes[0].length_classes[edge].rows
         groups.look_ahead(rows, edge, requests.waiting.seconds, now)
 
-    def may_preempt(self, now: float) -> bool:
+    def may_preempt(self) -> bool:
         """Whether a place at a batch replica might be taken for what waits."""
-        urgent = self.requests.most_urgent()
-        return urgent is not None and self._gives_back(urgent, now) is not None
-
-    def _gives_back(self, urgent: int, now: float) -> ReplicaState | None:
-        return self.preemption.gives_back(self.sent, urgent, now)
+        urgent, preemptible = self.requests.most_urgent(), self.copies.replicas.preemptible
+        return urgent is not None and preemptible.gives_back(urgent) is not None
 
     def _preempt_all(self, now: float, actions: list[Action]) -> None:
         """For the most urgent rows that wait, take places from less urgent work that was sent: not
@@ -92,13 +123,13 @@ class Assignment:
         requests, copies = self.requests, self.copies
         ageing_s = requests.settings.ageing_s
         while (urgent := requests.most_urgent()) is not None:
-            replica = self._gives_back(urgent, now)
+            replica = copies.replicas.preemptible.gives_back(urgent)
             if replica is None or requests.waiting.passed_over(ageing_s, now) is not None:
                 break
             if not self._preempt(replica, now, actions):
                 break
         if urgent is not None and copies.settings.preempt_streams:
-            lease = self.preemption.stops(self.sent, urgent, now)
+            lease = copies.leases.streams.stops(urgent)
             if lease is not None:
                 lease.recall()
                 copies.counts.preempted += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.api.actions import Action
+from routers.api.actions import Action, WakeAt
 from routers.api.events import (
     Arrive,
     Cancel,
@@ -36,36 +36,84 @@ from routers.api.events import (
 from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
-from routers.core.assignment import Assignment
+from routers.core.assignment import Affinity, Assignment
 from routers.core.core_state import State
-from routers.core.hedger import Hedger
+from routers.core.hedger import Budget, Hedger
 from routers.core.invariants import check
 from routers.core.lease_completion import (
     believable,
     close_lease,
     forget_replica,
+    heard,
     learn_of_peers,
+    suspend,
 )
 from routers.core.replica_watch import Ejection, SilenceWatch
 from routers.core.request_table import RequestTable
 from routers.core.snapshots import take_snapshot
 from routers.core.stream_hedger import StreamHedger
 from routers.core.stream_leases import moved
-from routers.core.suspension import heard, suspend
-from routers.core.wakeups import WakeupPlanner
 from routers.estimates.averages import Utilisation
 from routers.estimates.cost.model import Coefficients, CostError
 from routers.estimates.groups import ReplicaGroups
-from routers.policies.admission.queue_bound import is_full
-from routers.policies.hedging.batches import Hedging
+from routers.policies.hedging import Hedging
 from routers.policies.outliers import Outliers
-from routers.policies.preemption.types import PreemptionView
-from routers.policies.registry import HEDGINGS, PLACEMENTS, PREEMPTIONS, check_names
+from routers.policies.queue_bound import is_full
 from routers.policies.silence import Silence
-from routers.state.affinity import Affinity
-from routers.state.budget import Budget
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
+
+
+class WakeupPlanner:
+    """The wakeups as of the end of the last step."""
+
+    def __init__(self) -> None:
+        self.wakes_at = inf  # when the timer is set to fire; inf: it is not set
+        # Until then a new request has no effect but its own admission and queueing, unless its
+        # priority is more urgent than `most_urgent`, the most urgent that had rows waiting.
+        self.quiet_until = -inf
+        self.most_urgent: int | None = None
+        self._next_check_at = inf  # when a request's timer or a check of a lease or replica is due
+        self._next_capacity_at = inf  # when a replica may take a lease
+
+    def look(self, state: State, assignment: Assignment) -> None:
+        """Plan anew at the end of a step in which anything may have changed."""
+        requests, copies = state.requests, state.copies
+        batch_copies, stream_hedger = copies.schedule, state.stream_hedger.schedule
+        replicas = copies.replicas
+        self._next_check_at = min(
+            requests.timers.next_at(),
+            batch_copies.next_check_at(),
+            state.silence.next_at(),
+            stream_hedger.next_check_at(),
+        )
+        self._next_capacity_at = replicas.next_at()
+        if requests.next_retry_at < self._next_capacity_at:
+            self._next_capacity_at = requests.next_retry_at
+        self.quiet_until = min(self._next_check_at, self._next_capacity_at)
+        self.most_urgent = requests.most_urgent()
+        gives_way = assignment.may_preempt()
+        races = batch_copies.candidates or stream_hedger.candidates
+        if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
+            self.quiet_until = -inf
+
+    def joined(self, requests: RequestTable) -> None:
+        """A new request was queued and nothing else has changed: plan its timer."""
+        at = requests.timers.next_at()
+        if at < self._next_check_at:
+            self._next_check_at = at
+            self.quiet_until = min(at, self.quiet_until)
+
+    def ask(self, waits: bool, actions: list[Action]) -> None:
+        """Append a `WakeAt`, unless the timer is set to the same time or an earlier one. `waits`:
+        rows wait, or leases wait to be copied, so that a replica's becoming free matters."""
+        at = self._next_check_at
+        if waits and self._next_capacity_at < at:
+            at = self._next_capacity_at
+        if at < self.wakes_at:
+            self.wakes_at = at
+            actions.append(WakeAt(at))
+
 
 _NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed)
 
@@ -75,16 +123,15 @@ class Dispatcher:
 
     def __init__(self, settings: DispatcherSettings) -> None:
         validate(settings)
-        check_names(settings)
         self._groups = ReplicaGroups(settings)
-        self._replicas = ReplicaSet(self._groups, PLACEMENTS[settings.policies.placement]())
+        self._replicas = ReplicaSet(self._groups)
         self._leases = LeaseTable()
         self._requests = RequestTable(settings, self._replicas)
         self._copies = Hedger(
             settings,
             self._replicas,
             self._leases,
-            Hedging(settings.hedge, HEDGINGS[settings.policies.hedging](settings.hedge)),
+            Hedging(settings.hedge),
             Ejection(Outliers(settings.outliers), self._replicas),
             Budget(settings.hedge.budget),
             Utilisation(),
@@ -99,8 +146,6 @@ class Dispatcher:
             self._stream_copies,
             Affinity(),
             self._silence,
-            PREEMPTIONS[settings.policies.preemption](),
-            PreemptionView(self._replicas.preemptible, self._leases.streams),
         )
         self._state = State(
             self._requests,
@@ -151,7 +196,6 @@ class Dispatcher:
     def _adopt(self, settings: DispatcherSettings) -> None:
         self._copies.adopt(settings)
         self._silence.policy.settings = settings.silence
-        self._assignment.preemption = PREEMPTIONS[settings.policies.preemption]()
 
     def snapshot(self, now: float) -> Snapshot:
         """The state in numbers; work as in `core.snapshots`."""
@@ -321,7 +365,6 @@ class Dispatcher:
         while (replica := self._silence.silent(now)) is not None:
             suspend(self._state, replica, now, actions)
         replicas.promote(now)
-        self._requests.held_until = None
         self._requests.next_retry_at = inf
         self._assignment.fill(now, actions)
         healthy = replicas.healthy
@@ -330,6 +373,6 @@ class Dispatcher:
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
             # Rows may have been left to the group of a replica that has just become unhealthy.
             self._assignment.fill(now, actions)
-        self._wakeups.look(self._state, self._assignment, now)
+        self._wakeups.look(self._state, self._assignment)
         races = copies.schedule.candidates or self._stream_copies.schedule.candidates
         self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)

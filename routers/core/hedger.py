@@ -22,17 +22,113 @@ from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings
-from routers.core.copy_schedule import CopySchedule
 from routers.core.replica_watch import Ejection
 from routers.estimates.averages import Utilisation
-from routers.policies.hedging.batches import Finding, Hedging
-from routers.policies.registry import HEDGINGS
-from routers.state.budget import Budget
-from routers.state.formed_batch import FormedBatch
+from routers.policies.hedging import Finding, Hedging
 from routers.state.leases import CopyTerms, DispatchCounts, LeaseTable
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
-from routers.state.rows import Row
+from routers.state.rows import FormedBatch, Row
+from routers.state.timers import CheckTimes
+
+_CAP_BATCHES = 20.0  # the most that is saved or owed, in mean batches
+_START_BATCHES = 2.0  # what the budget starts with, in mean batches
+_BATCH_GAIN = 0.05  # of the moving average of a batch's cost
+
+
+class Budget:
+    """May device time be spent on work that is already being done elsewhere?
+
+    One account, in predicted device seconds, for hedges, tied copies, probes and retries. Each
+    primary batch earns a share of its own cost. Each extra batch pays its whole cost, and gets it
+    back when one of the two turns out never to have started. Work that may wait asks first
+    (`affords`). Retries and probes are never refused, because losing no work ranks above, but they
+    pay all the same, so hedging stops while they are many. The level is capped both ways, so that
+    neither a long calm nor a bad minute is remembered for long.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share  # extra seconds that a primary second earns
+        self.level_s = 0.0  # may be spent; may be negative
+        self._batch_s = 0.0  # mean predicted cost of a primary batch; 0.0: none was sent yet
+
+    def earn(self, cost_s: float) -> None:
+        """A primary batch of this predicted cost was sent."""
+        if cost_s <= 0.0:
+            return
+        if not self._batch_s:
+            self._batch_s = cost_s
+            self.level_s += _START_BATCHES * cost_s if self.share > 0.0 else 0.0
+        self._batch_s += _BATCH_GAIN * (cost_s - self._batch_s)
+        self._add(self.share * cost_s)
+
+    def affords(self, cost_s: float, *, spare: bool = False) -> bool:
+        """Whether so many seconds may be spent. `spare`: only from the upper half of the budget,
+        which more urgent copies will hardly need."""
+        reserve = 0.5 * _CAP_BATCHES * self._batch_s if spare else 0.0
+        return self.level_s >= cost_s + reserve
+
+    def pay(self, cost_s: float) -> None:
+        """Extra work of this predicted cost was sent."""
+        self._add(-cost_s)
+
+    def refund(self, cost_s: float) -> None:
+        """Extra work that was paid for has cost nothing."""
+        self._add(cost_s)
+
+    def _add(self, seconds: float) -> None:
+        cap = _CAP_BATCHES * self._batch_s
+        self.level_s = min(cap, max(-cap, self.level_s + seconds))
+
+
+_TRIES = 4  # candidates looked at in one step, so that a step stays short however many there are
+
+
+@dataclass(slots=True)
+class CopySchedule:
+    """Leases of one kind: the planned checks, and the candidates for a copy."""
+
+    check_times: CheckTimes[Lease] = field(default_factory=CheckTimes)
+    candidates: dict[Lease, None] = field(default_factory=dict)  # ordered set, oldest first
+
+    # -- checks
+
+    def check_at(self, lease: Lease, at: float) -> None:
+        """Check the lease at `at`, whatever was planned before; inf: never."""
+        self.check_times.look_at(lease, at, lease.lease_id)
+
+    def check_by(self, lease: Lease, at: float) -> None:
+        """Check the lease at `at`, unless an earlier check is planned."""
+        if at < self.check_times.at(lease):
+            self.check_at(lease, at)
+
+    def next_check_at(self) -> float:
+        """When the next lease is checked; inf: no check is planned."""
+        return self.check_times.next_at()
+
+    def due(self, now: float) -> Lease | None:
+        """A lease whose check is due, once for each planned check; None: no further one is."""
+        due = self.check_times.due(now)
+        return None if due is None else due[0]
+
+    # -- candidates
+
+    def add(self, lease: Lease) -> None:
+        """The lease should get a copy as soon as a replica and the budget allow."""
+        self.candidates[lease] = None
+
+    def remove(self, lease: Lease) -> None:
+        """The lease is no candidate any more; its planned check stays."""
+        self.candidates.pop(lease, None)
+
+    def first(self) -> list[Lease]:
+        """The oldest candidates: as many as one step tries."""
+        return list(self.candidates)[:_TRIES]
+
+    def forget(self, lease: Lease) -> None:
+        """Neither check nor copy the lease any more: it has closed, or its race is decided."""
+        self.check_times.drop(lease)
+        self.candidates.pop(lease, None)
 
 
 @dataclass(slots=True)
@@ -54,7 +150,6 @@ class Hedger:
         """Adopt new settings; what was learnt is kept."""
         self.settings = settings
         self.hedging.settings, self.hedging.frozen = settings.hedge, settings.frozen
-        self.hedging.policy = HEDGINGS[settings.policies.hedging](settings.hedge)
         outliers = self.ejection.policy
         outliers.settings, outliers.frozen = settings.outliers, settings.frozen
         self.budget.share = settings.hedge.budget

@@ -210,10 +210,9 @@ def _check_timers(state: State) -> None:
 
 
 def _check_no_idle_replica(state: State) -> None:
-    """One that is ready while rows wait empties for a retried row, may take none of them, waits
-    for a batch to grow, or is of a group that leaves them to another, which is not left to itself.
-    """
-    if state.requests.waiting.rows and state.requests.held_until is None:
+    """One that is ready while rows wait empties for a retried row, may take none of them, or is of
+    a group that leaves them to another, which is not left to itself."""
+    if state.requests.waiting.rows:
         for replica in _ready(state):
             if not replica.streams and (not replica.unhealthy or not state.replicas.healthy):
                 if _leaves_rows_to_others(state, replica):

@@ -14,9 +14,9 @@ from math import inf
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.outliers import Outliers, Verdict, may_probe
 from routers.policies.silence import Silence
-from routers.state.check_times import CheckTimes
 from routers.state.replica_state import ReplicaState
 from routers.state.replicas import ReplicaSet
+from routers.state.timers import CheckTimes
 
 
 @dataclass(slots=True)

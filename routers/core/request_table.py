@@ -2,7 +2,7 @@
 
 `RequestTable` owns the live requests, the queue and the timers. It is the only place where a
 request enters or leaves the core, so that each leaves once, with all its rows. A late request waits
-behind all that are on time (`policies/admission/lateness.py` says for how long). A request expires
+behind all that are on time (`policies/lateness.py` says for how long). A request expires
 wherever its rows are, queued or at a replica. Rows that come back from a replica keep their age,
 and are queued however full the queue is: its bounds hold for new requests only. `batcher` decides
 which rows are served next.
@@ -10,32 +10,82 @@ which rows are served next.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
-from routers.api.requests import Reason, Request
+from routers.api.requests import FlowWork, Reason, Report, Request
 from routers.api.settings import DispatcherSettings, validate
-from routers.core.admission import Admission, Rejection
+from routers.core.admission import Admission, Rejection, TimesLeft
 from routers.core.arrivals import Arrivals
-from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
-from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
-from routers.policies.admission.queue_bound import BoundView, max_rows
-from routers.policies.batching.view import QueueView
-from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
+from routers.policies.draft import QueueView
+from routers.policies.lateness import is_over, is_refused, keeps_its_place, next_moment
+from routers.policies.queue_bound import BoundView, max_rows
 from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
 from routers.state.flows import Flows
 from routers.state.leases import abandon
-from routers.state.rejection_cache import TimesLeft
 from routers.state.replica_state import Lease
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
-from routers.state.rows import Row, TrackedRequest
+from routers.state.rows import FormedBatch, Row, TrackedRequest
 from routers.state.timers import Timers
 
-_RETRY_LATER = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})  # an `Evict` says when
+
+class ServedWork:
+    """Passes served work on to the flows' accounts and to the admission."""
+
+    def __init__(self, flows: Flows, admission: Admission) -> None:
+        self._flows = flows
+        self._admission = admission
+
+    def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
+        """The batch's lease has ended after `service_s` measured seconds; None: nothing was
+        started, so its charges are refunded."""
+        self._admission.rejections.clear()
+        if service_s is None:
+            self._flows.refund(batch.charges)
+            return
+        served = batch.split(service_s)
+        self._flows.settle(batch.charges, served)
+        self._admission.served(served, now, late=bool(batch.rank[0]))
+
+    def charge(self, priority: int, tenant: str, seconds: float) -> None:
+        """Charge a flow for what its stream takes beyond what was paid."""
+        flow = self._flows.by_key.get((priority, tenant))
+        if flow is not None:
+            self._flows.charge(flow, seconds)
+
+    def report(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
+        """Tell the controllers what a running stream was given; the account is settled when the
+        stream ends. `rank`: see `api.actions.Dispatch`."""
+        self._admission.served((work,), now, late=bool(rank[0]))
+
+    def settle_stream(
+        self, batch: FormedBatch, served_s: float, untold_s: float, now: float
+    ) -> None:
+        """The stream's lease has ended after `served_s` in all, of which the controllers have not
+        been told `untold_s`."""
+        self._admission.rejections.clear()
+        self._flows.settle(batch.charges, batch.split(served_s))
+        if untold_s > 0.0:
+            priority, tenant, _ = batch.charges[0]
+            self.report((priority, tenant, untold_s), batch.rank, now)
+
+    def learn(self, report: Report, speed: float, now: float) -> None:
+        """Take in what a report says of other gateways' work. `speed`: seconds of the reference
+        group that a second of the replica's group is worth."""
+        if speed != 1.0 and report.served:
+            served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
+            report = replace(report, served=served)
+        self._flows.learn(report, now)
+        if report.served:
+            self._admission.served(report.served, now, late=False)
+
+
+_RETRY_LATER = frozenset({Reason.LATE, Reason.QUEUE_FULL})  # an `Evict` says when
 
 
 class RequestTable:
@@ -44,9 +94,8 @@ class RequestTable:
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
         self.live: dict[int, TrackedRequest] = {}  # by request id
         self.timers = Timers()
-        self.flows = Flows(ORDERS[settings.policies.order](settings))
+        self.flows = Flows()
         self.groups = replicas.groups
-        self.held_until: float | None = None  # until when an idle replica lets a batch grow
         # When the first retried row that was held back in this step may risk the last replica.
         self.next_retry_at = inf
         self.row_without_room: Row | None = None  # for which the replica asked last had no room
@@ -56,15 +105,10 @@ class RequestTable:
         self._replicas = replicas
         self.bounds = BoundView(self.waiting, self.groups, settings)
         self.admission = Admission(settings, self.waiting, self.flows, replicas, self.bounds)
-        self.controllers = self.admission.controllers
-        self.served = ServedWork(self.flows, self.controllers, self.admission.rejections)
+        self.served = ServedWork(self.flows, self.admission)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
         self.suspects = Suspects(replicas)
-        self.batching = BATCHINGS[settings.policies.batching]()
-        self.view = QueueView(
-            self.waiting, self.flows.order, self.arrivals.gaps, self.controllers.at_turn,
-            self.groups, settings,
-        )  # fmt: skip
+        self.view = QueueView(self.waiting, self.arrivals.gaps, self.groups, settings)
         self._adopt_generation(settings)
         self._adopt(settings)
 
@@ -108,7 +152,7 @@ class RequestTable:
         flow = self._priority(request.priority), request.tenant
         refused = self.admission.fast_reject(flow, edge, times, now)
         if refused is not None:
-            self.controllers.rejected_from_cache(flow, 0 if request.generation else edge, now)
+            self.admission.rejected_from_cache(flow, 0 if request.generation else edge, now)
         return refused
 
     def reject_unread(
@@ -126,7 +170,7 @@ class RequestTable:
         """Count a request that the gateway refused by its headers alone."""
         self.arrivals.offered.refuse(event.reason.value)
         if event.reason is Reason.LATE:
-            self.controllers.rejected_from_cache(
+            self.admission.rejected_from_cache(
                 (self._priority(event.priority), event.tenant), None, now
             )
         if event.is_first and event.reason is not Reason.TENANT_FULL:
@@ -164,18 +208,8 @@ class RequestTable:
 
     def starts(self, tracked: TrackedRequest, now: float) -> None:
         """The request's first row goes to a replica on time; its forecast is checked."""
-        self.controllers.waited(tracked, now, taken=True)
+        self.admission.waited(tracked, now, taken=True)
         tracked.end_forecast()
-
-    def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
-        """Whether the controllers shed this request now that the turn of one of its rows has come;
-        then it has been evicted."""
-        if tracked.forecast_s is None or tracked.queued < len(tracked.rows):
-            return False
-        if not self.controllers.shed_at_turn(tracked, now):
-            return False
-        self.evict(tracked, Reason.SHED, actions)
-        return True
 
     @property
     def largest(self) -> float:
@@ -326,7 +360,7 @@ class RequestTable:
         if tracked.late:
             return
         if tracked.forecast_s is not None:
-            self.controllers.waited(tracked, now, taken=False)
+            self.admission.waited(tracked, now, taken=False)
             tracked.end_forecast()
         self._move_lane(tracked, now, late=True)
 
@@ -345,15 +379,9 @@ class RequestTable:
         """Adopt new settings, and reopen a closed model. Where edges differ, move queued rows to
         their new buckets and evict requests with a row that is now too long."""
         validate(settings)
-        check_names(settings)
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
-        self.view.at_turn = self.controllers.at_turn
         self._adopt_generation(settings)
-        self.batching = BATCHINGS[settings.policies.batching]()
-        if settings.policies.placement != self.settings.policies.placement:
-            self._replicas.adopt(PLACEMENTS[settings.policies.placement](), now)
-        self.view.order = self.waiting.adopt(ORDERS[settings.policies.order](settings), now)
         moved = settings.bucket_edges != self.settings.bucket_edges
         if moved:
             self.waiting.edges = settings.bucket_edges

@@ -40,7 +40,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         replicas=replicas,
         unknown_closes=state.leases.unknown_closes,
         flows=tuple(_flow(waiting.flows, flow) for flow in waiting.flows.by_key.values()),
-        controllers=requests.controllers.snapshot(state.replicas.groups.capacity, now),
+        controllers=requests.admission.snapshot(state.replicas.groups.capacity, now),
         edges=waiting.edges,
         batch_targets=tuple(
             (edge, requests.groups.reference.sizes.shown(edge)[0]) for edge in waiting.edges

@@ -1,6 +1,6 @@
 """Which request that generates gets a speculative copy, on which replica, and which lease wins?
 
-`stream_hedging` decides when a copy is due and which replica may take it; this module carries that
+`policies.hedging` decides when a copy is due and which replica may take it; this module carries it
 out. Two leases of a request race until the first token. The first lease that shows anything keeps
 the request. The other one is aborted, so that its prompt is not read on and the caller gets nothing
 twice.
@@ -20,16 +20,45 @@ from math import inf
 
 from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
-from routers.core.copy_schedule import CopySchedule
-from routers.core.hedger import Hedger, copiable, row_ids
-from routers.core.prompt_reading import began, engine_of
+from routers.core.hedger import CopySchedule, Hedger, copiable, row_ids
 from routers.core.replica_watch import SilenceWatch
 from routers.core.request_table import RequestTable
-from routers.policies.stream_hedging import MAX_READ, CopyOffer, FirstTokenWait, may_take, race_at
+from routers.estimates.engine_speed import EngineSpeed
+from routers.estimates.generations import Generations, RunningGeneration
+from routers.policies.hedging import MAX_READ, CopyOffer, FirstTokenWait, may_take, race_at
 from routers.state.leases import CopyTerms, abort, end_copy, set_race_cost, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S
 from routers.state.rows import Row
+
+_MIN_FIRST_S = 0.001  # a first token is never predicted sooner
+
+
+def began(generations: Generations, lease: Lease) -> None:
+    """Start the generation of a lease that was just opened: predict its cached tokens and its first
+    token, and count its prompt at the replica."""
+    row, replica = lease.batch.rows[0], lease.replica
+    plan = row.tracked.plan
+    assert plan is not None
+    spec = replica.spec
+    cached = generations.placed(plan, spec.replica_id, spec.capacity)
+    reads = float(plan.prompt - cached)
+    is_long = reads > generations.settings.long_tokens
+    token_s, ahead = generations.token_s(), replica.reading
+    first_s = max(_MIN_FIRST_S, engine_of(lease).first_token_s(ahead + reads))
+    lease.generate(
+        RunningGeneration(
+            plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s
+        )
+    )
+
+
+def engine_of(lease: Lease) -> EngineSpeed:
+    """The engine speed of the lease's replica group, which must be one that streams."""
+    engine = lease.replica.group.engine
+    assert engine is not None
+    return engine
+
 
 _MIN_S = 0.001  # from one check of a lease to the next
 
@@ -58,12 +87,12 @@ class StreamHedger:
             self.schedule.add(lease)
 
     def _race_at(self, lease: Lease) -> float:
-        running, hedging = lease.running, self.copies.hedging
+        running, settings = lease.running, self.copies.settings.hedge
         if running is None:
             return inf
         ratios = engine_of(lease).first_tokens.ratios(lease.batch.edge)
         wait = FirstTokenWait(lease.starts_at, running.first_s, ratios, running.is_long)
-        return race_at(wait, hedging.settings, hedging.policy)
+        return race_at(wait, settings)
 
     def _may_race(self, lease: Lease) -> bool:
         if lease.begun or lease.recalled or lease.aborted or lease.running is None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from routers.api.events import Progress
 from routers.api.requests import LeaseEnd, Tokens
 from routers.core.core_state import State
-from routers.core.prompt_reading import engine_of
 from routers.core.request_table import RequestTable
+from routers.core.stream_hedger import engine_of
 from routers.estimates.generations import RunningGeneration
-from routers.state.ready_replicas import load_of
 from routers.state.replica_state import Lease
+from routers.state.replicas import load_of
 
 _FULL = 0.8  # share of a replica's room above which it counts as full
 _MAX_TOKENS = 1_000_000_000  # a greater count in a report is not believed

@@ -1,11 +1,11 @@
 """How fast are a group's stream replicas: what is a token worth in seconds, when does one come?
 
-Three values are learnt from what leases report; settings may fix the first two. `token_s`: seconds
-of a weighted token on a full replica; turns tokens into predicted device seconds. A replica that is
-not full is slower because it has less to do, so it shows only that the speed is at least as high.
-`prompt_s`: seconds until a first token, for each token that has to be read before it.
-`max_leases`: how many sequences may run at once while the promised time a token (TPOT) holds. One
-speed for all replicas of a group; fairness is counted in tokens, wherever they are made.
+Learnt from what leases report; settings may fix the first two. `token_s`: seconds of a weighted
+token on a full replica; turns tokens into predicted device seconds. A replica that is not full is
+slower because it has less to do, so it shows only that the speed is at least as high. `prompt_s`:
+seconds until a first token, for each token that has to be read before it. `max_leases`: how many
+sequences may run at once while the promised time a token (TPOT) holds. One speed for all replicas
+of a group; `ReplicaPace` says how much slower than that each works.
 """
 
 from __future__ import annotations
@@ -14,8 +14,82 @@ from dataclasses import dataclass
 from math import inf
 
 from routers.api.settings import GenerationParameters
-from routers.estimates.first_tokens import FirstTokens
-from routers.estimates.replica_pace import ReplicaPace
+from routers.estimates.averages import RatioHistogram
+
+_WINDOW_S = 1.0
+_VERDICTS = 5
+_MOST = 64.0  # times slower, or faster, that a verdict may say at most
+
+
+@dataclass(slots=True)
+class _Pace:
+    """One replica. `least` is the lowest ratio of the samples since the last verdict. `verdicts`
+    are the last ones; before the first, the replica is taken to be as fast as its group."""
+
+    since: float = -inf
+    least: float = inf
+    verdicts: tuple[float, ...] = (1.0,) * _VERDICTS
+
+
+class ReplicaPace:
+    """The slowdown of each stream replica to its group."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, _Pace] = {}
+
+    def slowdown(self, replica_id: str) -> float:
+        """Measured over predicted seconds; 1.0 until it was measured."""
+        pace = self._paces.get(replica_id)
+        return 1.0 if pace is None else sorted(pace.verdicts)[_VERDICTS // 2]
+
+    def took(
+        self, replica_id: str, began_at: float, now: float, predicted_s: float, *, alone: bool
+    ) -> float | None:
+        """Take in a sample that lasted from `began_at` to now. Returns a verdict if it completes
+        one: the lowest ratio of measured to predicted seconds since the last verdict. `alone`: this
+        sample makes a verdict by itself."""
+        pace = self._paces.get(replica_id)
+        if pace is None:
+            pace = self._paces[replica_id] = _Pace()
+        if began_at < pace.since or predicted_s <= 0.0:
+            return None
+        pace.least = min(pace.least, (now - began_at) / predicted_s)
+        if not alone and now - pace.since < _WINDOW_S:
+            return None
+        ratio = min(_MOST, max(1.0 / _MOST, pace.least))
+        self._paces[replica_id] = _Pace(now, verdicts=(*pace.verdicts[1:], ratio))
+        return ratio
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        self._paces.pop(replica_id, None)
+
+
+_MAX_BUCKETS = 64
+
+
+class FirstTokens:
+    """Histograms of measured over predicted seconds, by bucket."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[int, RatioHistogram] = {}
+
+    def observe(self, edge: int, seconds: float, predicted_s: float) -> None:
+        """A first token of the bucket `edge` came `seconds` after its replica had begun with the
+        request."""
+        if predicted_s <= 0.0:
+            return
+        ratios = self._ratios.get(edge)
+        if ratios is None:
+            if len(self._ratios) >= _MAX_BUCKETS:
+                del self._ratios[next(iter(self._ratios))]
+            ratios = self._ratios[edge] = RatioHistogram()
+        ratios.observe(seconds / predicted_s)
+
+    def ratios(self, edge: int) -> RatioHistogram | None:
+        """Those of a bucket; None: none was measured."""
+        return self._ratios.get(edge)
+
 
 # Of a fitted line:
 _KEEP = 0.98  # of a point's weight, with each newer point: about the last fifty count
@@ -23,7 +97,6 @@ _APART = 0.2  # standard deviation of x, relative to its mean, from which a slop
 _LEAST = 8  # points
 
 # Of what is learnt:
-_WINDOW_S = 1.0
 _GAIN = 0.2
 _FIRST_TOKEN_S = 1e-3  # `token_s` until anything is known
 _FIRST_PROMPT_S = 1e-4  # `prompt_s` until anything is known

@@ -1,30 +1,130 @@
 """The groups of replicas that serve one model: what each has learnt, and how much it can do.
 
-A group is replicas of one kind: one runtime on one sort of device. Each group has its own costs
-(fit, slowdowns, scatter), batch sizes, turnaround and engine speed, so that a GPU's measurements
-never teach a CPU's predictions.
-
-Work of several groups is counted in one unit: predicted device seconds of the *reference* group,
-the first that the settings list. A replica of a group does `speed` of them a second, found from
-what a row costs in the typical batch of each group. So a tenant pays for its rows, not for where
-they were served. A reserve group is used only while the other groups would let waiting work wait
-longer than its `after_s`.
-
-It decides which groups may be used, never which replica. Work: a look at each group.
+A group is replicas of one kind: one runtime on one sort of device. Each has its own costs, batch
+sizes, turnaround and engine speed, so that a GPU's measurements never teach a CPU's predictions.
+Work of several groups is counted in predicted device seconds of the *reference* group, the first
+that the settings list. A replica of a group does `speed` of them a second, found from what a row
+costs in the typical batch of each group: a tenant pays for its rows, not for where they were
+served. A reserve group is used only while the other groups would let waiting work wait longer than
+its `after_s`. Decides which groups may be used, never which replica. Work: a look at each group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import expm1, inf
 
 from routers.api.settings import DispatcherSettings, GroupSettings
 from routers.estimates.batch_size import BatchSizes
 from routers.estimates.cost.model import CostModel
 from routers.estimates.engine_speed import EngineSpeed
-from routers.estimates.peer_load import PeerLoad
-from routers.estimates.turnaround import Turnaround
+
+_MEAN_GAIN = 0.125
+_DEVIATION_GAIN = 0.25
+_DEVIATIONS = 2.0
+_MAX_MARGIN = 0.5  # of the budget a request arrived with
+
+
+class Turnaround:
+    """Seconds from dispatch to answer, by bucket edge: mean and mean deviation, both EWMAs.
+
+    Transport, waiting at the replica and service are part of it; the queue wait is not. Buckets
+    that were not measured are assumed to take `initial_s`.
+    """
+
+    def __init__(self) -> None:
+        self._initial_s = 0.0
+        # (mean, mean deviation) by edge; None: not measured.
+        self._seen: dict[int, tuple[float, float] | None] = {}
+
+    def keep(self, edges: tuple[int, ...], initial_s: float) -> None:
+        """These are the buckets now. Others are dropped, once each new bucket has taken its first
+        guess from the next longer one that was measured."""
+        self._initial_s = initial_s
+        known = self._seen
+        self._seen = {edge: known.get(edge) or _next_longer(known, edge) for edge in edges}
+
+    def observe(self, edge: int, seconds: float) -> None:
+        """A row of the bucket was answered so many seconds after its dispatch."""
+        if edge not in self._seen:
+            return
+        known = self._seen[edge]
+        if known is None:
+            self._seen[edge] = (seconds, seconds / 4.0)
+            return
+        mean, deviation = known
+        off = seconds - mean
+        deviation += _DEVIATION_GAIN * (abs(off) - deviation)
+        self._seen[edge] = (mean + _MEAN_GAIN * off, deviation)
+
+    def margin_s(self, edge: int) -> float:
+        """Seconds to set aside for the turnaround of the bucket."""
+        known = self._seen.get(edge)
+        return self._initial_s if known is None else known[0] + _DEVIATIONS * known[1]
+
+    def typical_s(self) -> tuple[float, float]:
+        """Mean turnaround and margin over the buckets that were measured; if none was, the assumed
+        one for both."""
+        seen = [known for known in self._seen.values() if known is not None]
+        if not seen:
+            return self._initial_s, self._initial_s
+        mean_s = sum([mean for mean, _ in seen]) / len(seen)
+        return mean_s, mean_s + _DEVIATIONS * sum([off for _, off in seen]) / len(seen)
+
+    def latest_start(self, edge: int, now: float, deadline: float) -> float:
+        """When a row must be dispatched at the latest to be answered by the deadline."""
+        margin_s, max_s = self.margin_s(edge), _MAX_MARGIN * (deadline - now)
+        return deadline - (margin_s if margin_s < max_s else max(0.0, max_s))
+
+
+def _next_longer(
+    known: dict[int, tuple[float, float] | None], edge: int
+) -> tuple[float, float] | None:
+    """What was measured of the next longer bucket; None: nothing."""
+    longer = [other for other, seen in known.items() if other >= edge and seen is not None]
+    return known[min(longer)] if longer else None
+
+
+_WINDOW_S = 5.0
+_SHORT_S = 1e-6  # a report that covers less counts as one of a moment
+
+
+@dataclass(slots=True)
+class _Told:
+    at: float
+    rate: float = 0.0
+
+
+class PeerLoad:
+    """What other gateways take of one model's replicas."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0  # of all replicas, reference seconds a second
+        self._told: dict[str, _Told] = {}
+
+    def report(self, replica_id: str, work_s: float, now: float, *, most: float = inf) -> None:
+        """Since its last report the replica has served so much for others, of `most` a second that
+        it can do: a report may cover work that was charged when it began."""
+        told = self._told.get(replica_id)
+        if told is None:
+            self._told[replica_id] = _Told(now)
+            return
+        span_s, told.at = now - told.at, now
+        if not (work_s or told.rate):
+            return  # always so where there is one gateway
+        new = -expm1(-span_s / _WINDOW_S)  # the weight of this report
+        gain = new / span_s if span_s > _SHORT_S else 1.0 / _WINDOW_S
+        change = min(gain * work_s - new * told.rate, most - told.rate)
+        told.rate += change
+        self.rate = max(0.0, self.rate + change)
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        told = self._told.pop(replica_id, None)
+        if told is not None:
+            self.rate = max(0.0, self.rate - told.rate)
+
 
 _BATCH_GAIN = 0.05
 _SPEED_GAIN = 0.05

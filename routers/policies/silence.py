@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import inf
 
 from routers.api.settings import SilenceParameters
-from routers.policies.hedging.batches import Hedging, expected_start
+from routers.policies.hedging import Hedging, expected_start
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from routers.estimates.generations import GenerationPlan, Generations
-from routers.state.ready_replicas import load_of
 from routers.state.replica_state import ReplicaState
-from routers.state.replicas import ReplicaSet
+from routers.state.replicas import ReplicaSet, load_of
 from routers.state.rows import Row
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 from math import inf
 
 from routers.api.requests import Reason
-from routers.state.formed_batch import ReplicaCapacity
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
-from routers.state.rows import Row
+from routers.state.rows import ReplicaCapacity, Row
 
 MAX_RUNS = 3
 """How often a row is run at most, whatever the reasons: its first lease; a copy of that lease, or

@@ -14,29 +14,127 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, merge
+from heapq import heapify, heappop, heappush, heapreplace, merge
 from math import inf
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from routers.api.policies import Ranking
 from routers.estimates.batch_size import BatchSizes
 from routers.state.flows import Flow
 from routers.state.rows import Row
-from routers.state.tag_order import Mark, TagOrder, rank_tag, start_tag
+
+_STALE_ENTRIES = 32  # allowed before the heap is compacted
+
+
+Mark = tuple[float, int, Any]
+"""(tag, number of the push, item): one entry of the heap."""
+
+
+class Tagged(Protocol):
+    """What can be ordered by the tag of its flow. `mark` is its valid entry, or None; the order in
+    which it stands owns that field."""
+
+    flow: Flow
+    rows: int
+    mark: Mark | None
+
+
+T = TypeVar("T", bound=Tagged)
+
+
+class TagOrder(Generic[T]):
+    """The items with rows, by the start tags of their flows, the lowest first.
+
+    A heap with lazy correction: tags mostly grow, so the tag in an entry is a lower bound of the
+    true one and is corrected only when the entry surfaces. An item whose tag has fallen (by a
+    refund) needs `add` again. Work: O(log n) amortised for each change of a tag that surfaces;
+    memory: at most twice the items that had rows when the heap was last compacted.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[Mark] = []
+        self._pushed = 0
+        self._most = _STALE_ENTRIES
+
+    def add(self, item: T) -> None:
+        """The item has rows now, or its tag has fallen."""
+        start, mark = item.flow.start, item.mark
+        if mark is not None and mark[0] <= start:
+            return
+        self._pushed += 1
+        item.mark = mark = (start, self._pushed, item)
+        heappush(self.heap, mark)
+        if len(self.heap) > self._most:
+            self._tidy()
+
+    def first(self) -> T | None:
+        """The item with rows that has the lowest tag, the first to come among equals; None if none
+        has rows."""
+        heap = self.heap
+        while heap:
+            mark = heap[0]
+            item: T = mark[2]
+            valid = item.mark
+            if valid is None or valid[1] != mark[1]:
+                heappop(heap)  # an older entry of an item that was added again
+            elif not item.rows:
+                heappop(heap)
+                item.mark = None
+            elif (start := item.flow.start) != mark[0]:
+                item.mark = mark = (start, mark[1], item)
+                heapreplace(heap, mark)
+            else:
+                return item
+        return None
+
+    def firsts(self, most: int) -> list[T]:
+        """At most `most` items in order, left where they are."""
+        found: list[T] = []
+        marks: list[Mark] = []
+        while len(found) < most and (item := self.first()) is not None:
+            found.append(item)
+            marks.append(heappop(self.heap))
+        for mark in marks:
+            heappush(self.heap, mark)
+        return found
+
+    def clear(self) -> None:
+        """Take out all items: none of them has rows."""
+        for mark in self.heap:
+            mark[2].mark = None
+        self.heap.clear()
+
+    def _tidy(self) -> None:
+        kept: list[Mark] = []
+        for mark in self.heap:
+            item = mark[2]
+            if not _is_valid(mark):
+                continue
+            if item.rows:
+                kept.append(mark)
+            else:
+                item.mark = None
+        heapify(kept)
+        self.heap[:] = kept
+        self._most = 2 * len(kept) + _STALE_ENTRIES
+
+
+def _is_valid(mark: Mark) -> bool:
+    """Whether this is the last entry that was made for its item."""
+    valid: Mark | None = mark[2].mark
+    return valid is not None and valid[1] == mark[1]
+
 
 _SLACK = 32  # stale entries allowed before a bucket is compacted
 _KEPT = 16  # buckets or length classes; from here on empty ones, and their turns, are dropped
 
 
 Place = tuple[float, int, Row]
-"""(rank, order of arrival, row): rank is the deadline, or the order of arrival. A place is valid
-while its row says that it stands in that bucket."""
+"""(deadline, order of arrival, row): valid while its row says that it stands in that bucket."""
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Rows of one flow with lengths up to `edge`, earliest deadline first, or in order of arrival
-    where the lane's ranking is by arrival.
+    """Rows of one flow with lengths up to `edge`, earliest deadline first.
 
     Most rows come in that order and stand in `line`; a row that does not, or that comes back from a
     replica, goes to `heap`. Deletion is lazy: leaving costs O(log n) amortised, `line` and `heap`
@@ -59,9 +157,7 @@ class Bucket:
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line, lane = self.line, self.queue.lane
-        rank = row.tracked.request.deadline if lane.by_deadline else float(row.order)
-        place = rank, row.order, row
+        line, place = self.line, (row.tracked.request.deadline, row.order, row)
         if not line or line[-1] <= place:
             line.append(place)
         else:
@@ -82,14 +178,6 @@ class Bucket:
         """When the first row was queued; inf for an empty bucket."""
         row = self.head()
         return row.tracked.queued_at if row is not None else inf
-
-    def rank(self) -> float:
-        """The rank of the first row; inf for an empty bucket."""
-        row = self.head()
-        return inf if row is None else self.rank_of(row)
-
-    def rank_of(self, row: Row) -> float:
-        return self.queue.lane.rank_of(row)
 
     def in_order(self) -> Iterator[Row]:
         """Its rows in order, left where they are; no row may leave meanwhile. Work: O(log n) for
@@ -116,12 +204,10 @@ class Bucket:
 
     def due_from(self, deadline: float, most: int) -> list[Row]:
         """At most `most` rows due at `deadline` or later, the earliest first, left where they are.
-        Rows in the heap are left out; empty where rows stand by arrival. Work: what is returned,
-        and the rows that have left between."""
+        Rows in the heap are left out. Work: what is returned, and the rows that have left
+        between."""
         found: list[Row] = []
         line = self.line
-        if not self.queue.lane.by_deadline:
-            return found
         for index in range(bisect_left(line, (deadline,)), len(line)):
             if len(found) >= most:
                 break
@@ -217,10 +303,6 @@ class FlowQueue:
         ]
         return min(owed, key=_turn) if owed else fullest
 
-    def first_bucket(self) -> Bucket:
-        """The bucket whose first row has the lowest rank."""
-        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=Bucket.rank)
-
     def in_turn(self) -> Bucket:
         """The bucket whose turn it is, where rows travel one by one."""
         return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
@@ -228,24 +310,6 @@ class FlowQueue:
     def by_turn(self) -> list[Bucket]:
         """The buckets that hold rows, the one whose turn it is first."""
         return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
-
-    def head(self) -> Row | None:
-        """The first row over all buckets, left where it is."""
-        return next(iter(self.in_order()), None)
-
-    def rank(self) -> float:
-        """The lowest rank among its buckets; inf when it is empty."""
-        return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
-
-    def rank_of(self, row: Row) -> float:
-        return self.lane.rank_of(row)
-
-    def in_order(self) -> Iterator[Row]:
-        """Its rows over all buckets, the first in front, left where they are."""
-        rows = [bucket.in_order() for bucket in self.buckets.values() if bucket.rows]
-        if len(rows) == 1:
-            return rows[0]
-        return merge(*rows, key=lambda row: (self.rank_of(row), row.order))
 
     def last(self) -> Row | None:
         """One of the rows that are due last, of the bucket that holds most rows."""
@@ -264,9 +328,9 @@ class LengthClass:
     """All flows' buckets of one edge in one lane."""
 
     edge: int
-    order: TagOrder[Bucket]
     rows: int = 0
     tokens: int = 0
+    order: TagOrder[Bucket] = field(default_factory=TagOrder)
 
 
 @dataclass(slots=True, eq=False)
@@ -276,19 +340,15 @@ class Lane:
 
     late: bool
     priority: int
-    ranking: Ranking = Ranking.SHARES
     rows: int = 0
     waiting_s: float = 0.0
     since: float = 0.0  # when it last led a batch, or began to wait
-    by_deadline: bool = field(init=False)
-    order: TagOrder[FlowQueue] = field(init=False)
+    order: TagOrder[FlowQueue] = field(default_factory=TagOrder)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
     length_classes: dict[int, LengthClass] = field(default_factory=dict)
     isolated: Bucket = field(init=False)  # rows that travel alone, earliest deadline first
 
     def __post_init__(self) -> None:
-        self.by_deadline = self.ranking is not Ranking.ARRIVALS
-        self.order = self._new_order()
         nobody = Flow("", self.priority)
         self.isolated = Bucket(FlowQueue(self, nobody), nobody, 0)
 
@@ -317,9 +377,6 @@ class Lane:
             length_class.order.add(bucket)
             if queue.rows == 1:
                 self.order.add(queue)
-        if self.ranking is not Ranking.SHARES:
-            length_class.order.add(bucket)
-            self.order.add(queue)
 
     def left(self, row: Row, bucket: Bucket) -> None:
         """Count a row out that was taken out of the bucket."""
@@ -344,10 +401,6 @@ class Lane:
                 if bucket.rows:
                     self.length_classes[bucket.edge].order.add(bucket)
 
-    def rank_of(self, row: Row) -> float:
-        """The key that orders a row in its bucket, lowest first."""
-        return row.tracked.request.deadline if self.by_deadline else float(row.order)
-
     def buckets(self) -> Iterator[Bucket]:
         """All buckets that hold rows, `isolated` last."""
         for queue in self.queues.values():
@@ -366,11 +419,8 @@ class Lane:
     def _open_class(self, edge: int) -> LengthClass:
         if len(self.length_classes) >= _KEPT:
             self.length_classes = {e: s for e, s in self.length_classes.items() if s.rows}
-        length_class = self.length_classes[edge] = LengthClass(edge, self._new_order())
+        length_class = self.length_classes[edge] = LengthClass(edge)
         return length_class
-
-    def _new_order(self) -> TagOrder[Any]:
-        return TagOrder(start_tag if self.ranking is Ranking.SHARES else rank_tag)
 
 
 def bucket_of(row: Row) -> Bucket:

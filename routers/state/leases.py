@@ -20,10 +20,9 @@ from math import ceil
 
 from routers.api.actions import Abort, Action
 from routers.api.requests import Report
-from routers.state.formed_batch import FormedBatch
 from routers.state.preemptible import PreemptibleStreams
 from routers.state.replica_state import Lease, ReplicaState
-from routers.state.rows import LeaseHandle, Row
+from routers.state.rows import FormedBatch, LeaseHandle, Row
 
 _GAIN = 0.05  # of the moving averages
 

@@ -1,18 +1,23 @@
-"""What was sent and might be taken back, in the order in which it is looked for.
+"""Which work that was sent gives its place to a more urgent row? The least urgent, if less urgent.
 
-Full batch replicas by the batch that each would return, and stream leases by priority. Whether any
-of them gives way to more urgent rows is `policies.preemption`'s question. Work: O(log n) where a
-replica changes, O(1) where a stream begins or ends.
+Two sorts of work may be taken back for an on-time row that waits. On a batch replica: a batch that
+is staged there unstarted. One lease more than fits is sent, and the replica, whose rule is to
+return its least urgent staged batch, returns it; no work is lost. On a stream replica, where
+settings allow it: of the least urgent priority that runs, the lease that began last, of whose
+answer no token has come, and whose rows are all retryable and were not stopped before. Late batches
+are less urgent than any on time. The core sends, recalls and counts. Work: O(log n) where a replica
+changes, O(1) where a stream begins or ends. Source: vLLM stops sequences in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from routers.state.replica_state import Lease, PreemptionEntry, ReplicaState
 
 _SLACK = 32  # stale entries allowed before the heap is compacted
+_TRIES = 4  # leases of a priority that are looked at
 
 
 class PreemptibleReplicas:
@@ -47,27 +52,22 @@ class PreemptibleReplicas:
             self._heap = [each for each in self._heap if _is_valid(each)]
             heapify(self._heap)
 
-    def least_urgent(self) -> ReplicaState | None:
-        """The replica that would return the least urgent batch; None where none would return
-        one."""
+    def gives_back(self, urgent: int) -> ReplicaState | None:
+        """The full replica that returns its least urgent staged batch to a row of the priority
+        `urgent`; None: none does."""
         heap = self._heap
         while heap and not _is_valid(heap[0]):
             heappop(heap)
-        return heap[0][3] if heap else None
+        if not heap:
+            return None
+        late, priority, _, replica = heap[0]
+        return replica if (-late, -priority) > (0, urgent) else None
 
 
 def _is_valid(entry: PreemptionEntry) -> bool:
     """Whether this is the last entry that was made for its replica."""
     valid = entry[3].preemption_entry
     return valid is not None and valid[2] == entry[2]
-
-
-def standing(replica: ReplicaState) -> tuple[int, int]:
-    """(late, priority) of the batch that this replica, one of those that would return one, would
-    return; the higher, the less urgent."""
-    entry = replica.preemption_entry
-    assert entry is not None
-    return -entry[0], -entry[1]
 
 
 def preemptible_lease(replica: ReplicaState) -> Lease | None:
@@ -103,13 +103,30 @@ class PreemptibleStreams:
         """A stream lease has closed."""
         self._by_priority.get(lease.batch.rank[1], {}).pop(lease, None)
 
-    def priorities(self) -> Iterable[int]:
-        """The priorities that have an open lease."""
-        return [each for each, leases in self._by_priority.items() if leases]
+    def stops(self, urgent: int) -> Lease | None:
+        """The lease that is stopped for a row of the priority `urgent`, so that its row waits
+        again; None: none is, of the latest few of the least urgent priority."""
+        least = max([each for each, leases in self._by_priority.items() if leases], default=0)
+        if least <= urgent:
+            return None
+        latest_first = islice(reversed(self._by_priority[least]), _TRIES)
+        return next((lease for lease in latest_first if _may_stop(lease)), None)
 
-    def latest_first(self, priority: int) -> Iterator[Lease]:
-        """The leases of this priority, the one that began last first."""
-        return reversed(self._by_priority.get(priority, {}))
+
+def _may_stop(lease: Lease) -> bool:
+    """Not while another lease of its replica is being recalled, not a lease that may not run again
+    or whose first token has come, and not a row that was stopped before or of whose answer its
+    caller has had a part."""
+    running = lease.running
+    if (
+        lease.non_preemptible
+        or not lease.live
+        or (running is not None and running.first_at is not None)
+        or any(other.recalled for other in lease.replica.leases.values())
+    ):
+        return False
+    rows = lease.members()
+    return all(r.tracked.request.retryable and not (r.stopped or r.shown) for r in rows)
 
 
 def _rank(lease: Lease) -> tuple[int, int, float]:

@@ -19,8 +19,7 @@ from math import inf
 from routers.api.requests import Replica, ReplicaKind, Report
 from routers.estimates.generations import RunningGeneration
 from routers.estimates.groups import ReplicaGroup
-from routers.state.formed_batch import FormedBatch
-from routers.state.rows import Row
+from routers.state.rows import FormedBatch, Row
 
 _TRANSPORT_GAIN = 0.2  # of the moving average of transport
 # Times the mean transport: how early a batch is sent where coming late would cost it its turn.
@@ -382,7 +381,7 @@ class Lease:
             ((priority, tenant, _),) = self.unsettled_charge.charges
             charges = ((priority, tenant, served_s),)
             self.unsettled_charge = replace(
-                self.unsettled_charge, predicted_s=served_s, charges=charges, paid=charges
+                self.unsettled_charge, predicted_s=served_s, charges=charges
             )
 
     def members(self) -> list[Row]:

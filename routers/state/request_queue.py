@@ -4,21 +4,139 @@ There are two lanes a priority: rows that can still meet their deadline, and lat
 seconds are its predicted service time, as of its arrival. Flows and lanes keep sums of them, so
 that no question about waiting work scans what waits.
 
-The queue does not decide: `routers.policies.admission.queue_bound` bounds it, and
+The queue does not decide: `routers.policies.queue_bound` bounds it, and
 `routers.core.batcher` says who goes first.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 
-from routers.api.policies import Order
 from routers.api.requests import FlowWork
 from routers.state.flows import Flows
 from routers.state.lanes import Lane, bucket_of
 from routers.state.rows import Row
-from routers.state.tenant_shares import TenantShares
+
+_STALE_ENTRIES = 32  # allowed before the heap is made anew
+
+
+@dataclass(slots=True, eq=False)
+class TenantShare:
+    """What waits of one tenant, over all priorities."""
+
+    tenant: str
+    weight: float
+    rows: int = 0
+    late_rows: int = 0
+    seconds: float = 0.0  # predicted service seconds of its rows
+    key: float = 0.0  # `level` as its valid heap entry has it; 0.0: none
+
+    @property
+    def level(self) -> float:
+        """Minus its rows over its weight: the lowest level is furthest over its share."""
+        return -self.rows / self.weight
+
+
+class TenantShares:
+    """The tenants that have rows in one queue, retries left out."""
+
+    def __init__(self) -> None:
+        self.by_tenant: dict[str, TenantShare] = {}
+        self.weight = 0.0  # sum over those tenants
+        self.rows = 0  # of all of them
+        self._heap: list[tuple[float, int, TenantShare]] = []
+        self._pushed = itertools.count()
+        # The heap is kept while more rows than this wait; None: it is not kept at the moment.
+        self._heap_kept_above: int | None = None
+
+    def add(self, row: Row) -> None:
+        """Count a row in."""
+        flow = row.tracked.flow
+        share = self.by_tenant.get(flow.tenant)
+        if share is None:
+            share = self.by_tenant[flow.tenant] = TenantShare(flow.tenant, flow.weight)
+            self.weight += flow.weight
+        self.rows += 1
+        share.rows += 1
+        share.late_rows += row.tracked.late
+        share.seconds += row.cost_s
+        if self._heap_kept_above is not None:
+            self._place(share)
+
+    def remove(self, row: Row) -> None:
+        """Count a row out."""
+        share = self.by_tenant[row.tracked.flow.tenant]
+        self.rows -= 1
+        share.rows -= 1
+        share.late_rows -= row.tracked.late
+        share.seconds -= row.cost_s
+        if not share.rows:
+            del self.by_tenant[share.tenant]
+            self.weight = self.weight - share.weight if self.by_tenant else 0.0
+        if self._heap_kept_above is not None and self.rows <= self._heap_kept_above:
+            self._heap.clear()
+            self._heap_kept_above = None
+
+    def part(self, tenant: str, weight: float) -> float:
+        """The tenant's share of the queue, 0..1, among the tenants that have rows here and
+        itself."""
+        own = self.by_tenant.get(tenant)
+        return weight / (self.weight + weight) if own is None else own.weight / self.weight
+
+    def rows_of(self, tenant: str) -> int:
+        """Rows of the tenant that wait."""
+        own = self.by_tenant.get(tenant)
+        return 0 if own is None else own.rows
+
+    def late_rows_of(self, tenant: str) -> int:
+        """Late rows of the tenant that wait."""
+        own = self.by_tenant.get(tenant)
+        return 0 if own is None else own.late_rows
+
+    def seconds_of(self, tenant: str) -> float:
+        """Predicted service seconds of the tenant's rows that wait."""
+        own = self.by_tenant.get(tenant)
+        return 0.0 if own is None else own.seconds
+
+    def furthest_over(self) -> TenantShare | None:
+        """The tenant with most rows for its weight; None: nothing waits."""
+        if self._heap_kept_above is None:
+            self._heap_kept_above = self.rows // 2
+            self._rebuild_heap()
+        heap = self._heap
+        while heap:
+            key, _, share = heap[0]
+            level = share.level
+            if not share.rows or key != share.key:
+                heappop(heap)  # the tenant has gone, or has another entry
+            elif level != key:
+                share.key = level
+                heapreplace(heap, (level, next(self._pushed), share))
+            else:
+                return share
+        return None
+
+    def _place(self, share: TenantShare) -> None:
+        """Give the tenant an entry when it has grown. An entry may show more rows than the tenant
+        has, never fewer."""
+        level = share.level
+        if level < share.key:
+            share.key = level
+            heappush(self._heap, (level, next(self._pushed), share))
+            if len(self._heap) > 2 * len(self.by_tenant) + _STALE_ENTRIES:
+                self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        """Make the heap anew."""
+        for share in self.by_tenant.values():
+            share.key = share.level
+        self._heap = [(each.key, next(self._pushed), each) for each in self.by_tenant.values()]
+        heapify(self._heap)
+
 
 _FLOWS_A_CALL = 64  # looked at by `work`, on average
 
@@ -110,7 +228,7 @@ class RequestQueue:
             flow.waiting_s += row.cost_s
             lanes = self.on_time
         while len(lanes) <= flow.priority:
-            lanes.append(Lane(tracked.late, len(lanes), self.flows.order.ranking))
+            lanes.append(Lane(tracked.late, len(lanes)))
         lanes[flow.priority].push(row, now)
         tracked.count_queued(1)
         if tracked.queued == 1:
@@ -133,25 +251,6 @@ class RequestQueue:
         self.remove(row)
         row.edge = edge
         self.add(row, now)
-
-    def adopt(self, order: Order, now: float) -> Order:
-        """Go on under this order. Where that is of another kind, all that waits is sorted anew and
-        all accounts begin anew."""
-        if type(order) is type(self.flows.order):
-            self.flows.order = order
-        else:
-            self._sort_anew(order, now)
-        return order
-
-    def _sort_anew(self, order: Order, now: float) -> None:
-        rows = [row for lane in self.lanes() for bucket in lane.buckets() for row in bucket.live()]
-        for row in rows:
-            self.remove(row)
-        self.on_time.clear()
-        self.late.clear()
-        self.flows.restart(order)
-        for row in sorted(rows, key=_arrival_order):
-            self.add(row, now)
 
     def tidy(self) -> None:
         """Drop the places that rows have left, so that the rows may come back there."""
@@ -224,7 +323,3 @@ def _last_suspect(lane: Lane, tenant: str) -> Row | None:
     alone = (row for row in lane.isolated.live() if row.tracked.flow.tenant == tenant)
     waiting = [row for row in alone if not row.is_retry]
     return max(waiting, key=lambda row: row.tracked.request.deadline, default=None)
-
-
-def _arrival_order(row: Row) -> int:
-    return row.order

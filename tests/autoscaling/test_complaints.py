@@ -93,8 +93,8 @@ def test_what_was_learnt_survives_new_settings_and_a_restart():
     other = ScalingSettings({"m": model(knee=0.7)})
     cluster.core.reconfigure(other, cluster.now)
     kept = cluster.core.save(cluster.now)["models"]["m"]["planning"]
-    assert kept["forecast"]["smoothings"] == learnt["forecast"]["smoothings"]
-    assert kept["forecast"]["candidates"].keys() == learnt["forecast"]["candidates"].keys()
+    assert kept["forecast"]["smoothing"] == learnt["forecast"]["smoothing"]
+    assert kept["forecast"].keys() == learnt["forecast"].keys()
     assert kept["forecast"]["minute"] == learnt["forecast"]["minute"] > 50
 
 

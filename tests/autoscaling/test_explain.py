@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoscaling.explain import explain
+from autoscaling.sentences import explain
 from autoscaling.settings import GroupTerms, Mode, ModelTerms, Needs, PolicySettings
 
 POLICIES = sorted((Path(__file__).parents[2] / "autoscaling" / "policies").glob("*.yaml"))

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from autoscaling.pool import Excess, Pool
-from autoscaling.residency import ResidentWant
+from autoscaling.pool import Excess, Pool, ResidentWant
 from autoscaling.settings import PoolTerms
 from autoscaling.types import PoolReading, ResidentReading
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from autoscaling.recurring import DAY_S, HOUR_S, MOST, TOLERANCE_S, RecurringSpikes
+from autoscaling.envelope import DAY_S, HOUR_S, MOST, TOLERANCE_S, RecurringSpikes
 
 LEAD_S = 40.0
 PLANNED = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.residency import MARGIN, ResidentWant, choose_residents
+from autoscaling.pool import MARGIN, ResidentWant, choose_residents
 from autoscaling.settings import PoolTerms
 from autoscaling.types import PoolReading, ResidentReading
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autoscaling.start_times import DECISION_S, UNMEASURED_S, LadderStep, StartTimes
+from autoscaling.observation import DECISION_S, UNMEASURED_S, LadderStep, StartTimes
 from autoscaling.types import StartReading, State
 
 

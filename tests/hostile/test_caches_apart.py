@@ -46,10 +46,10 @@ CACHES = {
     "deployments/gateway/reuse/response_cache.py": TENANT,
     "deployments/gateway/telemetry/exposition.py": "metrics' labels: tenants and models' names",
     "deployments/replica/pool/residents.py": "loaded models",
-    "routers/estimates/output_lengths.py": TENANT,
+    "routers/estimates/generations.py": TENANT,
     "routers/estimates/prefix_tree.py": "prompts' blocks are salted with the tenant",
-    "routers/state/rejection_cache.py": "by flow, which is a tenant's",
-    "routers/state/affinity.py": "sessions' names begin with the tenant's",
+    "routers/core/admission.py": "by flow, which is a tenant's",
+    "routers/core/assignment.py": "sessions' names begin with the tenant's",
     "runtimes/synthetic/engine.py": "prompts' blocks are salted with the tenant",
     "runtimes/vllm/serving.py": "cache_salt and the names of media begin with the tenant's",
 }

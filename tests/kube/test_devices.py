@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from autoscaling.mig.gpus import GPUS
+from autoscaling.mig.geometry import GPUS
 from deployments.tools.plan.manifests import Workers
 from tests.kube.chart import Object, cluster_of, objects, serve_config_of
 from tests.kube.ray_rules import node_types

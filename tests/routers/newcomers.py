@@ -1,4 +1,4 @@
-"""Requests as controllers of admission see them, and what the core does when it asks one."""
+"""Requests as the policies of admission see them, and what the core does when it asks one."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import replace
 from routers.api.requests import FlowKey, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.estimates.generations import GenerationPlan
-from routers.policies.admission.types import Answer, Controller, Newcomer, OnArrival
-from routers.policies.order.fair_queueing import FairQueueing
-from routers.state.flows import Flow, Flows
-from routers.state.request_queue import RequestQueue
+from routers.policies.feasibility import Answer, Feasibility, Newcomer
+from routers.policies.lateness import BestEffortCapacity
+from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
 SETTINGS = DispatcherSettings((64,))
-NOTHING = RequestQueue((64,), Flows(FairQueueing()))
 
 
 def tuned(
-    controller: Controller, admission: AdmissionParameters | None = None, *, frozen: bool = False
+    policy: Feasibility | BestEffortCapacity,
+    admission: AdmissionParameters | None = None,
+    *,
+    frozen: bool = False,
 ) -> None:
     given = AdmissionParameters() if admission is None else admission
-    controller.tune(replace(SETTINGS, admission=given, frozen=frozen))
+    policy.tune(replace(SETTINGS, admission=given, frozen=frozen))
 
 
 def came(
@@ -57,14 +58,14 @@ def found(
     """What it finds in the queue."""
     slack_s = tracked.latest_start - now
     return Newcomer(
-        tracked, NOTHING, tracked.edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
+        tracked, tracked.edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
     )
 
 
-def ask(controller: OnArrival, newcomer: Newcomer, now: float) -> Answer:
+def ask(policy: Feasibility, newcomer: Newcomer, now: float) -> Answer:
     """Of a request that has come."""
-    controller.came(newcomer, now)
-    answer = controller.judge(newcomer, now)
+    policy.came(newcomer, now)
+    answer = policy.judge(newcomer, now)
     if answer.teaches:
-        controller.told(newcomer, answer, now)
+        policy.told(newcomer, answer, now)
     return answer

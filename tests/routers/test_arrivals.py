@@ -5,21 +5,21 @@ from math import inf
 import pytest
 
 from routers.api.requests import Request
-from routers.api.settings import BucketSettings, DispatcherSettings, PolicyNames
+from routers.api.settings import BucketSettings, DispatcherSettings
 from routers.core.arrivals import Arrivals
 from routers.estimates.batch_size import gap_s
 from routers.estimates.groups import ReplicaGroups
-from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue
 
 EDGES = (16, 64)
+PROFILE = tuple((rows, width, 1e-5 * rows * width) for rows in (1, 8) for width in EDGES)
 FOLLOWS = BucketSettings(adaptive=True, solve_every_s=1.0)
 
 
 def arrivals(**settings):
     told = DispatcherSettings(EDGES, initial_cost_s=0.01, **settings)
-    return Arrivals(told, RequestQueue(EDGES, Flows(FairQueueing())), ReplicaGroups(told))
+    return Arrivals(told, RequestQueue(EDGES, Flows()), ReplicaGroups(told))
 
 
 def a_request(*lengths, **more):
@@ -90,7 +90,7 @@ def test_gap_is_known_from_the_second_arrival_on():
 
 
 def test_edges_follow_the_lengths_that_come():
-    comes = arrivals(buckets=FOLLOWS, policies=PolicyNames(edges="padding"))
+    comes = arrivals(buckets=FOLLOWS, profile=PROFILE)
     comes._groups.capacity = 1.0
     comes.follow((10,) * 600 + (60,) * 600, 0.0)
     assert comes._waiting.edges == EDGES
@@ -100,7 +100,7 @@ def test_edges_follow_the_lengths_that_come():
 
 
 def test_lengths_that_never_fit_move_no_edges():
-    comes = arrivals(buckets=FOLLOWS, policies=PolicyNames(edges="padding"))
+    comes = arrivals(buckets=FOLLOWS, profile=PROFILE)
     comes._groups.capacity = 1.0
     comes.follow((65,) * 1200, 0.0)
     comes.follow((65,), 1.0)

@@ -3,8 +3,7 @@
 import pytest
 
 from routers.api.settings import AdmissionParameters
-from routers.policies.admission.best_effort_capacity import BestEffortCapacity
-from routers.policies.admission.types import LateWork
+from routers.policies.lateness import BestEffortCapacity, LateWork
 from tests.routers.newcomers import tuned
 
 

@@ -1,15 +1,14 @@
-"""What do buckets cost: padding, the fixed part of a batch, and the rate that is kept up with?"""
+"""What do buckets cost: the fixed part of a batch, and the rate that is kept up with?"""
 
 from math import inf
 
 import pytest
 
 from routers.api.settings import DispatcherSettings
-from routers.policies.edges.prices import (
+from routers.policies.edges import (
     BatchBounds,
     BatchPrices,
     LengthShares,
-    padding_price,
     total,
 )
 
@@ -22,12 +21,6 @@ def cost(rows, width):
 
 def lengths(**weights):
     return LengthShares.of([int(name[1:]) for name in weights], list(weights.values()))
-
-
-def test_padding_is_what_rows_of_a_bucket_lack_to_its_edge():
-    price = padding_price(lengths(l10=3, l20=1))
-    assert price(0, 2) == 20.0
-    assert price(0, 1) + price(1, 2) == pytest.approx(12.5)
 
 
 @pytest.mark.parametrize(

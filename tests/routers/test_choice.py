@@ -6,14 +6,12 @@ import pytest
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.api.settings import DispatcherSettings
+from routers.core.assignment import Affinity
 from routers.estimates.groups import ReplicaGroup
-from routers.policies.placement.finish_first import FinishFirst
-from routers.state.affinity import Affinity
-from routers.state.formed_batch import FormedBatch
 from routers.state.leases import LeaseTable
-from routers.state.ready_replicas import ReadyReplicas, finish_in_s
 from routers.state.replica_state import ReplicaState
-from routers.state.rows import Row
+from routers.state.replicas import ReadyReplicas, finish_in_s
+from routers.state.rows import FormedBatch, Row
 
 pytestmark = pytest.mark.interpreted
 
@@ -41,7 +39,7 @@ def stream(replica_id, held, ratio=1.0):
 
 
 def ready(*by_id):
-    among = ReadyReplicas(FinishFirst())
+    among = ReadyReplicas()
     for replica in by_id:
         among.place(replica, NOW)
     return among
@@ -136,7 +134,7 @@ def test_of_a_thousand_idle_replicas_few_are_asked_in_vain_and_one_in_success():
 
 
 def test_memory_is_bounded_by_who_is_ready_however_often_places_change():
-    among, replica = ReadyReplicas(FinishFirst()), idle("a")
+    among, replica = ReadyReplicas(), idle("a")
     for turn in range(1000):
         replica.last_used = turn
         among.place(replica, NOW)

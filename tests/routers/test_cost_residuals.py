@@ -7,7 +7,7 @@ from math import log
 
 import pytest
 
-from routers.estimates.cost.residuals import HICCUP, Slowdowns, Spread, at_quantile
+from routers.estimates.cost.model import HICCUP, Slowdowns, Spread, at_quantile
 
 NOISE = 0.3
 

@@ -7,13 +7,11 @@ import pytest
 from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.requests import LeaseEnd, Reason, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
-from routers.estimates.turnaround import Turnaround
-from routers.policies.admission.lateness import has_place, is_over, is_refused, next_moment
-from routers.policies.order.fair_queueing import FairQueueing
+from routers.estimates.groups import Turnaround
+from routers.policies.lateness import has_place, is_over, is_refused, next_moment
 from routers.state.flows import Flow, Flows
-from routers.state.request_queue import RequestQueue
+from routers.state.request_queue import RequestQueue, TenantShare
 from routers.state.rows import Row, TrackedRequest
-from routers.state.tenant_shares import TenantShare
 from routers.state.timers import Timers
 
 
@@ -352,7 +350,7 @@ def a_ticket(*, late, queued=1):
 
 
 def with_late_rows(count, tenant="a"):
-    waiting = RequestQueue((64,), Flows(FairQueueing()))
+    waiting = RequestQueue((64,), Flows())
     waiting.late_rows = count
     if count:
         share = TenantShare(tenant, 1.0, rows=count, late_rows=count)

@@ -291,16 +291,3 @@ def test_rows_that_stay_in_their_bucket_stand_there_once_when_edges_change(start
     settings = DispatcherSettings((32, 256, 512), profile=((1, 1, 0.0),))
     core.step(Reconfigure(settings))
     assert core.dispatcher.snapshot(core.now).rows_by_bucket == ((32, 4), (256, 1), (512, 0))
-
-
-def test_a_replica_that_waited_for_a_batch_to_grow_and_left_asks_for_no_more_timers(start):
-    core = start(hold="auto", profile=((1, 10, 1.0), (2, 10, 1.01), (8, 10, 1.1)), slo_s=100.0)
-    core.replicas("a")
-    for number, at in enumerate((0.0, 0.1, 0.2)):
-        core.arrive(number + 1, at=at, slo_s=100.0)
-    core.drain()
-    core.arrive(4, at=0.3, slo_s=100.0)
-    assert core.open == {}  # it waits for the next arrival
-    core.replicas(at=0.35)
-    core.arrive(5, at=5.0, slo_s=100.0)
-    assert core.timer > 5.0

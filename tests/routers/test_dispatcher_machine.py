@@ -28,18 +28,14 @@ from routers.api.requests import (
 )
 from routers.api.settings import (
     AdmissionParameters,
-    CodelParameters,
     DispatcherSettings,
     GenerationParameters,
     GroupSettings,
     HedgeParameters,
-    LimitParameters,
     Mode,
-    PolicyNames,
     SilenceParameters,
 )
 from routers.core.dispatcher import Dispatcher
-from routers.policies.registry import BATCHINGS, HEDGINGS, ORDERS, PLACEMENTS, PREEMPTIONS
 
 pytestmark = pytest.mark.slow
 
@@ -95,8 +91,6 @@ class DispatcherMachine(RuleBasedStateMachine):
         admission=st.builds(
             AdmissionParameters,
             feasibility=st.sampled_from(Mode),
-            codel=st.builds(CodelParameters, st.sampled_from(Mode), st.just(0.02), st.just(0.5)),
-            limit=st.builds(LimitParameters, st.sampled_from(Mode), st.sampled_from((None, 1, 4))),
         ),
         hedge=st.builds(
             HedgeParameters,
@@ -112,15 +106,6 @@ class DispatcherMachine(RuleBasedStateMachine):
             fixed_s=st.sampled_from((None, 0.0, 0.2)),
         ),
         groups=st.sampled_from(((), (), (FAST, SLOW), (FAST, replace(SLOW, after_s=0.2)))),
-        policies=st.builds(
-            PolicyNames,
-            st.sampled_from(tuple(ORDERS)),
-            st.sampled_from(tuple(BATCHINGS)),
-            st.sampled_from(tuple(PLACEMENTS)),
-            st.sampled_from(((), ("codel",), ("feasibility",), PolicyNames().admission)),
-            st.sampled_from(tuple(HEDGINGS)),
-            preemption=st.sampled_from(tuple(PREEMPTIONS)),
-        ),
     )
     def begin(self, warm, defers, **chosen):
         self.defers, self.undecided = defers, False
@@ -557,8 +542,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert len(rows) == 1 or not any(index in known.retried for known, index in rows)
 
     def judge_order(self, rows):
-        """Earliest deadline first in a flow's bucket, or first come, first served where that is the
-        order, no late row in front of one on time."""
+        """Earliest deadline first in a flow's bucket, no late row in front of one on time."""
         if any(known.request.generation is not None for known, _ in rows):
             return  # one that has no room is passed by those that have
         taken = {
@@ -579,8 +563,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         return known.request.priority, self.bucket(known.request.lengths[index])
 
     def place(self, known):
-        first_come = self.settings.policies.order == "fifo"
-        return 0.0 if first_come else known.request.deadline, known.order
+        return known.request.deadline, known.order
 
     def is_late(self, request_id):
         """Also one that was found late in this step and may not stay."""

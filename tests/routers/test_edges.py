@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.api.settings import BucketSettings, DispatcherSettings
-from routers.policies.edges.edges import EdgeSolver, LengthHistogram, lattice
-from routers.policies.edges.least_seconds import LeastSeconds
-from routers.policies.edges.prices import (
+from routers.policies.edges import (
     BatchBounds,
     BatchPrices,
+    EdgeSolver,
+    EdgeView,
+    LengthHistogram,
     LengthShares,
+    best_edges,
     cheapest,
-    padding_price,
+    lattice,
     total,
 )
-from routers.policies.edges.types import EdgeView
-from routers.policies.registry import EDGES
 
 
 @pytest.mark.parametrize("longest", [1, 2, 7, 63, 64])
@@ -74,6 +74,12 @@ def test_long_runs_neither_overflow_nor_lose_what_is_recent():
     assert histogram.weights(300.0)[0] == pytest.approx(1 / (1 - 0.5**0.1))
 
 
+def padding_price(lengths):
+    """Tokens a row when every row is padded to its bucket's edge."""
+    points, rows = lengths.points, lengths.rows
+    return lambda i, j: points[j - 1] * (rows[j] - rows[i])
+
+
 def cost(rows, width):
     return 0.005 + 0.0002 * rows + 8e-6 * rows * width
 
@@ -84,11 +90,11 @@ def mix(rng):
     return rng.randint(low, high)
 
 
-def solver(policy="seconds", rows=2000, frozen=False, pads=True, **buckets):
+def solver(rows=2000, frozen=False, pads=True, **buckets):
     """One that has seen `rows` of the mix within its first 60 s."""
     buckets.setdefault("adaptive", True)
     told = DispatcherSettings((512,), pads=pads, frozen=frozen, buckets=BucketSettings(**buckets))
-    made = EdgeSolver(told, EDGES[policy]())
+    made = EdgeSolver(told)
     rng = random.Random(5)
     for row in range(rows):
         made.observe(mix(rng), 60.0 * row / rows)
@@ -139,16 +145,10 @@ def test_no_other_edges_have_a_higher_capacity(weights, slo_s):
     bounds = BatchBounds.of(DispatcherSettings((points[-1],), slo_s=slo_s))
     lengths = LengthShares.of(points, weights)
     prices = BatchPrices(lengths, cost, bounds)
-    found = LeastSeconds().best(EdgeView(lengths, (points[-1],), 3, cost, bounds, 1.0))
+    found = best_edges(EdgeView(lengths, (points[-1],), 3, cost, bounds, 1.0))
     best = max(prices.capacity(each, 1.0) for each in all_choices(points, 3))
     assert found.capacity >= 0.99 * best
     assert found.min_waste <= found.waste * (1 + 1e-9)
-
-
-def test_padding_is_minimised_with_all_edges():
-    found = solver("padding").solve((512,), cost, 60.0)
-    assert len(found) == 8
-    assert {32, 128, 512} <= set(found)
 
 
 def test_seconds_are_minimised_with_one_edge_a_band_of_the_mix():
@@ -158,7 +158,7 @@ def test_seconds_are_minimised_with_one_edge_a_band_of_the_mix():
 def test_more_time_or_more_replicas_make_more_edges_worth_their_batches():
     def edges(slo_s, servers):
         told = DispatcherSettings((512,), slo_s=slo_s, buckets=BucketSettings(adaptive=True))
-        made = EdgeSolver(told, LeastSeconds())
+        made = EdgeSolver(told)
         rng = random.Random(5)
         for _ in range(2000):
             made.observe(mix(rng), 0.0)
@@ -232,11 +232,11 @@ def test_edges_that_may_not_change_are_never_due(held):
 def test_frozen_solver_goes_on_from_where_it_stood():
     made = solver()
     frozen = DispatcherSettings((512,), frozen=True, buckets=BucketSettings(adaptive=True))
-    made.adopt(frozen, LeastSeconds())
+    made.adopt(frozen)
     for _ in range(5000):
         made.observe(512, 61.0)
     assert not made.due(61.0)
-    made.adopt(replace(frozen, frozen=False), LeastSeconds())
+    made.adopt(replace(frozen, frozen=False))
     assert made.due(61.0)
     assert made.solve((512,), cost, 61.0) == (32, 128, 512)
 
@@ -244,5 +244,5 @@ def test_frozen_solver_goes_on_from_where_it_stood():
 def test_new_lengths_start_a_new_count():
     made = solver()
     longer = DispatcherSettings((1024,), buckets=BucketSettings(adaptive=True))
-    made.adopt(longer, LeastSeconds())
+    made.adopt(longer)
     assert made.solve((1024,), cost, 60.0) is None

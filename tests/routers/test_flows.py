@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.api.requests import Report
-from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
-from routers.state.tag_order import Mark, TagOrder
+from routers.state.lanes import Mark, TagOrder
 
 
 def waits(flows: Flows, flow: Flow, now: float = 0.0) -> Flow:
@@ -36,13 +35,13 @@ def leaves(flows: Flows, flow: Flow) -> None:
 
 @pytest.mark.parametrize(("weight", "start"), [(0.5, 4.0), (1.0, 2.0), (4.0, 0.5)])
 def test_tag_grows_by_cost_over_weight(weight, start):
-    flow, flows = Flow("a", 0, weight), Flows(FairQueueing())
+    flow, flows = Flow("a", 0, weight), Flows()
     flows.charge(flow, 2.0)
     assert flow.start == start
 
 
 def test_what_was_charged_too_much_is_taken_off_the_next_charges_and_no_tag_falls():
-    flow, flows = Flow("a", 0, 2.0), Flows(FairQueueing())
+    flow, flows = Flow("a", 0, 2.0), Flows()
     tags = []
     for seconds in (4.0, -3.0, 2.0, 2.0):
         flows.charge(flow, seconds)
@@ -54,34 +53,34 @@ def test_what_was_charged_too_much_is_taken_off_the_next_charges_and_no_tag_fall
     ("service_s", "start", "credit"), [(0.5, 1.0, 0.5), (1.0, 1.0, 0), (3, 3, 0)]
 )
 def test_measured_seconds_replace_predicted_ones(service_s, start, credit):
-    flows = Flows(FairQueueing())
+    flows = Flows()
     (flow,) = opened(flows, "a")
     flows.charge(flow, 1.0)
-    flows.settle([(0, "a", 1.0)], [(0, "a", service_s)], epoch=0)
+    flows.settle([(0, "a", 1.0)], [(0, "a", service_s)])
     assert (flow.start, flow.credit_s, flow.served_s) == (start, credit, service_s)
 
 
 def test_refund_restores_the_tag_and_names_the_flow():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     (flow,) = opened(flows, "a")
     flows.charge(flow, 1.0)
-    flows.refund([(0, "a", 1.0)], epoch=0)
+    flows.refund([(0, "a", 1.0)])
     assert (flow.start, flow.served_s, flows.lowered) == (0.0, 0.0, [flow])
 
 
 def test_refund_after_credit_was_used_leaves_the_account_as_it_was():
     flow = Flow("a", 0, 2.0, start=5.0, credit_s=1.0)
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flows.by_key[flow.key] = flow
     flows.charge(flow, 3.0)
-    flows.refund([(0, "a", 3.0)], epoch=0)
+    flows.refund([(0, "a", 3.0)])
     assert flow.start - flow.credit_s / flow.weight == 5.0 - 1.0 / 2.0
 
 
 def test_settling_for_a_forgotten_flow_is_no_matter():
-    flows = Flows(FairQueueing())
-    flows.settle([(0, "gone", 1.0)], [(0, "gone", 2.0)], epoch=0)
-    flows.refund([(0, "gone", 1.0)], epoch=0)
+    flows = Flows()
+    flows.settle([(0, "gone", 1.0)], [(0, "gone", 2.0)])
+    flows.refund([(0, "gone", 1.0)])
     assert flows.by_key == {}
     assert flows.lowered == []
 
@@ -90,7 +89,7 @@ def test_settling_for_a_forgotten_flow_is_no_matter():
 
 
 def test_flow_that_slept_gets_no_credit():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     busy, slept = opened(flows, "busy", "slept")
     leaves(flows, slept)
     for _ in range(100):
@@ -102,7 +101,7 @@ def test_flow_that_slept_gets_no_credit():
 
 
 def test_flow_that_slept_keeps_its_debt():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     (flow,) = opened(flows, "a")
     flows.charge(flow, 7.0)
     leaves(flows, flow)
@@ -111,7 +110,7 @@ def test_flow_that_slept_keeps_its_debt():
 
 
 def test_credit_is_no_way_to_come_back_below_the_virtual_time():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     busy, slept = opened(flows, "busy", "slept", weight=2.0)
     flows.leads(busy, 5.0, 1.0, 2.0)
     for start, credit_s in ((4.0, 9.0), (5.0, 9.0), (6.0, 9.0), (6.0, 1.0)):
@@ -122,7 +121,7 @@ def test_credit_is_no_way_to_come_back_below_the_virtual_time():
 
 
 def test_priorities_have_virtual_times_of_their_own():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     urgent, _ = flows.of("a", 0, 1.0), flows.of("a", 2, 1.0)
     flows.leads(urgent, 9.0, 1.0, 1.0)
     assert flows.of("b", 0, 1.0).start == 9.0
@@ -130,7 +129,7 @@ def test_priorities_have_virtual_times_of_their_own():
 
 
 def test_last_weight_given_is_the_flows_weight():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     (flow,) = opened(flows, "a", weight=1.0)
     assert flows.of("a", 0, 3.0) is flow
     assert (flow.weight, flows.weights) == (3.0, [3.0])
@@ -142,7 +141,7 @@ def test_last_weight_given_is_the_flows_weight():
 
 
 def test_virtual_time_is_at_least_the_leading_tag():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     a, _ = opened(flows, "a", "b")
     flows.leads(a, 3.0, 1.0, 2.0)
     assert flows.virtual == [3.0]
@@ -152,7 +151,7 @@ def test_virtual_time_is_at_least_the_leading_tag():
 
 def test_virtual_time_moves_though_each_row_is_another_flows():
     """Four of them wait at any time, so each has a quarter of what is served."""
-    flows = Flows(FairQueueing())
+    flows = Flows()
     for number in range(100):
         flow = waits(flows, flows.of(f"t{number}", 0, 1.0))
         start = flow.start
@@ -163,7 +162,7 @@ def test_virtual_time_moves_though_each_row_is_another_flows():
 
 
 def test_virtual_time_is_at_most_a_batch_above_the_lowest_tag():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flow, other = opened(flows, "a", "b", weight=2.0)
     for _ in range(10):
         flows.leads(other, 1.0, 8.0, 0.0)
@@ -172,7 +171,7 @@ def test_virtual_time_is_at_most_a_batch_above_the_lowest_tag():
 
 
 def test_newcomer_goes_before_who_was_just_served():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     (aggressor,) = opened(flows, "aggressor")
     for _ in range(5):
         start = aggressor.start
@@ -186,14 +185,14 @@ def test_newcomer_goes_before_who_was_just_served():
 
 
 def test_work_done_elsewhere_is_charged_here():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     (flow,) = opened(flows, "a", weight=2.0)
     flows.learn(Report(served=((0, "a", 3.0), (0, "unknown", 1.0))), 0.0)
     assert (flow.start, flow.served_s) == (1.5, 0.0)
 
 
 def test_virtual_time_of_others_lifts_who_comes_and_never_falls():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flows.of("a", 1, 1.0)
     flows.learn(Report(virtual_time=(4.0, 6.0, 8.0)), 0.0)
     flows.learn(Report(virtual_time=(3.0,)), 0.0)
@@ -201,7 +200,7 @@ def test_virtual_time_of_others_lifts_who_comes_and_never_falls():
 
 
 def test_who_came_while_nothing_was_heard_is_lifted_once_something_is():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flows.learn(Report(virtual_time=(1.0,)), 0.0)
     blind = waits(flows, flows.of("blind", 0, 1.0), 2.0)
     flows.learn(Report(virtual_time=(9.0,)), 2.5)
@@ -212,7 +211,7 @@ def test_who_came_while_nothing_was_heard_is_lifted_once_something_is():
 
 
 def test_flow_that_waits_elsewhere_claims_its_share_until_nobody_says_so():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flow = flows.of("a", 0, 3.0)
     flows.learn(Report(waiting=((0, "a", 0.5), (0, "unknown", 1.0))), 0.0)
     assert (flow.peer_demand_s, flows.weights) == (0.5, [3.0])
@@ -226,7 +225,7 @@ def test_flow_that_waits_elsewhere_claims_its_share_until_nobody_says_so():
 
 
 def test_what_was_heard_long_ago_does_not_count_for_newcomers():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flow = flows.of("a", 0, 1.0)
     flows.learn(Report(waiting=((0, "a", 0.5),)), 0.0)
     flows.enter(flow, 60.0)
@@ -238,7 +237,7 @@ def test_what_was_heard_long_ago_does_not_count_for_newcomers():
     [Report(served=((0, "a", 1.0),)), Report(waiting=((0, "a", 1.0),)), Report(inflight=2, held=1)],
 )
 def test_gateway_is_alone_until_it_hears_of_another_and_after_some_silence(report):
-    flows = Flows(FairQueueing())
+    flows = Flows()
     flows.learn(Report(inflight=1, held=1), 0.0)
     assert flows.alone
     flows.learn(report, 1.0)
@@ -253,7 +252,7 @@ def test_gateway_is_alone_until_it_hears_of_another_and_after_some_silence(repor
 
 
 def test_accounts_of_idle_flows_are_dropped_but_not_the_largest_debts():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     opened(flows, "busy")
     for number in range(5000):
         (flow,) = opened(flows, f"t{number}")
@@ -265,7 +264,7 @@ def test_accounts_of_idle_flows_are_dropped_but_not_the_largest_debts():
 
 
 def test_flow_with_running_or_claimed_work_is_not_dropped():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     running, elsewhere = flows.of("running", 0, 1.0), flows.of("elsewhere", 0, 1.0)
     running.live = 1
     flows.learn(Report(waiting=((0, "elsewhere", 1.0),)), 0.0)
@@ -276,7 +275,7 @@ def test_flow_with_running_or_claimed_work_is_not_dropped():
 
 
 def test_many_live_flows_are_not_looked_at_for_each_newcomer():
-    flows = Flows(FairQueueing())
+    flows = Flows()
     looked = 0
 
     class Counted(dict):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from routers.estimates.ratio_histogram import RatioHistogram
-from routers.state.budget import Budget
+from routers.core.hedger import Budget
+from routers.estimates.averages import RatioHistogram
 
 
 def earned(batches, share=0.05, cost_s=0.01):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from routers.policies.admission.feasibility import Feasibility
-from routers.policies.admission.length_shares import MIN_SHARE, LengthUse, margin_part
+from routers.policies.feasibility import MIN_SHARE, Feasibility, LengthUse, margin_part
 from tests.routers.newcomers import ask, came, found
 
 FLOW = (0, "a")

@@ -4,7 +4,7 @@ import pytest
 
 from routers.api.events import RefusedUnread, ServedElsewhere
 from routers.api.requests import LeaseEnd, Reason
-from routers.state.offered import MeanWork, OfferedWork
+from routers.state.flows import MeanWork, OfferedWork
 
 # 10 ms a batch and 10 ms a row, of any length: a full batch of 4 takes 50 ms, a row of it 12.5 ms.
 LINEAR = tuple((rows, edge, 0.01 + 0.01 * rows) for rows in (1, 2, 4) for edge in (32, 128, 512))

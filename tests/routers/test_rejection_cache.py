@@ -5,7 +5,7 @@ import pytest
 from routers.api.actions import Reject
 from routers.api.requests import Reason
 from routers.api.settings import AdmissionParameters
-from routers.state.rejection_cache import (
+from routers.core.admission import (
     KEPT_S,
     CachedRejection,
     RejectionCache,

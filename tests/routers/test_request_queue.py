@@ -2,7 +2,6 @@
 
 import pytest
 
-from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue
 
@@ -18,7 +17,7 @@ class Counted(dict):
 
 
 def queue_of(flows, *, waiting=1):
-    queue = RequestQueue((8,), Flows(FairQueueing()))
+    queue = RequestQueue((8,), Flows())
     queue.flows.alone = False
     queue.flows.by_key = Counted()
     for number in range(flows):

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from routers.api.requests import NO_TOKENS, Shares, Tokens
-from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
-from routers.stream_staging import StagedStream, StreamStaging, worth_s
+from routers.staging import (
+    DEMAND_HOLDS_S,
+    FORGET_S,
+    REPORT_EVERY_S,
+    StagedStream,
+    StreamStaging,
+    worth_s,
+)
 
 
 def turn(gateway: str, tag: float, tenant: str = "t", cost: float = 1.0, rank: int = 0):

@@ -7,9 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from routers.staging import whose_turn
-from routers.stream_staging import StagedStream, StreamStaging
-from routers.waiting_turns import WaitingTurns
+from routers.staging import StagedStream, StreamStaging, WaitingTurns, whose_turn
 
 GATEWAYS = ("a", "b", "c")
 

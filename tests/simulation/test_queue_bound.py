@@ -7,7 +7,7 @@ import random
 import pytest
 
 from routers.api.requests import Reason
-from routers.api.settings import DispatcherSettings, PolicyNames
+from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimRecorder
 
@@ -31,7 +31,7 @@ def test_what_waits_at_all_gateways_is_what_can_be_answered_in_time(gateways):
         max_slo_share=1.0,
         profile=profile,
         queue_timeout_s=TIMEOUT_S,
-        policies=PolicyNames(admission=()),
+        admission=AdmissionParameters(Mode.OFF),
     )
     rng, now, arrivals = random.Random(3), 0.0, []
     while now < 24.0:

@@ -129,7 +129,6 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
     message = {
         Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows, queue.max_work_s)",
         Reason.LATE: "the request cannot be answered before its deadline",
-        Reason.SHED: "the model gets more requests than it can answer in time",
     }[reason]
     return errors.Overloaded(message, retry_after_s=retry_after_s)
 

@@ -1,7 +1,7 @@
 """A model at this gateway, as the autoscaler is told: what was asked for, what one replica does.
 
 Made of the snapshot of the model's core; counters only grow. Work is seconds of the reference
-group, as `routers.state.offered` prices it.
+group, as `routers.state.flows` prices it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from deployments.contract import errors
 from deployments.contract.registry import RateReport
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.key import RateSettings
-from routers.policies.admission.rate_limit import Rate
-from routers.policies.admission.rate_share import SILENT_S, RateShare, RateUse
+from routers.policies.rates import SILENT_S, Rate, RateShare, RateUse
 
 QuotaKey = tuple[str, float]
 """A tenant's name and weight."""

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoscaling.mig.gpus import Gpu, Profile
-from autoscaling.mig.types import Plan, PlannedGpu, Slice
+from autoscaling.mig.geometry import Gpu, Profile
+from autoscaling.mig.packing import Plan, PlannedGpu, Slice
 from deployments.settings.groups import GroupSettings
 from deployments.settings.tree import Settings
 from deployments.tools.plan.needs import MIG_RESOURCE, POOL, Need

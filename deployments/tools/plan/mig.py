@@ -13,9 +13,8 @@ from typing import Any
 import click
 import yaml
 
-from autoscaling.mig.gpus import GPUS, Gpu, Profile, with_usable
-from autoscaling.mig.packing import pack, profile_for
-from autoscaling.mig.types import Demand
+from autoscaling.mig.geometry import GPUS, Gpu, Profile, with_usable
+from autoscaling.mig.packing import Demand, pack, profile_for
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 from deployments.tools.plan import manifests, mig_table

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoscaling.mig.gpus import Profile
-from autoscaling.mig.types import PlannedGpu, Slice
+from autoscaling.mig.geometry import Profile
+from autoscaling.mig.packing import PlannedGpu, Slice
 from deployments.tools.plan import manifests
 from deployments.tools.plan.needs import Need
 from deployments.tools.plan.types import MigPlan

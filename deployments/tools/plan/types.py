@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoscaling.mig.types import Plan
+from autoscaling.mig.packing import Plan
 from deployments.tools.plan.needs import MARGIN, Need
 
 

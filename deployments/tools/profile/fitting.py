@@ -18,12 +18,8 @@ from statistics import median
 
 from deployments.tools.profile.sweep import TimedBatch, TimedRun
 from routers.api.settings import DispatcherSettings
-from routers.estimates.cost.model import Coefficients, CostError, CostModel
-from routers.estimates.cost.residuals import at_quantile
-from routers.policies.edges.edges import lattice
-from routers.policies.edges.prices import BatchBounds, LengthShares
-from routers.policies.edges.types import EdgeView
-from routers.policies.registry import EDGES
+from routers.estimates.cost.model import Coefficients, CostError, CostModel, at_quantile
+from routers.policies.edges import BatchBounds, EdgeView, LengthShares, best_edges, lattice
 
 GAIN = 0.05
 
@@ -168,5 +164,5 @@ def edges_for(
     known = LengthShares.of(points, weights)
     cost, bounds = fitted.model.predict, BatchBounds.of(core)
     view = EdgeView(known, edges, buckets.max_edges, cost, bounds, float(replicas))
-    found = EDGES[core.policies.edges]().best(view)
+    found = best_edges(view)
     return () if found is None else found.edges

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from routers.api.settings import DispatcherSettings
-from routers.estimates.cost.residuals import at_quantile
+from routers.estimates.cost.model import at_quantile
 from routers.simulation.simulator import Arrival, SimDevice, SimOutcome, World, run
 from routers.simulation.traffic import SimLease
 

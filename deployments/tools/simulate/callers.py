@@ -21,7 +21,7 @@ from routers.api.requests import Reason
 from routers.simulation.traffic import Arrival, SimLease, SimOutcome
 
 _CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
-_REFUSED = {Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED}
+_REFUSED = {Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE}
 _LEFT = "left"
 _NO_RATE = RateSettings()
 

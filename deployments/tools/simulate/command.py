@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deployments.tools.console.progress_bar import SimulatedTimeBar
-from deployments.tools.simulate.simulated import show, show_beside, show_fifo
+from deployments.tools.simulate.simulated import show, show_fifo
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 
 
@@ -26,23 +26,18 @@ def simulate(
 
         must_be_there(plot)
     simulation = prepare(path, options)
-    rival = simulation.with_policies(options.policies) if options.policies else None
     if simulation.left_out:
         print(f"not simulated: {', '.join(simulation.left_out)}", file=sys.stderr)
     with SimulatedTimeBar(simulation.scenario.run_s, Console(stderr=True)) as advance:
         result = simulation.run(advance)
         fifo = simulation.run(advance, fifo=True) if options.fifo else None
-        policies = rival.run(advance) if rival is not None else None
     if as_json:
-        beside = {"fifo": fifo, "policies": policies}
-        also = {name: each.as_json() for name, each in beside.items() if each is not None}
+        also = {"fifo": fifo.as_json()} if fifo is not None else {}
         print(json.dumps({**result.as_json(), **also}))
     else:
         show(simulation.title, result)
         if fifo is not None:
             show_fifo(fifo)
-        if policies is not None:
-            show_beside(f"the same with {', '.join(options.policies)}", policies)
     if plot is not None:
         write(result, plot, simulation.path.stem)
     return 0

@@ -39,28 +39,23 @@ def show(
         console.print(Text(f"left over, which is a fault: {result.left_over}", style="bold red"))
 
 
-def show_beside(what: str, result: SimulationResult, console: Console | None = None) -> None:
-    """Prints another run of the same scenario, for comparison, under the heading `what`."""
+def show_fifo(result: SimulationResult, console: Console | None = None) -> None:
+    """Prints the run of the same scenario without the dispatcher, for comparison."""
     console, summary = console or Console(), result.summary
-    console.print(Text(what, style="bold"))
+    generates = summary.total().first.total
+    way = (
+        "straight to the engines, in turn"
+        if generates
+        else "through one queue, first in, first out"
+    )
+    console.print(Text(f"the same {way}", style="bold"))
     console.print(_headline(result))
     console.print(_groups("tenant", summary.tenants().items()))
-    if summary.total().first.total:
+    if generates:
         console.print(_tokens("tenant", summary.tenants().items()))
     else:
         buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
         console.print(_groups("length", buckets))
-
-
-def show_fifo(result: SimulationResult, console: Console | None = None) -> None:
-    """Prints the run of the same scenario without the dispatcher, for comparison."""
-    generates = result.summary.total().first.total
-    way = "straight to the engines, in turn"
-    show_beside(
-        f"the same {way if generates else 'through one queue, first in, first out'}",
-        result,
-        console,
-    )
 
 
 def _headline(result: SimulationResult) -> Text:

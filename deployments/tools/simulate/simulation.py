@@ -8,7 +8,7 @@ counts are 0, the scheduling core has a bug.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.core.dispatcher import Dispatcher
-from routers.policies.registry import KINDS, SEVERAL
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
 
@@ -48,7 +47,6 @@ class SimulateOptions:
     replicas: int | None = None
     seed: int | None = None
     fifo: bool = False  # compare with a plain queue without the dispatcher
-    policies: Sequence[str] = ()  # `kind=name` of the policies to compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +149,6 @@ class Simulation:
         busy = self._utilisation(summary, record)
         return SimulationResult(summary, busy, setup.slo_share, cores, record)
 
-    def with_policies(self, choices: Sequence[str]) -> Simulation:
-        """The same simulation with other policies (`kind=name`). Raises ScenarioErrors."""
-        chosen = [_policy(choice) for choice in choices]
-        names: dict[str, Any] = dict(chosen)
-        if len(names) < len(chosen):
-            raise ScenarioErrors("--policy: names a kind twice; must name each kind once")
-        if "batching" in names and self.setup.engine is not None:
-            raise ScenarioErrors("--policy batching=…: this model is batched by its engine")
-        if "edges" in names and not self.setup.core.buckets.adaptive:
-            raise ScenarioErrors("--policy edges=…: this model's edges are fixed (lengths.buckets)")
-        policies = replace(self.setup.core.policies, **names)
-        core = replace(self.setup.core, policies=policies)
-        return replace(self, setup=replace(self.setup, core=core))
-
     @property
     def _beside(self) -> Callable[[DispatcherSettings], Core]:
         """The baseline that the dispatcher is compared with."""
@@ -179,23 +163,6 @@ class Simulation:
         if scaling is not None:
             there_s = scaling.serving_s
         return summary.work.busy_s / there_s if there_s else 0.0
-
-
-def _policy(choice: str) -> tuple[str, str | tuple[str, ...]]:
-    kind, _, value = choice.partition("=")
-    known = KINDS.get(kind)
-    if known is None:
-        raise ScenarioErrors(f"--policy {choice}: must be one of {'=…, '.join(KINDS)}=…")
-    names: tuple[str, ...] = (value,)
-    if kind in SEVERAL:
-        names = () if value == "none" else tuple(value.split("+"))
-    if any(name not in known for name in names):
-        several = ", several joined by +, or none" if kind in SEVERAL else ""
-        said = f"{kind} must be one of {', '.join(known)}{several}"
-        raise ScenarioErrors(f"--policy {choice}: {said}")
-    if len(set(names)) < len(names):
-        raise ScenarioErrors(f"--policy {choice}: names a policy twice; must name each once")
-    return kind, names if kind in SEVERAL else value
 
 
 def prepare(path: Path, options: SimulateOptions) -> Simulation:

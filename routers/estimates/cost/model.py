@@ -1,8 +1,8 @@
 """How many seconds will a batch take on the device?
 
 The prediction is the fit of the replica's group (`cost.fit`), times the slowdown of the replica,
-times a quantile of how measured batches scatter around that (`cost.residuals`): the median to plan
-with, the 99th percentile for promises. It starts from a profile where there is one.
+times a quantile of how measured batches scatter around that: the median to plan with, the 99th
+percentile for promises. It starts from a profile where there is one.
 
 A batch of a kind that was never measured teaches the fit. Any other batch teaches the replica's
 slowdown first, and the fit only what is left, by no more than noise explains; so neither a hiccup
@@ -19,7 +19,134 @@ from math import exp, log
 
 from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.fit import CostFit, Vector, features
-from routers.estimates.cost.residuals import Scatter, Slowdowns, Spread, at_quantile
+
+# Of slowdowns:
+_SLOWDOWN_GAIN = 0.05  # of a slowdown's moving average, in the end
+_FIRST_GAIN = 0.25  # for its first batch, and after a jump
+_POOL_GAIN = 0.3  # of the pool's, for one batch of each replica
+_ODD = 0.5  # log: a replica further from the pool counts as if it were so far
+
+# Of the scatter:
+HICCUP = 4.0  # times the prediction
+_RING = 256  # quotients
+_EVERY = 16  # samples, after which quantiles are read anew
+_MIN_NOISE = 0.3  # log
+_MAX_NOISE = 1.0  # log
+
+
+@dataclass(slots=True)
+class _Slowdown:
+    """One replica's slowdown, as a logarithm and as a factor."""
+
+    log: float
+    factor: float
+    before: tuple[float, float]  # of the last two batches, log; the next is compared with them
+    gain: float = _FIRST_GAIN
+
+
+class Slowdowns:
+    """By replica, the factor on the fit's seconds; 1.0 while nothing is known."""
+
+    def __init__(self) -> None:
+        self._slowdowns: dict[str, _Slowdown] = {}
+        self._pool_log = 0.0
+        self.pool = 1.0
+
+    def of(self, replica_id: str) -> float:
+        """The replica's factor; the pool's until it was measured."""
+        slowdown = self._slowdowns.get(replica_id)
+        return self.pool if slowdown is None else slowdown.factor
+
+    def to_pool(self, replica_id: str) -> float:
+        """The replica's factor over the pool's; 1.0 until it was measured."""
+        return self.of(replica_id) / self.pool
+
+    def follow(self, replica_id: str, off: float, noise: float) -> None:
+        """A batch of the replica took e^`off` times the fit's seconds. `noise`: the deviation (log)
+        up to which it may be noise."""
+        slowdown = self._slowdowns.get(replica_id)
+        if slowdown is None:
+            start = self._pool_log
+            slowdown = self._slowdowns[replica_id] = _Slowdown(start, exp(start), (start, start))
+        level, (older, old) = slowdown.log, slowdown.before
+        middle = max(min(older, old), min(max(older, old), off))
+        if abs(middle - level) > noise:
+            level, slowdown.gain = middle, _FIRST_GAIN
+        else:
+            level += slowdown.gain * max(-noise, min(noise, off - level))
+            slowdown.gain = max(_SLOWDOWN_GAIN, slowdown.gain / (1.0 + slowdown.gain))
+        slowdown.log, slowdown.factor, slowdown.before = level, exp(level), (old, off)
+        step = max(-_ODD, min(_ODD, level - self._pool_log))
+        self._pool_log += _POOL_GAIN / len(self._slowdowns) * step
+        self.pool = exp(self._pool_log)
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        self._slowdowns.pop(replica_id, None)
+
+
+def at_quantile(ordered: list[float], quantile: float) -> float:
+    """The quantile of ascending values, of which there is at least one."""
+    return ordered[round(quantile * (len(ordered) - 1))]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Of quotients measured / predicted: the 99th percentile over the median, and the squared
+    coefficient of variation."""
+
+    p99: float
+    scv: float
+
+
+class Spread:
+    """The last 256 quotients measured / predicted, and their quantiles, found anew every 16
+    samples.
+
+    A batch over `HICCUP` times its prediction is left out: it says nothing of how long ordinary
+    batches take, and cannot be planned for (hedging deals with it). So is one under 1 / `HICCUP` of
+    its prediction. Until 16 batches were measured, every quantile is 1. `noise`: a batch this far
+    (log) from what is expected of it may still be an ordinary one.
+    """
+
+    def __init__(self) -> None:
+        self.median = 1.0
+        self.p99 = 1.0
+        self.noise = _MIN_NOISE
+        self._ring: deque[float] = deque(maxlen=_RING)
+        self._ordered: list[float] = [1.0]
+        self._seen = 0
+
+    def quantile(self, quantile: float) -> float:
+        """The quantile of the quotients, as last found."""
+        if quantile == 0.5:
+            return self.median
+        return self.p99 if quantile == 0.99 else at_quantile(self._ordered, quantile)
+
+    def observe(self, quotient: float) -> None:
+        """A batch took `quotient` times its prediction."""
+        if not 1.0 / HICCUP <= quotient <= HICCUP:
+            return
+        self._ring.append(quotient)
+        self._seen += 1
+        if self._seen % _EVERY == 0:
+            self._ordered = sorted(self._ring)
+            self._read()
+
+    def scatter(self) -> Scatter:
+        """The scatter, as last found. Work: a look at each quotient."""
+        ordered = self._ordered
+        mean = sum(ordered) / len(ordered)
+        square = sum([each * each for each in ordered]) / len(ordered)
+        return Scatter(self.p99 / self.median, square / (mean * mean) - 1.0)
+
+    def _read(self) -> None:
+        ordered = self._ordered
+        self.median = at_quantile(ordered, 0.5)
+        self.p99 = max(self.median, at_quantile(ordered, 0.99))
+        noise = 1.2 * log(at_quantile(ordered, 0.9) / at_quantile(ordered, 0.1))
+        self.noise = max(_MIN_NOISE, min(_MAX_NOISE, noise))
+
 
 # Of typical batches:
 _GAIN = 0.1  # of the moving averages

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from autoscaling.mig.gpus import GPUS
-from autoscaling.mig.packing import pack
-from autoscaling.mig.types import Demand, Plan
+from autoscaling.mig.geometry import GPUS
+from autoscaling.mig.packing import Demand, Plan, pack
 
 # (compute slices, memory slices, starts), smallest first
 SHAPES = (

@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.mig.covering import best_fit, cover, lower_bound
 from autoscaling.mig.geometry import NONE, fits, maximal, plus
+from autoscaling.mig.packing import best_fit, cover, lower_bound
 
 COUNTS = st.tuples(*(st.integers(0, most) for most in (14, 6, 6, 5, 4, 2)))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaling.mig.gpus import GPUS, with_usable
+from autoscaling.mig.geometry import GPUS, with_usable
 from tests.autoscaling.mig.exhaustive import USABLE_MIB
 
 H200 = GPUS["h200-141"]

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.mig.covering import best_fit
-from autoscaling.mig.geometry import KINDS, MEMORY_SLICES, fits, placed
-from autoscaling.mig.gpus import GPUS
-from autoscaling.mig.packing import pack
-from autoscaling.mig.types import Demand, Plan
+from autoscaling.mig.geometry import GPUS, KINDS, MEMORY_SLICES, fits, placed
+from autoscaling.mig.packing import Demand, Plan, best_fit, pack
 from tests.autoscaling.mig import exhaustive
 
 H100 = GPUS["h100-80"]

@@ -134,7 +134,7 @@ async def test_only_load_and_readiness_are_reasons_to_go_elsewhere(
 ) -> None:
     selection = ModelSelection(stand.models, Tenant("t"), "device", None)
     error = refusal(reason, 1.0)
-    if reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED):
+    if reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.CLOSED):
         selection.fall_back(error)
         assert selection.fallback == "small"
         return

@@ -16,13 +16,6 @@ from routers.api.settings import DispatcherSettings, Mode, validate
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {
     "runtime": "synthetic",
-    "policies": {
-        "order": "drr",
-        "placement": "prequal",
-        "admission": ["codel", "feasibility"],
-        "edges": "padding",
-        "preemption": "none",
-    },
     "slo": {"latency_ms": 250, "late": "refuse"},
     "lengths": {
         "max": 64,
@@ -34,7 +27,6 @@ WRITTEN: dict[str, Any] = {
         "max_tokens": 4096,
         "max_slo_share": 0.3,
         "fixed_size": 4,
-        "hold": "auto",
     },
     "queue": {
         "max_rows": 100,
@@ -44,13 +36,10 @@ WRITTEN: dict[str, Any] = {
     },
     "admission": {
         "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
-        "codel": {"mode": "enforce", "target_ms": 10, "interval_ms": 100},
-        "limit": {"mode": "enforce", "fixed": 64, "least": 4, "most": 400},
     },
     "hedge": {
         "mode": "tied",
         "quantile": 0.9,
-        "multiple": 3,
         "delay_ms": 5,
         "budget": 0.1,
         "max_utilisation": 0.7,
@@ -73,9 +62,6 @@ NOT_WRITTEN = {
     "groups",  # what their replicas say, see test_groups.py
     "generation",  # of task generate only, and this too
     "preempt_streams",
-    "admission.modes",  # all controllers that come along have parameters of their own
-    "policies.hedging",  # another one than `quantile` knows no `hedge.delay_ms`
-    "policies.batching",  # another one than `ragged` knows no `batch.hold`
     "queue_timeout_s",  # where queue.max_rows is not written, see below
     "buckets.fixed_shapes",
     "buckets.switch_s",  # written, and acted on where shapes are fixed
@@ -108,21 +94,6 @@ def test_every_setting_of_the_core_is_reached_by_one_that_users_write(
     identity = GatewayIdentity("g", priorities=5, frozen=True)
     found = dispatcher_settings(description(scheduling=scheduling(model)), identity)
     assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
-
-
-def test_batching_is_chosen_by_name_and_knows_no_hold(description: Describe) -> None:
-    assert told(description, policies={"batching": "bucket"}).policies.batching == "bucket"
-    with pytest.raises(ValueError, match="must be left out with policies"):
-        told(description, policies={"batching": "bucket"}, batch={"hold": "auto"})
-
-
-def test_hedging_is_chosen_by_name_and_only_quantiles_have_a_delay_instead(
-    description: Describe,
-) -> None:
-    found = told(description, policies={"hedging": "multiple"}, hedge={"multiple": 3})
-    assert (found.policies.hedging, found.hedge.multiple) == ("multiple", 3)
-    with pytest.raises(ValueError, match="must be left out with policies"):
-        told(description, policies={"hedging": "multiple"}, hedge={"delay_ms": 5})
 
 
 def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:
@@ -192,11 +163,9 @@ def test_no_outlier_is_ejected_when_that_is_off(description: Describe) -> None:
 
 
 def test_modes_are_the_cores(description: Describe) -> None:
-    found = told(
-        description, admission={"codel": {"mode": False}, "feasibility": {"mode": "observe"}}
-    )
-    assert found.admission.codel.mode is Mode.OFF
-    assert found.admission.feasibility is Mode.OBSERVE
+    for written, mode in ((False, Mode.OFF), ("observe", Mode.OBSERVE)):
+        found = told(description, admission={"feasibility": {"mode": written}})
+        assert found.admission.feasibility is mode
 
 
 def test_the_models_own_bound_on_rows_wins(description: Describe) -> None:

@@ -66,23 +66,10 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
     ("written", "message"),
     [
         (STREAM | {"batch": {"max_size": 4}}, "the engine batches by itself"),
-        (STREAM | {"policies": {"edges": "padding"}}, "an engine batches by itself, unpadded"),
-        (
-            {
-                "runtime": "synthetic",
-                "lengths": {"max": 64, "buckets": [16, 64]},
-                "policies": {"edges": "padding"},
-            },
-            "lengths.buckets lists fixed edges",
-        ),
         (STREAM | {"slo": {"latency_ms": 50}}, "task generate has ttft_ms and tpot_ms"),
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
         (STREAM | {"slo": {"max_timeout_ms": 900}}, r"names none \(timeout_ms, 600000\)"),
         (STREAM | {"hedge": {"mode": "tied"}}, "no batch is staged at an engine"),
-        (
-            STREAM | {"queue": {"preempt_streams": True}, "policies": {"preemption": "none"}},
-            "must be left out with policies.preemption none",
-        ),
         (STREAM | {"replicas": {"slots": 3}}, "how many requests a replica holds"),
         (STREAM | {"cache": {"max_bytes": 1000}}, "answers that stream are not cached"),
         (STREAM | {"coalesce": True}, "answers that stream are not shared"),

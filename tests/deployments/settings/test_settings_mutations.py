@@ -23,14 +23,14 @@ models:
     slo: {latency_ms: 100, percentile: 99, late: demote}
     lengths: {max: 64, buckets: [16, 64], truncate: false}
     batch: &small {max_size: 8, max_tokens: 1024}
-    admission: {codel: {mode: off}, limit: {mode: enforce, fixed: 8}}
+    admission: {feasibility: {mode: off, margin_ms: 8}}
     hedge: {mode: hedge, delay_ms: 5}
     replicas: {count: 1, slots: 2, num_gpus: 0.5}
     options: {base_ms: 2}
   other:
     runtime: synthetic
     lengths: {buckets: 4, adapt: {min_gain: 0.2}}
-    policies: {edges: padding}
+    queue: {max_rows: 100}
     batch: *small
 tenants:
   acme: {weight: 3, priority: interactive, models: [device], rate: {requests_per_s: 5}}

@@ -1,25 +1,21 @@
-"""What do bucket edges cost: how much they pad, and how many requests they keep within the SLO?
+"""What do bucket edges cost: how many requests do they keep within the SLO?
 
-`python -m tests.simulation.benches.edges`. Padding: edges that `EdgeSolver` finds in a stream of
-rows, against the exact optimum of another, fresh sample, and against FIFO batches. In time: those
-edges against the ones that minimise seconds, each kept fixed, and a plain FIFO; see `in_time`.
-Promise: at most 1.1 times the exact optimum's padding. All but the milliseconds of solving is
-decided by seeds, whatever the machine.
+`python -m tests.simulation.benches.edges`: edges that `EdgeSolver` finds in a stream of rows, which
+minimise seconds, against those that pad least, each kept fixed, and a plain FIFO; see `in_time`.
+Seeds decide everything, whatever the machine.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from statistics import mean, median
+from dataclasses import asdict
+from statistics import mean
 
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
-from loadtests.results.report_table import BenchVerdict, Table, at_most, number
+from loadtests.results.report_table import Table, number
 from routers.api.settings import BucketSettings
-from routers.policies.edges.edges import EdgeSolver
-from routers.policies.registry import EDGES
+from routers.policies.edges import EdgeSolver
 from tests.simulation.benches.in_time import (
     FIFO,
     InTime,
@@ -30,86 +26,42 @@ from tests.simulation.benches.in_time import (
     sorted_rate,
 )
 from tests.simulation.benches.lengths import (
-    ALL,
     EXPONENTIAL,
-    FRESH_ROWS,
     LOG_NORMAL,
     MIX,
     Lengths,
     exact_edges,
-    fifo_padding,
-    padding,
 )
 
 STREAM_ROWS = 20_000
-MAX_OF_EXACT = 1.1
-PADDING, IN_TIME = "padding", "in time"
+IN_TIME = "in time"
 COMPARED = (MIX, LOG_NORMAL, EXPONENTIAL)
 ROUNDS = 5  # each solves anew from the edges found before, as every minute of traffic does
 
 
-@dataclass(frozen=True, slots=True)
-class Solved:
-    edges: tuple[int, ...]
-    solve_ms: float
-
-
-def solved(lengths: Lengths, policy: str, most: int, seed: int = 1) -> Solved:
+def solved(lengths: Lengths, most: int = 8, seed: int = 1) -> tuple[int, ...]:
     """Edges that the solver settles on after a stream of rows, starting from a single bucket."""
     edges: tuple[int, ...] = (lengths.longest,)
     buckets = BucketSettings(adaptive=True, max_edges=most)
-    solver = EdgeSolver(settings_of(lengths, edges, buckets), EDGES[policy]())
-    now, took = 0.0, []
+    solver, now = EdgeSolver(settings_of(lengths, edges, buckets)), 0.0
     for length in lengths.sample(STREAM_ROWS, seed):
         now += 0.01
         solver.observe(length, now)
     for _ in range(ROUNDS):
-        began = time.perf_counter()
-        found = solver.solve(edges, service_s, now)
-        took.append(1e3 * (time.perf_counter() - began))
-        edges = found or edges
-    return Solved(edges, median(took))
-
-
-# -- padding
-
-
-@dataclass(frozen=True, slots=True)
-class Padded:
-    lengths: str
-    fifo: float
-    exact: float
-    ours: float
-    edges: tuple[int, ...]
-    solve_ms: float
-
-    @property
-    def of_exact(self) -> float:
-        return self.ours / self.exact
-
-
-def padded(lengths: Lengths) -> Padded:
-    fresh = lengths.sample(FRESH_ROWS, seed=2)
-    ours = solved(lengths, "padding", 8)
-    return Padded(
-        lengths.name,
-        fifo_padding(fresh),
-        padding(fresh, exact_edges(fresh, 8)),
-        padding(fresh, ours.edges),
-        ours.edges,
-        ours.solve_ms,
-    )
+        edges = solver.solve(edges, service_s, now) or edges
+    return edges
 
 
 # -- within the SLO
 
 
 def kinds(lengths: Lengths, given: list[int]) -> dict[str, tuple[int, ...]]:
+    sample = lengths.sample(STREAM_ROWS, seed=1)
     found = {
         FIFO: (lengths.longest,),
-        "least padding, 8 edges": solved(lengths, "padding", 8).edges,
-        "least padding, 4 edges": solved(lengths, "padding", 4).edges,
-        "least seconds, at most 8": solved(lengths, "seconds", 8).edges,
+        "least padding, 8 edges": tuple(exact_edges(sample, 8)),
+        "least padding, 4 edges": tuple(exact_edges(sample, 4)),
+        "least seconds, at most 8": solved(lengths),
     }
     return found | ({"given": tuple(given)} if given[-1:] == [lengths.longest] else {})
 
@@ -130,26 +82,6 @@ def compared(lengths: Lengths, options: Options) -> list[InTime]:
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
-
-
-def padding_table(found: Sequence[Padded]) -> Table:
-    rows = tuple(
-        (
-            each.lengths,
-            percent(each.fifo),
-            percent(each.exact),
-            percent(each.ours),
-            each.of_exact,
-            " ".join(map(str, each.edges)),
-            each.solve_ms,
-        )
-        for each in found
-    )
-    headers = (
-        "lengths", "FIFO, batches of 32", "exact 8 edges", "solved 8 edges", "solved is ×",
-        "solved edges", "solve ms",
-    )  # fmt: skip
-    return Table("Padding over real tokens, every row padded to its bucket's edge", headers, rows)
 
 
 def in_time_table(lengths: Lengths, found: Sequence[InTime]) -> Table:
@@ -180,29 +112,20 @@ def in_time_table(lengths: Lengths, found: Sequence[InTime]) -> Table:
 
 
 def runs(options: Options) -> Iterator[BenchRun]:
-    for lengths in ALL:
-        yield BenchRun(PADDING, padded(lengths))
     for lengths in COMPARED:
         for each in compared(lengths, options):
             yield BenchRun(IN_TIME, each)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
-    yield padding_table(done.of(PADDING).results)
     for lengths in COMPARED:
         yield in_time_table(lengths, done.of(IN_TIME).results)
-
-
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
-    for each in done.of(PADDING).results:
-        claim = f"{each.lengths}: at most {MAX_OF_EXACT} × the exact padding"
-        yield at_most(claim, each.of_exact, MAX_OF_EXACT, " ×")
 
 
 BENCH = Bench(
     name="edges",
     about=__doc__,
-    title="Bucket edges: padding, and the share within the SLO",
+    title="Bucket edges: the share within the SLO",
     options={
         "rates": Option([600.0, 800.0, 900.0]),
         "seeds": Option(5),
@@ -211,7 +134,6 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
     notes=(
         "Answered requests only in p50 and p99. Batches are padded to their longest row, so "
         "their padding is below that of rows padded to edges.",

@@ -2,7 +2,7 @@
 
 Three kinds of traffic by name, and the exact padding-optimal edges of a sample over all of its
 distinct lengths, without any lattice: what edges found online are compared with. "Cut" means that
-longer rows are drawn again, "clipped" that they are shortened.
+longer rows are drawn again.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ def cut(draw: Draw, longest: int) -> Draw:
     return drawn
 
 
-def clipped(draw: Draw, longest: int) -> Draw:
-    return lambda rng: min(longest, draw(rng))
-
-
 def log_normal(rng: random.Random) -> int:
     return ceil(rng.lognormvariate(6.63, 0.99))
 
@@ -63,25 +59,12 @@ def mix(rng: random.Random) -> int:
 MIX = Lengths("70/25/5 mix", mix, 512, 0.1)
 LOG_NORMAL = Lengths("log-normal(6.63, 0.99) cut at 4,096", cut(log_normal, 4096), 4096, 1.0)
 EXPONENTIAL = Lengths("exponential(2,048) cut at 8,192", cut(exponential, 8192), 8192, 1.0)
-ALL = (
-    LOG_NORMAL,
-    Lengths("log-normal(6.63, 0.99) clipped at 4,096", clipped(log_normal, 4096), 4096, 1.0),
-    EXPONENTIAL,
-    Lengths("exponential(2,048) clipped at 8,192", clipped(exponential, 8192), 8192, 1.0),
-    MIX,
-)
 
 
 def padding(lengths: Sequence[int], edges: Sequence[int]) -> float:
     """Padded over real tokens, less 1, when every row is padded to its bucket's edge."""
     taken = np.searchsorted(edges, lengths)
     return float(np.asarray(edges)[taken].sum() / np.sum(lengths)) - 1.0
-
-
-def fifo_padding(lengths: Sequence[int], size: int = 32) -> float:
-    """The same when rows go in batches as they come, padded to the longest of the batch."""
-    batches = np.asarray(lengths[: len(lengths) // size * size]).reshape(-1, size)
-    return float(batches.max(axis=1).sum() * size / batches.sum()) - 1.0
 
 
 def exact_edges(lengths: Sequence[int], count: int) -> tuple[int, ...]:

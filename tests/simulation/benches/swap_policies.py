@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from autoscaling.demand import WINDOWS_S, Demand, DemandView
-from autoscaling.residency import ResidentWant, choose_residents
+from autoscaling.pool import ResidentWant, choose_residents
 from autoscaling.settings import PoolTerms
 from autoscaling.types import DemandReading, PoolReading, ResidentReading
 from tests.simulation.benches.pooled_models import LOAD_S, ROOM, TICK_S, WORK_S, View

@@ -4,7 +4,7 @@
 1 s, 10 s of patience, 20 requests/s, which keep the device about half busy. *Shifting*: one of
 three groups (three, three and two models) is asked for at a time, for 10 minutes on average, then
 another one; one request in 200 is for any model. *Stationary*: Zipf 1.2, where nothing beats the
-static top three. Ours is `autoscaling.residency` told by the production demand windows
+static top three. Ours is `autoscaling.pool` told by the production demand windows
 (`DemandView.recent_rate`); a minute's forecast says nothing about the next seconds, so none is
 used. Everything is decided by seeds.
 """

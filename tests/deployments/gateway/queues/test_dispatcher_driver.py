@@ -18,7 +18,6 @@ STATUSES = {
     Reason.TOO_LARGE: 400,
     Reason.EXPIRED: 504,
     Reason.TENANT_FULL: 429,
-    Reason.SHED: 503,
 }
 
 

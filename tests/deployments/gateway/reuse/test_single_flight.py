@@ -200,7 +200,7 @@ async def test_a_late_leader_that_is_turned_away_takes_nobody_with_it(callers: C
         errors.RowFailed("the model failed on it"),
         errors.ReplicaLost("and so was the retry"),
         errors.NotReady("replaced"),
-        refusal(Reason.SHED, 1.0),
+        refusal(Reason.QUEUE_FULL, 1.0),
     ],
 )
 async def test_what_would_befall_everybody_is_everybodys(

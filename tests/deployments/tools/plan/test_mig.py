@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from autoscaling.mig.gpus import GPUS
+from autoscaling.mig.geometry import GPUS
 from deployments import cli
 from deployments.settings.plain import parse
 from deployments.tools.plan.commands import GPU_NAMES

@@ -100,29 +100,6 @@ def test_first_in_first_out_runs_beside_it(scenario):
     assert found["fifo"]["padding_ratio"] > found["padding_ratio"]
 
 
-@pytest.mark.slow
-def test_other_policies_run_beside_it(scenario):
-    found = as_json(
-        scenario, "--policy", "batching=arrival", "--policy", "order=fifo", "--set",
-        "arrivals.rate=900",
-    )  # fmt: skip
-    assert found["policies"]["offered"] == found["offered"]
-    assert found["policies"]["padding_ratio"] > found["padding_ratio"]
-    result = simulated(scenario, "--policy", "order=drr")
-    assert "the same with order=drr" in result.stdout
-
-
-def test_other_edges_are_found_from_the_same_lengths(scenario):
-    follows = ("--set", "settings.models.device.lengths.buckets=auto")
-    soon = ("--set", "settings.models.device.lengths.adapt.every_s=1", "--set", "arrivals.rate=900")
-    found = as_json(scenario, *follows, *soon, "--policy", "edges=quantiles")
-    here, beside = (
-        {tuple(g["edges"]) for g in each["gateways"]} for each in (found, found["policies"])
-    )
-    assert here != beside
-    assert all(edges[-1] == 512 for edges in here | beside)
-
-
 def test_tables_name_tenants_lengths_and_what_happened(scenario):
     result = simulated(scenario, "--fifo")
     assert result.exit_code == 0
@@ -150,14 +127,6 @@ def test_tables_name_tenants_lengths_and_what_happened(scenario):
             "settings.models.device.options: option 'base_ms' is -5",
         ),
         (["--set", "settings.models.device.lengths.buckets.²=7"], "² is no position"),
-        (["--policy", "order=best"], "order must be one of sfq, vtc, drr, edf, fifo"),
-        (["--policy", "order=drr", "--policy", "order=vtc"], "names a kind twice"),
-        (["--policy", "admission=best"], "admission must be one of feasibility, "),
-        (["--policy", "admission=codel+codel"], "names a policy twice"),
-        (["--policy", "hedging=best"], "hedging must be one of quantile, multiple"),
-        (["--policy", "edges=best"], "edges must be one of seconds, padding, quantiles"),
-        (["--policy", "edges=padding"], "this model's edges are fixed"),
-        (["--policy", "luck=good"], "must be one of order=…, batching=…, placement=…"),
         (["--trace", "none.csv"], "none.csv: cannot be read: no such file"),
     ],
 )

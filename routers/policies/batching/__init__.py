@@ -1,1 +1,0 @@
-"""Batching: which rows form the next batch?"""

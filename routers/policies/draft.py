@@ -1,0 +1,246 @@
+"""A batch while it is planned: its rows, what its flows are charged, and whose row would be next.
+
+Planning changes nothing in the queue. In the plan each row is charged to its flow with its own
+predicted cost, so that the order among flows follows. When the batch is whole, its predicted
+seconds are divided among flows in the same proportions, and replace those charges (`formed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+from math import inf
+
+from routers.api.requests import FlowWork
+from routers.api.settings import DispatcherSettings
+from routers.estimates.batch_size import Gaps
+from routers.estimates.groups import ReplicaGroups
+from routers.state.flows import Account, Flow, charged
+from routers.state.lanes import Bucket, Lane, TagOrder, bucket_of
+from routers.state.request_queue import RequestQueue
+from routers.state.rows import FormedBatch, ReplicaCapacity, Row
+
+_GRAIN = 16  # tokens: mean lengths are rounded up to it, so that few target sizes are computed
+
+
+@dataclass(slots=True)
+class QueueView:
+    """What batches are planned from; to be read and not changed."""
+
+    waiting: RequestQueue
+    gaps: Mapping[int, Gaps]  # between arrivals, by edge
+    groups: ReplicaGroups
+    settings: DispatcherSettings
+
+
+class Draft:
+    """A planned batch for one replica."""
+
+    __slots__ = (
+        "_settings",
+        "_shares",
+        "accounts",
+        "capacity",
+        "edge",
+        "lane",
+        "longest",
+        "max_start",
+        "room",
+        "rows",
+        "total",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        settings: DispatcherSettings,
+        lane: Lane,
+        edge: int,
+        capacity: ReplicaCapacity,
+        room: int,
+    ) -> None:
+        self._settings = settings
+        self._shares: dict[Flow, float] = {}
+        self.lane = lane
+        self.edge = edge  # of the bucket that leads
+        self.capacity = capacity
+        self.room = room  # rows that it may still take, by number and predicted seconds
+        self.rows: list[Row] = []
+        self.longest = 0  # tokens
+        self.total = 0  # tokens of all rows
+        self.max_start = inf  # flows with higher start tags were kept out; inf: none was
+        self.accounts: dict[Flow, Account] = {}  # of the flows that it charges
+
+    def width(self, longest: int, rows: int, total: int) -> int:
+        """Tokens that the device sees each row as: the longest row, the edge where shapes are
+        fixed, or the mean where batches are packed."""
+        settings = self._settings
+        if settings.buckets.fixed_shapes:
+            return self.edge
+        return longest if settings.pads else -(-total // rows)
+
+    def holds(self, row: Row) -> bool:
+        """Whether the batch keeps its bound in tokens with this row too; the first row always
+        does."""
+        if not self.rows:
+            return True
+        length, settings = row.length, self._settings
+        if not settings.pads:
+            return self.total + length <= settings.max_tokens
+        width = length if length > self.longest else self.longest
+        if settings.buckets.fixed_shapes:
+            width = self.edge
+        return (len(self.rows) + 1) * width <= settings.max_tokens
+
+    def take(self, row: Row) -> None:
+        """Add the row, and charge it to its flow in the plan."""
+        length, cost_s, flow = row.length, row.cost_s, row.tracked.flow
+        self.rows.append(row)
+        if length > self.longest:
+            self.longest = length
+        self.total += length
+        self.room -= 1
+        account = self.accounts.get(flow) or (flow.start, flow.credit_s)
+        self.accounts[flow] = charged(account, flow.weight, cost_s)
+        shares = self._shares
+        shares[flow] = shares.get(flow, 0.0) + cost_s
+
+    def start(self, flow: Flow) -> float:
+        """The flow's start tag once the planned rows are charged."""
+        account = self.accounts.get(flow)
+        return flow.start if account is None else account[0]
+
+    def predicted_s(self, more: int = 0, tokens: int = 0, quantile: float = 0.5) -> float:
+        """Predicted seconds with `more` further rows of `tokens` in all, none longer than the
+        longest row."""
+        rows = len(self.rows) + more
+        width = self.width(self.longest, rows, self.total + tokens)
+        return self.capacity.group.cost.predict(rows, width, self.capacity.replica_id, quantile)
+
+    def formed(self, start: float) -> FormedBatch:
+        """The batch as it stands. `start`: the start tag that the leading flow had. To be called
+        once, at the end."""
+        rows, group = self.rows, self.capacity.group
+        width = self.width(self.longest, len(rows), self.total)
+        if rows[0].tracked.plan is not None:
+            predicted_s = rows[0].cost_s
+        else:
+            predicted_s = group.cost.predict(len(rows), width, self.capacity.replica_id)
+        if self.capacity.last_edge not in (0, self.edge):
+            predicted_s += self._settings.buckets.switch_s
+        lane = self.lane
+        speed = 1.0 if group.engine is not None else group.speed
+        charges = self._settled_charges(predicted_s * speed)
+        rank = (int(lane.late), lane.priority, start)
+        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed)
+
+    def _settled_charges(self, work_s: float) -> tuple[FlowWork, ...]:
+        """Each flow's share of the batch's work, charged in the plan instead of its rows' own
+        predictions."""
+        shares, accounts = self._shares, self.accounts
+        whole = sum(shares.values())
+        charges = []
+        for flow, share in shares.items():
+            seconds = work_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
+            accounts[flow] = charged(accounts[flow], flow.weight, seconds - share)
+            charges.append((flow.priority, flow.tenant, seconds))
+        return tuple(charges)
+
+
+def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
+    """An empty draft; on a replica whose costs are not known yet it takes a single row."""
+    room = capacity.group.sizes.max_rows(_width(view, lane, edge)) if capacity.trusted else 1
+    return Draft(view.settings, lane, edge, capacity, room)
+
+
+def _width(view: QueueView, lane: Lane, edge: int) -> int:
+    """Tokens that a row of the bucket is reckoned with: the edge, or the bucket's mean where
+    batches are packed."""
+    if view.settings.pads:
+        return edge
+    length_class = lane.length_classes.get(edge)
+    mean = (
+        length_class.tokens // length_class.rows
+        if length_class is not None and length_class.rows
+        else edge
+    )
+    return min(edge, (mean // _GRAIN + 1) * _GRAIN)
+
+
+class Turns:
+    """Whose row is next among the buckets of a length class, while a draft charges flows for the
+    rows that it takes?
+
+    Walks the order from its lowest tag on without changing it. Once an entry of the heap has been
+    the lowest, its two children become candidates; buckets whose flows the draft has charged stand
+    among the candidates with their new tags. Work: O(log n) for each row that is asked for.
+    """
+
+    __slots__ = ("_accounts", "_candidates", "_heads", "_marks", "_rows")
+
+    def __init__(self, order: TagOrder[Bucket], draft: Draft) -> None:
+        order.first()  # so that no outdated entry has a tag below the lowest true one
+        self._marks = order.heap
+        self._accounts = draft.accounts
+        self._rows: dict[Bucket, Iterator[Row]] = {}
+        self._heads: dict[Bucket, Row | None] = {}
+        self._candidates: list[tuple[float, int, int, Bucket]] = []
+        if order.heap:
+            self._candidates.append((*order.heap[0][:2], 0, order.heap[0][2]))
+
+    def first(self) -> Row | None:
+        """The next row, the same again until `pass_by` is called; None: no more wait."""
+        candidates, heads, accounts = self._candidates, self._heads, self._accounts
+        while candidates:
+            tag, pushed, index, item = candidates[0]
+            if index >= 0:
+                self._expand(tag, pushed, index, item)
+                continue
+            head = heads[item] if item in heads else item.head()
+            if head is None:
+                heappop(candidates)
+                continue
+            account = accounts.get(item.flow)
+            now = item.flow.start if account is None else account[0]
+            if now == tag:
+                return head
+            heapreplace(candidates, (now, pushed, -1, item))
+        return None
+
+    def pass_by(self, row: Row) -> None:
+        """The row that `first` has just returned was taken, or leaves the queue."""
+        item = bucket_of(row)
+        if item.rows == 1:
+            self._heads[item] = None
+            return
+        rows = self._rows.get(item)
+        if rows is None:
+            rows = self._rows[item] = item.in_order()
+            next(rows)
+        self._heads[item] = next(rows, None)
+
+    def firsts(self, most: int) -> list[Bucket]:
+        """At most `most` buckets that stand first, in order."""
+        found: list[tuple[float, int, int, Bucket]] = []
+        while len(found) < most and self.first() is not None:
+            found.append(heappop(self._candidates))
+        for candidate in found:
+            heappush(self._candidates, candidate)
+        return [candidate[3] for candidate in found]
+
+    def _expand(self, tag: float, pushed: int, index: int, item: Bucket) -> None:
+        """The lowest candidate is an entry of the heap at `index`: replace it by its bucket, with
+        the tag of that entry, if the entry is valid. Its two children become candidates."""
+        marks, candidates, mark = self._marks, self._candidates, item.mark
+        if item.rows and mark is not None and mark[1] == pushed:
+            heapreplace(candidates, (tag, pushed, -1, item))
+        else:
+            heappop(candidates)
+        child, last = 2 * index + 1, len(marks)
+        if child < last:
+            tag, pushed, item = marks[child]
+            heappush(candidates, (tag, pushed, child, item))
+            child += 1
+            if child < last:
+                tag, pushed, item = marks[child]
+                heappush(candidates, (tag, pushed, child, item))

@@ -1,0 +1,478 @@
+"""Can a new request still be started in time, behind the work that waits before it?
+
+The predicted wait is the work of more urgent priorities, plus the seconds of on-time work that go
+before the request in its flow over the rate at which that flow is served: the larger of the flow's
+weighted share of what more urgent priorities leave, and what it was lately given. (By its share
+alone, an aggressor that gets what its neighbours leave unused would be called late; by the measured
+rate alone, so would a flow that has just become active.) `ForecastError` learns how wrong forecasts
+are. Once a second, one new request of each flow and length is let in against the forecast (a
+*probe*), so that a wrong forecast cannot refuse for ever. Fair in device seconds by flow. Figures:
+docs/policies/admission.md. Source: deadline admission as in Clockwork (OSDI'20), here by flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf
+from typing import NamedTuple
+
+from routers.api.requests import FlowKey, FlowWork
+from routers.api.settings import DispatcherSettings, Mode
+from routers.estimates.averages import DecayingRate, TimeAverage
+from routers.policies.lateness import Verdicts, window_s
+from routers.state.flows import Flows
+from routers.state.replicas import ReplicaSet
+from routers.state.request_queue import RequestQueue
+from routers.state.rows import TrackedRequest
+
+# Of the errors of forecasts:
+QUANTILE = 0.98
+_ERROR_WINDOW_S = 2.0
+_PRIOR = 0.25  # of the request's slack
+_MIN_SCALE, _MAX_SCALE = 0.2, 2.0
+_ERROR_GAIN = 0.05
+_STEP = 3.0  # mean errors that the margin may move in a second of misses, about
+_MAX_STEP = 0.1  # mean errors, in one sample
+_MAX_ERRORS = 5.0  # mean errors that the margin is at most
+_MAX_MARGIN = 0.5  # of the request's slack
+
+# Of a forecast:
+PROBE_S = 1.0  # between two probes of a flow and length
+_WINDOW_S = 0.5
+_REFUSED_GAIN = 0.01  # of the moving average, for each new request
+_REFUSED_HALF = 0.5  # share of new requests called late, from which the margin counts whole
+_ASKS_S = 2.0  # without a new request of a length, after which it counts as not asked for
+_KEPT = 16  # lengths of a flow; from here on those not asked for are dropped
+_MIN_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
+
+# Of the margin by length:
+MIN_SHARE = 0.7  # of its fair share, up to which none of the margin counts
+_REFUSES = 0.05  # of its new requests called late, from which a length asks for more than it gets
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """A new request, none of whose rows waits yet, and what it finds; to be read and not changed.
+    Seconds that wait are predicted device seconds of on-time work, here and, as far as reports
+    tell, at other gateways."""
+
+    tracked: TrackedRequest
+    edge: int  # of the bucket of its length; 0: a generation, whose length is not told apart
+    slack_s: float  # until its latest start; 0 or less: it is late, whatever is forecast
+    capacity: float  # running replicas, in those of the reference group; 0: none runs
+    capacity_in_s: float = 0.0  # while none runs, until one is expected; 0.0: not known
+
+    # Of a request that has slack, while replicas run:
+    before_s: float = 0.0  # work of its flow that goes before it
+    urgent_s: float = 0.0  # work of more urgent priorities
+    # Summed weights of its priority's flows with work waiting, its own too.
+    competing_weight: float = 0.0
+
+
+class QueueAhead:
+    """What does a new request find before it? Makes `Newcomer` records.
+
+    Work that waits for the flow at other gateways counts, as far as reports tell, but at most as
+    much as waits here: gateways take turns with a flow, and a request at the gateway with the least
+    of the flow's work would otherwise always be called late. Work: O(1). `capacity_in_s`: while no
+    replica runs, seconds until one is expected, as last told; 0.0: not known."""
+
+    def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
+        self._waiting = waiting
+        self._flows = flows
+        self._replicas = replicas
+        self.capacity_in_s = 0.0
+
+    def found_by(self, tracked: TrackedRequest, now: float) -> Newcomer:
+        """The request with what it finds; changes nothing."""
+        flow, waiting = tracked.flow, self._waiting
+        edge = tracked.edge if tracked.plan is None else 0
+        slack_s, capacity = tracked.latest_start - now, self._replicas.groups.capacity
+        if slack_s <= 0.0 or not capacity:
+            return Newcomer(tracked, edge, slack_s, capacity, self.capacity_in_s)
+        priority, before_s = flow.priority, 0.0
+        if flow.rows > 0 or (tracked.plan is not None and not self._replicas.has_ready):
+            # A generation without room waits even if its flow has nothing else in the queue.
+            before_s = self._before_s(tracked)
+        urgent_s = waiting.urgent_s(priority) if priority else 0.0
+        competing_weight = self._flows.weights[priority]
+        return Newcomer(tracked, edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight)
+
+    def _before_s(self, tracked: TrackedRequest) -> float:
+        """Predicted seconds of its flow's work up to and with the request itself."""
+        flow, before_s, lanes = tracked.flow, tracked.cost_s, self._waiting.on_time
+        queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
+        if queue is not None:  # None: all that the flow has waiting are rows that travel alone
+            before_s = queue.before_s(tracked.edge, before_s)
+        if flow.peer_demand_s > 0.0:
+            before_s += min(before_s, flow.peer_demand_s)
+        return before_s
+
+
+class Answer(NamedTuple):
+    """The answer to a newcomer. Nearly every request gets one, so it is a tuple, which costs a
+    third of a frozen dataclass."""
+
+    forecast_s: float = 0.0  # predicted queue wait
+    late_by_s: float = 0.0  # above 0: it may wait only behind all that is on time
+    is_probe: bool = False  # predicted late, but let in to see whether that is true
+    teaches: bool = False  # something is learnt from having answered so (`told`)
+
+
+ADMIT = Answer()
+
+
+@dataclass(frozen=True, slots=True)
+class LengthUse:
+    """`given`: predicted device seconds a second that rows of the length were lately given.
+    `refused`: the share of its new requests lately called late, 0..1."""
+
+    given: float
+    refused: float
+
+
+def margin_part(own: LengthUse, all_lengths: Collection[LengthUse]) -> float:
+    """The part of the forecasts' margin that counts for the length `own`, 0..1. `all_lengths`: the
+    flow's lengths that were lately asked for, `own` among them.
+
+    In overload each length of a flow should have its fair share of the flow's device seconds: the
+    lesser of what it asks for and an equal part of what the others leave. A margin of so many
+    milliseconds, the same for all lengths, leaves a long row, which must start early, hardly any
+    slack. So it counts whole for a length that has its fair share, and not at all for one that has
+    0.7 of it or less. Lengths that are not refused have what they ask for, and do not enter.
+    """
+    given = [each.given for each in all_lengths if each.refused >= _REFUSES]
+    if own.refused < _REFUSES or len(given) < 2:
+        return 1.0
+    fair = sum(given) / len(given)
+    if fair <= 0.0:
+        return 1.0
+    part = (own.given / fair - MIN_SHARE) / (1.0 - MIN_SHARE)
+    return min(1.0, max(0.0, part))
+
+
+@dataclass(slots=True)
+class ForecastError:
+    """How wrong forecasts of a flow's queue wait have lately been.
+
+    `scale` corrects errors in proportion (batches fuller or emptier than reckoned with): least
+    squares through the origin of actual on forecast waits, with 1 as a prior that outweighs
+    forecasts below a quarter of the slack.
+
+    `margin_s` covers the remaining error: a running 98 % quantile of actual less corrected wait,
+    moved a step for each sample. The step shrinks as samples come faster, so that a burst of them
+    does not overshoot. At most half of the slack is used up by the margin, so a flow with nothing
+    waiting is never called late.
+
+    A request that left the queue because it was late counts as having waited until then. Sums
+    forget over 2 s. `error_s` is the mean absolute error after `scale`.
+    """
+
+    scale: float = 1.0
+    margin_s: float = 0.0
+    error_s: float = 0.0
+    _weight: float = 0.0
+    _product: float = 0.0
+    _square: float = 0.0
+    _at: float = 0.0
+
+    def corrected_s(self, wait_s: float, slack_s: float, trust: float = 1.0) -> float:
+        """The wait to reckon with. With all of the margin (`trust` 1) about one request in fifty
+        waits longer; with none of it (`trust` 0) half of them do."""
+        corrected_s = wait_s * self.scale
+        if trust > 0.0 and slack_s > 0.0:
+            corrected_s += trust * min(self.margin_s, _MAX_MARGIN * slack_s)
+        return corrected_s
+
+    def learn(self, wait_s: float, slack_s: float, actual_s: float, now: float) -> None:
+        """Of a request's slack (`slack_s`), `wait_s` were forecast to be spent waiting, and
+        `actual_s` were."""
+        kept = exp((self._at - now) / _ERROR_WINDOW_S)
+        self._at = now
+        self._weight = weight = self._weight * kept + 1.0
+        self._product = product = self._product * kept + wait_s * actual_s
+        self._square = square = self._square * kept + wait_s * wait_s
+        prior = weight * (_PRIOR * slack_s) ** 2 + 1e-12
+        scale = (product + prior) / (square + prior)
+        if not _MIN_SCALE <= scale <= _MAX_SCALE:
+            scale = _MIN_SCALE if scale < _MIN_SCALE else _MAX_SCALE
+        self.scale = scale
+        self._learn_margin(actual_s - wait_s * scale, _STEP * _ERROR_WINDOW_S / weight)
+
+    def _learn_margin(self, off_s: float, step: float) -> None:
+        """The corrected wait was too short by `off_s`. `step`: mean errors to move the margin by,
+        at most."""
+        margin_s = self.margin_s
+        self.error_s = error_s = self.error_s + _ERROR_GAIN * (abs(off_s) - self.error_s)
+        moved_s = error_s * (step if step < _MAX_STEP else _MAX_STEP)
+        margin_s += moved_s * (QUANTILE if off_s > margin_s else QUANTILE - 1.0)
+        if margin_s > _MAX_ERRORS * error_s:
+            margin_s = _MAX_ERRORS * error_s
+        self.margin_s = margin_s if margin_s > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FlowForecasts:
+    """What is published of one flow: device seconds a second that it is given, and how its
+    forecasts are corrected."""
+
+    flow: FlowKey
+    given: float
+    scale: float
+    margin_s: float
+
+
+@dataclass(slots=True)
+class _LengthAccount:
+    """What the new requests of one flow and one bucket were told, and what they were given:
+    predicted device seconds a second."""
+
+    given: DecayingRate
+    asked_at: float = -inf  # when its last new request came
+    probed_at: float = -inf
+    refused: float = 0.0  # share of its new requests lately called late
+    trust: float = 0.0  # how much of the margin counts, 0..1
+
+    def note(self, late: bool) -> None:
+        """A new request was called late, or not.
+
+        While few are called late, the margin counts nothing (`trust` 0), because each request
+        wrongly called late is one answer less. Once half of them are, it counts whole, because each
+        one wrongly let in waits in vain.
+        """
+        self.refused = refused = self.refused + _REFUSED_GAIN * (late - self.refused)
+        self.trust = refused / _REFUSED_HALF if refused < _REFUSED_HALF else 1.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """One flow: the device seconds a second that it is given, its weight while it has work waiting
+    (averaged over time), and its forecast errors."""
+
+    given: DecayingRate
+    waits: TimeAverage
+    error: ForecastError = field(default_factory=ForecastError)
+    lengths: dict[int, _LengthAccount] = field(default_factory=dict)
+
+    def length(self, edge: int, now: float) -> _LengthAccount:
+        """The account of the length, opened if there is none."""
+        found = self.lengths.get(edge)
+        if found is None:
+            if len(self.lengths) >= _KEPT:
+                self.lengths = {
+                    e: each for e, each in self.lengths.items() if _is_asked_for(each, now)
+                }
+            found = self.lengths[edge] = _LengthAccount(DecayingRate(self.given.window_s))
+        return found
+
+    def trust_in(self, own: _LengthAccount, now: float) -> float:
+        """How much of the margin counts for the length, 0..1."""
+        if len(self.lengths) < 2:
+            return own.trust
+        uses = [
+            _length_use(each, now)
+            for each in self.lengths.values()
+            if each is own or _is_asked_for(each, now)
+        ]
+        return own.trust * margin_part(_length_use(own, now), uses)
+
+
+def _is_asked_for(length: _LengthAccount, now: float) -> bool:
+    """Whether a new request of this length has come lately."""
+    return now - length.asked_at <= _ASKS_S
+
+
+def _length_use(length: _LengthAccount, now: float) -> LengthUse:
+    return LengthUse(length.given.read(now), length.refused)
+
+
+class Feasibility:
+    """One account for each flow ever seen, O(1) a call. `probes` counts the new requests let in
+    against the forecast. Where settings fix the margin, that is added to forecasts, which are then
+    not corrected. A question (`judge`) changes nothing; what is learnt comes by calls of its
+    own."""
+
+    def __init__(self) -> None:
+        self.verdicts = Verdicts(Mode.ENFORCE)
+        self.probes = 0
+        self._window_s = _WINDOW_S
+        self._fixed_margin_s: float | None = None
+        self._frozen = False
+        self._accounts: dict[FlowKey, _Account] = {}
+        self._given: dict[int, DecayingRate] = {}  # by priority
+        self._rivals: dict[int, TimeAverage] = {}  # by priority
+
+    def tune(self, settings: DispatcherSettings) -> None:
+        """Adopt new settings; what was learnt stays."""
+        self.verdicts.tune(settings.admission.feasibility)
+        self._fixed_margin_s = settings.admission.margin_s
+        self._window_s, self._frozen = window_s(_WINDOW_S, settings), settings.frozen
+        averages: list[DecayingRate | TimeAverage] = [*self._given.values(), *self._rivals.values()]
+        for account in self._accounts.values():
+            averages += (account.given, account.waits)
+            averages += [length.given for length in account.lengths.values()]
+        for average in averages:
+            average.window_s = self._window_s
+
+    def judge(self, newcomer: Newcomer, now: float) -> Answer:
+        """The answer to this newcomer. Also asked for requests that have not arrived, to know what
+        they would be told. Nobody probes for a length that was not asked for lately: none of its
+        requests waits to be let in against the forecast."""
+        slack_s = newcomer.slack_s
+        if slack_s <= 0.0:
+            return ADMIT
+        if not newcomer.capacity:
+            return _while_none_runs(newcomer, now)
+        account = self._accounts.get(newcomer.tracked.flow.key)
+        if account is None:
+            return ADMIT
+        length = account.lengths.get(newcomer.edge) or self._new_length()
+        wait_s = self._wait_s(newcomer, account, now)
+        if self._fixed_margin_s is not None:
+            counted_s = wait_s + self._fixed_margin_s
+        else:
+            trust = account.trust_in(length, now) if length.trust > 0.0 else 0.0
+            counted_s = account.error.corrected_s(wait_s, slack_s, trust)
+        if counted_s <= slack_s:
+            return Answer(wait_s, teaches=True) if length.refused > 0.0 else Answer(wait_s)
+        if now >= length.probed_at + PROBE_S and _is_asked_for(length, now):
+            return Answer(wait_s, is_probe=True, teaches=True)
+        return Answer(wait_s, counted_s - slack_s, teaches=True)
+
+    def came(self, newcomer: Newcomer, now: float) -> None:
+        """The newcomer has arrived, and `judge` is called next. Note which flows have work waiting
+        at this moment, and which lengths are asked for."""
+        if newcomer.slack_s <= 0.0 or not newcomer.capacity:
+            return
+        flow = newcomer.tracked.flow
+        account = self._accounts.get(flow.key) or self._open(flow.key)
+        if not self._frozen:
+            account.waits.report(flow.weight if newcomer.before_s > 0.0 else 0.0, now)
+            level = self._rivals.get(flow.priority) or self._new_level(flow.priority)
+            level.report(newcomer.competing_weight, now)
+        length = account.lengths.get(newcomer.edge) or account.length(newcomer.edge, now)
+        length.asked_at = now
+
+    def told(self, newcomer: Newcomer, answer: Answer, now: float) -> None:
+        """This was the answer to a newcomer that has arrived; called where the answer `teaches`."""
+        length = self._accounts[newcomer.tracked.flow.key].lengths[newcomer.edge]
+        is_late = answer.late_by_s > 0.0 or answer.is_probe
+        if not self._frozen:
+            length.note(is_late)
+        if answer.is_probe:
+            length.probed_at = now
+            self.probes += 1
+
+    def rejected_from_cache(self, flow: FlowKey, edge: int | None, now: float) -> None:
+        """A new request was refused as late from the rejection cache, unasked. Where it was not
+        read (`edge` None), every length that is asked for would have been refused."""
+        if self._frozen:
+            return
+        account = self._accounts.get(flow) or self._open(flow)
+        if edge is None:
+            lengths = [each for each in account.lengths.values() if _is_asked_for(each, now)]
+        else:
+            lengths = [account.length(edge, now)]
+            lengths[0].asked_at = now
+        for length in lengths:
+            length.note(late=True)
+
+    def served(self, work: Sequence[FlowWork], now: float) -> None:
+        """Flows were given device seconds, by this gateway or by another one."""
+        if self._frozen:
+            return
+        accounts, given_s = self._accounts, dict[int, float]()
+        for priority, tenant, seconds in work:
+            account = accounts.get((priority, tenant)) or self._open((priority, tenant))
+            account.given.add(seconds, now)
+            given_s[priority] = given_s.get(priority, 0.0) + seconds
+        for priority, seconds in given_s.items():
+            given = self._given.get(priority)
+            if given is None:
+                given = self._given[priority] = DecayingRate(self._window_s)
+            given.add(seconds, now)
+
+    def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
+        """A request that was let in on time while a replica ran has left the queue after `wait_s`:
+        to a replica (`taken`), or because it was late. Learn whether its forecast has come true. A
+        request that was taken is given its cost."""
+        if self._frozen:
+            return
+        flow = tracked.flow.key
+        account = self._accounts.get(flow) or self._open(flow)
+        if taken:
+            edge = tracked.edge if tracked.plan is None else 0
+            account.length(edge, now).given.add(tracked.cost_s, now)
+        forecast_s = tracked.forecast_s
+        if self._fixed_margin_s is None and forecast_s is not None:
+            slack_s = tracked.latest_start - tracked.queued_at
+            account.error.learn(forecast_s, slack_s, wait_s, now)
+
+    def value(self, now: float) -> float:
+        """The largest margin of all flows, in seconds."""
+        return max([margin_s for _, _, margin_s in self.by_flow(now)], default=0.0)
+
+    def by_flow(self, now: float) -> tuple[FlowWork, ...]:
+        fixed_s = self._fixed_margin_s
+        return tuple(
+            (*each.flow, each.margin_s if fixed_s is None else fixed_s) for each in self.flows(now)
+        )
+
+    def flows(self, now: float) -> Iterator[FlowForecasts]:
+        """What is known of each flow's forecasts."""
+        for flow, account in self._accounts.items():
+            error = account.error
+            yield FlowForecasts(flow, self._read(account.given, now), error.scale, error.margin_s)
+
+    # -- the forecast
+
+    def _wait_s(self, newcomer: Newcomer, account: _Account, now: float) -> float:
+        """The predicted queue wait, seconds, neither corrected nor with a margin."""
+        before_s, urgent_s = newcomer.before_s, newcomer.urgent_s
+        if before_s <= 0.0 and urgent_s <= 0.0:
+            return 0.0
+        flow, capacity = newcomer.tracked.flow, newcomer.capacity
+        priority, weight = flow.priority, flow.weight
+        level = self._rivals.get(priority)
+        others = (0.0 if level is None else level.value) - account.waits.value
+        left = capacity - self._given_above(priority, now) if priority else capacity
+        if left < _MIN_LEFT * capacity:
+            left = _MIN_LEFT * capacity
+        share = left * weight / (weight + others) if others > 0.0 else left
+        rate = account.given.value if self._frozen else account.given.read(now)
+        if rate < share:
+            rate = share
+        return urgent_s / left + before_s / (rate if rate < capacity else capacity)
+
+    def _given_above(self, priority: int, now: float) -> float:
+        """Device seconds a second that more urgent priorities are given."""
+        given = 0.0
+        for other, rate in self._given.items():
+            if other < priority:
+                given += self._read(rate, now)
+        return given
+
+    def _read(self, rate: DecayingRate, now: float) -> float:
+        return rate.value if self._frozen else rate.read(now)
+
+    def _open(self, flow: FlowKey) -> _Account:
+        account = _Account(DecayingRate(self._window_s), TimeAverage(self._window_s))
+        self._accounts[flow] = account
+        return account
+
+    def _new_length(self) -> _LengthAccount:
+        return _LengthAccount(DecayingRate(self._window_s))
+
+    def _new_level(self, priority: int) -> TimeAverage:
+        level = self._rivals[priority] = TimeAverage(self._window_s)
+        return level
+
+
+def _while_none_runs(newcomer: Newcomer, now: float) -> Answer:
+    """The answer while no replica runs: late by as much as the next replica is expected after the
+    latest start."""
+    if not newcomer.capacity_in_s:
+        return ADMIT
+    late_by_s = now + newcomer.capacity_in_s - newcomer.tracked.latest_start
+    return Answer(late_by_s=late_by_s) if late_by_s > 0.0 else ADMIT
