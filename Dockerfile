@@ -43,11 +43,7 @@ RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-
         -r requirements/runtime.lock -r requirements/stores.lock -r requirements/example.lock
 COPY . .
 RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
-        python3 -m pip install --root /image --no-deps --no-build-isolation . \
-    && mkdir -p /image/usr/local/share/doc/headrace \
-    && PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
-        python3 -S -m deployments.tools.supply_chain.notices \
-        > /image/usr/local/share/doc/headrace/third-party-notices.txt
+        python3 -m pip install --root /image --no-deps --no-build-isolation .
 
 FROM build AS build-cuda
 COPY requirements/cuda.lock requirements/
@@ -55,11 +51,7 @@ RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-
         -r requirements/build.lock -r requirements/cuda.lock
 COPY . .
 RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
-        python3 -m pip install --root /image --no-deps --no-build-isolation . \
-    && mkdir -p /image/usr/local/share/doc/headrace \
-    && PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
-        python3 -S -m deployments.tools.supply_chain.notices \
-        > /image/usr/local/share/doc/headrace/third-party-notices.txt
+        python3 -m pip install --root /image --no-deps --no-build-isolation .
 
 # All that both have. USER: Ray asks for the user's name, which a pod's runAsUser may not have.
 FROM system AS runtime

@@ -16,7 +16,7 @@ export no_proxy := localhost,127.0.0.1,::1$(no_proxy:%=,%)
 # `make compiled` says it itself.
 unexport HEADRACE_COMPILE
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -114,13 +114,12 @@ $(VENV)/.kube: $(VENV)/.dev requirements/kube.lock requirements/supply-chain.loc
 	$(PIP) uninstall --quiet --yes rfc3987-syntax
 	@touch $@
 
-# Prometheus and promtool, for the tests of alerts and dashboards; without them those are skipped.
+# Prometheus and promtool, for the tests of alerts and dashboards, by Debian's
+# package; without them those are skipped.
 prometheus: $(VENV)/.dev
-	-@$(BIN)/python -m deployments.tools.observability.prometheus_binary
-
-# What a server of FILE on this machine does, beside `make serve`; Ctrl-C ends it.
-dashboard: prometheus
-	@$(BIN)/python -m deployments.tools.observability.local_dashboard $(FILE)
+	-@test -x $(VENV)/prometheus/usr/bin/promtool || { cd $$(mktemp -d) \
+	  && apt-get --quiet download prometheus \
+	  && dpkg-deb --extract prometheus_*.deb $(abspath $(VENV))/prometheus; }
 
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.
 test-kube: kube prometheus
@@ -129,23 +128,20 @@ test-kube: kube prometheus
 # requirements/*.lock of pyproject.toml; `make lock UPGRADE=--upgrade` takes the newest it allows.
 UPGRADE ?=
 lock: kube
-	$(BIN)/python -m deployments.tools.supply_chain lock $(UPGRADE)
+	$(BIN)/python -m deployments.tools.locks $(UPGRADE)
 
-# Whether the registry still has what the locks name, and whether anybody knows a weakness in it.
-# The command ends with 1 where something is wrong, with 2 where packages could not be looked up.
+# Whether anybody knows a weakness of what the locks name.
 audit: kube
-	$(BIN)/python -m deployments.tools.supply_chain audit
+	for lock in requirements/*.lock; do \
+	  $(BIN)/uv tool run pip-audit@2.10.1 --no-deps --disable-pip --requirement $$lock || failed=1; \
+	done; exit $$failed
 
-# What the images are made of (CycloneDX), and the licences of what is installed here.
+# What the images are made of (CycloneDX).
+SBOM := $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible --sv 1.6
 sbom: kube
-	$(BIN)/python -m deployments.tools.supply_chain bill out/sbom
-	$(BIN)/python -m deployments.tools.supply_chain.notices > out/sbom/third-party-notices.txt
-
-# The Dockerfile's steps for processors in a plain folder, out/image, without an engine for
-# containers, and a Ray node in what comes of them; as root, with debootstrap. The scheduling core is
-# C there, so that is tested first.
-image-steps: kube test-compiled
-	$(BIN)/python -m tests.image cpu out/image --ray
+	mkdir -p out/sbom
+	cat $(patsubst %,requirements/%.lock,runtime stores example) | $(SBOM) -o out/sbom/cpu.cdx.json
+	cat $(patsubst %,requirements/%.lock,build cuda) | $(SBOM) -o out/sbom/cuda.cdx.json
 
 test: lint types unit integration test-kube
 

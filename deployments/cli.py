@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deployments.process.loopback import keep_loopback_direct
-from deployments.tools import command_groups, model_commands
-from deployments.tools.command_line import (
+from deployments.tools.commands import (
+    COMMANDS,
     FILE,
-    PORT,
     Duration,
     Replicas,
     built_in_example,
@@ -28,7 +27,7 @@ from deployments.tools.command_line import (
     say_version,
 )
 from deployments.tools.user_folders import mended
-from deployments.tools.where import Where, reaches
+from deployments.tools.where import PORT, Where, reaches
 
 if TYPE_CHECKING:
     from deployments.settings.tree import Settings
@@ -62,15 +61,13 @@ def _explained(error: Exception) -> int | None:
         ("deployments.settings.plain", "SettingsErrors", 2),
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
-        ("deployments.tools.simulate.plots", "NoPlots", 1),
-        ("deployments.tools.profile.errors", "WrongArguments", 2),
-        ("deployments.tools.profile.errors", "CannotProfile", 1),
+        ("deployments.tools.profile.lengths", "WrongArguments", 2),
+        ("deployments.tools.profile.measure", "CannotProfile", 1),
         ("deployments.control.supervisor.server_files", "NoServer", 1),
         ("deployments.tools.where", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.tools.tenants_file", "CannotEdit", 1),
         ("deployments.control.dashboard", "ClusterError", 1),
-        ("deployments.tools.kube.api", "KubernetesError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):
@@ -130,14 +127,14 @@ def check(file: Path, elsewhere: bool, fingerprint: str | None, write: bool) -> 
     if fingerprint is not None:
         if elsewhere:
             raise click.UsageError("--fingerprint reads the model's files: not with --elsewhere")
-        call("deployments.tools.verify.stamp", "show", file, fingerprint, write=write)
+        call("deployments.tools.verify.command", "fingerprint_of", file, fingerprint, write=write)
     if write:
         raise click.UsageError("--write stores a fingerprint: it needs --fingerprint MODEL")
     from deployments.settings_files.load import load
 
     settings = load(file, here=not elsewhere)
     click.echo(summary(settings))
-    for line in function("deployments.tools.explained", "scaling_lines")(settings):
+    for line in function("deployments.tools.init", "scaling_lines")(settings):
         click.echo(line)
 
 
@@ -231,6 +228,18 @@ def logs(model: str, where: Where, **options: Any) -> None:
     call("deployments.tools.logs", "show", model, where, Wanted(**options))
 
 
+@main.command(epilog="Example: headrace why 3f2a9c0d5b7e41d8")
+@click.argument("request_id", metavar="REQUEST_ID")
+@reaches(url="gateways know no logs; --address can, and --port on the server's machine")
+def why(request_id: str, where: Where) -> None:
+    """Explain one request: why it waited, where it went, and how it ended.
+
+    REQUEST_ID: its answer's header `x-request-id`. Needs `gateway.log.decisions: true` in the
+    settings file while the request runs.
+    """
+    call("deployments.tools.logs", "why", request_id, where)
+
+
 @main.command(epilog="Example: headrace init own.yaml")
 @click.argument("path", type=FILE, default=Path("settings.yaml"))
 def init(path: Path) -> None:
@@ -262,13 +271,12 @@ def stop(where: Where) -> None:
 @click.option("--replicas", type=click.IntRange(0), help="Replicas, instead of the settings'.")
 @click.option("--seed", type=int, help="Decides every random choice, instead of the scenario's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option("--plot", type=FILE, help="Draw the run on this page (.html).")
 @click.option("--fifo", is_flag=True, help="Run it also through one queue, first in, first out.")
 @click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",
     help="Change the scenario (arrivals.rate=300) or its settings (settings.models.…); repeatable.",
 )  # fmt: skip
-def simulate(scenario: Path, as_json: bool, plot: Path | None, **options: Any) -> None:
+def simulate(scenario: Path, as_json: bool, **options: Any) -> None:
     """Run SCENARIO on virtual time: the real scheduling against modelled replicas.
 
     A bare name is one of the scenarios that come with Headrace (loadtests/scenarios).
@@ -278,7 +286,7 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **options: Any) -
 
     call(
         "deployments.tools.simulate.command", "simulate", located(scenario),
-        SimulateOptions(**options), as_json=as_json, plot=plot,
+        SimulateOptions(**options), as_json=as_json,
     )  # fmt: skip
 
 
@@ -292,7 +300,7 @@ def load(arguments: tuple[str, ...]) -> None:
     function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
 
 
-for command in (*model_commands.COMMANDS, *command_groups.GROUPS):
+for command in COMMANDS:
     main.add_command(command)
 
 

@@ -13,15 +13,19 @@ for latent ones.
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from runtimes.parameters import LOOKED_UP, header
 from runtimes.source import Source, SourceKind
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 4}
 """Of what is computed between weights; int8 backends keep that in fp32."""
+# Tables that are looked up by row; nothing is multiplied with them.
+_LOOKED_UP = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _STORED_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 _HIDDEN_PER_TOKEN = 6  # residual, its norm, queries, keys, values, attention's output
@@ -44,13 +48,25 @@ def weights_bytes(source: Source, precision: str) -> int:
     """Of a Hugging Face folder its tensors in that format; of other files what they hold as
     stored, which a narrower format can only make less."""
     if source.kind is SourceKind.HUGGING_FACE:
-        tensors = (each for file in source.weights for each in header(file))
+        tensors = (each for file in source.weights for each in _header(file))
         return sum(
-            elements * _element_bytes(kind, precision, axes >= 2 and not name.endswith(LOOKED_UP))
+            elements * _element_bytes(kind, precision, axes >= 2 and not name.endswith(_LOOKED_UP))
             for name, elements, axes, kind in tensors
         )
     files = [file for file in source.files if file.suffix != ".xml"]
     return sum(file.stat().st_size for file in files)
+
+
+def _header(file: Path) -> list[tuple[str, int, int, str]]:
+    """(name, elements, axes, datatype) of each tensor of a safetensors file."""
+    with file.open("rb") as stream:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    return [
+        (name, math.prod(each["shape"]), len(each["shape"]), each["dtype"])
+        for name, each in header.items()
+    ]
 
 
 def _element_bytes(kind: str, precision: str, multiplied: bool) -> int:

@@ -42,7 +42,7 @@ def _counted(kind: Any, value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
-class Codec(Generic[T]):
+class MessageCodec(Generic[T]):
     """Writes and reads messages of one type: a dataclass, or a collection of some. Make it at
     import: msgspec 0.22 crashes when two threads use a type for the first time at once."""
 
@@ -52,7 +52,7 @@ class Codec(Generic[T]):
 
     def __reduce__(self) -> Any:
         """Ray pickles a class of a main module with the globals that it uses."""
-        return Codec, (self.kind,)
+        return MessageCodec, (self.kind,)
 
     def encode(self, message: T) -> bytes:
         return bytes((WIRE,)) + _encode(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings
 from runtimes.types import TensorSpec
 
@@ -196,7 +196,7 @@ class ModelDescription:
         return {group.name: group.digest for group in self.groups}
 
 
-DESCRIPTION = Codec[ModelDescription](ModelDescription)
+DESCRIPTION = MessageCodec[ModelDescription](ModelDescription)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,16 @@ from __future__ import annotations
 
 import math
 
+# `Retry-After`, in seconds. The one table of its cases:
+# SOON_S       a replica was lost, a model failed or was replaced, or the gateway is full
+# NOT_READY_S  the server drains, or a model is not ready and nobody knows when it will be
+# computed     the model's queue is full, sheds or is late: `routers.core.admission.retry_after_s`
+#              (work that waits over capacity); a tenant's rate: `gateway.tenancy.rates`; a model
+#              that starts: `Catalogue`, from the autoscaler's outlook; inputs that end replicas:
+#              `gateway.queues.lost_replicas`; a full pool: `gateway.tenancy.fair_thread_pool`
+# 0.0: no header, because asking again does not help
+SOON_S = 1.0
+NOT_READY_S = 2.0
 _MAX_RETRY_S = 86_400.0  # a day
 
 

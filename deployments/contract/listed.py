@@ -26,7 +26,7 @@ class NewerFormat(ValueError):
     """The list was written by a newer version of Headrace."""
 
 
-class Lease(msgspec.Struct, frozen=True):
+class ListLease(msgspec.Struct, frozen=True):
     """Who alone may change the list now."""
 
     holder: str  # id of the change that it is for
@@ -34,7 +34,7 @@ class Lease(msgspec.Struct, frozen=True):
     verb: str
 
 
-class Change(msgspec.Struct, frozen=True):
+class ListChange(msgspec.Struct, frozen=True):
     """One change of the list that was put."""
 
     id: str
@@ -76,8 +76,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
 
     format: int = FORMAT
     revision: int | None = None  # grows with every change; None: an operator's own list
-    lease: Lease | None = None
-    changes: tuple[Change, ...] = ()  # the last ones, newest last
+    lease: ListLease | None = None
+    changes: tuple[ListChange, ...] = ()  # the last ones, newest last
     entries: Mapping[str, Entry] = {}
     history: Mapping[str, tuple[Version, ...]] = {}  # that ran before, oldest first
     pins: Mapping[str, int] = {}  # numbers of replicas by hand, by "model/group"

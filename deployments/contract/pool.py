@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +22,4 @@ class PoolMember:
     channel_versions: str = "3"  # that it speaks, with commas between them
 
 
-MEMBERS = Codec[tuple[PoolMember, ...]](tuple[PoolMember, ...])
+MEMBERS = MessageCodec[tuple[PoolMember, ...]](tuple[PoolMember, ...])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 from deployments.contract.crash_reports import CrashReports
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
@@ -19,6 +19,7 @@ from deployments.contract.rollout.route import RolloutRoute
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""
 LEASE_S = 5.0
+SILENT_S = 3.0  # a gateway that has not pushed for so long may have ended
 SNAPSHOT_KEEPS_S = 10.0  # a gateway's snapshot is dropped after that
 RATES_KEEP_S = 3.0
 """Seconds for which a gateway's rates count. It says them once a second, and one that died asks for
@@ -94,7 +95,7 @@ class GatewaySnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class GatewayExchange:
     """What a gateway gets for its snapshot: the last word of each other gateway, by gateway."""
 
     rates: dict[str, RateReport] = field(default_factory=dict)
@@ -129,10 +130,10 @@ class RegistryStatus:
     gateways: dict[str, GatewaySnapshot]  # by gateway
 
 
-OUTLINE = Codec[ModelOutline](ModelOutline)
-PROGRESS = Codec[ReplicaProgress](ReplicaProgress)
-ALL_PROGRESS = Codec[list[ReplicaProgress]](list[ReplicaProgress])
-SNAPSHOT = Codec[GatewaySnapshot](GatewaySnapshot)
-EXCHANGE = Codec[Exchange](Exchange)
-VIEW = Codec[View](View)
-STATUS = Codec[RegistryStatus](RegistryStatus)
+OUTLINE = MessageCodec[ModelOutline](ModelOutline)
+PROGRESS = MessageCodec[ReplicaProgress](ReplicaProgress)
+ALL_PROGRESS = MessageCodec[list[ReplicaProgress]](list[ReplicaProgress])
+SNAPSHOT = MessageCodec[GatewaySnapshot](GatewaySnapshot)
+EXCHANGE = MessageCodec[GatewayExchange](GatewayExchange)
+VIEW = MessageCodec[View](View)
+STATUS = MessageCodec[RegistryStatus](RegistryStatus)

@@ -124,6 +124,6 @@ def _check_address(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> Non
     for option in _LISTENS:
         if option in running and running[option] != wanted[option]:
             raise ClusterError(
-                f"Serve listens with {option} {running[option]} there, and this file wants "
-                f"{wanted[option]} (gateway.{option}); Serve reads it only when it starts"
+                f"the server listens with {option} {running[option]} there, and this file wants "
+                f"{wanted[option]} (gateway.{option}); it reads that only when it starts"
             )

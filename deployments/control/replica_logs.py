@@ -5,10 +5,10 @@ Source: Ray 2.60 `dashboard/modules/state/state_head.py` (`GET /api/v0/logs/{fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from deployments.contract.app_names import is_model_app, model_app, model_name
+from deployments.contract.app_names import GATEWAY_APP, is_model_app, model_app, model_name
 from deployments.contract.rollout.terms import canary_of, is_canary
 from deployments.control.dashboard import ClusterError, Dashboard
 
@@ -25,9 +25,19 @@ def replicas(details: Mapping[str, Any], model: str) -> dict[str, str]:
         models = [model_name(app) for app in apps if is_model_app(app)]
         there = ", ".join(sorted(m for m in models if not is_canary(m))) or "none"
         raise ClusterError(f"{model} is no model of that cluster; must be one of: {there}")
+    return _actors(mine)
+
+
+def gateways(details: Mapping[str, Any]) -> dict[str, str]:
+    """Actor ids of the gateways, by the replicas' names; `details`: Serve's."""
+    apps = details.get("applications", {})
+    return _actors([apps[GATEWAY_APP]] if GATEWAY_APP in apps else [])
+
+
+def _actors(apps: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {
         replica["replica_id"]: replica["actor_id"]
-        for app in mine
+        for app in apps
         for deployment in app["deployments"].values()
         for replica in deployment["replicas"]
         if replica.get("actor_id")

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from deployments.contract.app_names import CONTROL_APP
-from deployments.contract.listed import MAX_CHANGES, Change, Control, Lease
+from deployments.contract.listed import MAX_CHANGES, Control, ListChange, ListLease
 from deployments.control.dashboard import ClusterError
 from deployments.control.differences import by_name
 from deployments.control.listed import Listed
@@ -127,7 +127,7 @@ class Writer:
             raise _Lost
         before = _control(details)
         number = (before.revision or 0) + 1 if before else 1
-        mine = Change(holder, self._who, verb, number)
+        mine = ListChange(holder, self._who, verb, number)
         changes = ((*before.changes, mine) if before else (mine,))[-MAX_CHANGES:]
         self._put(config, {"revision": number, "lease": None, "changes": changes})
 
@@ -138,7 +138,7 @@ class Writer:
         before = _control(details)
         if before is None:
             return None
-        taken = _next(before, lease=Lease(holder, self._who, verb))
+        taken = _next(before, lease=ListLease(holder, self._who, verb))
         self._put(beside(details), taken)
         self._pause(GAP_S)
         revision: int = taken["revision"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.contract import errors
-from deployments.gateway.http import router
+from deployments.gateway.http import request_head
 from deployments.gateway.http.codecs import (
     ClassifyCodec,
     Codec,
@@ -23,15 +23,15 @@ from deployments.gateway.http.codecs import (
 )
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
-from deployments.gateway.http.head_checks import NO_CORS, HeadChecks
 from deployments.gateway.http.protocols import error_shapes, openai_generation
+from deployments.gateway.http.request_head import NO_CORS, HeadChecks
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.operator_pages import OperatorPages
 from deployments.gateway.pages import Pages
 from deployments.gateway.pipeline import Pipeline
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.services import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.settings.gateway import GatewaySettings
 
@@ -109,7 +109,7 @@ class GatewayApp:
             exchange.release()
 
     async def _route(self, exchange: Exchange) -> None:
-        route = router.match(exchange.path)
+        route = request_head.match(exchange.path)
         if route is None:
             raise errors.NotFound(f"no such path: {exchange.path}; GET /docs lists the API")
         if exchange.method not in route.methods:

@@ -30,15 +30,15 @@ from deployments.contract.scaling.messages import (
     ModelOutlook,
 )
 from deployments.gateway.app import GatewayApp, assembled
-from deployments.gateway.ending import Ending
+from deployments.gateway.ending import GatewayShutdown
 from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.http.direct_server import DirectServer
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.crash_exchange import CrashExchange
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.connections import ServeChannel
 from deployments.gateway.scaling.reporter import DemandReporter
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
     OperatorsSwitch,
@@ -114,7 +114,7 @@ class Gateway:
         fast_path.install(self._app)
         holder = listening_socket.path_of_holder()
         self._direct = DirectServer(self._app, settings) if holder else None
-        self._ending = Ending(
+        self._ending = GatewayShutdown(
             self._models,
             settings.drain_s,
             under_way=self._under_way,

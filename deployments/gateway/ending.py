@@ -1,15 +1,12 @@
 """What becomes of the requests that a gateway has when it must end?
 
 They get `gateway.drain_s` to finish. An answer that is being streamed and is not whole by then ends
-with an error, which its caller sees as an event. What follows for the others depends on who ends:
-
-- The whole server, or the only gateway: they are refused. HAProxy would have nobody to ask, and
-  closes a connection that had requests before without a word.
-- One of several gateways, because Serve stops it: nothing. Serve closes their connections, and
-  HAProxy asks another gateway.
-- A gateway, by SIGTERM: the same, and the process ends here. Ray's own handler would leave it
-  half ended, until Serve's health checks give it up 10 s later.
-
+with an error event. What happens to the others depends on what ends:
+- The whole server, or the only gateway: they are refused, since HAProxy would have nobody to ask.
+- One of several gateways, stopped by Serve: nothing. Serve closes their connections, and HAProxy
+  asks another gateway.
+- A gateway, by SIGTERM: the same, and the process ends here. Ray's own handler would leave it half
+  ended until Serve's health checks give it up 10 s later.
 For the event loop's thread alone.
 """
 
@@ -26,13 +23,12 @@ from deployments.contract import errors
 from deployments.gateway.http import strict_protocol
 from deployments.gateway.models.catalogue import Catalogue
 
-_RETRY_AFTER_S = 2.0
 _LOOK_S = 0.1  # as often as uvicorn looks whether it should end
 _SEND_S = 0.3  # for the last bytes of the last answers
 logger = logging.getLogger("headrace.gateway")
 
 
-class Ending:
+class GatewayShutdown:
     """The end of one gateway. `under_way`: as many requests as it has; `gateways`: as many live,
     this one included; `leave` ends its process."""
 
@@ -82,7 +78,7 @@ class Ending:
         error = errors.Overloaded(
             f"the server ended before the answer was complete, {self._drain_s:g} s after it was "
             "told to (gateway.drain_s); send the request again",
-            retry_after_s=_RETRY_AFTER_S,
+            retry_after_s=errors.NOT_READY_S,
             reason="draining",
         )
         for model in self._models.queued.values():

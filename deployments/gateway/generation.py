@@ -2,17 +2,18 @@
 
 Goes on where `pipeline` knows the caller and the model. The prompt is measured off the event loop,
 the request waits in the model's `StreamQueue`, and what its replica sends is passed on at once.
-
 - The answer's head is sent with its first piece, so that an error before that has a status of its
   own. A later error becomes an event in OpenAI's shape, and no `[DONE]` follows.
 - A client that leaves has its run aborted. A client that does not read loses its answer.
+- A prompt that was on a lost replica waits for a permit (`suspect_permits`): such prompts run one
+  at a time, or never.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
 
@@ -23,9 +24,10 @@ from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
+from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.request_context import (
     ENGINE_REFUSED,
     Generated,
@@ -34,7 +36,6 @@ from deployments.gateway.request_context import (
     queue_request,
 )
 from deployments.gateway.services import GatewayServices
-from deployments.gateway.suspected_prompts import permit_of
 from deployments.gateway.tenancy.tenants import Caller
 from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Tokens
@@ -279,7 +280,7 @@ async def _send_whole(
     body = b"".join(parts)
     if not body:
         raise errors.RowFailed(
-            "the engine returned no answer; send the request again", retry_after_s=1.0
+            "the engine returned no answer; send the request again", retry_after_s=errors.SOON_S
         )
     context.service_s, context.response_bytes = pending.service_s, len(body)
     if pending.status != _OK:
@@ -341,3 +342,63 @@ def _generated(
         pending.replica_id,
         pending.repeats,
     )
+
+
+_WAIT_SHARE = 0.5  # of a suspect's remaining time that it may wait for its permit
+
+
+@asynccontextmanager
+async def permit_of(
+    context: RequestContext, selection: ModelSelection, key: bytes
+) -> AsyncIterator[Permit | None]:
+    """The permit of a prompt with this fingerprint; None: it is no suspect. A prompt is a suspect
+    if a replica, also a canary's, was lost with it. Raises RowQuarantined, OverOwnLimit,
+    CallerLeft."""
+    permit = await _permit_if_suspect(context, selection, key)
+    try:
+        if permit is not None:
+            _is_suspect(context, selection, key)  # it may have been quarantined while it waited
+        yield permit
+    finally:
+        if permit is not None:
+            permit.release()
+
+
+async def _permit_if_suspect(
+    context: RequestContext, selection: ModelSelection, key: bytes
+) -> Permit | None:
+    streams, caller = selection.model.streams, context.caller
+    assert caller is not None
+    tenant = caller.tenant.name
+    if selection.lost_at_canary:
+        streams.crashes.lost_elsewhere([key], tenant, monotonic())
+    if not streams.crashes or not _is_suspect(context, selection, key):
+        return None
+    left_s = queue_request(context, selection.scheduling).expires_s
+    limit_s = min(streams.crashes.terms.hold_s, _WAIT_SHARE * left_s)
+    return await _acquired(context.exchange, streams.permits.acquire(tenant, limit_s))
+
+
+def _is_suspect(context: RequestContext, selection: ModelSelection, key: bytes) -> bool:
+    """Whether a replica was lost with this prompt. Raises RowQuarantined, OverOwnLimit."""
+    assert context.caller is not None
+    crashes = selection.model.streams.crashes
+    return crashes.check([key], context.caller.tenant.name, monotonic())
+
+
+async def _acquired(exchange: Exchange, acquire: Coroutine[None, None, Permit]) -> Permit:
+    """Wait for the permit. Raises CallerLeft."""
+    waits = asyncio.ensure_future(acquire)
+
+    def left() -> None:
+        waits.cancel()
+
+    try:
+        return await run_until_disconnect(exchange, waits, left)
+    except asyncio.CancelledError:
+        if waits.done() and not waits.cancelled():
+            waits.result().release()  # the permit came after its caller had left
+        own = asyncio.current_task()
+        if own is not None and own.cancelling():
+            raise
+        raise errors.CallerLeft("the client disconnected") from None

@@ -18,9 +18,9 @@ from deployments.contract import errors
 from deployments.contract.registry import ANSWER_S
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.protocols import malformed
-from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.http.router import Route
+from deployments.gateway.http.protocols import json_body
+from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.request_head import Route
 from deployments.gateway.pages import reader_of
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.process import audit
@@ -71,7 +71,7 @@ class OperatorPages:
         except Exception as fault:
             # Whatever keeps Ray from answering; the gateway itself goes on.
             raise errors.NotReady(
-                f"the registry does not answer: {fault!r}", retry_after_s=1.0
+                f"the registry does not answer: {fault!r}", retry_after_s=errors.SOON_S
             ) from None
         return found
 
@@ -102,8 +102,8 @@ async def _read(exchange: Exchange, kind: type[T], must: str) -> T:
     body = await exchange.body(_LIMITS)
     try:
         return msgspec.json.decode(body, type=kind)
-    except malformed.DECODE_ERRORS as wrong:
-        fault = malformed.fault(wrong, body)
+    except json_body.DECODE_ERRORS as wrong:
+        fault = json_body.fault(wrong, body)
         raise errors.BadRequest(f"{fault.message} The body must be {must}.") from None
 
 
@@ -119,5 +119,5 @@ async def _stored(change: Callable[[Any], T], what: Any) -> T:
         # Whatever keeps the store from answering.
         raise errors.NotReady(
             f"the cluster's store does not answer: {fault!r}; it may still come about",
-            retry_after_s=1.0,
+            retry_after_s=errors.SOON_S,
         ) from None

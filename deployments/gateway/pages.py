@@ -23,16 +23,16 @@ from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi, triton
 from deployments.gateway.http.protocols.metadata import ModelState
-from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.http.router import Route
+from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.request_head import Route
 from deployments.gateway.models.catalogue import Catalogue, unknown_model
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants import KnownTenants, Reader, Tenants
+from deployments.gateway.tenancy.tenants import KnownTenants, PageReader, Tenants
 
 PUBLIC = frozenset({"live", "ready"})
 OPERATORS = frozenset({"metrics", "all_statistics", "model_statistics"})
 ADMIN = frozenset({"admin_status", "admin_controllers", "admin_keys", "admin_revoke"})
-NOBODY = Reader(models=frozenset())
+NOBODY = PageReader(models=frozenset())
 _INDEX_LIMITS = small_body("an index request may be")
 # Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, and
 # the page's own address says where requests that are tried out go, for gateways behind a prefix.
@@ -58,12 +58,12 @@ _RETRY_AFTER = [(b"retry-after", b"2")]
 Page = tuple[int, Encoded]
 
 
-def reader_of(tenants: Tenants, exchange: Exchange, endpoint: str) -> Reader:
+def reader_of(tenants: Tenants, exchange: Exchange, endpoint: str) -> PageReader:
     """Raises Unauthorized and Forbidden."""
     if endpoint in ADMIN:
         return tenants.operator(exchange.headers.get(b"authorization"))
     if not tenants.need_keys:
-        return Reader()
+        return PageReader()
     try:
         reader = tenants.reader(exchange.headers.get(b"authorization"))
     except errors.Unauthorized:
@@ -89,7 +89,7 @@ class Pages:
         self._models = models
         self._telemetry = telemetry
         self._priorities = priorities
-        self._pages: dict[str, Callable[[Exchange, Route, Reader], Page]] = {
+        self._pages: dict[str, Callable[[Exchange, Route, PageReader], Page]] = {
             "server_metadata": lambda *_: (200, metadata.server_metadata()),
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
@@ -121,10 +121,10 @@ class Pages:
             status, page = self._pages[route.endpoint](exchange, route, who)
         await exchange.reply(status, page, _RETRY_AFTER if status == 503 else None)
 
-    def _seen_by(self, who: Reader) -> list[ModelDescription]:
+    def _seen_by(self, who: PageReader) -> list[ModelDescription]:
         return [d for d in self._models.descriptions if who.may_see(d.name)]
 
-    def _states(self, who: Reader) -> list[ModelState]:
+    def _states(self, who: PageReader) -> list[ModelState]:
         waiting = {name for name in self._models.waiting_for if who.may_see(name)}
         ready = [
             ModelState(d.name, d.version, True) for d in self._seen_by(who) if d.name not in waiting
@@ -138,7 +138,7 @@ class Pages:
         said = self._models.why_not_ready(name).removeprefix("is ")
         return said + optional * self._models.is_optional(name)
 
-    def _ready(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _ready(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         if self._models.draining:
             states = [ModelState("", "", False, "the server is draining and takes no new requests")]
             return 503, metadata.server_ready(False, states)
@@ -148,12 +148,12 @@ class Pages:
             waiting = [s for s in waiting if self._models.is_optional(s.name)]
         return (200 if ready else 503), metadata.server_ready(ready, waiting)
 
-    def _model_metadata(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _model_metadata(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None
         model = self._models.find(route.model, route.version)
         return 200, metadata.model_metadata(model.description)
 
-    def _model_ready(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _model_ready(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None
         try:
             self._models.find(route.model, route.version)
@@ -162,25 +162,25 @@ class Pages:
             ready = False
         return (200 if ready else 503), metadata.model_ready(route.model, ready)
 
-    def _model_config(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _model_config(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None
         return 200, triton.model_config(self._models.find(route.model, route.version).description)
 
-    def _model_statistics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _model_statistics(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None
         return self._statistics([self._models.find(route.model, route.version).description])
 
-    def _all_statistics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _all_statistics(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         return self._statistics(self._seen_by(who))
 
     def _statistics(self, of: Sequence[ModelDescription]) -> Page:
         counted = self._telemetry.statistics
         return 200, triton.statistics(counted.of(d.name, d.version).entry(d.name) for d in of)
 
-    def _openai_models(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _openai_models(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         return 200, metadata.openai_models(self._seen_by(who), who.may_use)
 
-    def _openai_model(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _openai_model(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None
         d, adapter = self._models.find(route.model).description, route.adapter
         known = d.generating is not None and adapter in d.generating.adapters
@@ -188,16 +188,16 @@ class Pages:
             raise unknown_model(f"{d.name}:{adapter}")
         return 200, metadata.openai_model(d, adapter)
 
-    def _metrics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _metrics(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         body, content_type = self._telemetry.page(exchange.header(b"accept") or "")
         return 200, Encoded(body, content_type.encode())
 
-    def _openapi(self, exchange: Exchange, route: Route, who: Reader) -> Page:
+    def _openapi(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         document = openapi.document(self._seen_by(who), exchange.prefix or "/", self._priorities)
         return 200, Encoded(document)
 
 
-def _docs_file(exchange: Exchange, route: Route, who: Reader) -> Page:
+def _docs_file(exchange: Exchange, route: Route, who: PageReader) -> Page:
     """One of the router's names."""
     name = PurePosixPath(exchange.path).name
     body = _docs_file_bytes(name)

@@ -23,16 +23,14 @@ from typing import Any, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway import large_answers
 from deployments.gateway.fallback import ModelSelection
 from deployments.gateway.generation import generate
-from deployments.gateway.http.answer_bounds import AnswerSize
+from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
-from deployments.gateway.http.protocols.pieces import LargeAnswer
-from deployments.gateway.http.protocols.types import Encoded
-from deployments.gateway.large_answers import held_at_once
+from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer, held_at_once
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.models.catalogue import unknown_model
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
@@ -43,7 +41,7 @@ from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rollout.shadow_traffic import Answered
 from deployments.gateway.rows import RowAnswer, Rows, row_keys
-from deployments.gateway.services import GatewayServices
+from deployments.gateway.services import GatewayServices, RequestWatcher
 from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 
@@ -148,9 +146,8 @@ class Pipeline:
         # answer piece by piece. Rows (8 to 11) are answered together, then encoded by the
         # description of the version that ran them.
         if isinstance(codec, GenerationCodec):
-            await _with_fallback(
-                context, selection, lambda: generate(services, context, selection, call)
-            )
+            generating = partial(generate, services, context, selection, call)
+            await _with_fallback(services.watcher, context, selection, generating)
             return
         done, encoded, large = await self._answered(context, selection, codec, call, version)
         context.response_bytes = len(encoded.body)
@@ -186,7 +183,7 @@ class Pipeline:
 
         if selection is None or not selection.on_canary:
             return decode()
-        return _with_fallback(context, selection, decode)
+        return _with_fallback(services.watcher, context, selection, decode)
 
     async def _answered(
         self,
@@ -204,8 +201,7 @@ class Pipeline:
                 done = await self._infer(context, selection, codec, call)
             except errors.HeadraceError as refusal:
                 # As `_with_fallback`, without its coroutine: no part of the answer is sent here.
-                selection.fall_back(refusal)
-                context.fell_back()
+                _fall_back(self._services.watcher, context, selection, refusal)
                 continue
             if context.work is not None:
                 await _resumed(context, context.work)
@@ -216,8 +212,7 @@ class Pipeline:
             except errors.HeadraceError as refusal:
                 if not selection.on_canary:
                     raise
-                selection.fall_back(refusal)
-                context.fell_back()
+                _fall_back(self._services.watcher, context, selection, refusal)
                 continue
             if selection.assignment is not None:
                 assert context.caller is not None
@@ -320,10 +315,15 @@ class Pipeline:
         """The model, version or fallback that has the request first. Raises NotFound, NotReady."""
         if not caller.tenant.may_use(name, adapter):
             raise unknown_model(f"{name}:{adapter}" if adapter else name)
-        assignment = self._services.rollouts.assignment(name, version)
-        selection = ModelSelection(self._services.models, caller.tenant, name, version, assignment)
+        services = self._services
+        under_rollout = name in services.models.routes
+        assignment = services.rollouts.assignment(name, version) if under_rollout else None
+        selection = ModelSelection(services.models, caller.tenant, name, version, assignment)
         context.model, context.scheduling = name, selection.scheduling
-        self._services.watcher.arrived(context)
+        services.watcher.arrived(context)
+        if assignment is not None:
+            goes_to = "canary" if selection.on_canary else "live version"
+            services.watcher.decided(context, "version", goes_to, "the model is under rollout")
         return selection
 
     async def _tokens(self, texts: list[str], model: ServedModel, caller: Caller) -> list[Any]:
@@ -400,8 +400,26 @@ class _AnsweredRows:
     size: AnswerSize  # as it was known before they were there
 
 
+def _fall_back(
+    watcher: RequestWatcher,
+    context: RequestContext,
+    selection: ModelSelection,
+    refusal: errors.HeadraceError,
+) -> None:
+    """The request goes on to the live version or the fallback. Raises what the caller is told."""
+    selection.fall_back(refusal)
+    context.fell_back()
+    chosen = selection.model.description
+    watcher.decided(
+        context, "fallback", f"goes on to {chosen.name} {chosen.version}", refusal.reason
+    )
+
+
 async def _with_fallback(
-    context: RequestContext, selection: ModelSelection, attempt: Callable[[], Awaitable[T]]
+    watcher: RequestWatcher,
+    context: RequestContext,
+    selection: ModelSelection,
+    attempt: Callable[[], Awaitable[T]],
 ) -> T:
     """`attempt`, and again after a refusal: by the live version if the canary refused, then by the
     cheaper model. Each has one attempt, within the request's one deadline, and none follows once a
@@ -413,8 +431,7 @@ async def _with_fallback(
             if context.exchange.replied:
                 selection.failed(refusal)
                 raise
-            selection.fall_back(refusal)
-            context.fell_back()
+            _fall_back(watcher, context, selection, refusal)
 
 
 async def _resumed(context: RequestContext, work: Work) -> None:
@@ -457,6 +474,6 @@ def _description_of_ran(
     if len(ran) > 1 or version is not None:
         raise errors.NotReady(
             "the model was replaced by another version meanwhile; send the request again",
-            retry_after_s=1.0,
+            retry_after_s=errors.SOON_S,
         )
     return replace(description, version=ran.pop())

@@ -19,7 +19,7 @@ from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows import RowAnswer
 from deployments.gateway.suspected_requests import Work
 from deployments.gateway.tenancy.tenants import Caller
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import TraceContext
 from routers.api.requests import Tokens
 
 ENGINE_REFUSED = "engine_refused"
@@ -219,6 +219,7 @@ def queue_request(
     return QueueRequest(
         tenant.name, context.caller.rank, due_s - spent_s, expires_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
+        request_id=context.exchange.request_id,
     )  # fmt: skip
 
 

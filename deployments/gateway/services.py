@@ -13,30 +13,29 @@ from deployments.contract.description import ImageInput
 from deployments.gateway.http.body import ArrivingBodies, BodyBound, BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.models.catalogue import Catalogue
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.request_context import RequestContext
 from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.suspected_requests import SuspectedRequests
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.rates import QuotaKey, Rates, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import TraceContext
 from deployments.preprocess.images import Encoded, row_bytes
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 
 T = TypeVar("T")
-_DRAIN_RETRY_S = 2.0
-_FULL_RETRY_S = 1.0
 
 
 class RequestWatcher(Protocol):
-    """Hears of every request: when its trace begins, its model is known, it has ended, and its
-    engine has stopped behind that."""
+    """Hears of every request: when its trace begins, its model is known, it moves to another model
+    or version, it has ended, and its engine has stopped behind that."""
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
     def arrived(self, context: RequestContext) -> None: ...
+    def decided(self, context: RequestContext, event: str, decision: str, reason: str) -> None: ...
     def finished(self, context: RequestContext) -> None: ...
     def generated_late(self, context: RequestContext, more: Tokens) -> None: ...
 
@@ -94,14 +93,14 @@ class GatewayServices:
         if self.models.draining:
             raise errors.Overloaded(
                 "the server is draining and takes no new requests",
-                retry_after_s=_DRAIN_RETRY_S,
+                retry_after_s=errors.NOT_READY_S,
                 reason="draining",
             )
         if not self._under_way.fits(quota_key, 1):
             raise errors.Overloaded(
                 "the gateway has all the requests under way that it may have "
                 "(gateway.limits.max_requests)",
-                retry_after_s=_FULL_RETRY_S,
+                retry_after_s=errors.SOON_S,
                 reason="gateway_full",
             )
         self._under_way.add(quota_key, 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from deployments.contract.codec import Codec, OtherVersion
+from deployments.contract.codec import MessageCodec, OtherVersion
 from deployments.contract.description import ModelDescription
 from deployments.process import cluster_store
 
@@ -29,7 +29,7 @@ class StoredDescription:
     version: str = ""  # over all of the model's groups; "": it has none
 
 
-STORED = Codec[StoredDescription](StoredDescription)
+STORED = MessageCodec[StoredDescription](StoredDescription)
 
 
 def put(model: str, group: str, stored: StoredDescription) -> None:

@@ -36,7 +36,8 @@ LOG_FORMAT = "HEADRACE_LOG_FORMAT"
 _LONGEST_BYTES = 128 * 1024  # of a datagram
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
-    "trace_id", "method", "path", "status", "outcome", "reason", "total_ms", "queue_wait_ms",
+    "trace_id", "method", "path", "status", "outcome", "event", "decision",
+    "reason", "total_ms", "queue_wait_ms",
     "rows", "batch_size", "bucket", "input_tokens", "output_tokens", "suppressed", "key_id",
     "actor", "verb", "object", "source", "before", "after", "detail",
 )  # fmt: skip

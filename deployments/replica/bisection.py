@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deployments.contract.channel.messages import Column, RowError, from_ragged
+from deployments.contract.channel.frames import Column, RowError, from_ragged
 from deployments.replica.finite import non_finite_rows, without
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes

@@ -32,6 +32,7 @@ from deployments.contract.channel.frames import (
     FrameError,
     FrameReader,
     Kind,
+    MessageError,
     StallWatch,
     framed,
 )
@@ -42,7 +43,6 @@ from deployments.contract.channel.handshake import (
     new_key,
     refusal,
 )
-from deployments.contract.channel.messages import MessageError
 from deployments.process.sockets import FOUND_DEAD_S, address_of, find_dead_peers, is_dead
 
 MAX_UNAUTHENTICATED = 64

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.contract.channel.messages import RowError
+from deployments.contract.channel.frames import RowError
 from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
 from deployments.replica.hang_limits import HangLimits
 from routers.api.requests import FlowWork, Report

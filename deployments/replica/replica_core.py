@@ -13,10 +13,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from deployments.contract.channel.frames import Buffer, Frame, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
+    Buffer,
+    Frame,
+    Kind,
     MessageError,
     decode_call,
     encode_reply,

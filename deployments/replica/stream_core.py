@@ -18,8 +18,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from deployments.contract.channel.frames import STALLED_S, Frame, Kind
-from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.frames import STALLED_S, Frame, Kind, MessageError
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     SharesMessage,

@@ -170,6 +170,12 @@ class LogSettings(Section):
         default="info", description="Lowest severity that is logged."
     )
     format: Literal["json", "text"] = Field(default="json", description="Form of a log line.")
+    decisions: bool = Field(
+        default=False,
+        description="Log each decision about a request: where it went, why it waited or failed. "
+        "`headrace why REQUEST_ID` prints them. For debugging: about 4 lines per request, "
+        "at most 2,000 per second and gateway.",
+    )
 
 
 class GatewaySettings(Section):

@@ -14,11 +14,16 @@ from pathlib import Path
 
 import click
 import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from deployments.control import addresses, ray_env
 from deployments.control.dashboard import Dashboard, address_of, token_of
 from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_facts, node_survey, preflight
+from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts
+from deployments.control.preflight.preflight import Finding
 from deployments.control.ray_env import Layer, Variable
 from deployments.control.ray_jobs import JobFailed, RayJobs
 from deployments.control.serve_config import serve_config
@@ -121,12 +126,10 @@ def check(file: Path | None, address: str | None, as_json: bool) -> int:
         click.echo(_explained(error), err=True)
         return 1
     found = [*preflight.findings(nodes, gateway, wanted, own), *found]
-    from deployments.tools.console import preflight_table
-
     if as_json:
-        click.echo(preflight_table.as_json(nodes, found))
+        click.echo(findings_json(nodes, found))
     else:
-        preflight_table.show(nodes, found)
+        show(nodes, found)
     return int(any(each.level == "error" for each in found))
 
 
@@ -150,3 +153,61 @@ def _explained(error: JobFailed) -> str:
         return "headrace is not installed on the head node, in the Python that its jobs run"
     last = "\n".join(output.strip().splitlines()[-5:])
     return f"{error}\n{last}" if last else str(error)
+
+
+_TOPICS = {"ENV": "environment", "WRAPPER": "wrapper", "CACHES": "caches", "PORTS": "ports"}
+_STYLE = {"error": "red", "warning": "yellow"}
+
+
+def findings_json(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> str:
+    """JSON; `ok` says that no finding is an error."""
+    return json.dumps(
+        {
+            "ok": all(each.level != "error" for each in found),
+            "nodes": [asdict(each) for each in nodes],
+            "findings": [asdict(each) for each in found],
+        },
+        indent=2,
+    )
+
+
+def table(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("NODE", "HEADRACE", "RAY", "PYTHON", *_TOPICS):
+        made.add_column(heading, overflow="fold")
+    for heading in ("CLOCK", "FILES"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for node in nodes:
+        made.add_row(*_cells(node, [each for each in found if each.node == node.address]))
+    return made
+
+
+def show(
+    nodes: Sequence[NodeFacts], found: Sequence[Finding], console: Console | None = None
+) -> None:
+    target = console or Console(soft_wrap=True)
+    target.print(table(nodes, found))
+    for each in found:
+        where = f"{each.node}: " if each.node else ""
+        target.print(
+            Text.assemble(
+                (each.level, _STYLE[each.level]), f": {where}{each.message}\n  {each.mend}"
+            )
+        )
+    if not found:
+        target.print("nothing is wrong")
+
+
+def _cells(node: NodeFacts, found: Sequence[Finding]) -> list[str]:
+    name = f"{node.address} (head)" if node.head else node.address
+    if node.error:
+        return [name, "cannot be asked"]
+    versions = [node.versions[each] for each in ("headrace", "ray", "python")]
+    clock = f"{node.clock_ahead_s * 1e3:+.0f}±{node.clock_error_s * 1e3:.0f} ms"
+    files = "unlimited" if node.open_files == UNLIMITED else str(node.open_files)
+    return [name, *versions, *(_worst(topic, found) for topic in _TOPICS.values()), clock, files]
+
+
+def _worst(topic: str, found: Sequence[Finding]) -> str:
+    levels = {each.level for each in found if each.topic == topic}
+    return "error" if "error" in levels else "warning" if levels else "ok"

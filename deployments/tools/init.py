@@ -1,4 +1,5 @@
-"""`headrace init`: a settings file to start from, with what its settings mean as comments.
+"""`headrace init`: a settings file to start from, with what its settings mean as comments; and what
+`headrace check` says of scaling.
 
 It is made from the descriptions of the settings themselves, and serves as it is: a pretended device
 stands for the model. Lines that begin with `# ` and a setting show what a file may also say.
@@ -13,8 +14,11 @@ from pathlib import Path
 import click
 from pydantic.fields import FieldInfo
 
+from autoscaling.sentences import explain
+from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
+from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.tenant import TenantSettings
 from deployments.settings.tree import Settings
 from yaml_document.section import Section
@@ -83,3 +87,15 @@ def _comment(words: str, indent: str) -> Iterator[str]:
         words, _WIDE, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def scaling_lines(settings: Settings) -> Iterator[str]:
+    """What each model's scaling policy does, of models that have a range of replicas or a `scaling`
+    section. A fixed number needs no explanation."""
+    terms = scaling_document(settings).settings.models
+    for name, model in settings.models.items():
+        views = model.views() or {"": model}
+        decided = any(view.replicas.least < view.replicas.most for view in views.values())
+        if decided or model.scaling != ModelScalingSettings():
+            yield f"{name}:"
+            yield from (f"  {sentence}" for sentence in explain(terms[name]))

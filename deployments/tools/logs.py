@@ -1,4 +1,4 @@
-"""`headrace logs MODEL`: what a server's processes wrote about a model.
+"""`headrace logs MODEL` and `headrace why REQUEST_ID`: what a server's processes wrote of them.
 
 On this machine these are the lines of the server's log that name the model, those of gateways
 included. On a cluster they are what the model's replicas wrote, each with its replica before it.
@@ -31,12 +31,14 @@ from deployments.control.dashboard import ClusterError, Dashboard
 from deployments.control.serve_rest import ServeRest
 from deployments.control.supervisor import server_files, server_log
 from deployments.control.supervisor.server_files import NoServer
+from deployments.process.logs import FIELDS
 from deployments.tools.where import Where
 
 Stamped = tuple[str, str, str]  # time, source ("": not shown) and text
 _QUEUED_LINES = 10_000  # between the reading threads and the printer, at most
 _LOOKS_S = 0.2
 _INTERRUPTED = 130
+_TEXT_FIELD = re.compile(rf" ({'|'.join(FIELDS)})=(.*?)(?= (?:{'|'.join(FIELDS)})=|$)")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
@@ -64,6 +66,57 @@ def show(model: str, where: Where, wanted: Wanted) -> int:
     if not printed:
         click.echo(f"there is no line about {model}", err=True)
     return 0 if printed else 1
+
+
+def why(request_id: str, where: Where) -> int:
+    """Print the decisions about one request, in order. Returns the exit code: 1 if there are none.
+    Raises NoServer, ClusterError."""
+    if where.address is None:
+        path = _log_file(where)
+        streams = [_read(each) for each in (server_log.older(path), path) if each.is_file()]
+    else:
+        dashboard = where.dashboard()
+        actors = replica_logs.gateways(ServeRest(dashboard).details())
+        streams = [_of_replica(dashboard, *each, Wanted()) for each in actors.items()]
+    lines = (line for stream in streams for line in stream if request_id in line)
+    said = (found for found in map(_decision, lines) if found.get("request_id") == request_id)
+    decisions = sorted(said, key=lambda found: found["ts"])
+    if not decisions:
+        click.echo(
+            f"no decision about request {request_id} is in the log. Decisions are logged where "
+            "gateway.log.decisions is true; a log keeps its newest lines only.",
+            err=True,
+        )
+        return 1
+    start = datetime.fromisoformat(decisions[0]["ts"])
+    click.echo(f"request {request_id}, from {decisions[0]['ts']}")
+    for found in decisions:
+        at_ms = (datetime.fromisoformat(found["ts"]) - start).total_seconds() * 1e3
+        where_to = (
+            f"{found['model']}: {found['decision']}" if found.get("model") else found["decision"]
+        )
+        click.echo(f"{at_ms:7.0f} ms  {found.get('event', ''):<9} {where_to}")
+        if found.get("reason"):
+            click.echo(f"{'':22}{found['reason']}")
+        if found.get("suppressed"):
+            click.echo(f"{'':22}({found['suppressed']} lines of all requests were left out before)")
+    return 0
+
+
+def _decision(line: str) -> dict[str, str]:
+    """The fields of a line of the log of decisions, as JSON or as text; {} for any other line."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = {"ts": line.split(" ")[0], **dict(_TEXT_FIELD.findall(line.rstrip("\n")))}
+    if not isinstance(found, dict) or not {"decision", "ts"} <= found.keys():
+        return {}
+    return {name: str(value) for name, value in found.items()}
+
+
+def _read(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from file
 
 
 def interleaved(streams: Sequence[Iterator[Stamped]], *, follow: bool) -> Iterator[Stamped]:
@@ -146,11 +199,15 @@ def _fields(line: str) -> tuple[str, str]:
 
 
 def _here(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
+    return [_stamped(_of_file(_log_file(where), {model, canary_of(model)}, wanted))]
+
+
+def _log_file(where: Where) -> Path:
     port = where.server().port if where.port is None else where.port
     path = server_files.log_file(port, server_files.state_folder())
     if not path.is_file():
         raise NoServer(f"no server on port {port} has written a log: {path} does not exist")
-    return [_stamped(_of_file(path, {model, canary_of(model)}, wanted))]
+    return path
 
 
 def _of_file(path: Path, models: Set[str], wanted: Wanted) -> Iterator[str]:

@@ -10,7 +10,6 @@ wrong.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -24,11 +23,10 @@ from deployments.settings.remote_source import SourceError, is_url
 from deployments.settings_files.load import load
 from deployments.settings_files.made import CannotMake, cache_dir
 from deployments.settings_files.sources import resolve, sources_folder
-from deployments.tools.verify.command import shown_progress
+from deployments.tools.console.progress_bar import Note, shown_progress
 from runtimes import catalog
 from runtimes.errors import RuntimeFault
 
-Note = Callable[[str, float], None]
 _FAULTS = (RuntimeFault, SourceError, CannotMake, OSError)
 
 

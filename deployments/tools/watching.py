@@ -21,7 +21,7 @@ from rich.text import Text
 from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.control.rollout_reasons import STILL_IN_FILE
 from deployments.tools.console import status_table
-from deployments.tools.console.rollout_lines import progress_key, rollout_line
+from deployments.tools.console.status_table import progress_key, rollout_line
 from deployments.tools.where import Where
 
 if TYPE_CHECKING:  # slow to import, and needed for a cluster alone
@@ -33,6 +33,10 @@ _LOOKS_S = 1.0
 _OPTIONAL_S = 30.0  # that `apply` waits for optional models: only to say what became of them
 _OPTIONAL_LOOKS_S = 0.5
 _STARTS = ("added", "restarted")
+_LAST_SEEN = (
+    "as Ray Serve saw them last: it counts a process that was killed for some 20 s more, and one "
+    "that is ready only at its next look"
+)
 _CANNOT = "{} is optional and cannot start: {}"
 _AWAY_S = 120.0  # a dashboard whose head is restarted, amid the wait for a rollout
 _INTERRUPTED = 130
@@ -48,8 +52,7 @@ def status(where: Where, *, as_json: bool) -> int:
             return 0
         for state in found:
             click.echo(str(state))
-        if not found:
-            click.echo("no application of Headrace runs there")
+        click.echo(_LAST_SEEN if found else "no application of Headrace runs there")
         return 0
     snapshot: Any
     if where.url is None:

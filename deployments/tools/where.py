@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deployments.tools.command_line import PORT
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
 _DASHBOARD_S = 90.0  # that the host of this machine needs at most to start another dashboard
 _ANSWER_S = 15.0
+PORT = click.IntRange(1, 65_535)
 _HUNG_S = 900.0  # that a change waits for a host that hangs
 _OPTIONS = {
     "port": click.option(

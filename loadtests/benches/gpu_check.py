@@ -183,11 +183,8 @@ def steps(out: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterable[Step]:
         for verb in ("verify", "profile"):
             result = out / f"{slug(name)}-{verb}.json"
             command = [sys.executable, "-m", "deployments.cli", verb, str(file), "minilm"]
-            if verb == "verify":
-                yield command_step(f"{verb}: {name}", [*command, "--report", str(result)])
-            else:
-                command += ["--dry-run", "--json"]
-                yield command_step(f"{verb}: {name}", command, result)
+            command += ["--json"] if verb == "verify" else ["--dry-run", "--json"]
+            yield command_step(f"{verb}: {name}", command, result)
 
 
 def settings_file(out: Path, name: str, way: Mapping[str, Any]) -> Path:

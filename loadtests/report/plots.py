@@ -59,16 +59,6 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One picture of a sheet."""
-
-    title: str
-    series: Sequence[Series]
-    x: Axis
-    y: Axis
-
-
-@dataclass(frozen=True, slots=True)
 class MarkRow:
     """A named row of marks."""
 
@@ -88,9 +78,8 @@ class Figure:
     shapes: bool = False  # the legend has shapes of marks, not lines
 
 
-def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, hints: bool = True) -> str:
-    """A diagram of lines. `hints`: whether points show their values under the pointer, which is of
-    no use in an image file."""
+def lines(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
+    """A diagram of lines."""
     parts = [_upright(y), _across(x)]
     for number, each in enumerate(series):
         for run in _unbroken(each.points):
@@ -99,8 +88,7 @@ def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, hints: bool
                 places = [(places[0][0] - 1, places[0][1]), (places[0][0] + 1, places[0][1])]
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in thinned(places))
             parts.append(f'<polyline class="line {style(number)}" points="{path}"/>')
-            said = _hinted(run) if hints else ()
-            parts += [_hint(each, point, x.scale, y.scale, number) for point in said]
+            parts += [_hint(each, point, x.scale, y.scale, number) for point in _hinted(run)]
     return _svg(title, HEIGHT, parts)
 
 
@@ -142,20 +130,6 @@ def picture(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     plot = lines(title, series, x, y)
     inner = _titled(title, y.title, plot, [each.name for each in series])
     return _file(title, WIDTH, _titled_height(len(series)), inner)
-
-
-def sheet(title: str, panels: Sequence[Panel], columns: int = 3) -> str:
-    """Pictures in a grid; a row is as high as its highest picture."""
-    parts, top = [], 0
-    for first in range(0, len(panels), columns):
-        line = panels[first : first + columns]
-        for column, each in enumerate(line):
-            names = [series.name for series in each.series]
-            plot = lines(each.title, each.series, each.x, each.y, hints=False)
-            inner = _titled(each.title, each.y.title, plot, names)
-            parts.append(f'<g transform="translate({column * WIDTH} {top})">{inner}</g>\n')
-        top += max(_titled_height(len(each.series)) for each in line)
-    return _file(title, WIDTH * min(columns, len(panels)), top, "".join(parts))
 
 
 def _titled(title: str, says: str, plot: str, names: Sequence[str]) -> str:

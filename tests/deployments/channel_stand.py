@@ -11,10 +11,10 @@ from channel_peers import Peer, until
 from device_jobs import worker_of
 from fake_runtimes import Gated, Moody
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
+    Kind,
     decode_reply,
     encode_call,
     pack,

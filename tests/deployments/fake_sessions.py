@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from deployments.contract.channel.frames import Buffer, Frame, Kind
-from deployments.contract.channel.messages import BatchReply, decode_reply
+from deployments.contract.channel.frames import BatchReply, Buffer, Frame, Kind, decode_reply
 from deployments.contract.channel.stream_messages import Piece, StepMessage, decode_steps
 from deployments.contract.version import WIRE
 

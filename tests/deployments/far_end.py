@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from local_frames import soon, to_gateway, to_replica
 
-from deployments.contract.channel.frames import Buffer, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
+    Buffer,
+    Kind,
     RowError,
     decode_call,
     encode_reply,

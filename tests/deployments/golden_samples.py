@@ -13,8 +13,7 @@ from golden_bytes import Sample
 from msgspec.structs import replace
 
 from deployments.contract import description, pool, registry
-from deployments.contract.channel.handshake import Challenge, Hello, Proof, Reason
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
     Column,
@@ -24,6 +23,7 @@ from deployments.contract.channel.messages import (
     encode_call,
     encode_reply,
 )
+from deployments.contract.channel.handshake import Challenge, Hello, Proof, RefusalReason
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,
@@ -35,7 +35,7 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 from deployments.contract.rollout import costs, terms
 from deployments.contract.scaling import messages
 from deployments.contract.scaling.document import ScalingDocument, parse
@@ -136,17 +136,17 @@ def _owned(message: Any) -> Any:
     return message
 
 
-def codecs() -> dict[str, Codec[Any]]:
+def codecs() -> dict[str, MessageCodec[Any]]:
     """Every message that goes through Ray's calls or the store, by name."""
     return {
         name.lower(): each
         for module in CODEC_MODULES
         for name, each in vars(module).items()
-        if isinstance(each, Codec)
+        if isinstance(each, MessageCodec)
     }
 
 
-def _of_codec(codec: Codec[Any]) -> Sample:
+def _of_codec(codec: MessageCodec[Any]) -> Sample:
     return Sample(
         filled(codec.kind), lambda value, version: codec.encode(value), codec.decode, since=4,
         by_name=True,
@@ -161,7 +161,7 @@ SAMPLES = {
     "hello": Sample(Hello((4, 3), "gateway-1", "replica-1", bytes(range(32))), *_plain(Hello)),
     "challenge": Sample(Challenge(3, bytes(range(32)), bytes(32)), *_plain(Challenge)),
     "proof": Sample(Proof(bytes(range(32))), *_plain(Proof)),
-    "reason": Sample(Reason("another key"), *_plain(Reason)),
+    "reason": Sample(RefusalReason("another key"), *_plain(RefusalReason)),
     "batch_call": Sample(CALL, *_in_parts(encode_call, decode_call)),
     "batch_reply": Sample(REPLY, *_in_parts(encode_reply, decode_reply)),
     "generate_call": Sample(GENERATE, *_in_parts(encode_generate, decode_generate)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from in_process import Answer, Stand, ask
 
-from deployments.contract.channel.messages import BatchReply
+from deployments.contract.channel.frames import BatchReply
 
 SYNTHETIC: dict[str, Any] = {
     "runtime": "synthetic",

@@ -18,8 +18,15 @@ from typing import Any
 import httpx
 from local_frames import soon, to_gateway, to_replica
 
-from deployments.contract.channel.frames import Buffer, Frame, Kind
-from deployments.contract.channel.messages import BatchCall, BatchReply, decode_call, encode_reply
+from deployments.contract.channel.frames import (
+    BatchCall,
+    BatchReply,
+    Buffer,
+    Frame,
+    Kind,
+    decode_call,
+    encode_reply,
+)
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import (
@@ -32,9 +39,9 @@ from deployments.contract.version import WIRE
 from deployments.gateway.app import assembled
 from deployments.gateway.models.catalogue import Catalogue, _public_description
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
@@ -291,6 +298,8 @@ class Stand:
         )  # fmt: skip
         served.queue.keeps_unreached = not is_canary(name)
         served.queue.on_crossing = lambda: self.models.on_crossing()
+        if self.telemetry.decisions is not None:
+            served.log_decisions(self.telemetry.decisions)
         self.models._table_of(name)[name] = served
         self.models._live[name] = description
         self.channels[name], self.books[name] = channel, directory

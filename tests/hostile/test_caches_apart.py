@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import INLINE_CHARS, encode_texts
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -32,19 +32,19 @@ CACHES = {
     "deployments/preprocess/tokenizer.py": TENANT,
     "deployments/control/scaling/target_reader.py": NO_INPUT,
     "deployments/process/code_version.py": NO_INPUT,
-    "deployments/gateway/http/compression.py": "parsed accept-encoding headers, some microseconds",
+    "deployments/gateway/http/exchange.py": "parsed accept-encoding headers, some microseconds",
     "deployments/gateway/pages.py": NO_INPUT,
     "deployments/gateway/http/protocols/classify.py": NO_INPUT,  # the length of models' labels
     "deployments/gateway/http/protocols/metadata.py": NO_INPUT,
     "deployments/gateway/http/protocols/openapi_schemas.py": NO_INPUT,
-    "deployments/gateway/http/protocols/slices.py": "decoders, by bounds that models set",
+    "deployments/gateway/http/protocols/json_body.py": "decoders, by bounds that models set",
     "deployments/gateway/http/protocols/tensors.py": "decoders, by datatype and depth",
-    "deployments/gateway/http/router.py": "parsed paths, some microseconds",
-    "deployments/gateway/preprocess/fair_thread_pool.py": QUEUE,
+    "deployments/gateway/http/request_head.py": "parsed paths, some microseconds",
+    "deployments/gateway/tenancy/fair_thread_pool.py": QUEUE,
     "deployments/gateway/queues/lost_replicas.py": "meant for all: what ends replicas is refused",
     "deployments/gateway/queues/connections.py": NO_INPUT,
     "deployments/gateway/reuse/response_cache.py": TENANT,
-    "deployments/gateway/telemetry/exposition.py": "metrics' labels: tenants and models' names",
+    "deployments/gateway/telemetry/metric_families.py": "label sets: tenants and models' names",
     "deployments/replica/pool/residents.py": "loaded models",
     "routers/estimates/generations.py": TENANT,
     "routers/estimates/prefix_tree.py": "prompts' blocks are salted with the tenant",

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
+import pathspec
 import pytest
 
-from deployments.tools.supply_chain.lock_sets import IMAGES
-from tests.image import context
-from tests.image.dockerfile import DOCKERFILE, ROOT, stages
-from tests.image.rules import PROJECT, complaints
+from tests.image.dockerfile import DOCKERFILE, ROOT, Step, assignments, stages, way
+from tests.image.rules import IMAGES, PROJECT, complaints
 
 TEXT = DOCKERFILE.read_text()
+READ = """ARG BASE=debian:12.1-slim
+FROM ${BASE} AS one
+# said by the way
+RUN echo "${HOME}" \\
+    && true
+FROM one AS two
+ARG VERSION=3
+LABEL version="${VERSION}"
+"""
 FAULTS = {
     "a base that moves": ("debian:12.15-slim", "debian:latest", "neither a release"),
     "no user": ("USER 10001:10001", "", "USER is []"),
@@ -25,7 +35,7 @@ FAULTS = {
     "packages elsewhere": ("/image/usr/local /usr/local", "/image /", "not copied"),
     "any file will do": ("--require-hashes", "", "not compared"),
     "pip resolves": ("--no-deps", "", "no lock names"),
-    "a lock is left out": ("-r requirements/stores.lock", "", "its bill of materials lists"),
+    "a lock is left out": ("-r requirements/stores.lock", "", "must install"),
     "a slow core": ("HEADRACE_COMPILE=1 ", "", "its core is not compiled"),
     "another version": ("VERSION=0.1.0", "VERSION=0.2.0", "version 0.2.0"),
     "another command": ('["headrace"', '["sh"', "CMD starts sh"),
@@ -54,18 +64,47 @@ def test_the_linter_finds_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def sent(root: Path) -> Iterator[str]:
+    """Paths that .dockerignore leaves; its patterns mean the same to Git and to Docker: names at
+    the top, and what `**/` begins."""
+    lines = [
+        line if line.startswith(("#", "**/")) or not line
+        else f"!/{line[1:]}" if line.startswith("!") else f"/{line}"
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+    ]  # fmt: skip
+    ignored = pathspec.PathSpec.from_lines("gitwildmatch", lines)
+    for folder, below, names in os.walk(root):
+        here = Path(folder).relative_to(root)
+        below[:] = [each for each in below if not ignored.match_file(f"{here / each}/")]
+        yield from (str(here / name) for name in names if not ignored.match_file(here / name))
+
+
 def test_a_builder_is_sent_the_packages_and_nothing_else():
-    sent = set(context.files())
-    project, found = PROJECT["project"], PROJECT["tool"]["setuptools"]["packages"]["find"]
-    packages = {each.rstrip("*") for each in found["include"]}
+    found = set(sent(ROOT))
+    project, packages = PROJECT["project"], PROJECT["tool"]["setuptools"]["packages"]["find"]
+    folders = {each.rstrip("*") for each in packages["include"]}
     files = {"pyproject.toml", "setup.py", project["readme"], *project["license-files"]}
-    assert {each.partition("/")[0] for each in sent} == packages | files | {"requirements"}
-    assert {f"requirements/{lock}.lock" for locks in IMAGES.values() for lock in locks} <= sent
-    assert not [each for each in sent if each.endswith(".pyc")]
+    assert {each.partition("/")[0] for each in found} == folders | files | {"requirements"}
+    assert {f"requirements/{lock}.lock" for locks in IMAGES.values() for lock in locks} <= found
+    assert not [each for each in found if each.endswith(".pyc")]
 
 
-@pytest.mark.parametrize(
-    "name", [".env", "out/keys.yaml", ".git/config", "deployments/__pycache__/a.pyc"]
-)
-def test_what_is_nobodys_business_stays(name: str):
-    assert context.ignored().match_file(name)
+def test_what_is_nobodys_business_stays(tmp_path: Path):
+    for name in (".env", "out/keys.yaml", ".git/config", "deployments/__pycache__/a.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(sent(tmp_path)) == []
+
+
+def test_a_dockerfile_is_read_as_a_builder_reads_it(tmp_path: Path):
+    path = tmp_path / "Dockerfile"
+    path.write_text(READ)
+    known = stages(path)
+    assert [(each.name, each.base) for each in way("two", known)] == [
+        ("one", "debian:12.1-slim"),
+        ("two", "one"),
+    ]
+    assert known["two"].steps == [Step("LABEL", 'version="3"')]
+    (command,) = known["one"].values("RUN")
+    assert command.split() == ["echo", '"${HOME}"', "&&", "true"]
+    assert assignments('A=1 B="two words" C=') == {"A": "1", "B": "two words", "C": ""}

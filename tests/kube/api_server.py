@@ -3,8 +3,7 @@
 It knows the kinds that the chart makes and the calls that Helm makes: discovery, get, list, watch,
 create, server-side apply (one manager, so an apply replaces), merge patches and delete. A Job whose
 name ends in `-check` is run: its ConfigMap goes through the settings' own loader, as
-`headrace check --elsewhere` does; a Pod without a status succeeds. Nothing is scheduled. For who
-only reads: pods' logs, lists page by page, and verbs that are forbidden.
+`headrace check --elsewhere` does; a Pod without a status succeeds. Nothing is scheduled.
 """
 
 from __future__ import annotations
@@ -54,10 +53,6 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.events: list[tuple[int, str, Key, Object]] = []
-        self.logs: dict[str, list[str]] = {}  # by pod or POD/CONTAINER, each line with its time
-        self.previous_logs: dict[str, list[str]] = {}
-        self.forbidden: set[tuple[str, str]] = set()  # verb, plural
-        self.page: int | None = None  # of lists, whatever was asked for
         self.version = "v1.36.0"
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -135,10 +130,6 @@ class _Handler(BaseHTTPRequestHandler):
         api_version, plural, _, name = key = _key(path)
         if plural not in _KINDS.get(api_version, {}):
             self._missing(path)
-        elif (("get" if name else "list"), plural) in self.store.forbidden:
-            self._forbid("get" if name else "list", key)
-        elif path.endswith(f"/pods/{name}/log"):
-            self._log(name, query)
         elif name:
             each = self.store.objects.get(key)
             self._missing(path) if each is None else self._answer(200, each)
@@ -183,44 +174,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, key: Key, query: dict[str, list[str]]) -> None:
         items = [o for k, o in self.store.objects.items() if _concerns(k, o, key, query)]
         metadata = {"resourceVersion": str(self.store.events[-1][0] if self.store.events else 0)}
-        start = int(query.get("continue", ["0"])[0])
-        if self.store.page is not None and start + self.store.page < len(items):
-            metadata["continue"] = str(start + self.store.page)
-        items = items[start : start + (self.store.page or len(items))]
         kind = _KINDS[key[0]][key[1]]
         listed = {"apiVersion": key[0], "kind": f"{kind}List", "items": items}
         self._answer(200, listed | {"metadata": metadata})
-
-    def _log(self, name: str, query: dict[str, list[str]]) -> None:
-        """Each line with its time: of a pod's first container by its name, of another by both.
-        What has none waits to start, in the kubelet's words."""
-        previous = query.get("previous") == ["true"]
-        (container,) = query["container"]
-        pod = self.store.of_kind("Pod")[name]
-        first = pod["spec"]["containers"][0]["name"]
-        whose = name if container == first else f"{name}/{container}"
-        lines = (self.store.previous_logs if previous else self.store.logs).get(whose)
-        if lines is None:
-            said = f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
-            self._answer(400, _status(400, "BadRequest", said))
-            return
-        tail = int(query.get("tailLines", [str(len(lines))])[0])
-        self.send_response(200)
-        self.send_header("content-type", "text/plain")
-        self.send_header("connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        self.wfile.write("".join(f"{line}\n" for line in lines[len(lines) - tail :]).encode())
-
-    def _forbid(self, verb: str, key: Key) -> None:
-        """In the words of Kubernetes' RBAC (`apiserver/pkg/endpoints/handlers/responsewriters`)."""
-        group = key[0].split("/")[0] if "/" in key[0] else ""
-        name = f' "{key[3]}"' if key[3] else ""
-        said = (
-            f'{key[1]}{f".{group}" if group else ""}{name} is forbidden: User "jane" cannot {verb} '
-            f'resource "{key[1]}" in API group "{group}" in the namespace "{key[2]}"'
-        )
-        self._answer(403, _status(403, "Forbidden", said))
 
     def _watch(self, key: Key, query: dict[str, list[str]]) -> None:
         self.send_response(200)
@@ -294,8 +250,7 @@ def _key(path: str) -> Key:
 def _concerns(at: Key, each: Object, asked: Key, query: dict[str, list[str]]) -> bool:
     if at[:2] != asked[:2] or (asked[2] and at[2] != asked[2]):
         return False
-    fields = {f"metadata.name={at[3]}", f"type={each.get('type')}"}
-    if any(field not in fields for field in query.get("fieldSelector", ())):
+    if any(field != f"metadata.name={at[3]}" for field in query.get("fieldSelector", ())):
         return False
     labels = each["metadata"].get("labels", {})
     pairs = [p.split("=") for s in query.get("labelSelector", ()) for p in s.split(",") if "=" in p]

@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from deployments.tools.chart.chart_files import values_schema
-from deployments.tools.chart.settings_schema import SECTIONS
+from deployments.tools.chart import SECTIONS, values_schema
 from tests.kube.chart import (
     CHART,
     Values,

@@ -7,8 +7,8 @@ import json
 import pytest
 import yaml
 
+from deployments.tools.observability.alerts import rules
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
-from deployments.tools.observability.rules_file import rules
 from tests.kube.chart import Values, objects
 
 ON = {"observability": {"rules": {"enabled": True}, "dashboards": {"enabled": True}}}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.telemetry.levels import GatewayLevels
 from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 
 
 def pages() -> Mapping[str, bytes]:

@@ -10,8 +10,7 @@ import pytest
 
 from deployments.settings.plain import parse
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.scaling_controller import ScalingController
-from deployments.tools.simulate.scaling_setup import scaling_setup_of, with_reserve
+from deployments.tools.simulate.scaling import ScalingController, scaling_setup_of, with_reserve
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from deployments.tools.simulate.simulation import Simulation
 from loadtests.traffic.scenario_file import check

@@ -1,19 +1,32 @@
-"""Frames: how messages are delimited on the connection between a gateway and a replica.
+"""Frames and batch messages: what travels on the connection between a gateway and a replica.
 
 A frame is a head of 13 bytes, little-endian (size of the body, kind, lease id), then the body. A
-lease id has a meaning on its own connection only. `messages`, `stream_messages` and `handshake`
-define the bodies; frames without a body are all in their head.
-
-The reader does no I/O: bytes in, whole frames out. It holds no more of a body than has arrived, and
-refuses a head that announces a body over the limit before it reads any of that body.
+lease id is valid on its own connection only. The reader does no I/O, holds no more of a body than
+has arrived, and refuses a head that announces a body over the limit. A batch message is a msgpack
+header followed by one raw buffer per tensor, which is never copied. A ragged batch is one
+contiguous buffer per tensor plus the rows' shapes; `shapes` is None when every row has one axis, as
+long as the row. Sizes, shapes and datatypes must account for every byte, otherwise MessageError
+names what does not. Times are durations in seconds. `stream_messages` and `handshake` hold the
+other messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from math import isfinite, prod
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import astuple, replace
+
+from deployments.contract.codec import plain
+from deployments.contract.version import WIRE
+from routers.api.requests import FlowWork
+from runtimes.datatypes import DTYPES
+from runtimes.types import Batch, Ragged
 
 HEAD = Struct("<IBQ")
 MAX_FRAME_BYTES = 1 << 30
@@ -141,3 +154,347 @@ class StallWatch:
         if not rest or seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since > STALLED_S
+
+
+Shapes = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
+_SIZE = Struct("<I")
+_ALIGNED_BYTES = 8  # of the largest element
+_MAX_PRIORITIES = 256  # a replica keeps a list of that many
+_MAX_AXES, _LARGEST_EMPTY = 32, 1 << 30  # bounds of a shape that numpy can make an array of
+
+
+class MessageError(Exception):
+    """A message that is inconsistent, in a frame that was whole."""
+
+
+class WireMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A part of the channel's messages: an array of its fields, in order.
+
+    A reader ignores further elements and fills in the defaults of missing ones. So a new field
+    stands last and has a default (docs/data-channel.md). The garbage collector does not track
+    messages: they are in no cycle."""
+
+    fields_in_3: ClassVar[int]  # how many of them readers of version 3 take: they refuse more
+
+
+class Column(WireMessage, frozen=True):
+    """One tensor of a batch, all rows' elements in order."""
+
+    fields_in_3: ClassVar[int] = 3
+
+    datatype: str
+    buffer: bytes | list[bytes]  # a list for BYTES; what was decoded holds views instead of bytes
+    shapes: Shapes | None  # one a row; None: one axis, as long as the row
+
+
+class BatchCall(WireMessage, frozen=True):
+    """A batch to run. Fields without a comment are as in `api.actions.Dispatch`."""
+
+    fields_in_3: ClassVar[int] = 9
+
+    budget_s: float  # for how long a caller still waits for it
+    lengths: bytes  # int32 [rows]
+    inputs: dict[str, Column]
+    outputs: tuple[str, ...] | None  # wanted names; None: all
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    predicted_s: float = 0.0
+    charges: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] | None = ()  # None: unchanged since the last message
+    tells_start: bool = False  # the replica must say when the batch starts
+
+
+class RowError(WireMessage, frozen=True):
+    """Why one row of a batch failed. With neither flag set, the runtime failed on this row alone
+    (503)."""
+
+    fields_in_3: ClassVar[int] = 4
+
+    row: int
+    callers_fault: bool  # the input is bad (400)
+    message: str
+    not_finite: bool = False  # the answer is NaN or infinity (500)
+
+
+class BatchReply(WireMessage, frozen=True):
+    """The answer to a batch. Fields without a comment are as in `api.requests.Report`; their
+    seconds count from the answer."""
+
+    fields_in_3: ClassVar[int] = 16
+
+    busy: bool  # nothing was started
+    outputs: dict[str, Column]  # of the rows that did not fail, in order
+    errors: tuple[RowError, ...]
+    wait_s: float  # from arrival at the replica to the device
+    service_s: float  # on the device
+    padded_tokens: int
+    stages: tuple[float, float, float, float, float]  # s: pad, copy in, run, copy out, post-process
+    inflight: int
+    held: int
+    seen: int
+    retry_in_s: float
+    duty: float  # share of the last 10 to 20 s of wall time that the device was busy
+    free_in_s: float = 0.0
+    virtual_time: tuple[float, ...] = ()
+    served: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] | None = ()  # None: unchanged since the last message
+
+    def transport_s(self, round_trip_s: float) -> float:
+        """Seconds of the round trip that passed on the way rather than at the replica."""
+        return max(round_trip_s - self.wait_s - self.service_s, 0.0)
+
+
+# ---- messages and bytes -----------------------------------------------------------------------
+
+
+# A runtime may return numpy's scalars.
+_encoded = msgspec.msgpack.Encoder(enc_hook=plain).encode
+
+
+def encoded_as(version: int, message: WireMessage) -> bytes:
+    """The message in that version's layout."""
+    return _encoded(message if version > 3 else _as_in_3(message))
+
+
+def _as_in_3(part: Any) -> Any:
+    """The message without the fields that version 3 lacks."""
+    if isinstance(part, WireMessage):
+        return [_as_in_3(value) for value in astuple(part)[: part.fields_in_3]]
+    if isinstance(part, list | tuple) and part and isinstance(part[0], WireMessage):
+        return [_as_in_3(each) for each in part]
+    return part
+
+
+class _ColumnHead(WireMessage, frozen=True):
+    """A column without its buffer. The buffer has `size` bytes; a column of BYTES has none, and
+    `items` holds its elements."""
+
+    fields_in_3: ClassVar[int] = 5
+
+    name: str
+    datatype: str
+    size: int
+    items: list[bytes] | None
+    shapes: Shapes | None
+
+
+class _CallHead(WireMessage, frozen=True):
+    fields_in_3: ClassVar[int] = 3
+    call: BatchCall  # without lengths and inputs
+    lengths_bytes: int
+    inputs: list[_ColumnHead]
+
+
+class _ReplyHead(WireMessage, frozen=True):
+    fields_in_3: ClassVar[int] = 2
+    reply: BatchReply  # without outputs
+    outputs: list[_ColumnHead]
+
+
+_read_call = msgspec.msgpack.Decoder(_CallHead).decode
+_read_reply = msgspec.msgpack.Decoder(_ReplyHead).decode
+
+
+def encode_call(call: BatchCall, version: int = WIRE) -> list[Buffer]:
+    """The buffers of a BATCH frame's body, as the replica's version lays it out."""
+    heads, buffers = _to_heads(call.inputs)
+    bare = replace(call, lengths=b"", inputs={})
+    return [_header(version, _CallHead(bare, len(call.lengths), heads)), call.lengths, *buffers]
+
+
+def decode_call(body: memoryview) -> BatchCall:
+    """The inverse of `encode_call`. Raises MessageError."""
+    head, buffers = _split(body, _read_call)
+    size = head.lengths_bytes
+    check_times(head.call.budget_s, head.call.predicted_s)
+    check_turn(head.call.rank, head.call.charges, head.call.waiting)
+    if not 0 < size <= len(buffers) or size % 4:
+        raise MessageError(f"{size} bytes of lengths in a message with {len(buffers)} behind it")
+    lengths = np.frombuffer(buffers[:size], dtype=np.int32)
+    if int(lengths.min()) < 0:
+        raise MessageError("a row of less than no elements")
+    inputs = _from_heads(head.inputs, buffers[size:], len(lengths), int(lengths.sum()))
+    lengths_view: Any = buffers[:size]
+    return replace(head.call, lengths=lengths_view, inputs=inputs)
+
+
+def encode_reply(reply: BatchReply, version: int = WIRE) -> list[Buffer]:
+    """The buffers of a REPLY frame's body, as the gateway's version lays it out."""
+    heads, buffers = _to_heads(reply.outputs)
+    return [_header(version, _ReplyHead(replace(reply, outputs={}), heads)), *buffers]
+
+
+def decode_reply(body: memoryview) -> BatchReply:
+    """The inverse of `encode_reply`. Raises MessageError."""
+    head, buffers = _split(body, _read_reply)
+    return replace(head.reply, outputs=_from_heads(head.outputs, buffers))
+
+
+def _header(version: int, head: WireMessage) -> bytes:
+    """The encoded header with its size before it, padded so that the buffers behind it are aligned
+    for any datatype."""
+    header = encoded_as(version, head)
+    return b"".join((_SIZE.pack(len(header)), header, bytes(_padding(len(header)))))
+
+
+def _padding(header_bytes: int) -> int:
+    return -(HEAD.size + _SIZE.size + header_bytes) % _ALIGNED_BYTES
+
+
+def _split(body: memoryview, read: Callable[[Any], T]) -> tuple[T, memoryview]:
+    """The header, and a view of what follows it. Raises MessageError."""
+    if len(body) < _SIZE.size:
+        raise MessageError("a message without a header")
+    (size,) = _SIZE.unpack_from(body)
+    end = _SIZE.size + size
+    behind = end + _padding(size)
+    if behind > len(body):
+        raise MessageError("a header longer than its message")
+    return read_header(body[_SIZE.size : end], read), body[behind:]
+
+
+def read_header(data: memoryview, read: Callable[[Any], T]) -> T:
+    """Decode a header. Raises MessageError."""
+    try:
+        return read(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise MessageError(f"a header that cannot be read: {fault}") from fault
+
+
+def check_turn(
+    rank: tuple[int, int, float],
+    charges: tuple[FlowWork, ...],
+    waiting: tuple[FlowWork, ...] | None,
+) -> None:
+    """Raises MessageError for a rank, charges or waiting work that cannot be."""
+    _, priority, tag = rank
+    if not 0 <= priority < _MAX_PRIORITIES:
+        raise MessageError(f"a lease of priority {priority}")
+    check_times(tag, *[work[2] for work in (*charges, *(waiting or ()))])
+
+
+def check_times(*seconds: float) -> None:
+    """Raises MessageError for a time that is not finite. Such a time would harm other gateways
+    too: a replica keeps the highest tag, and a timer at NaN holds up the timers behind it."""
+    if not all(map(isfinite, seconds)):
+        raise MessageError("a time that is no number, or has no end")
+
+
+def _to_heads(columns: Mapping[str, Column]) -> tuple[list[_ColumnHead], list[Buffer]]:
+    """Columns into heads for the header and buffers to follow it."""
+    heads: list[_ColumnHead] = []
+    buffers: list[Buffer] = []
+    for name, column in columns.items():
+        buffer = column.buffer
+        if isinstance(buffer, list):
+            heads.append(_ColumnHead(name, column.datatype, 0, buffer, column.shapes))
+        else:
+            heads.append(_ColumnHead(name, column.datatype, len(buffer), None, column.shapes))
+            buffers.append(buffer)
+    return heads, buffers
+
+
+def _from_heads(
+    heads: Sequence[_ColumnHead], buffers: memoryview, rows: int = 0, elements: int = 0
+) -> dict[str, Column]:
+    """The inverse of `_to_heads`. Raises MessageError unless every byte is accounted for.
+    `rows` and `elements` are the batch's, for columns that have no shapes of their own."""
+    columns: dict[str, Column] = {}
+    at = 0
+    for head in heads:
+        count = _elements(head, rows, elements)
+        if head.items is not None:
+            if head.datatype != "BYTES" or head.size or len(head.items) != count:
+                raise MessageError(f"{head.name}: {len(head.items)} items for {count} elements")
+            columns[head.name] = Column(head.datatype, head.items, head.shapes)
+            continue
+        if head.datatype not in DTYPES or head.datatype == "BYTES":
+            raise MessageError(f"{head.name}: datatype {head.datatype} has no buffer")
+        if head.size != count * np.dtype(DTYPES[head.datatype]).itemsize:
+            raise MessageError(f"{head.name}: {head.size} bytes for {count} {head.datatype}")
+        buffer: Any = buffers[at : at + head.size]
+        columns[head.name] = Column(head.datatype, buffer, head.shapes)
+        at += head.size
+    if len(columns) != len(heads) or at != len(buffers):
+        raise MessageError(f"{len(buffers)} bytes behind a header that accounts for {at}")
+    return columns
+
+
+def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
+    """Number of elements that the column's shapes call for. Raises MessageError for shapes that no
+    array can have, or that are not one a row."""
+    if head.shapes is None:
+        if not rows:
+            raise MessageError(f"{head.name}: rows without shapes")
+        return elements
+    if rows and len(head.shapes) != rows:
+        raise MessageError(f"{head.name}: {len(head.shapes)} shapes for {rows} rows")
+    count = 0
+    for shape in head.shapes:
+        if len(shape) > _MAX_AXES:  # the product of thousands of axes takes minutes
+            raise MessageError(f"{head.name}: a shape that no array has")
+        size = prod(shape)
+        if shape and min(shape) < 0:
+            raise MessageError(f"{head.name}: a shape of less than no elements")
+        if not size and prod(filter(None, shape)) > _LARGEST_EMPTY:
+            raise MessageError(f"{head.name}: a shape that no array has")
+        count += size
+    return count
+
+
+# ---- columns and arrays -----------------------------------------------------------------------
+
+
+def pack(datatype: str, rows: Sequence[np.ndarray[Any, Any]], shapes: Shapes | None) -> Column:
+    """A column from flat arrays, one a row."""
+    if datatype == "BYTES":
+        return Column(datatype, [item for row in rows for item in row.tolist()], shapes)
+    joins = datatype != "BF16"  # whose arrays do not support Python's buffer protocol
+    parts: list[Any] = [r if joins and r.flags.c_contiguous else r.tobytes() for r in rows]
+    return Column(datatype, b"".join(parts), shapes)
+
+
+def to_batch(call: BatchCall) -> Batch:
+    """The call as a batch for a runtime."""
+    lengths = np.frombuffer(call.lengths, dtype=np.int32).astype(np.int64)
+    default = tuple([(n,) for n in lengths.tolist()])
+    inputs = {
+        name: Ragged(c.datatype, _array(c), default if c.shapes is None else c.shapes)
+        for name, c in call.inputs.items()
+    }
+    return Batch(len(default), lengths, inputs, call.outputs)
+
+
+def from_ragged(outputs: Mapping[str, Ragged]) -> dict[str, Column]:
+    """A runtime's outputs as columns."""
+    return {name: Column(r.datatype, _buffer(r), r.shapes) for name, r in outputs.items()}
+
+
+def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
+    """Each row as an array of its own shape (views of one buffer)."""
+    flat = _array(column)
+    shapes = column.shapes or ()
+    if len(set(shapes)) == 1:
+        grid = flat.reshape((len(shapes), *shapes[0]))
+        # A row of shape () must stay an array; `list` would yield scalars, or bare bytes.
+        return list(grid) if shapes[0] else [grid[row, ...] for row in range(len(shapes))]
+    rows, start = [], 0
+    for shape in shapes:
+        size = prod(shape)
+        rows.append(flat[start : start + size].reshape(shape))
+        start += size
+    return rows
+
+
+def _array(column: Column) -> np.ndarray[Any, Any]:
+    if column.datatype == "BYTES":
+        flat = np.empty(len(column.buffer), dtype=object)
+        flat[:] = column.buffer
+        return flat
+    array = np.frombuffer(column.buffer, dtype=DTYPES[column.datatype])  # type: ignore[arg-type]
+    # A buffer that follows another frame in the same read may begin at any address.
+    return array if array.flags.aligned else array.copy()
+
+
+def _buffer(ragged: Ragged) -> bytes | list[bytes]:
+    return ragged.data.tolist() if ragged.datatype == "BYTES" else ragged.data.tobytes()

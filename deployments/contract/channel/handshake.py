@@ -54,7 +54,7 @@ class Proof(msgspec.Struct, frozen=True):
     proof: bytes
 
 
-class Reason(msgspec.Struct, frozen=True):
+class RefusalReason(msgspec.Struct, frozen=True):
     """Replica to gateway: why it refuses."""
 
     reason: str
@@ -139,12 +139,12 @@ class ReplicaHandshake:
 
 def reason_of(body: memoryview) -> str:
     """Why the replica refused. Raises Refused for a body that cannot be read."""
-    return _read(body, Reason).reason
+    return _read(body, RefusalReason).reason
 
 
 def refusal(reason: str) -> bytes:
     """The body of a REFUSED frame."""
-    return msgspec.msgpack.encode(Reason(reason))
+    return msgspec.msgpack.encode(RefusalReason(reason))
 
 
 def _read(body: memoryview, kind: type[M]) -> M:

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import msgspec
 
-from deployments.contract.channel.frames import Buffer
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
+    Buffer,
     WireMessage,
     check_times,
     check_turn,

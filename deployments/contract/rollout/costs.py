@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 
 Profile = tuple[tuple[int, int, float], ...]
 Fit = tuple[float, float, float, float]
@@ -20,7 +20,7 @@ class LiveCosts:
     fits: tuple[Fit, ...] = ()
 
 
-LIVE_COSTS = Codec[LiveCosts | None](LiveCosts | None)
+LIVE_COSTS = MessageCodec[LiveCosts | None](LiveCosts | None)
 
 
 @dataclass(frozen=True, slots=True)

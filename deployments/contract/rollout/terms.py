@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 
 _MARK = "@canary"  # suffix of a canary's name
 
@@ -48,7 +48,7 @@ class RolloutTerms:
     away_s: float = 15.0  # without any replica of the canary
 
 
-TERMS = Codec[RolloutTerms](RolloutTerms)
+TERMS = MessageCodec[RolloutTerms](RolloutTerms)
 
 
 def canary_of(model: str) -> str:

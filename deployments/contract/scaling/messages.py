@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaling.types import DemandReading, StartReading
-from deployments.contract.codec import Codec
+from deployments.contract.codec import MessageCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ class PoolOrder:
     models: tuple[PoolModel, ...] = ()
 
 
-GATEWAY_REPORT = Codec[GatewayReport](GatewayReport)
-OUTLOOKS = Codec[Mapping[str, ModelOutlook]](dict[str, ModelOutlook])
-OBSERVED = Codec[Mapping[str, Observed]](dict[str, Observed])
-START = Codec[StartReading](StartReading)
-POOL_REPORT = Codec[PoolReport](PoolReport)
-POOL_ORDER = Codec[PoolOrder](PoolOrder)
+GATEWAY_REPORT = MessageCodec[GatewayReport](GatewayReport)
+OUTLOOKS = MessageCodec[Mapping[str, ModelOutlook]](dict[str, ModelOutlook])
+OBSERVED = MessageCodec[Mapping[str, Observed]](dict[str, Observed])
+START = MessageCodec[StartReading](StartReading)
+POOL_REPORT = MessageCodec[PoolReport](PoolReport)
+POOL_ORDER = MessageCodec[PoolOrder](PoolOrder)

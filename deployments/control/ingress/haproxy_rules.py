@@ -148,7 +148,7 @@ def _unambiguous(options: Options) -> list[str]:
 def _compression(options: Options) -> list[str]:
     """Of whole JSON, for who asks: no event of a stream, no tensor's bytes. It is decided before
     these rules; what is to stay as it is, a gateway says by `no-transform`
-    (deployments/gateway/http/compression.py), which nobody else needs to read.
+    (deployments/gateway/http/exchange.py), which nobody else needs to read.
 
     `identity` is not named: who asks for nothing would then get chunks, too.
     """

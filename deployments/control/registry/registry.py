@@ -23,9 +23,10 @@ from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
+    SILENT_S,
     SNAPSHOT_KEEPS_S,
     STARTED,
-    Exchange,
+    GatewayExchange,
     GatewaySnapshot,
     ModelOutline,
     ReplicaProgress,
@@ -255,11 +256,17 @@ class Registry:
             self._grow_revision()
         return changed
 
-    def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> Exchange:
+    def silent_gateways(self, now: float) -> dict[str, float]:
+        """Gateways that have missed several pushes, and how long ago each was seen: they may have
+        ended."""
+        ages = {name: now - at for name, (at, _) in self.gateways.items()}
+        return {name: age_s for name, age_s in ages.items() if age_s > SILENT_S}
+
+    def push(self, gateway: str, snapshot: GatewaySnapshot, now: float) -> GatewayExchange:
         """Take in a gateway's snapshot. Returns what the other gateways said last."""
         self.gateways[gateway] = (now, snapshot)
         others = [(name, *each) for name, each in self.gateways.items() if name != gateway]
-        return Exchange(
+        return GatewayExchange(
             {name: said.rates for name, at, said in others if now - at < RATES_KEEP_S},
             {name: said.crashes for name, at, said in others if now - at < SNAPSHOT_KEEPS_S},
         )

@@ -213,6 +213,7 @@ class RegistryActor:
             logger.warning("Serve does not say how many replicas are to run: %s", fault)
             targets = {}
         found = server_status(self._status(), targets)
+        found["silent"] = self._registry.silent_gateways(clock())
         found["problem"] = found["problem"] or self._controller.problem()
         return found | {"rollouts": await self.rollouts(), "scaling": await _scaling()}
 

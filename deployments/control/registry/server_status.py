@@ -58,6 +58,7 @@ class StatusSnapshot(TypedDict):
     pid: NotRequired[int]  # of the host process, if there is one
     uptime_s: NotRequired[float]  # of the host process
     gateways: int
+    silent: NotRequired[dict[str, float]]  # those that were last seen so many seconds ago
     models: Sequence[ModelStatus]
     frozen: bool  # at every gateway, all that learns is frozen
     problem: str | None  # for an operator, such as a tenants file that is not in force
@@ -152,6 +153,8 @@ def _reason(state: str, told: Sequence[ReplicaProgress]) -> str:
         return reason
     if state == "starting":
         last = told[-1]
+        if last.phase == "ready":  # which gateways say a second later
+            return "its replica is ready; no gateway has seen it yet"
         share = f" {last.fraction:.0%}" if last.fraction else ""
         return f"{last.phase}{share}" + (f": {last.detail}" if last.detail else "")
     return ""

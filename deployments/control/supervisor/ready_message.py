@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.protocols import openapi_examples
+from deployments.gateway.http.protocols import openapi_schemas
 
 
 def try_line(description: ModelDescription, url: str) -> str:
@@ -18,12 +18,12 @@ def try_line(description: ModelDescription, url: str) -> str:
     if description.task == "embed" and description.tokenizer_digest:
         text = {"model": name, "input": "Ragged traffic at an even flow."}
         return _post(f"{url}/v1/embeddings", text)
-    if (chat := openapi_examples.chat(description)) is not None:
+    if (chat := openapi_schemas.chat(description)) is not None:
         return _post(f"{url}/v1/chat/completions", chat | {"stream": False})
-    if (texts := openapi_examples.classify(description)) is not None:
+    if (texts := openapi_schemas.classify(description)) is not None:
         return _post(f"{url}/v1/models/{name}:classify", texts)
     model = f"{url}/v2/models/{name}"
-    body = openapi_examples.infer(description)
+    body = openapi_schemas.infer(description)
     return f"{_curl()} {shlex.quote(model)}" if body is None else _post(f"{model}/infer", body)
 
 

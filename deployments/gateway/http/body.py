@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
+from deployments.contract.errors import SOON_S, BadRequest, BodyTooLarge, Overloaded
 from deployments.gateway.tenancy.rates import QuotaKey, SharedBound
 
 _NUMBER_BYTES = 32  # the longest FP64 has 24 characters; and a comma, and indentation
@@ -96,7 +96,6 @@ def _numbers(d: ModelDescription, datatype: str, axes: tuple[int, ...]) -> float
     return prod(d.max_length if size == -1 else size for size in axes)
 
 
-_RETRY_S = 1.0
 _SMALL_ARRIVING = 256  # of requests that say a word or two
 _READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
@@ -160,7 +159,7 @@ class BodyRoom:
             raise Overloaded(
                 "the gateway holds too many large bodies and answers "
                 "(gateway.limits.max_held_bytes)",
-                retry_after_s=_RETRY_S,
+                retry_after_s=SOON_S,
                 reason="bodies_full",
             )
 
@@ -183,7 +182,7 @@ class ArrivingBodies:
         if not self._bodies.fits(quota_key, 1):
             raise Overloaded(
                 "too many bodies are arriving at the gateway (gateway.limits.max_arriving_bodies)",
-                retry_after_s=_RETRY_S,
+                retry_after_s=SOON_S,
                 reason="arriving_full",
             )
         self._bodies.add(quota_key, 1)

@@ -17,15 +17,16 @@ import numpy as np
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.answer_bounds import (
+from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.large_answers import (
     AnswerSize,
+    LargeAnswer,
     OutputSize,
     check,
     declared,
     measured,
     size_of,
 )
-from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import (
     classify,
     error_shapes,
@@ -34,8 +35,7 @@ from deployments.gateway.http.protocols import (
     predict,
 )
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
-from deployments.gateway.http.protocols.pieces import LargeAnswer
-from deployments.gateway.http.protocols.types import (
+from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
     EmbeddingsCall,
     Encoded,

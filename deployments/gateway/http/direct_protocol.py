@@ -27,7 +27,7 @@ from deployments.contract import errors
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.fast_path import ASGIApp, Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.strict_protocol import StrictProtocol
 from deployments.settings.gateway import GatewaySettings
 

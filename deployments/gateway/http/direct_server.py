@@ -50,7 +50,7 @@ class DirectServer(StoppingServer):
             )
         )
         self._handshake_s = gateway.limits.headers_timeout_s
-        self._renewal = None if tls is None else Renewal(tls)
+        self._renewal = None if tls is None else CertificateRenewal(tls)
         self._holder: Any = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -95,7 +95,7 @@ class DirectServer(StoppingServer):
             task.cancel()
 
 
-class Renewal:
+class CertificateRenewal:
     """`context`: each handshake takes the last files that fit. Raises ValueError where the first do
     not."""
 

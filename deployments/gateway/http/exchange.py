@@ -1,11 +1,12 @@
 """One HTTP request and its answer: headers, the bounded body, the reply, a client that disconnects.
 
 A body is read only when somebody asks for it, up to a bound and a time limit. An answer that comes
-before the end of a large body closes the connection, since reading on to keep it would cost what
-the refusal saved. HEAD gets the headers of the answer alone. What a client does not take of a large
-answer is its request's: until it is taken, it counts as the body did. Whether a client has
-disconnected is looked at only after a while: most answers are there before it pays.
-Source: ASGI 3.0, HTTP connection scope; RFC 9110 §9.3.2, RFC 9112 §9.3.
+before the end of a large body closes the connection: reading on would cost what the refusal saved.
+HEAD gets the headers of the answer alone. What a client has not yet taken of a large answer counts
+for its request as the body did. Whether a client has disconnected is looked at only after a while:
+most answers are there before it pays. HAProxy compresses answers (`control/ingress/haproxy_rules`);
+the header `no-transform`, which it obeys and removes, excludes the answers that would not gain.
+Source: ASGI 3.0, HTTP connection scope; RFC 9110 §9.3.2, §12.5.3; RFC 9112 §9.3; RFC 9111 §5.2.2.6.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextvars
 import re
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from functools import lru_cache
 from ipaddress import ip_address
 from random import getrandbits
 from types import coroutine
@@ -22,9 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from deployments.contract import errors
 from deployments.gateway.http.body import BodyLimits, BodyRoom
-from deployments.gateway.http.compression import AS_IT_IS, stays_as_it_is
 from deployments.gateway.http.fast_path import Receive, Scope, Send
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.whole_response import EXTENSION, TAKEN, UNCOUNTED_BYTES
 from deployments.gateway.tenancy.rates import NOBODY
 
@@ -435,3 +436,38 @@ class DisconnectWatch:
 async def _until_gone(exchange: Exchange, left: Callable[[], None]) -> None:
     await exchange.until_disconnect()
     left()
+
+
+MIN_BYTES = 4096
+AS_IT_IS = (b"cache-control", b"no-transform")
+_COMPRESSED = b"application/json"
+_MAX_KEPT = 256
+_LONGEST_KEPT = 200
+
+
+def stays_as_it_is(accept_encoding: bytes, content_type: bytes, size_bytes: int) -> bool:
+    """Of JSON; nothing else is compressed anyway."""
+    if content_type != _COMPRESSED:
+        return False
+    if size_bytes < MIN_BYTES or len(accept_encoding) > _LONGEST_KEPT:
+        return True
+    return not prefers_gzip(accept_encoding)
+
+
+@lru_cache(_MAX_KEPT)
+def prefers_gzip(accept_encoding: bytes) -> bool:
+    """Whether gzip is accepted, and nothing uncompressed is asked for before it."""
+    weights = dict(_weighed(part) for part in accept_encoding.lower().split(b","))
+    gzip = weights.get(b"gzip", weights.get(b"*", 0.0))
+    return gzip > 0.0 and gzip >= weights.get(b"identity", 0.0)
+
+
+def _weighed(part: bytes) -> tuple[bytes, float]:
+    name, _, parameters = part.partition(b";")
+    weight = parameters.strip().removeprefix(b"q=")
+    if not parameters:
+        return name.strip(), 1.0
+    try:
+        return name.strip(), min(max(float(weight), 0.0), 1.0)
+    except ValueError:
+        return name.strip(), 0.0

@@ -22,7 +22,7 @@ from deployments.contract.description import ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.protocols.classify import from_base64
-from deployments.gateway.http.protocols.types import InferCall, RowTensor, Tensor
+from deployments.gateway.http.protocols.tensors import InferCall, RowTensor, Tensor
 from deployments.gateway.rows import Array, RowColumn, Rows
 from deployments.preprocess.images import Encoded
 from deployments.settings.image import patches

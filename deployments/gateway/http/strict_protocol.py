@@ -1,30 +1,12 @@
 """Bounds on what a connection may cost before it is a request: HAProxy's, at the gateway itself.
 
-Serve's server in every gateway listens where HAProxies of other nodes can reach it, so others can,
-too; uvicorn waits for headers for ever and takes any number of any size. Here, as behind HAProxy, a
-head that is not whole in time closes the connection without a word (which it also does to one that
-never asks). One that is too large, or has too many headers, is refused with 414 or 431, and what
-cannot be parsed with 400, in the shape of the API that its path belongs to. The bounds are
-HAProxy's own (`haproxy_rules`).
-Trailers are dropped: they stand behind the body, and uvicorn appends them to the headers, where
-they would say who the caller is after whoever stands before us has looked. What comes without being
-a part of a body (trailers, extensions of chunks) is bounded as a head is.
-An offer of another protocol (WebSocket, h2c) is ignored, as RFC 9110 lets a server do; CONNECT is
-refused. httptools reads no body behind an offer and would take the body's bytes for the
-connection's next request, so whoever stands before us and reads a body there would let a request
-through that it never saw. So what it read of such a head is given to a new parser without the
-offer: everybody reads the same body.
-It costs 0.8 us a request. uvicorn's reader of X-Forwarded-For is left out: it looks through all
-headers once more to write over the connection's own address, by which connections are counted; what
-the header says is read where it is asked for (`Exchange.caller_address`).
-A client that takes its answer more slowly than bodies may come is cut off, too: what it has not
-taken waits here, behind HAProxy with a place of the gateway's. Only what the sockets do not hold is
-looked at, so that a client that takes a small answer never is no matter of this one; and they are
-kept from growing to the system's megabytes, where nothing could be counted.
-A connection that ended its last request is uvicorn's keep-alive time's, not this one's.
-As many may wait to be accepted as HAProxy lets through to a gateway by default (4,064), so that a
-burst, while the loop is busy, is not taken for a gateway that is down.
-What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
+Every gateway listens where other nodes reach it, and uvicorn waits for headers for ever and takes
+any number of any size. Here a head that is not whole in time closes the connection; one that is too
+large or has too many headers gets 414 or 431, and what cannot be parsed 400. The bounds are
+HAProxy's own (`haproxy_rules`). Trailers are dropped and bounded. An offer of another protocol is
+ignored, CONNECT is refused. A client that takes its answer more slowly than bodies may come is cut
+off. It costs 0.8 us per request. tests/deployments/gateway/http hold what is used of uvicorn and
+not public.
 Source: RFC 9110 §7.8, §10.1.1; RFC 9112 §9.6.
 """
 
@@ -50,11 +32,16 @@ from deployments.gateway.http.protocols import error_shapes
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 15_360
-LISTEN_QUEUE = 4096  # Linux's own bound, net.core.somaxconn
+# As many may wait to be accepted as HAProxy lets through to a gateway (4,064), so that a burst
+# while the loop is busy is not taken for a gateway that is down. Linux's own bound,
+# net.core.somaxconn.
+LISTEN_QUEUE = 4096
 _head_s = 30.0
 _LOOK_S = 60.0  # between looks at what a slow client has taken: sockets take in lumps of 100 KB
 _SOCKET_BYTES = 131_072  # 128 KiB and the system's own: at 0.1 ms to HAProxy more than 1 GB/s
 _INT = bytes(4)
+# httptools reads no body behind an offer and would take the body's bytes for the next request,
+# which whoever stands before us never saw. So such a head is parsed again without the offer.
 _OFFER = (b"upgrade", b"http2-settings")  # headers, and what `Connection` says of them
 _LINGER_S = 5.0  # a refused client goes on sending: closed at once, it would lose the refusal
 _min_bytes_per_s = 0.0
@@ -65,6 +52,8 @@ class _Dropped(list[tuple[bytes, bytes]]):
     def append(self, _: tuple[bytes, bytes]) -> None: ...
 
 
+# Trailers stand behind the body. uvicorn appends them to the headers, where they would say who the
+# caller is after whoever stands before us has looked.
 _TRAILERS = _Dropped()
 
 
@@ -74,6 +63,9 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        # uvicorn's reader of X-Forwarded-For would write over the connection's own address, by
+        # which connections are counted; `Exchange.caller_address` reads the header where it is
+        # asked for.
         if isinstance(self.app, ProxyHeadersMiddleware):
             self.app = self.app.app
         self._head_bytes = 0

@@ -1,16 +1,12 @@
 """An answer's head and body in one write: an ASGI extension for uvicorn as Ray Serve starts it.
 
-ASGI has two messages for an answer, and uvicorn makes two system calls of them, after looking at
-every header with two regular expressions. Almost all answers here are whole when they begin, and
-their headers are made by the gateway. Where the scope offers the extension, `Exchange` sends one
-message with all of it; for streamed answers, and behind any other server or Serve's own wrapper,
-nothing changes.
-A second message asks when the client has taken what a connection does not keep anyway
-(`UNCOUNTED_BYTES`, uvicorn's and asyncio's own mark): ASGI's answer ends when it is written, and a
-server keeps any number of megabytes for who reads slowly.
-Who speaks HTTP/1.0 knows no chunks: a streamed answer of theirs ends with the connection.
-What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
-Measured gain: docs/decisions/0018-one-data-channel.md. Source: ASGI 3.0, extensions; RFC 9112 §6.3.
+ASGI has two messages for an answer, and uvicorn makes two system calls of them. Where the scope
+offers the extension, `Exchange` sends one message with all of it; streamed answers, and those
+behind any other server, are sent as ever. A second message asks when the client has taken what a
+connection does not keep (`UNCOUNTED_BYTES`, uvicorn's and asyncio's own mark). HTTP/1.0 has no
+chunks: a streamed answer to it ends with the connection. tests/deployments/gateway/http hold what
+is used of uvicorn and not public. Gain: docs/decisions/0018-one-data-channel.md.
+Source: ASGI 3.0, extensions; RFC 9112 §6.3.
 """
 
 from __future__ import annotations

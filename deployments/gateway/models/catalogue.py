@@ -30,6 +30,7 @@ from deployments.contract.registry import ANSWER_S, VIEW, View
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
+from deployments.gateway.decisions import DecisionLog
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.connections import ReplicaChannel, ServeChannel, follow_pool
 from deployments.gateway.queues.pending_requests import BatchRecord
@@ -84,7 +85,6 @@ class Absences:
 
 _WATCH_S = 5.0  # how long the registry may hold a question until there is something new
 _BLOB_S = 30.0  # most time that a tokeniser takes to arrive: some megabytes
-_RETRY_AFTER_S = 2.0
 _LONGEST_RETRY_S = 60.0
 _PAUSE_S = 0.5  # after which a failed step is tried again
 _SHOWN_CHARACTERS = 100  # of a caller's own words in an error
@@ -149,6 +149,7 @@ class Catalogue:
         self.on_change: Callable[[], None] = lambda: None
         self.on_drain: Callable[[], None] = lambda: None  # called when all gateways are to drain
         self.on_crossing: Callable[[], None] = lambda: None  # see `DispatcherDriver`
+        self.decisions: DecisionLog | None = None  # of all queues, where settings ask for it
         self.outlooks: Mapping[str, ModelOutlook] = {}  # as the autoscaler last said, by model
         self.routes: Mapping[str, RolloutRoute] = {}  # of models under rollout
         self._served: dict[str, ServedModel] = {}
@@ -203,7 +204,7 @@ class Catalogue:
             if not self._all_known:
                 raise errors.NotReady(
                     f"whether there is a model {name[:_SHOWN_CHARACTERS]!r} is not known yet",
-                    retry_after_s=_RETRY_AFTER_S,
+                    retry_after_s=errors.NOT_READY_S,
                 )
             raise unknown_model(name)
         if version is not None and version != model.description.version:
@@ -247,7 +248,7 @@ class Catalogue:
         """Seconds after which asking again may help."""
         outlook = self.outlooks.get(name)
         in_s = 0.0 if outlook is None else outlook.ready_in_s
-        return min(max(in_s, _RETRY_AFTER_S), _LONGEST_RETRY_S)
+        return min(max(in_s, errors.NOT_READY_S), _LONGEST_RETRY_S)
 
     def ready(self, name: str) -> bool:
         """Whether the model answers: with a reachable replica, or asleep, by waking."""
@@ -423,6 +424,8 @@ class Catalogue:
             lambda _, record: self._on_batch(name, record),
         )  # fmt: skip
         served.queue.keeps_unreached = not is_canary(name)
+        if self.decisions is not None:
+            served.log_decisions(self.decisions)
         served.queue.on_crossing = lambda: self.on_crossing()
         served.queue.on_reached = lambda: self._absences.reached(name, announced=name in self._live)
         served.on_live = lambda: self.on_change()

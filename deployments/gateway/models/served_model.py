@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.gateway.decisions import DecisionLog, QueueDecisions
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.connections import ReplicaChannel
 from deployments.gateway.queues.dispatcher_driver import VersionTerms
@@ -187,6 +188,11 @@ class ServedModel:
     def replicas(self) -> int:
         """Running replicas of the live version that can be reached."""
         return self.queue.replicas
+
+    def log_decisions(self, log: DecisionLog) -> None:
+        """From now on: what the model's dispatcher decides about each request."""
+        name = self.description.name
+        self.queue.decisions = QueueDecisions(log, name, self.queue.snapshot)
 
     def close(self) -> None:
         """The model is no longer declared: refuse what waits."""

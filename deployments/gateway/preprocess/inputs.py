@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from deployments.contract.description import ImageInput
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.images import Array, Encoded, prepared
 from deployments.preprocess.tokenizer import IdArray, TextTokenizer
 

@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import Buffer, Frame, Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
+    Buffer,
     Column,
+    Frame,
+    Kind,
     MessageError,
     RowError,
     decode_reply,
@@ -130,7 +132,7 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
             "the model's answer to this input is not finite: it holds NaN or infinity "
             "(allow_non_finite)"
         )
-    return errors.RowFailed(MODEL_FAILED, retry_after_s=1.0)
+    return errors.RowFailed(MODEL_FAILED, retry_after_s=errors.SOON_S)
 
 
 class BatchCallsOwner(Protocol):

@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
+from deployments.gateway.decisions import QueueDecisions
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
 from routers.api.events import (
     Arrive,
@@ -80,13 +81,14 @@ class QueueRequest(NamedTuple):
     repeatable: bool = True  # it may run twice, if the model's terms allow that
     is_first: bool = True  # no other model was asked before
     suspect: bool = False  # a row of it was on a replica that was lost
+    request_id: bytes = b""  # as its caller knows it, for the log of decisions
 
 
 def changed() -> errors.HeadraceError:
     """The error for rows that were parsed for a version with other tensors than the live one."""
     return errors.NotReady(
         "the model was replaced by a version with other inputs or outputs; send the request again",
-        retry_after_s=1.0,
+        retry_after_s=errors.SOON_S,
     )
 
 
@@ -110,16 +112,18 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
     if reason is Reason.LOST:
         return errors.ReplicaLost(
             "the replica that ran the request was lost, and no other replica answered it",
-            retry_after_s=1.0,
+            retry_after_s=errors.SOON_S,
         )
     if reason is Reason.INTERRUPTED:
         return errors.ReplicaLost(
-            "the replica that generated this answer was lost", retry_after_s=1.0
+            "the replica that generated this answer was lost", retry_after_s=errors.SOON_S
         )
     if reason is Reason.FAILED:
-        return errors.RowFailed(MODEL_FAILED, retry_after_s=1.0)
+        return errors.RowFailed(MODEL_FAILED, retry_after_s=errors.SOON_S)
     if reason is Reason.CLOSED:
-        return errors.NotReady("the model is being withdrawn or replaced", retry_after_s=1.0)
+        return errors.NotReady(
+            "the model is being withdrawn or replaced", retry_after_s=errors.SOON_S
+        )
     retry_after_s = max(retry_after_s, 0.05)
     if reason is Reason.TENANT_FULL:
         return errors.OverOwnLimit(
@@ -172,6 +176,8 @@ class DispatcherDriver(Generic[P]):
         self.crossing_s = inf  # seconds of work
         # A request came while no replica could be reached; whoever reads it sets it back.
         self.unserved = False
+
+        self.decisions: QueueDecisions | None = None  # the log of them, where settings ask
 
         self._settings = settings
         self._dispatcher = Dispatcher(settings)
@@ -274,7 +280,7 @@ class DispatcherDriver(Generic[P]):
         self, lengths: tuple[int, ...], terms: VersionTerms, demand: QueueRequest, now: float
     ) -> Request:
         """A new request as the dispatcher is told of it, with a new id."""
-        return Request(
+        request = Request(
             next(self._ids),
             lengths,
             arrival=now,
@@ -289,6 +295,9 @@ class DispatcherDriver(Generic[P]):
             is_first=demand.is_first,
             suspect=demand.suspect,
         )
+        if self.decisions is not None:
+            self.decisions.name(request, demand.request_id)
+        return request
 
     def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
         """Another version has answered a request for this one, which counts as offered here all
@@ -331,10 +340,14 @@ class DispatcherDriver(Generic[P]):
             self._step(Reconfigure(self._settings), now)
 
     def _step(self, event: Event, now: float) -> None:
+        if self.decisions is not None:
+            self.decisions.event(event, now)
         self._perform(self._dispatcher.step(event, now), now)
 
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:
+            if self.decisions is not None:
+                self.decisions.action(action, now)
             if isinstance(action, Dispatch):
                 self._open(action, now)
             elif isinstance(action, WakeAt):
@@ -349,6 +362,8 @@ class DispatcherDriver(Generic[P]):
         requests that arrived in one read become one batch, not a batch of one and one of the
         rest."""
         actions: list[Action] = []
+        if self.decisions is not None:
+            self.decisions.event(event, now)
         if self._dispatcher.take(event, now, actions) and not self._decision_planned:
             self._decision_planned = True
             self._loop.call_soon(self._decide, context=contextvars.Context())
@@ -375,6 +390,8 @@ class DispatcherDriver(Generic[P]):
 
     def _leave(self, pending: P) -> bool:
         """Forget a request; whether it was pending. Whoever calls this tells the dispatcher."""
+        if self.decisions is not None:
+            self.decisions.forget(pending.request.request_id)
         return self._pending.pop(pending.request.request_id, None) is not None
 
     def _finish(self, pending: P, error: errors.HeadraceError) -> None:
@@ -385,6 +402,8 @@ class DispatcherDriver(Generic[P]):
 
     def _refuse(self, action: Reject | Evict) -> None:
         pending = self._pending.pop(action.request_id, None)
+        if self.decisions is not None:
+            self.decisions.forget(action.request_id)
         if pending is not None:
             pending.fail(refusal(action.reason, action.retry_after_s))
 

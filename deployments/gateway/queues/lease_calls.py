@@ -1,16 +1,12 @@
 """How does a lease become a message to its replica, and how does it end, exactly once?
 
 `LeaseCalls` has what batches and streams share; `BatchCalls` and `StreamCalls` know the messages of
-their kind. A lease is *out* from `_send` until one of these:
-
-- its replica's last message about it;
-- the loss of the connection that it went out on, or `limit_s` without an end: it is lost;
-- no connection to its replica: it was not started, and is placed again;
-- a live version that does not take its requests, or a fault of the gateway itself: these requests
-  are told so.
-
-The queue is told of every end in a turn of the event loop of its own: never while its dispatcher is
-at work, and outside any request's context, whose end would cancel the work.
+their kind. A lease is *out* from `_send` until its replica's last message about it; until its
+connection is lost or `limit_s` pass without an end (it is lost); until there is no connection to
+its replica (it is placed again); or until the live version does not take its requests, or the
+gateway itself fails (these requests are told). The queue hears of every end in a turn of the event
+loop of its own: never while its dispatcher is at work, and outside any request's context, whose end
+would cancel the work.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
-from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind, MessageError
 from deployments.gateway.queues.connections import ReplicaChannel
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
 from deployments.process.replica_directory import RunningReplica

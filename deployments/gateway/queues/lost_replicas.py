@@ -226,16 +226,10 @@ def quarantines(suspect: PromptSuspect, there: Sequence[PromptSuspect], *, sole:
     """Whether the loss quarantines this prompt. `there`: all prompts of this gateway on the
     replica, this one included. `sole`: no other gateway can have had anything on the replica.
 
-    All prompts on a lost replica are suspect; an answer clears them. A prompt is quarantined by
-
-    - the second loss, where it was alone on the replica;
-    - the third, where the others that were there had been on fewer lost replicas, or had tokens
-      already while it had none;
-    - the fifth, whoever was there.
-
-    Where another gateway may have had something on the replica, no prompt counts as alone. Suspects
-    that come again run one at a time (`suspect_permits`), so that a third loss has one cause.
-    Decides from what this gateway saw and others have told it; changes nothing.
+    An answer clears a prompt. A prompt is quarantined by the second loss, where it was alone on the
+    replica; by the third, where the others there had been on fewer lost replicas, or had tokens
+    already while it had none; by the fifth, whoever was there. Where another gateway may have had
+    something on the replica, no prompt counts as alone. Changes nothing.
     """
     losses = len(suspect.lost)
     if sole and len(there) == 1:

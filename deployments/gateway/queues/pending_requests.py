@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import BatchReply
+from deployments.contract.channel.frames import BatchReply
 from deployments.contract.channel.stream_messages import Piece
 from deployments.gateway.queues.dispatcher_driver import VersionTerms
 from deployments.gateway.queues.suspect_permits import Permit
 from deployments.gateway.rows import RowAnswer, Rows
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import TraceContext
 from routers.api.requests import Generation, LeaseEnd, Request, Tokens
 
 MAX_UNREAD_BYTES = 1 << 20  # of one answer; one piece may be larger

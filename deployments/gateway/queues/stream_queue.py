@@ -17,8 +17,7 @@ from math import inf
 from typing import Protocol
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
-from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind, MessageError
 from deployments.contract.channel.stream_messages import (
     GenerateCall,
     Piece,

@@ -30,7 +30,7 @@ Line = tuple[str | int, ...]
 Columns = Mapping[str, list[ragged_file.Array]]
 
 
-class Part(Protocol):
+class RecordedPart(Protocol):
     """`every_s`: how often it may be written to; `failures`: how many writes in a row may fail
     before the recording ends. Both methods raise what the disk or the store says."""
 
@@ -46,7 +46,7 @@ class Part(Protocol):
         ...
 
 
-def part_of(folder: str, name: str, header: tuple[str, ...] = HEADER) -> Part:
+def part_of(folder: str, name: str, header: tuple[str, ...] = HEADER) -> RecordedPart:
     """`folder`: a model's, as its settings name it: a path, or a URL; `header`: of its trace.
     Nothing is opened yet."""
     if remote_source.is_remote(folder):

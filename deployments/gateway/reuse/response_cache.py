@@ -1,15 +1,11 @@
 """How are answers cached by row? The least recently used are evicted; bytes and age are bounded.
 
-- A row's key is a 256-bit hash of what its answer depends on: the model's version, the wanted
-  outputs, and each input's name, datatype, shape and elements, as the model gets them. So a text
-  and its tokens have the same key, as have JSON and binary tensors, padded and unpadded rows. The
-  hash is keyed with a secret of this process: nobody can prepare inputs that collide.
-- Holders (tenants, or one for all where a model's answers are public) are kept apart and share the
-  bytes fairly. A holder with less than an equal share takes room from the holder that has most, any
-  other from itself.
-- Only answers are kept, never errors, and none larger than a sixteenth of the cache. Sizes are what
-  Python takes for them.
-
+A row's key is a 256-bit hash of the model's version, the wanted outputs, and each input's name,
+datatype, shape and elements as the model gets them, so a text and its tokens have the same key. It
+is keyed with a secret of this process: nobody can prepare inputs that collide. Holders (tenants, or
+one for all where a model's answers are public) are kept apart and share the bytes fairly: one with
+less than an equal share takes room from the holder that has most, any other from itself. Only
+answers are kept, never errors, and none larger than a sixteenth of the cache.
 Source: RFC 7693 (BLAKE2).
 """
 

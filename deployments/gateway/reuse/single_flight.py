@@ -1,19 +1,14 @@
 """How do identical requests share one run? Those that come while it is under way get its answer.
 
-The first caller queues the run; those who come while it waits or runs follow it. From then on the
-run has no owner: a caller that leaves stops following, and the last one to leave cancels the run.
-Each caller has its own clock.
-
-- An end that concerns one caller alone (its time limit passed, it was late and refused) is not
-  handed to the others. One of them queues anew and the rest follow that one, so that a failure
-  starts one run, never as many as there are callers. A fault of the input or the model is
-  everybody's.
-- A caller does not follow a run that would be worse than its own: of a less urgent priority, or
-  past its deadline while the caller is not. It follows it after all if the queue refuses its own.
-  It leaves a run that passes its deadline.
-- A run's key names its tenant, even where answers are public: a run waits in its own tenant's
-  queue, and nobody is to wait there for another tenant's burst.
-- Those who follow are bounded in rows.
+The first caller queues the run; the others follow it. A caller that leaves stops following, and the
+last one to leave cancels the run.
+- An end that concerns one caller alone (its time limit, a late refusal) is not handed to the
+others: one of them queues anew and the rest follow. A fault of the input or the model is
+everybody's.
+- A caller does not follow a run of a less urgent priority, or one past its deadline while the
+  caller is not, unless the queue refuses its own.
+- A run's key names its tenant: nobody waits in another tenant's queue. Followers are bounded in
+rows.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Which version has one request of a model under rollout, and what is counted of that request?
+"""Which version gets one request of a model under rollout, and what is counted of that request?
 
-A request begins at the canary or at the live version. It moves at most once: to the live version,
-if the canary did not answer it.
-
-- A request that the canary did not answer counts as the canary's failure if the canary was at
-  fault. A bad request counts only if the live version then answers it.
+Of each block of `BLOCK` requests the canary gets its share, at places drawn anew for each block, so
+that no pattern in the order of callers makes one caller always meet the same version. A request
+moves at most once: to the live version, if the canary did not answer it.
+- What the canary did not answer counts as its failure if the canary was at fault. A bad request
+  counts only if the live version then answers it.
 - Callers who leave, and a tenant's own bounds, count for neither version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from math import floor
+from random import Random
 from time import monotonic
 from typing import Protocol
 
@@ -160,3 +162,30 @@ def count_answer(seen: VersionObservations, length: int, latency_s: float | None
 def count_failure(seen: VersionObservations, reason: str) -> None:
     seen.failed += 1
     seen.reasons[reason] += 1
+
+
+BLOCK = 20
+_ROUNDING = 1e-9  # by how much a product of floats may be too small
+
+
+class EvenShare:
+    """One share of one model's requests."""
+
+    def __init__(self, share: float, rng: Random) -> None:
+        self._share = share  # 0..1
+        self._rng = rng
+        self._seen = 0  # requests
+        self._places: frozenset[int] = frozenset()  # in the present block, that belong to it
+
+    def takes(self) -> bool:
+        """Whether the next request belongs to the share."""
+        place = self._seen % BLOCK
+        if not place:
+            due = self._due_of(self._seen + BLOCK) - self._due_of(self._seen)
+            self._places = frozenset(self._rng.sample(range(BLOCK), due))
+        self._seen += 1
+        return place in self._places
+
+    def _due_of(self, requests: int) -> int:
+        """How many of the first `requests` belong to the share."""
+        return floor(requests * self._share + _ROUNDING)

@@ -13,10 +13,9 @@ from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.rollout.canary_assignment import CanaryAssignment
-from deployments.gateway.rollout.even_share import EvenShare
+from deployments.gateway.rollout.canary_assignment import CanaryAssignment, EvenShare
 from deployments.gateway.rollout.shadow_traffic import Answered, ShadowTraffic
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,36 @@
-"""How does the canary run copies of requests that the live version has answered?
+"""How does the canary run copies of requests that the live version has answered, and do they agree?
 
 A copy is made once the reply was handed over. It has the last priority and a tenant of its own, so
 that no caller waits for it or pays for it. It runs once, on the canary alone, and leaves only
-counts: whether it was answered, how fast, and whether enough of its rows agree with the live
-version's (`agreement`).
-
-ShadowTraffic are bounded in number and bytes (`MOST`, `MAX_BYTES`); a request beyond that is not
-copied. A copy that the canary's queue refuses because of load, or that expires, counts for nothing.
+counts. Copies are bounded in number and bytes (`MOST`, `MAX_BYTES`). A copy that the canary's queue
+refuses because of load, or that expires, counts for nothing.
+Rows agree if their outputs have equal datatypes and shapes and pass what the terms ask for: cosine,
+largest difference, place of the maximum. Where the terms ask for nothing that applies to a
+datatype, outputs must be equal. NaN and infinity agree only with themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
+
+import numpy as np
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.terms import AgreementTerms
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.lost_replicas import CRASH_BUDGET, fingerprints
-from deployments.gateway.rollout.agreement import Outputs, agrees
 from deployments.gateway.rollout.canary_assignment import count_answer, count_failure
 from deployments.gateway.rows import RowAnswer, Rows
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 
 MOST = 16  # copies under way
 MAX_BYTES = 64 << 20  # of their requests and answers, which no caller's bounds count any more
@@ -174,3 +177,54 @@ def _wanted_outputs(answer: RowAnswer, wanted: tuple[str, ...] | None) -> Output
     if wanted is None:
         return answer.outputs
     return {name: answer.outputs[name] for name in wanted if name in answer.outputs}
+
+
+_FLOATING = ("FP", "BF")
+Outputs = Mapping[str, tuple[str, np.ndarray[Any, Any]]]
+"""One row's outputs, by name: datatype and array."""
+
+
+def agrees(live: Outputs, canary: Outputs, terms: AgreementTerms) -> bool:
+    """Whether the two versions agree on a row."""
+    if live.keys() != canary.keys():
+        return False
+    return all(_agree(live[name], canary[name], terms) for name in live)
+
+
+def _agree(
+    one: tuple[str, np.ndarray[Any, Any]],
+    other: tuple[str, np.ndarray[Any, Any]],
+    terms: AgreementTerms,
+) -> bool:
+    (datatype, a), (other_datatype, b) = one, other
+    if datatype != other_datatype or a.shape != b.shape:
+        return False
+    cosine = terms.cosine if datatype.startswith(_FLOATING) else None
+    asked = cosine is not None or terms.max_abs is not None or terms.top1
+    if datatype == "BYTES" or not asked:
+        return bool(np.array_equal(a, b))
+    x, y = (each.astype(np.float64, copy=False).reshape(-1) for each in (a, b))
+    if terms.top1 and x.size and int(x.argmax()) != int(y.argmax()):
+        return False
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return False
+    return _near(x[finite], y[finite], terms.max_abs, cosine)
+
+
+def _near(
+    x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], max_abs: float | None, cosine: float | None
+) -> bool:
+    if not x.size:
+        return True
+    if max_abs is not None and float(np.abs(x - y).max()) > max_abs:
+        return False
+    return cosine is None or _cosine(x, y) >= cosine
+
+
+def _cosine(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+    """The cosine; 1 where both are zero, 0 where one is."""
+    lengths = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
+    if not lengths:
+        return float(not x.any() and not y.any())
+    return float(x @ y) / lengths

@@ -1,10 +1,10 @@
-"""Tells the autoscaler what this gateway's models are asked for, and hears how things stand.
+"""Reports to the autoscaler what this gateway's models are asked for, and reads back its decisions.
 
 Once a second, and at once when a request comes that no replica can be sent, or more waits than half
-of the SLO's slack; while that lasts after 0.1, 0.2, 0.4 s, then once a second again: what decides
-wants to know how fast work comes. In a task of its own, which a call without an answer holds up and
-nothing else: counters lose nothing by it, and what was heard last goes on to hold, less the time
-that has passed.
+of the SLO's slack; while that lasts after 0.1, 0.2, 0.4 s, then once a second again. It runs in a
+task of its own, which a call without an answer holds up and nothing else: counters lose nothing by
+it, and the last answer remains valid, less the time that has passed. A reading is made of the
+snapshot of the model's core; work is seconds of the reference group (`routers.state.offered`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from deployments.contract.scaling.messages import GatewayReport, ModelLoad, ModelOutlook
+from autoscaling.types import DemandReading
+from deployments.contract.scaling.messages import GatewayReport, GroupLoad, ModelLoad, ModelOutlook
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.scaling.demand import crossing_s, model_load
+from routers.api.snapshot import GroupSnapshot, Snapshot
 
 EVERY_S = 1.0
 MIN_S = 0.1
@@ -97,3 +98,42 @@ def _load(served: ServedModel) -> tuple[ModelLoad, bool]:
     unserved = not queue.replicas and (queue.unserved or core.waiting_rows > 0)
     queue.unserved = False
     return model_load(core, unserved=unserved), unserved or core.backlog_s > queue.crossing_s
+
+
+_HALF = 0.5  # of the slack that the SLO leaves: a backlog that takes longer is told of at once
+_MIN_SLACK = 0.1  # of the SLO
+
+
+def model_load(core: Snapshot, *, unserved: bool) -> ModelLoad:
+    """`unserved`: a request has come lately that no replica could be sent."""
+    offered = core.offered
+    demand = DemandReading(
+        offered_s=offered.work_s,
+        offered_sq_s2=offered.sq_s2,
+        requests=offered.requests,
+        served_s=offered.served_s,
+        refused=dict(offered.refused),
+        by_length=dict(offered.by_length),
+        backlog_s=core.backlog_s,
+        oldest_wait_s=core.oldest_wait_s,
+        urgent=unserved,
+    )
+    return ModelLoad(demand, {group.name: _group(group) for group in core.groups})
+
+
+def crossing_s(core: Snapshot, slo_s: float) -> float:
+    """Work that waits, from which on more replicas may be needed at once: what those that run do in
+    half of the time that the SLO leaves beside a batch."""
+    capacity = sum(group.running * group.speed for group in core.groups)
+    batch_s = max((group.planned_p99_s for group in core.groups if group.running), default=0.0)
+    return capacity * _HALF * max(slo_s - batch_s, _MIN_SLACK * slo_s)
+
+
+def _group(group: GroupSnapshot) -> GroupLoad:
+    return GroupLoad(
+        hot=group.running,
+        speed=group.speed,
+        batch_s=group.planned_s,
+        batch_p99_s=group.planned_p99_s,
+        batch_scv=group.planned_scv,
+    )

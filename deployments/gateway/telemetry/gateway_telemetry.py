@@ -13,15 +13,14 @@ from dataclasses import replace
 
 from deployments.contract import errors
 from deployments.contract.registry import GatewaySnapshot
+from deployments.gateway.decisions import DecisionLog
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.request_start import upstream_wait_s
+from deployments.gateway.http.request_head import upstream_wait_s
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.request_context import ENGINE_REFUSED, Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
-from deployments.gateway.telemetry.inference_statistics import InferenceStatistics
 from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (
     GatewayLevels,
@@ -29,7 +28,7 @@ from deployments.gateway.telemetry.levels import (
     TokenRates,
     model_status,
 )
-from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.telemetry.metrics import GatewayMetrics, InferenceStatistics
 from deployments.gateway.telemetry.metrics_server import MetricsServer
 from deployments.gateway.telemetry.sample_tables import (
     ANSWERED,
@@ -39,14 +38,14 @@ from deployments.gateway.telemetry.sample_tables import (
     RequestLabels,
     RequestTimes,
 )
-from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, Tracing
+from deployments.gateway.telemetry.span_trees import span_writer, trace_batch, trace_request
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.tenants import KnownTenants
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import TraceContext, Tracing
 from deployments.process import audit, logs
 from deployments.process.audit import AuditLine
 from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
-from yaml_document.credentials import without_keys
 
 _NOT_FINE = 400
 _MAX_CLIENTS = 65_536
@@ -64,11 +63,12 @@ class GatewayTelemetry:
         tracing = settings.tracing
         self._gateway = gateway
         self._metrics = GatewayMetrics(gateway, levels=self._levels, priorities=settings.priorities)
-        self._tracing = Tracing(_span_writer(tracing.otlp_endpoint), tracing.sample_ratio)
+        self._tracing = Tracing(span_writer(tracing.otlp_endpoint), tracing.sample_ratio)
         self._access = AccessLog()
         self._token_rates = TokenRates()
         self._keys = KeyUses()
         self.statistics = InferenceStatistics()
+        self.decisions = DecisionLog(gateway) if settings.log.decisions else None
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
@@ -81,6 +81,7 @@ class GatewayTelemetry:
         """What levels, labels and snapshots are read from."""
         self._models, self._pool, self._tenants = models, pool, tenants
         models.on_change = self._declare
+        models.decisions = self.decisions
         self._declare()
 
     def _declare(self) -> None:
@@ -169,8 +170,17 @@ class GatewayTelemetry:
             self._metrics.generated((context.model, tenant, priority), sample)
         if context.status >= _NOT_FINE and self._access.wants(context.status, time.monotonic()):
             self._access.write(_line(context, tenant, total_s))
+        if self.decisions is not None:
+            ended = f"{context.status} {context.outcome}"
+            self.decided(context, "end", ended, _how(context, total_s))
         if self._tracing.records(context.trace):
-            self._trace(context, total_s)
+            trace_request(self._tracing, context, total_s)
+
+    def decided(self, context: RequestContext, event: str, decision: str, reason: str) -> None:
+        """Where a request goes, outside of a queue."""
+        if self.decisions is not None:
+            request_id = context.exchange.request_id.decode("latin-1")
+            self.decisions.note(request_id, context.model, event, decision, reason)
 
     def generated_late(self, context: RequestContext, more: Tokens) -> None:
         """Tokens that came after a request had ended: its engine did not know yet."""
@@ -196,48 +206,7 @@ class GatewayTelemetry:
         )  # fmt: skip
         traced = [t for t in record.traces if t is not None and self._tracing.records(t)]
         if traced:
-            self._trace_batch(model, record, traced)
-
-    # ---- traces -----------------------------------------------------------------------------
-
-    def _trace(self, context: RequestContext, total_s: float) -> None:
-        end_ns = time.time_ns()
-        start_ns = end_ns - int(total_s * 1e9)
-        at, spans = start_ns, []
-        for name, seconds in _spans(context):
-            spans.append(SpanTimes(name, at, at + int(seconds * 1e9)))
-            at = spans[-1].end_ns
-        attributes: dict[str, str | int | float | bool] = {
-            "http.request.method": context.exchange.method,
-            "http.response.status_code": context.status,
-            "url.path": without_keys(context.exchange.path),
-            "headrace.model": context.model,
-            "headrace.model_version": context.version,
-            "headrace.outcome": context.outcome,
-            "headrace.request_id": context.exchange.request_id.decode("latin-1"),
-        }
-        if context.generated is not None:
-            attributes |= _run_attributes(context.generated)
-        name = f"{context.exchange.method} {context.protocol}"
-        failed = context.reason if context.status >= 500 else ""
-        self._tracing.finish_request(
-            context.trace, SpanTimes(name, start_ns, end_ns), attributes, spans, failed=failed
-        )
-
-    def _trace_batch(self, model: str, record: BatchRecord, traced: list[TraceContext]) -> None:
-        end_ns = time.time_ns()
-        start_ns = end_ns - int(record.round_trip_s * 1e9)
-        reply = record.reply
-        back_s = (record.round_trip_s - reply.wait_s - reply.service_s) / 2
-        ran_ns = end_ns - int(max(back_s, 0.0) * 1e9)
-        run = SpanTimes("runtime", ran_ns - int(reply.service_s * 1e9), ran_ns)
-        attributes: dict[str, str | int | float | bool] = {
-            "headrace.model": model,
-            "headrace.replica": record.replica_id,
-            "headrace.batch_size": record.size,
-            "headrace.bucket": record.bucket,
-        }
-        self._tracing.batch(traced, SpanTimes("batch", start_ns, end_ns), attributes, [run])
+            trace_batch(self._tracing, model, record, traced)
 
     # ---- read -------------------------------------------------------------------------------
 
@@ -288,12 +257,18 @@ class GatewayTelemetry:
         )  # fmt: skip
 
 
-def _span_writer(otlp_endpoint: str | None) -> SpanWriter | None:
-    if otlp_endpoint is None:
-        return None
-    from deployments.gateway.telemetry import spans  # slow to import
-
-    return spans.OpenTelemetrySpans("headrace", spans.otlp_processor(otlp_endpoint))
+def _how(context: RequestContext, total_s: float) -> str:
+    """How a request ended, in words."""
+    said = [context.reason] if context.reason else []
+    if context.fallback:
+        said.append(f"answered by {context.fallback}")
+    if context.reused is not None and not context.ran:
+        said.append("from the cache or an identical request's run")
+    said.append(f"{total_s * 1e3:.1f} ms in all")
+    if context.ran:
+        queued_ms, service_ms = context.queue_wait_s * 1e3, context.service_s * 1e3
+        said.append(f"{queued_ms:.1f} ms queued, {service_ms:.1f} ms of service")
+    return "; ".join(said)
 
 
 def _upstream(context: RequestContext) -> float:
@@ -304,39 +279,6 @@ def _upstream(context: RequestContext) -> float:
     if waited_s is None:
         return NOT_MEASURED
     return max(waited_s - (time.perf_counter() - context.exchange.arrived), 0.0)
-
-
-def _spans(context: RequestContext) -> list[tuple[str, float]]:
-    """Stages in the order of the walk, seconds."""
-    stages = context.stages
-    named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
-    if context.generated is not None:
-        return named + _token_spans(context, context.generated)
-    if context.ran:
-        named += [("queue", context.queue_wait_s), ("service", context.service_s)]
-    return named + [(n, stages[n]) for n in ("reply",) if n in stages]
-
-
-def _run_attributes(generated: Generated) -> dict[str, str | int]:
-    """What a batch's own span says of it, and a request that generates has none."""
-    return {
-        "gen_ai.usage.input_tokens": generated.tokens.input,
-        "gen_ai.usage.output_tokens": generated.tokens.output,
-        "headrace.cached_tokens": generated.tokens.cached,
-        "headrace.replica": generated.replica_id,
-        "headrace.repeats": generated.repeats,
-    }
-
-
-def _token_spans(context: RequestContext, generated: Generated) -> list[tuple[str, float]]:
-    """After the queue: until the first token, and from then on."""
-    before_s = context.stages.get("parse", 0.0) + context.stages.get("tokenize", 0.0)
-    spans = [("queue", context.queue_wait_s)]
-    if generated.ttft_s is not None:
-        first_s = max(generated.ttft_s - before_s - context.queue_wait_s, 0.0)
-        further = max(generated.tokens.output - 1, 0)
-        spans += [("first_token", first_s), ("stream", (generated.tpot_s or 0.0) * further)]
-    return spans
 
 
 def _sample(generated: Generated, *, timed: bool) -> GenerationSample:

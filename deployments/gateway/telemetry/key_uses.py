@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from deployments.gateway.telemetry.label_names import OTHER
+from deployments.gateway.telemetry.sample_tables import OTHER
 from deployments.gateway.tenancy.tenants import Key
 
 MAX_NAMED = 1000

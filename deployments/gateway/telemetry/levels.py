@@ -14,10 +14,10 @@ from dataclasses import astuple, dataclass, field
 
 from deployments.contract.registry import ModelSnapshot
 from deployments.contract.scaling.messages import ModelOutlook
-from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.queues.connections import LinkCounts
 from deployments.gateway.reuse.answer_reuse import ReuseLevels
 from deployments.gateway.telemetry.key_uses import KeyLabels, KeyUse
+from deployments.gateway.tenancy.fair_thread_pool import TurnStatistics
 from deployments.preprocess.tokenizer import CacheStatistics
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError

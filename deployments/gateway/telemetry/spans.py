@@ -30,8 +30,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from deployments.gateway.telemetry.tracing import Attributes, SpanTimes
-from deployments.gateway.trace_context import TraceContext
+from deployments.gateway.tracing import Attributes, SpanTimes, TraceContext
 
 _EXPORT_TIMEOUT_S = 5
 _EXPORT_EVERY_MS = 1000

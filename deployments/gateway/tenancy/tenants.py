@@ -1,18 +1,12 @@
 """Which tenant sends a request, and at which priority, according to its headers?
 
-- Where keys are required, a key is the only way to be a tenant. A request without one belongs to
-  the tenant `default`, where that is declared, and `x-tenant` is ignored. Keys are required as soon
-  as any tenant has a list of keys, even an empty one, unless `gateway.auth` decides. Where keys
-  are required and no tenant is declared, nobody is let in.
-- Where keys are not required, `x-tenant` chooses the tenant and `Authorization` is ignored.
-- `x-priority` lowers a request's priority, never raises it.
-
-A key is 32 random bytes, so a plain SHA-256 of it is enough: settings hold that hash and lookups go
-by it, and the time of a lookup tells nothing of the key. Keys are never stored, logged or shown
-again. The tenant that a key leads to is narrowed to what the key may do, and names the key. Whether
-a key is valid now is checked at each use, by the wall clock. Unknown, revoked, expired or not yet
-valid: the answer is the same. An operator's key belongs to no tenant and runs no model. Rates are
-counted elsewhere (`tenancy.rates`).
+Where keys are required (as soon as any tenant has a list of keys, unless `gateway.auth` decides), a
+request without one belongs to the tenant `default`, where declared, and `x-tenant` is ignored.
+Elsewhere `x-tenant` chooses the tenant. `x-priority` lowers a request's priority, never raises it.
+A key is 32 random bytes, so its plain SHA-256 is enough: settings hold that hash, and the time of a
+lookup tells nothing. Keys are never stored, logged or shown again. Validity is checked at each use;
+unknown, revoked, expired and not yet valid keys get the same answer. An operator's key belongs to
+no tenant and runs no model.
 """
 
 from __future__ import annotations
@@ -98,7 +92,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PageReader:
     """Who reads the gateway's pages."""
 
     key: str = ""  # the id of the key that the request brought
@@ -199,16 +193,16 @@ class Tenants:
             raise Forbidden("this is an operator's key, which runs no model; send a tenant's key")
         return tenant
 
-    def reader(self, authorization: bytes | None) -> Reader:
+    def reader(self, authorization: bytes | None) -> PageReader:
         """Who reads pages, where keys are required. Raises Unauthorized."""
         if authorization is None:
-            return Reader(models=self._by_authorization(None).models)
+            return PageReader(models=self._by_authorization(None).models)
         key = self.key(authorization)
         if key.tenant is None:
-            return Reader(key.id, is_operator=True)
-        return Reader(key.id, key.tenant.models)
+            return PageReader(key.id, is_operator=True)
+        return PageReader(key.id, key.tenant.models)
 
-    def operator(self, authorization: bytes | None) -> Reader:
+    def operator(self, authorization: bytes | None) -> PageReader:
         """The operator. Raises Unauthorized, and Forbidden for a tenant's key."""
         if all(key.tenant is not None for key in self.keys):
             raise Unauthorized("no operator has a key; operators.keys of the settings has them")

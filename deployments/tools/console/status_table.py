@@ -1,23 +1,22 @@
-"""Prints what `headrace status` shows: a server's models, replicas and queues.
+"""Prints what `headrace status` shows: a server's models, replicas, queues, scaling and rollouts.
 
-The caller passes the snapshot, which is made from what gateways and replicas published. Times are
-seconds; queues are counted in rows. This module fetches and computes nothing.
+The caller passes the snapshot, which is made from what gateways and replicas published, and the
+autoscaler's own account (`deployments/control/scaling/decider.py`). Times are seconds; queues are
+counted in rows. This module fetches and computes nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.tools.console.rollout_lines import rollout_line
-from deployments.tools.console.scaling_lines import model_lines, pool_line
-
 if TYPE_CHECKING:
+    from deployments.contract.rollout.account import RolloutAccount, VersionAccount
     from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 
 _MAX_TENANTS = 10
@@ -79,8 +78,11 @@ def _title(snapshot: StatusSnapshot) -> Text:
     parts = [snapshot["url"]]
     if "pid" in snapshot and "uptime_s" in snapshot:
         parts += [f"pid {snapshot['pid']}", f"up {_seconds(snapshot['uptime_s'])}"]
-    gateways = snapshot["gateways"]
-    return Text("  ".join([*parts, f"{gateways} gateway{'' if gateways == 1 else 's'}"]))
+    gateways, silent = snapshot["gateways"], snapshot.get("silent", {})
+    parts.append(f"{gateways} gateway{'' if gateways == 1 else 's'}")
+    if silent:
+        parts[-1] += f", {len(silent)} of them last seen {_seconds(max(silent.values()))} ago"
+    return Text("  ".join(parts))
 
 
 def _details(model: ModelStatus) -> Iterator[Text]:
@@ -147,3 +149,108 @@ def _seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = int(seconds // 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# ---- rollouts -----------------------------------------------------------------------------------
+
+_NAME, _PHASE = 12, 9
+
+
+def rollout_line(account: RolloutAccount) -> str:
+    """The line; its first columns have fixed widths, so that lines align."""
+    parts = [f"{account['model']:<{_NAME}} {account['phase']:<{_PHASE}} {_step(account)}"]
+    parts.append(f"new {_counts(account['canary'])}, live {_counts(account['live'])}")
+    if account["copies"]["answered"] or account["copies"]["failed"]:
+        parts.append(f"copies {_counts(account['copies'])}")
+    if account["compared"]:
+        parts.append(f"{account['agreed']} of {account['compared']} rows agree")
+    if account["why"]:
+        parts.append(account["why"])
+    return "  ".join(parts)
+
+
+def progress_key(account: RolloutAccount) -> tuple[str, int]:
+    """A key that changes whenever a new line is worth printing."""
+    return account["phase"], account["step"]
+
+
+def _step(account: RolloutAccount) -> str:
+    held = f"{min(account['held_s'], account['hold_s']):.0f} of {account['hold_s']:g} s"
+    if account["phase"] != "step":
+        held = ""
+    return f"step {account['step']}/{account['steps']} {account['share']:>4.0%} {held:<12}"
+
+
+def _counts(version: VersionAccount) -> str:
+    median = version["median_ms"]
+    told = f", p50 {median:.3g} ms" if median is not None else ""
+    return f"{version['answered']} answered, {version['failed']} failed{told}"
+
+
+# ---- scaling ------------------------------------------------------------------------------------
+
+_MIB = 1 << 20
+_SHOWN_S = 0.05
+
+
+def model_lines(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The subject and the text of each line."""
+    groups = [_numbers(group) for group in model["groups"]]
+    settled = all(g["running"] == g["target"] for g in model["groups"])
+    if model["reason"] == "fixed" and settled:
+        return
+    done = ", shown and not done" if model["observed"] else ""
+    yield "replicas", f"{'; '.join(groups)} ({model['reason']}{done})"
+    yield "why", model["text"]
+    if model["pinned"]:
+        said = ", ".join(f"{g} {n}" if g else str(n) for g, n in model["pinned"].items())
+        yield "set by hand", f"{said}; `headrace scale {model['model']} auto` ends it"
+    for group in model["groups"]:
+        if group["unplaced_s"]:
+            yield "waits for a place", f"{group['unplaced_s']:.0f} s, for {group['missing']}"
+    yield "demand", _demand(model)
+    yield "a new replica serves", f"in {model['time_to_capacity_s']:.1f} s{_ladder(model)}"
+
+
+def _numbers(group: Mapping[str, Any]) -> str:
+    name = f"{group['name']}: " if group["name"] else ""
+    also = [
+        f"{group[what]} {what}" for what in ("starting", "draining") if group[what]
+    ]  # fmt: skip
+    wanted = f", {group['wanted']} wanted" if group["wanted"] != group["target"] else ""
+    return ", ".join([f"{name}{group['running']} of {group['target']}{wanted}", *also])
+
+
+def _demand(model: Mapping[str, Any]) -> str:
+    parts = [f"{model['offered_s']:.2f} busy replicas offered", f"{model['planned_s']:.2f} planned"]
+    if model["forecast_trusted"]:
+        parts.append(f"{model['forecast_s']:.2f} forecast")
+    return ", ".join(parts)
+
+
+def _ladder(model: Mapping[str, Any]) -> str:
+    return "".join(
+        f"; {state} {step['median_s']:.1f} s ({_phases(step['phases'])})"
+        for state, step in model["states"].items()
+    )
+
+
+def _phases(phases: Any) -> str:
+    told = [f"{name} {seconds:.1f}" for name, seconds in phases if seconds >= _SHOWN_S]
+    return ", ".join(told) or "at once"
+
+
+def pool_line(pool: Mapping[str, Any]) -> str:
+    held = [
+        f"{report['replica']}: {_residents(report)}, {report['free_bytes'] / _MIB:.0f} MiB free"
+        for report in pool["reports"]
+    ]
+    serve = pool["serve"]
+    cost = f"cost {pool['cost_hours']:.2f} replica hours, took {pool['saved_s']:.0f} s of work"
+    return "; ".join([f"{serve['running']} of {pool['replicas']} replicas", *held, cost,
+                      pool["text"]])  # fmt: skip
+
+
+def _residents(report: Mapping[str, Any]) -> str:
+    names = [r["model"] if r["serves"] else f"{r['model']} (not yet)" for r in report["residents"]]
+    return ", ".join(names) or "nothing"

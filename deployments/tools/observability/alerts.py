@@ -1,20 +1,151 @@
-"""Prometheus's alerts on a server, besides those on the error budget of each tenant (`slo`).
+"""Prometheus's alerts on a server: one description, and the rule file made from it.
 
 Every alert names something that a person can act on, and fires only after it has lasted for a
 while. Alerts are told apart by model (those of GPUs by GPU), and by namespace where Prometheus adds
-that label.
+that label. Those on the error budget follow The Site Reliability Workbook (Google, 2018), chapter
+5, "Multiwindow, Multi-Burn-Rate"; the file, prometheus.io, "Alerting rules".
 
 Gateways' values are added, or the worst one counts. Whether a model is ready is the exception: the
 best gateway counts, since another may belong to a cluster that still starts. A metric that does not
-exist (no GPU, no `hedge`) fires no alert. `HeadraceIsGone` fires when the metrics of all gateways
-of a job have disappeared. Metrics of GPUs come from dcgm-exporter, for every GPU that it reports.
+exist (no GPU, no `hedge`) fires no alert.
 """
 
 from __future__ import annotations
 
-from deployments.tools.observability import slo
-from deployments.tools.observability.queries import deviation, mean, quantile
-from deployments.tools.observability.types import Alert, RecordedSeries, RuleGroup, Severity
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from deployments.contract import errors
+from deployments.tools.observability.promql import (
+    Alert,
+    RecordedSeries,
+    RuleGroup,
+    Severity,
+    deviation,
+    mean,
+    quantile,
+    rate,
+)
+
+# How fast does each tenant's error budget burn, for each model? A request is good if it was
+# answered within its model's `slo`, bad if later or with a 5xx; one that ended in a 4xx, or whose
+# caller left, is neither. At a burn rate of 1, the budget (1 - OBJECTIVE) lasts 30 days. An alert
+# fires if the rate is high over a long window, so that the loss matters, and over a short one, so
+# that the alert ends soon after the trouble.
+OBJECTIVE = 0.99
+FLOW = "namespace, model, tenant"
+FEWEST_REQUESTS = 50  # in the long window: one bad request of three says little
+ANSWERED = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """A pair of windows, and the burn rate above which an alert fires in both."""
+
+    long: str
+    short: str
+    rate: float
+    hours: float  # length of the long window
+
+
+FAST = (Burn("1h", "5m", 14.4, 1.0), Burn("6h", "30m", 6.0, 6.0))
+SLOW = (Burn("1d", "2h", 3.0, 24.0), Burn("3d", "6h", 1.0, 72.0))
+HOURS = ("5m", "30m", "1h", "2h", "6h")
+DAYS = ("1d", "3d")
+# Between two evaluations of the rules over days, which cost much and change slowly. One minute less
+# than Prometheus's lookback of five minutes: a longer interval would leave gaps.
+DAYS_INTERVAL = "4m"
+# Requests that came before a model was first ready have the label `other`; for these there is the
+# alert `HeadraceModelIsNotReady`.
+_EVER_READY = 'model!="other"'
+
+
+def counted_outcomes() -> tuple[str, ...]:
+    """Outcomes of good and bad requests: `ok` and every 5xx of the table of errors."""
+    return (ANSWERED, *sorted({each.outcome for each in _errors() if each.status >= 500}))
+
+
+def ended(window: str, chosen: str = "") -> str:
+    """Good and bad requests a second. `chosen`: as in `promql`."""
+    outcomes = f'outcome=~"{"|".join(counted_outcomes())}"'
+    return rate("requests_total", FLOW, window, f"{outcomes},{chosen}" if chosen else outcomes)
+
+
+def kept(window: str, chosen: str = "") -> str:
+    """Good requests a second."""
+    return rate("slo_kept_total", FLOW, window, chosen)
+
+
+def missed(window: str, chosen: str = "") -> str:
+    """The share of bad requests. A model that never was ready has no series of good requests."""
+    whole, good = ended(window, chosen), kept(window, chosen)
+    return f"clamp_min(1 - ({good} or 0 * {whole}) / ({whole} > 0), 0)"
+
+
+def slo_groups() -> tuple[RuleGroup, ...]:
+    return (
+        RuleGroup("headrace-slo", _recorded(HOURS)),
+        RuleGroup("headrace-slo-days", _recorded(DAYS), DAYS_INTERVAL),
+        RuleGroup(
+            "headrace-slo-alerts",
+            (
+                _alert("HeadraceSloBurnsFast", FAST, "2m", Severity.CRITICAL, "days"),
+                _alert("HeadraceSloBurnsSlowly", SLOW, "15m", Severity.WARNING, "weeks"),
+            ),
+        ),
+    )
+
+
+def _recorded(windows: Sequence[str]) -> tuple[RecordedSeries, ...]:
+    whole = [
+        RecordedSeries(f"headrace:requests_ended:rate{window}", ended(window, _EVER_READY))
+        for window in windows
+    ]
+    bad = [
+        RecordedSeries(f"headrace:slo_missed:ratio_rate{window}", missed(window, _EVER_READY))
+        for window in windows
+    ]
+    return (*whole, *bad)
+
+
+def _alert(
+    name: str, burns: tuple[Burn, ...], lasts: str, severity: Severity, budget: str
+) -> Alert:
+    return Alert(
+        name=name,
+        query="\nor\n".join(f"({_too_fast(each)})" for each in burns),
+        lasts=lasts,
+        severity=severity,
+        summary=(
+            "{{ $value | humanizePercentage }} of {{ $labels.tenant }}'s requests to "
+            f"{{{{ $labels.model }}}} miss their promise: a month's error budget lasts {budget}."
+        ),
+        look_at=(
+            "The dashboard by tenant: which outcome, which stage? If all tenants are affected, the "
+            "war room: queue depth, replicas, batch times."
+        ),
+    )
+
+
+def _too_fast(burn: Burn) -> str:
+    limit = f"{burn.rate:g} * {1 - OBJECTIVE:g}"
+    fewest = f"{FEWEST_REQUESTS} / {burn.hours * 3600:g}"
+    return (
+        f"headrace:slo_missed:ratio_rate{burn.long} > {limit}"
+        f" and headrace:slo_missed:ratio_rate{burn.short} > {limit}"
+        f" and headrace:requests_ended:rate{burn.long} > {fewest}"
+    )
+
+
+def _errors() -> list[type[errors.HeadraceError]]:
+    found = [errors.HeadraceError]
+    for each in found:
+        found += each.__subclasses__()
+    return found
+
 
 MODEL = "namespace, model"
 _QUEUE = "headrace:queue_rows:sum"
@@ -27,7 +158,7 @@ _HOUR_BEFORE = f"avg_over_time({_QUEUE}[1h] offset 1h)"  # excludes the rows tha
 
 
 def rule_groups() -> tuple[RuleGroup, ...]:
-    return (*slo.groups(), RuleGroup("headrace", (QUEUE_ROWS, *ALERTS)))
+    return (*slo_groups(), RuleGroup("headrace", (QUEUE_ROWS, *ALERTS)))
 
 
 def alerts() -> tuple[Alert, ...]:
@@ -45,7 +176,7 @@ ALERTS = (
         Severity.CRITICAL,
         "Prometheus gets no metrics from any gateway of {{ $labels.job }} any more.",
         "Its pods or processes: do they run, and does Prometheus reach them (page \"Targets\")? On "
-        "Kubernetes, `headrace kube status`.",
+        "Kubernetes, `kubectl get pods`.",
     ),
     Alert(
         "HeadraceQueueGrows",
@@ -122,7 +253,7 @@ ALERTS = (
         "10m",
         Severity.WARNING,
         "No gateway reaches a replica of {{ $labels.model }}: its requests are refused.",
-        "`headrace status` says what the model waits for; on Kubernetes, `headrace kube why`.",
+        "`headrace status` says what the model waits for; on Kubernetes, `kubectl describe pod`.",
     ),
     Alert(
         "HeadraceCopyBudgetIsSpent",
@@ -213,3 +344,52 @@ ALERTS = (
         "per GPU.",
     ),
 )  # fmt: skip
+
+
+RUNBOOK = "docs/alerts.md"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes strings of several lines in YAML's block style, so that queries stay readable."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def rules_file(groups: Sequence[RuleGroup] = rule_groups()) -> str:
+    return yaml.dump(rules(groups), Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def rules(groups: Sequence[RuleGroup] = rule_groups()) -> dict[str, Any]:
+    return {"groups": [_group(group) for group in groups]}
+
+
+def annotations_of(alert: Alert) -> dict[str, str]:
+    """The alert's annotations: summary, where to look, and its section of the runbook."""
+    return {
+        "summary": alert.summary,
+        "description": alert.look_at,
+        "runbook_url": f"{RUNBOOK}#{alert.name.lower()}",
+    }
+
+
+def _group(group: RuleGroup) -> dict[str, Any]:
+    interval = {"interval": group.interval} if group.interval else {}
+    return {"name": group.name, **interval, "rules": [_rule(rule) for rule in group.rules]}
+
+
+def _rule(rule: RecordedSeries | Alert) -> dict[str, Any]:
+    if isinstance(rule, RecordedSeries):
+        return {"record": rule.name, "expr": rule.query}
+    return {
+        "alert": rule.name,
+        "expr": rule.query,
+        "for": rule.lasts,
+        "labels": {"severity": str(rule.severity)},
+        "annotations": annotations_of(rule),
+    }

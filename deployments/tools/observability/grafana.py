@@ -10,9 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from deployments.tools.observability.by_tenant import BY_TENANT
-from deployments.tools.observability.types import Dashboard, Panel, Variable
-from deployments.tools.observability.war_room import WAR_ROOM
+from deployments.tools.observability.dashboards import BY_TENANT, WAR_ROOM
+from deployments.tools.observability.promql import Dashboard, Panel, Variable
 
 DASHBOARDS = (WAR_ROOM, BY_TENANT)
 _SCHEMA = 39

@@ -14,16 +14,48 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autoscaling.mig.geometry import Gpu, Profile
 from autoscaling.mig.packing import Plan, PlannedGpu, Slice
 from deployments.settings.groups import GroupSettings
 from deployments.settings.tree import Settings
-from deployments.tools.plan.needs import MIG_RESOURCE, POOL, Need
+from deployments.tools.plan.needs import MARGIN, MIG_RESOURCE, POOL, Need
 
-VENDOR = "nvidia.com/"
+
+@dataclass(frozen=True, slots=True)
+class MigRequest:
+    """The options of `headrace plan mig`."""
+
+    gpu: str  # the GPUs' model
+    gpus: int | None = None  # how many there are; None: as many as the plan needs
+    per_node: int = 8  # GPUs of one node
+    need_mib: Mapping[str, int] = field(default_factory=dict)  # measured memory, by model or group
+    profiles: Mapping[str, str] = field(default_factory=dict)  # slices to take, by model or group
+    usable: Mapping[str, int] = field(default_factory=dict)  # a slice's MiB by profile
+    margin: float = MARGIN  # share that is added to memory not in `need_mib`
+    surge: bool = False  # plan slices for new replicas beside old ones while a model changes
+    values: Path | None = None  # the chart's values in force
+
+
+@dataclass(frozen=True, slots=True)
+class MigPlan:
+    """A plan with the needs that it serves and the files that describe it to a cluster."""
+
+    request: MigRequest
+    needs: tuple[Need, ...]
+    plan: Plan
+    remarks: tuple[str, ...]
+    files: Mapping[str, Any]  # content by file name
+
+    @property
+    def complete(self) -> bool:
+        """Whether every replica that needs a slice has one."""
+        return not self.plan.rejected and not any(need.unknown for need in self.needs)
+
+
 PROCESS_GIB = 4  # host memory of Ray and the process, besides the weights that pass through it
 MIN_CPUS = 2
 Data = dict[str, Any]
@@ -56,18 +88,6 @@ class Workers:
 
     def bounds(self) -> Data:
         return {"minReplicas": self.min_replicas, "maxReplicas": self.max_replicas}
-
-    def pods(self) -> Data:
-        """What a pod of the group requests and with which options Ray starts in it, for users
-        without the chart. Neither KubeRay nor Ray's autoscaler counts a MIG resource as a GPU by
-        itself."""
-        return {
-            "name": group_name(self.profile.name),
-            **self.bounds(),
-            "resource": VENDOR + self.profile.resource,
-            "rayStartParams": {"num-gpus": "1"},
-            "customResources": {self.profile.ray_resource: 1},
-        }
 
 
 def workers(plan: Plan, needs: Sequence[Need]) -> list[Workers]:

@@ -1,8 +1,11 @@
 """Which groups of a settings file need MIG slices, how many, and with how much memory?
 
 A group needs slices if it requests a GPU or a MIG resource, or if the user names it. A group that
-cannot run on a slice, or whose memory is unknown, is refused with the reason. A margin is added to
-memory that the user did not give.
+cannot run on a slice, or whose memory is unknown, is refused with the reason. Weights are counted
+from the model's file, which must be on this machine; an engine's key-value cache follows from the
+settings; CUDA's context and the activations come from rules (on one H100 torch's context took 757
+to 799 MiB, and activations a sixth to two fifths of what the rule says). A part that follows from
+none of these is not guessed. A margin is added to what the user did not give. See docs/mig.md.
 """
 
 from __future__ import annotations
@@ -13,11 +16,156 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from deployments.settings import remote_source
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
-from deployments.tools.plan import memory_parts
-from deployments.tools.plan.memory_parts import CannotTell, Part
+from deployments.settings_files import sources
+from runtimes import footprint, options
+from runtimes.errors import LoadError
+from runtimes.footprint import ITEM_BYTES, Architecture
+from runtimes.source import Source, inspect_without_digest
+from runtimes.vllm.runtime import VLLMOptions
+
+CONTEXT_MIB = 820  # of CUDA and a framework; others report 0.5 to 0.8 GiB
+GRAPHS_MIB = 512  # an engine's captured CUDA graphs
+MIN_UNKNOWN_MIB = 512  # activations of a model whose shape is unknown, at least
+# Assumed of an engine where its options do not say them.
+SEQUENCES = 8  # full-length sequences in its key-value cache
+STEP_TOKENS = 8192
+STEP_SEQUENCES = 256
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class CannotTell(Exception):
+    """A part's size follows from neither the model's file nor the settings; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a replica's device memory."""
+
+    name: str
+    mib: int
+    # Where the figure comes from: counted (from the file), set (in the settings), given (on the
+    # command line), rule (by the model's shape) or allowance (the same for all models).
+    how: str
+    text: str  # details, for the reader
+
+
+def parts(model: ModelSettings) -> list[Part]:
+    """The parts of one replica of a model without groups. Raises CannotTell."""
+    if model.runtime == "synthetic":
+        return [Part("weights", 0, "counted", "a synthetic model has none")]
+    source = _source(model)
+    shape = None if model.image is not None else footprint.architecture(source)
+    counted = footprint.weights_bytes(source, model.precision)
+    weights = Part("weights", _mib(counted), "counted", _how_counted(source, model))
+    found = [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework")]
+    if model.runtime == "vllm":
+        return [*found, *_of_engine(model, shape)]
+    return [*found, _activations(model, shape, weights.mib)]
+
+
+def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
+    """The parts of a replica of the shared pool. It runs one batch at a time, so it needs room for
+    the activations of one of its models, the largest. Raises CannotTell."""
+    largest = max(
+        (part for model in models for part in parts(model) if part.name == "activations"),
+        key=lambda part: part.mib,
+        default=Part("activations", 0, "rule", "none of its models has any"),
+    )
+    weights = Part("weights", weights_mib, "set", "scaling.pool.memory_mib")
+    return [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework"), largest]
+
+
+def _source(model: ModelSettings) -> Source:
+    written = model.source or ""
+    if remote_source.is_remote(written):
+        raise CannotTell(f"its file is not on this machine ({remote_source.redacted(written)})")
+    try:
+        return inspect_without_digest(sources.resolve(written))
+    except LoadError as error:
+        raise CannotTell(f"its file cannot be read here: {error}") from error
+
+
+def _how_counted(source: Source, model: ModelSettings) -> str:
+    if source.weights:
+        return f"its tensors in {model.precision}"
+    return "the file as it is stored"
+
+
+def _activations(model: ModelSettings, shape: Architecture | None, weights_mib: int) -> Part:
+    """Activations of the largest batch that the settings allow."""
+    if shape is None:
+        mib = max(weights_mib, MIN_UNKNOWN_MIB)
+        said = f"its shape is not known: as much as the weights, at least {MIN_UNKNOWN_MIB}"
+        return Part("activations", mib, "rule", said)
+    longest, batch = model.lengths.max, model.batch
+    rows = max(1, min(batch.max_size, batch.max_tokens // longest))
+    tokens = max(longest, min(batch.max_tokens, batch.max_size * longest))
+    taken = footprint.batch_bytes(shape, rows, tokens, longest, ITEM_BYTES[model.precision])
+    return Part("activations", _mib(taken), "rule", f"{rows} rows of {longest}, {tokens:,} tokens")
+
+
+def _of_engine(model: ModelSettings, shape: Architecture | None) -> Iterator[Part]:
+    chosen = engine_options(model)
+    if shape is None:
+        raise CannotTell("its config.json does not say its layers, heads and sizes")
+    yield _cache(model, chosen, shape)
+    sequences = chosen.max_num_seqs or STEP_SEQUENCES
+    tokens = chosen.max_num_batched_tokens or STEP_TOKENS
+    taken = footprint.step_bytes(shape, sequences, tokens, ITEM_BYTES[model.precision])
+    yield Part("activations", _mib(taken), "rule", f"a step of {tokens:,} tokens")
+    if not chosen.enforce_eager:
+        yield Part("graphs", GRAPHS_MIB, "allowance", "captured graphs")
+
+
+def _cache(model: ModelSettings, chosen: VLLMOptions, shape: Architecture) -> Part:
+    item, longest = ITEM_BYTES[model.precision], model.lengths.max
+    if chosen.kv_cache_gib is not None:
+        given = int(chosen.kv_cache_gib * _GIB)
+        if given < footprint.cache_bytes(shape, longest, item):
+            minimum = footprint.cache_bytes(shape, longest, item) / _GIB
+            raise CannotTell(
+                f"options.kv_cache_gib is {chosen.kv_cache_gib:g}, less than one sequence of "
+                f"lengths.max ({longest:,} tokens) takes; must be at least {minimum:.2f}"
+            )
+        return Part("kv cache", _mib(given), "set", "options.kv_cache_gib")
+    sequences = chosen.max_num_seqs or SEQUENCES
+    taken = footprint.cache_bytes(shape, sequences * longest, item)
+    how = "set" if chosen.max_num_seqs else "rule"
+    return Part("kv cache", _mib(taken), how, f"{sequences} sequences of {longest:,} tokens")
+
+
+def engine_options(model: ModelSettings) -> VLLMOptions:
+    """The model's options. Parsing cannot fail: they were checked when the file was read."""
+    return options.parse(VLLMOptions, model.options)
+
+
+def remarks(model: ModelSettings) -> Iterator[str]:
+    """Sentences on what the numbers leave out, or on options that ought to be set."""
+    if 0 < model.replicas.num_gpus < 1:
+        yield (
+            f"num_gpus {model.replicas.num_gpus:g}: planned with a slice of its own for each "
+            "replica; replicas that share a slice are not planned"
+        )
+    if model.runtime != "vllm":
+        return
+    chosen = engine_options(model)
+    if chosen.kv_cache_gib is None:
+        yield (
+            "set options.kv_cache_gib: on a slice vLLM may measure the whole GPU's memory instead "
+            "of the slice's (vllm#41776), so gpu_memory_utilization, a share of it, is no bound"
+        )
+    if chosen.lora_modules:
+        yield "memory of LoRA adapters is not counted"
+
+
+def _mib(taken: int) -> int:
+    return -(-taken // _MIB)
+
 
 MARGIN = 0.1
 POOL = "scaling.pool"
@@ -102,8 +250,8 @@ def _of_model(blank: Need, model: ModelSettings, overrides: MemoryOverrides) -> 
     refused = next(_no_slice(model), "")
     if need.skipped or refused:
         return need if need.skipped else replace(need, unknown=refused)
-    need = replace(need, remarks=tuple(memory_parts.remarks(model)))
-    return _with_parts(need, overrides, lambda: memory_parts.parts(model))
+    need = replace(need, remarks=tuple(remarks(model)))
+    return _with_parts(need, overrides, lambda: parts(model))
 
 
 def _of_pool(settings: Settings, overrides: MemoryOverrides) -> Need:
@@ -117,7 +265,7 @@ def _of_pool(settings: Settings, overrides: MemoryOverrides) -> Need:
         return replace(need, unknown=_WHOLE.format(pool.num_gpus))
     chosen = settings.models if pool.models == "all" else pool.models
     models = [m for name in chosen if (m := settings.models[name]).poolable]
-    return _with_parts(need, overrides, lambda: memory_parts.of_pool(pool.memory_mib, models))
+    return _with_parts(need, overrides, lambda: of_pool(pool.memory_mib, models))
 
 
 def _with_profile(
@@ -157,7 +305,7 @@ def _no_slice(model: ModelSettings) -> Iterator[str]:
     """Reasons why the model's replicas cannot run on a slice."""
     if model.replicas.num_gpus > 1:
         yield _WHOLE.format(model.replicas.num_gpus)
-    if model.runtime == "vllm" and memory_parts.engine_options(model).tensor_parallel_size > 1:
+    if model.runtime == "vllm" and engine_options(model).tensor_parallel_size > 1:
         yield "options.tensor_parallel_size is above 1; slices cannot reach each other's memory"
     if model.runtime == "openvino":
         yield "its runtime is openvino, which does not run on these GPUs"

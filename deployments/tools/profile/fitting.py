@@ -92,9 +92,6 @@ class Fitted:
     noise: CostError | None
     model: CostModel
 
-    def seconds(self, rows: int, width: int) -> float:
-        return self.model.predict(rows, width)
-
 
 def fit(
     samples: Iterable[TimedRun], *, pads: bool, max_size: int, max_tokens: int

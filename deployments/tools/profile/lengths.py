@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from deployments.tools.profile.errors import WrongArguments
 from runtimes.types import Limits
 
 DRAWN = 4096
 _MIX_LONGEST = 512
+
+
+class WrongArguments(ValueError):
+    """The arguments name what is not there; the message says what is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,11 @@ class RowLengths:
         return sorted(self.rows)[len(self.rows) // 2]
 
 
-def lengths_for(
-    path: Path | None, longest: int, rng: Random, *, outputs: bool = False
-) -> RowLengths:
-    """`outputs`: with what was answered, where a recording says so. Raises WrongArguments, and what
-    reading a trace or a scenario raises."""
+def lengths_for(path: Path | None, longest: int, rng: Random) -> RowLengths:
+    """Raises WrongArguments, and what reading a trace or a scenario raises."""
     if path is None:
         return RowLengths(*(_mix(longest, rng),) * 2, "a made-up ragged mix", False)
-    found = _read(path, rng, outputs)
+    found = _read(path, rng)
     if not found:
         raise WrongArguments(f"{path}: holds no lengths")
     rows = tuple(length for length in found if length <= longest)
@@ -65,11 +65,14 @@ def _mix(longest: int, rng: Random) -> tuple[int, ...]:
     return tuple(max(1, round(length * longest / _MIX_LONGEST)) for length in drawn)
 
 
-def _read(path: Path, rng: Random, outputs: bool) -> tuple[int, ...]:
+def _read(path: Path, rng: Random) -> tuple[int, ...]:
     from loadtests.traffic import scenario_file
+    from loadtests.traffic.traces import columns_in, read_lengths, read_trace
 
     if path.suffix in (".csv", ".jsonl"):
-        return _recorded(path, outputs)
+        if columns_in(path) == 1:
+            return tuple(read_lengths(path))
+        return tuple(row.length for row in read_trace(path))
     if path.suffix in (".yaml", ".yml") or scenario_file.located(path) != path:
         return _of_scenario(scenario_file.located(path), rng)
     try:
@@ -77,16 +80,6 @@ def _read(path: Path, rng: Random, outputs: bool) -> tuple[int, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise WrongArguments(f"--lengths {path}: cannot be read: {error}") from None
     return tuple(_length(path, place, word) for place, word in enumerate(lines, start=1))
-
-
-def _recorded(path: Path, outputs: bool) -> tuple[int, ...]:
-    """Of a single column, or of a trace with its times."""
-    from loadtests.traffic.traces import columns_in, read_lengths, read_trace
-
-    if columns_in(path) == 1:
-        return tuple(read_lengths(path))
-    with_outputs = outputs and columns_in(path) > 2
-    return tuple(row.length + row.output for row in read_trace(path, outputs=with_outputs))
 
 
 def _length(path: Path, place: int, word: str) -> int:

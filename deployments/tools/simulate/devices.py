@@ -14,11 +14,18 @@ from math import inf
 from random import Random
 
 from deployments.tools.simulate.fleet import Make
-from deployments.tools.simulate.scaling_controller import Death
 from deployments.tools.simulate.sim_setup import SimGroup, SimSetup, SimSetupError
 from loadtests.traffic.scenario import Scenario
 from routers.simulation.devices import Drag, Ramp, Slow
 from routers.simulation.simulator import SimDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """place: of those that serve, the oldest first; where there are fewer, nobody dies."""
+
+    at_s: float
+    place: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,13 @@ from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
-from deployments.tools.simulate.scaling_controller import ScalingSetup
-from deployments.tools.simulate.scaling_record import ScalingRecord
-from deployments.tools.simulate.scaling_setup import controller_of, scaling_setup_of, with_reserve
+from deployments.tools.simulate.scaling import (
+    ScalingRecord,
+    ScalingSetup,
+    controller_of,
+    scaling_setup_of,
+    with_reserve,
+)
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
 from loadtests.results.summary import Summary
 from loadtests.traffic import scenario_file

@@ -1,14 +1,16 @@
 """`headrace verify`: compares one model of a settings file with a reference, on this machine.
+`headrace check --fingerprint`: shows how its inputs are prepared, or stores that.
 
 The model is loaded exactly as by a replica (same settings, threads, staged artifact, fingerprint).
-Prints progress and a report. Exit code: 0 if the model is accepted, 1 if not.
+Prints progress and a report, with a row for each output and length bucket. Exit code: 0 if the
+model is accepted, 1 if not. A fingerprint that is stored with `--write`, where the model's answers
+are known to be right, travels with the artifact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -16,11 +18,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from deployments.replica import describe
-from deployments.replica.artifacts.local_model import local_model
-from deployments.replica.verify.agreement import MEASURES
+from deployments.replica.artifacts.local_model import local_file, local_model
+from deployments.replica.verify.agreement import MEASURES, Measured
 from deployments.replica.verify.sample_file import Reading
 from deployments.replica.verify.verification import (
     VerificationOptions,
@@ -31,31 +34,23 @@ from deployments.replica.verify.verification import (
 )
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
+from deployments.settings.remote_source import is_remote, redacted
+from deployments.settings_files import preprocessing_support
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
-from deployments.tools.console import verify_report
+from deployments.tools.console.progress_bar import shown_progress
 from deployments.tools.verify.layers import lines as layer_lines
 from deployments.tools.verify.layers import look
-from runtimes import catalog
+from runtimes import catalog, fingerprint
 from runtimes.types import RuntimeSettings
 
-Note = Callable[[str, float], None]
 
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """What is written."""
-
-    report: Path | None = None  # file that also gets the report
-    as_json: bool = False  # print JSON instead of tables
-    layers: bool = False  # compare the tensors inside the model too
-
-
-def run(file: Path, name: str, given: Mapping[str, Any], written: OutputOptions) -> int:
-    """Verify a model and write the report. Returns the exit code. `given`: see `of_command_line`.
+def run(file: Path, name: str, given: Mapping[str, Any]) -> int:
+    """Verify a model and print the report. Returns the exit code. `given`: the options, see
+    `of_command_line`; `as_json`; `layers`: compare the tensors inside the model too.
     Raises SettingsErrors, `CannotVerify` and what loading raises."""
     model = chosen(file, name)
-    _check(given, written)
+    _check(given)
     with shown_progress(name) as note:
         model = local_model(model, cache_dir(), note)
         options = of_command_line(model.accept, given)
@@ -63,28 +58,22 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: OutputOptions)
         reading = Reading(describe.tokenizer_bytes(settings.source), model.image)
         report = verified(settings, options, reading)
         note("layers", 0.0)
-        looked = look(settings, report, options, reading) if written.layers else None
-    if written.report is not None:
-        verify_report.write(report, written.report)
-    if written.as_json:
+        looked = look(settings, report, options, reading) if given["layers"] else None
+    if given["as_json"]:
         click.echo(as_json(report))
     else:
-        verify_report.show(report)
+        show(report)
     for line in [] if looked is None else layer_lines(looked):
-        click.echo(line, err=written.as_json)
+        click.echo(line, err=given["as_json"])
     return 0 if report.verdict.accepted else 1
 
 
-def _check(given: Mapping[str, Any], written: OutputOptions) -> None:
+def _check(given: Mapping[str, Any]) -> None:
     """Check the options before the work, which takes minutes. Raises `CannotVerify`."""
     for measure in MEASURES:
         if given[measure] is not None and not isfinite(given[measure]):
             option = measure.replace("_", "-")
             raise CannotVerify(f"--{option} is {given[measure]}; must be a finite number")
-    if written.report is not None and not written.report.absolute().parent.is_dir():
-        raise CannotVerify(
-            f"--report is {written.report}, whose folder does not exist; must be in an existing one"
-        )
 
 
 def chosen(file: Path, name: str) -> ModelSettings:
@@ -107,14 +96,87 @@ def verified(
         candidate.close()
 
 
-@contextmanager
-def shown_progress(name: str) -> Iterator[Note]:
-    """A progress line on standard error, removed at the end; nothing if that is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task(name, total=1.0)
-        yield lambda phase, share: progress.update(
-            task, description=f"{name}: {phase}", completed=share
+HEADINGS = ("output", "tokens", "rows", *(name.replace("_", " ") for name in MEASURES))
+
+
+def show(report: VerificationReport, console: Console | None = None) -> None:
+    """Prints a table for each output, and below them the verdict."""
+    target = console or Console()
+    target.print(Text(title(report), style="bold"))
+    for output in dict.fromkeys(found.output for found in report.verdict.measured):
+        target.print(_table(report, output))
+    for line in verdict_lines(report):
+        # Not wrapped here, so that it can be copied whole.
+        style = "green" if report.verdict.accepted else "red"
+        target.print(Text(line, style=style), soft_wrap=True)
+
+
+def _table(report: VerificationReport, output: str) -> Table:
+    table = Table(title=output, title_justify="left", box=None, pad_edge=False)
+    for place, heading in enumerate(HEADINGS[1:]):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for found in report.verdict.measured:
+        if found.output != output:
+            continue
+        bad = {b.measure for b in report.verdict.breaches if _is_of(b, found)}
+        cells = [Text(cell) for cell in _cells(found)[1:]]
+        for place, measure in enumerate(MEASURES, 2):
+            cells[place].stylize("bold red" if measure in bad else "")
+        table.add_row(*cells)
+    return table
+
+
+def title(report: VerificationReport) -> str:
+    verdict = report.verdict
+    given = f", {report.given} of them given" if report.given else ""
+    return (
+        f"{report.model}: {report.candidate} against {report.reference}, "
+        f"{verdict.samples} samples{given}"
+    )
+
+
+def verdict_lines(report: VerificationReport) -> list[str]:
+    """The verdict, then a sentence for each tolerance that does not hold."""
+    bounds = ", ".join(f"{name} {bound:g}" for name, bound in report.tolerances.stated().items())
+    if report.verdict.accepted:
+        return [f"accepted: within {bounds}"]
+    breaches = [f"  {breach.sentence()}" for breach in report.verdict.breaches]
+    return [f"not accepted: {len(breaches)} beyond what is allowed ({bounds})", *breaches]
+
+
+def _is_of(breach: Any, found: Measured) -> bool:
+    return (breach.output, breach.interval) == (found.output, found.interval)
+
+
+def _cells(found: Measured) -> list[str]:
+    numbers = [_shown(found.of(measure)) for measure in MEASURES]
+    return [found.output, str(found.interval), str(found.rows), *numbers]
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6f}" if 0.5 <= value <= 1 else f"{value:.3g}"
+
+
+def fingerprint_of(file: Path, name: str, *, write: bool) -> int:
+    """Print the fingerprint; with `write`, store it. Returns the exit code. Raises SettingsErrors,
+    also if a stored fingerprint disagrees: it is never overwritten. Raises CannotVerify."""
+    model = chosen(file, name)
+    if model.source is None:
+        raise CannotVerify(f"models.{name} has no artifact to store a fingerprint beside")
+    if write and is_remote(model.source):
+        raise CannotVerify(
+            f"models.{name} is fetched from {redacted(model.source)}: nothing can be stored beside "
+            "it from here; store it where the artifact is made, and update the source's digest"
         )
+    with shown_progress(name) as note:
+        source = local_file(model.source, cache_dir(), note)
+    does = preprocessing_support.supported_preprocessing(model, source)
+    if not does:
+        raise CannotVerify(f"models.{name} gets its tensors unchanged: it has no fingerprint")
+    click.echo(json.dumps(does, indent=2))
+    if write:
+        stored = fingerprint.read(source)
+        click.echo(f"stored in {fingerprint.write(source, stored | does)}", err=True)
+    return 0

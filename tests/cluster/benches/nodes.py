@@ -46,7 +46,7 @@ MIN_GAIN, MAX_TAIL, FAIR_WITHIN = 2.7, 1.5, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryAssignment:
+class Trial:
     """in_time_per_s: answered within the SLO. p99_ms: of all answers."""
 
     workers: int
@@ -110,12 +110,12 @@ def played(loads: list[Load]) -> list[LoadResult]:
         return list(threads.map(run, loads))
 
 
-def trial(nodes: HeadraceNodes, load: float, seconds: float) -> CanaryAssignment:
+def trial(nodes: HeadraceNodes, load: float, seconds: float) -> Trial:
     urls = [f"{node.url}:8000" for node in nodes.ray.workers]
     rate = load * CAPACITY  # for each worker
     results = played([load_of(url, rate, seconds, "default") for url in urls])
     every = [float(ms) for result in results for ms in result.latencies_ms]
-    return CanaryAssignment(
+    return Trial(
         workers=len(urls),
         load=load,
         in_time_per_s=sum(ms <= SLO_MS for ms in every) / seconds,

@@ -26,11 +26,11 @@ import uvloop
 from channel_peers import Peer
 from channel_stand import Stand, batch
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
     Column,
+    Kind,
     decode_call,
     decode_reply,
     encode_call,

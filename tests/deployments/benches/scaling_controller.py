@@ -30,7 +30,7 @@ from deployments.contract.app_names import directory_key, model_app, model_deplo
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.control.scaling import store
 from deployments.control.serve_config import COPY_TARGETS, bounds
-from deployments.process.actors import autoscaler
+from deployments.process.actors import running_autoscaler
 
 MAX_S = 0.1
 _SETTLES_S = 20.0  # deploying is not what is measured
@@ -93,7 +93,7 @@ def measured(asked: argparse.Namespace, what: str, meanwhile: Callable[[float], 
 
 def changed(seconds: float) -> None:
     """Sets a number by hand each second; prints how long each took to show in what runs."""
-    actor, took = autoscaler(), []
+    actor, took = running_autoscaler(), []
     end = time.monotonic() + seconds
     number = 0
     while time.monotonic() < end:
@@ -125,7 +125,7 @@ def main() -> int:
     serve.start(proxy_location="Disabled", http_options=HTTPOptions())
     publish(asked.models)
     # Of whom nothing is known one replica would be started.
-    ray.get([autoscaler().described.remote(name, True) for name in names(asked.models)])
+    ray.get([running_autoscaler().described.remote(name, True) for name in names(asked.models)])
     deploy(asked.models, {})
     kept = measured(asked, "Serve's own policy", time.sleep)
     deploy(asked.models, {"autoscaling_policy": {"policy_function": COPY_TARGETS}})

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from deployments.contract.codec import Codec, OtherVersion
+from deployments.contract.codec import MessageCodec, OtherVersion
 from deployments.contract.scaling.document import ScalingDocument, parse
 from deployments.contract.version import SPOKEN, WIRE
 
@@ -36,7 +36,7 @@ class Counted:
     by_length: dict[int, Counter[int]] = field(default_factory=dict)
 
 
-BEFORE, LATER = Codec[Before](Before), Codec[Later](Later)
+BEFORE, LATER = MessageCodec[Before](Before), MessageCodec[Later](Later)
 
 
 def test_a_message_begins_with_its_version() -> None:
@@ -69,7 +69,7 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 
 def test_numbers_of_numpy_and_counters_arrive() -> None:
-    codec = Codec[Counted](Counted)
+    codec = MessageCodec[Counted](Counted)
     said = Counted(Counter(late=np.int64(2)), {16: Counter({3: 4})})  # type: ignore[arg-type]
     found = codec.decode(codec.encode(said))
     assert (found, type(found.reasons), type(found.by_length[16])) == (said, Counter, Counter)

@@ -13,12 +13,12 @@ import pytest
 from golden_bytes import ROOT, Sample, complaints
 from golden_samples import CODEC_MODULES, SAMPLES, STEPS
 
-from deployments.contract.channel import handshake, messages, stream_messages
-from deployments.contract.codec import Codec
+from deployments.contract.channel import frames, handshake, stream_messages
+from deployments.contract.codec import MessageCodec
 from deployments.contract.version import SPOKEN, WIRE
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
-MODULES = (handshake, messages, stream_messages)
+MODULES = (handshake, frames, stream_messages)
 
 
 def declared() -> set[type]:
@@ -31,7 +31,7 @@ def declared() -> set[type]:
         and issubclass(each, msgspec.Struct)
         and each.__module__ == module.__name__
         and not each.__name__.startswith("_")  # headers: in the bytes of what they are headers of
-    } - {messages.WireMessage}
+    } - {frames.WireMessage}
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -74,7 +74,7 @@ def test_every_message_has_a_sample_that_leaves_nothing_at_its_default() -> None
 
 def test_every_codec_has_a_sample() -> None:
     """`CODEC_MODULES` are all modules that make one."""
-    made = {path for path in DEPLOYMENTS.rglob("*.py") if "= Codec[" in path.read_text()}
+    made = {path for path in DEPLOYMENTS.rglob("*.py") if "= MessageCodec[" in path.read_text()}
     assert made == {Path(str(module.__file__)) for module in CODEC_MODULES}
 
 
@@ -91,7 +91,7 @@ class Wider(stream_messages.StepMessage, frozen=True):
     paused: int = 0
 
 
-class Narrower(messages.WireMessage, frozen=True):
+class Narrower(frames.WireMessage, frozen=True):
     """STEPS with a field less."""
 
     fields_in_3 = 7
@@ -141,10 +141,10 @@ def test_a_message_by_name_may_grow_in_a_new_version_and_must_read_the_old_one(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "4").mkdir()
-    (tmp_path / "4" / "order.bin").write_bytes(Codec[Order](Order).encode(Order(7)))
+    (tmp_path / "4" / "order.bin").write_bytes(MessageCodec[Order](Order).encode(Order(7)))
 
     def found(value: Order, newest: int) -> list[str]:
-        codec = Codec[Order](type(value))
+        codec = MessageCodec[Order](type(value))
         sample = Sample(value, lambda said, version: codec.encode(said), codec.decode, 4, True)
         return list(complaints({"order": sample}, (4,), tmp_path, newest))
 

@@ -21,7 +21,7 @@ from uvicorn_server import serving
 
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.gateway.ending import Ending
+from deployments.gateway.ending import GatewayShutdown
 from deployments.gateway.http import strict_protocol
 
 Describe = Callable[..., ModelDescription]
@@ -52,8 +52,8 @@ class Left:
 
 def ending(
     stand: Stand, drain_s: float = SOON_S, left: Left | None = None, gateways: int = 2
-) -> Ending:
-    return Ending(
+) -> GatewayShutdown:
+    return GatewayShutdown(
         stand.models, drain_s, lambda: stand.app.under_way, lambda: gateways, left or Left()
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
-from deployments.gateway.http import router
+from deployments.gateway.http import request_head
 from deployments.gateway.pages import ADMIN, PUBLIC
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.process import audit
@@ -41,11 +41,11 @@ async def get(stand: Stand, path: str, key: str = "", method: str = "GET") -> An
 
 def pages() -> list[tuple[str, str, str]]:
     """Endpoint, method and path of every page of the router that runs no model."""
-    fixed = [(r.endpoint, r.methods[0], path) for path, r in router._FIXED.items()]
+    fixed = [(r.endpoint, r.methods[0], path) for path, r in request_head._FIXED.items()]
     found = [(e, m, p) for e, m, p in fixed if e not in ("embeddings", "completions", "chat")]
     of_models = ("/v2/models/mine", "/v2/models/mine/ready", "/v1/models/mine")
     for path in of_models:
-        route = router.match(path)
+        route = request_head.match(path)
         assert route is not None
         found.append((route.endpoint, "GET", path))
     return found

@@ -16,7 +16,7 @@ from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Stand, ask, standing
 from msgspec.structs import replace
 
-from deployments.contract.channel.messages import RowError
+from deployments.contract.channel.frames import RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
 
 

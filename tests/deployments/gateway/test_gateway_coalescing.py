@@ -11,7 +11,7 @@ from held_calls import INFER, body_of, data, fill
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import BatchReply, RowError
+from deployments.contract.channel.frames import BatchReply, RowError
 
 SHARING = {
     "runtime": "synthetic",

@@ -18,8 +18,7 @@ from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 from msgspec.structs import replace
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import Column, RowError
+from deployments.contract.channel.frames import Column, Kind, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
 from routers.policies.suspects import MAX_RUNS
 from runtimes.errors import BadRows, RunError, Unhealthy

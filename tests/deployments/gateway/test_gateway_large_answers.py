@@ -20,8 +20,7 @@ from wide_models import Wide, wide_stand
 
 from deployments.contract.errors import Overloaded
 from deployments.gateway.http import strict_protocol, whole_response
-from deployments.gateway.http.protocols.pieces import LargeAnswer
-from deployments.gateway.large_answers import WHOLE_BYTES
+from deployments.gateway.http.large_answers import WHOLE_BYTES, LargeAnswer
 
 WIDTH, ROWS = 4096, 200  # 3.3 MB, and about 9 MB as JSON
 HELD = WIDTH * ROWS * 4

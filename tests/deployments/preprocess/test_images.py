@@ -17,8 +17,8 @@ from PIL import Image
 
 from deployments.contract.description import ImageInput
 from deployments.contract.errors import BadRequest
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import TURN_IMAGES, prepare_images
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.images import from_levels, opened, prepared, row_bytes
 
 PIXELS = 10_000

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models
 
 from deployments.contract.errors import BadRequest
 from deployments.gateway.preprocess import inputs as texts_module
-from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import TURN_CHARS, TURN_TEXTS, encode_texts, text_turns
+from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.tokenizer import (
     TextCache,
     TextTokenizer,

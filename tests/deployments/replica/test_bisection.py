@@ -8,7 +8,7 @@ from fake_runtimes import Moody, Quotient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.channel.messages import rows_of
+from deployments.contract.channel.frames import rows_of
 from deployments.replica.bisection import run_bisected, take
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged

@@ -15,11 +15,11 @@ from fake_runtimes import Gated, Moody
 from fake_sessions import FakeSession, frame
 from msgspec.structs import replace
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
     Column,
+    Kind,
     MessageError,
     RowError,
     encode_call,

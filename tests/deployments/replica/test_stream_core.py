@@ -11,8 +11,7 @@ from fake_sessions import FakeSession, frame
 from process_ends import Deaths, ProcessEnds
 from told_engine import Told
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.frames import Kind, MessageError
 from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
 from deployments.replica import outbox, stream_core
 from deployments.replica.stream_core import StreamCore

@@ -50,6 +50,56 @@ def write(path: Path) -> Callable[[str], None]:
     return ServerLog(path).write
 
 
+# ---- one request's decisions ---------------------------------------------------------------------
+
+FIRST = {
+    "request_id": "r1",
+    "model": "m",
+    "event": "arrive",
+    "decision": "queued",
+    "reason": "full",
+}
+LAST = {"request_id": "r1", "model": "m", "event": "end", "decision": "200 ok", "suppressed": 3}
+
+
+def decision(second: int, fields: dict[str, Any]) -> str:
+    return json.dumps({"ts": f"2026-01-01T00:00:{second:02}.000Z", "message": "decision", **fields})
+
+
+def why(request_id: str) -> Result:
+    return CliRunner().invoke(cli.main, ["why", request_id, "--port", str(PORT)])
+
+
+def test_the_decisions_about_one_request_are_printed_in_order(write) -> None:
+    other = {**FIRST, "request_id": "r12"}
+    for each in (decision(2, LAST), line(1, "r1"), decision(1, FIRST), decision(1, other)):
+        write(each)
+    done = why("r1")
+    assert done.exit_code == 0
+    assert [each.split() for each in done.stdout.splitlines()] == [
+        ["request", "r1,", "from", "2026-01-01T00:00:01.000Z"],
+        ["0", "ms", "arrive", "m:", "queued"],
+        ["full"],
+        ["1000", "ms", "end", "m:", "200", "ok"],
+        ["(3", "lines", "of", "all", "requests", "were", "left", "out", "before)"],
+    ]
+
+
+def test_a_log_that_is_written_as_text_is_read_too(write) -> None:
+    fields = "model=m request_id=r1 event=dispatch decision=sent to m-0 reason=after 2.0 ms in the"
+    write(f"2026-01-01T00:00:01.000Z info headrace.decisions decision {fields} queue: 3 rows")
+    done = why("r1")
+    assert "m: sent to m-0\n" in done.stdout
+    assert "after 2.0 ms in the queue: 3 rows\n" in done.stdout
+
+
+def test_a_request_of_which_nothing_was_logged_says_what_to_set(write) -> None:
+    write(decision(1, FIRST))
+    done = why("other")
+    assert done.exit_code == 1
+    assert "gateway.log.decisions" in done.stderr
+
+
 # ---- a server here ------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.control.differences import Difference
 from deployments.control.origin import Origin
-from deployments.control.remote_cluster import Deployment
+from deployments.control.remote_cluster import ApplicationState, Deployment
 from deployments.settings.tree import Settings
 from deployments.tools import change, watching
 from deployments.tools.watching import wait_for
@@ -48,6 +48,15 @@ def seen(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def wait(told, pause=lambda seconds: None) -> int:
     return wait_for({"m": 1}, lambda: seen(told), pause)
+
+
+def test_what_serve_says_of_a_cluster_is_marked_as_last_seen(told, monkeypatch, capsys):
+    states = [ApplicationState("gateway", "RUNNING", 2, 2)]
+    monkeypatch.setattr(Where, "cluster", lambda where: SimpleNamespace(states=lambda: states))
+    assert watching.status(Where(address="http://head:8265"), as_json=False) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "gateway: running, 2/2 replicas"
+    assert last.startswith("as Ray Serve saw them last: ")
 
 
 def test_a_promoted_rollout_is_fine_and_each_step_is_said_once(told, capsys):

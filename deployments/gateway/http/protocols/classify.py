@@ -27,9 +27,9 @@ import orjson
 
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
-from deployments.gateway.http.protocols import malformed, slices
-from deployments.gateway.http.protocols.pieces import STEP, LargeAnswer, Parts, listed
-from deployments.gateway.http.protocols.types import ClassifyCall, Encoded, documented
+from deployments.gateway.http.large_answers import STEP, LargeAnswer, Parts, listed
+from deployments.gateway.http.protocols import json_body
+from deployments.gateway.http.protocols.tensors import ClassifyCall, Encoded, documented
 
 MAX_INSTANCES = 2048
 _LABELS_STEP = 1000
@@ -62,7 +62,7 @@ class ClassifyRequest(msgspec.Struct):
 class CountedRequest(msgspec.Struct):
     """Refuses too many instances before there is an object of any."""
 
-    instances: slices.places(MAX_INSTANCES)  # type: ignore[valid-type]
+    instances: json_body.places(MAX_INSTANCES)  # type: ignore[valid-type]
 
 
 _bodies = msgspec.json.Decoder(ClassifyRequest)
@@ -87,11 +87,11 @@ def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
 
 def _from_json(body: bytes) -> ClassifyCall:
     try:
-        if len(body) > slices.SLICE_BYTES:
+        if len(body) > json_body.SLICE_BYTES:
             _counted.decode(body)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.fault(error, body) from None
-    request = malformed.read(_bodies, body)
+    except json_body.DECODE_ERRORS as error:
+        raise json_body.fault(error, body) from None
+    request = json_body.read(_bodies, body)
     _check_count(len(request.instances))
     pairs = [_pair(index, instance) for index, instance in enumerate(request.instances)]
     texts = [text for text, _ in pairs if text is not None]

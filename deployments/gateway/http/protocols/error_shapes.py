@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from deployments.contract.errors import HeadraceError
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from yaml_document.credentials import without_keys
 
 _BY_STATUS = {

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.protocols import malformed
-from deployments.gateway.http.protocols.types import Datatype, Encoded
+from deployments.gateway.http.protocols import json_body
+from deployments.gateway.http.protocols.tensors import Datatype, Encoded
 from runtimes.types import TensorSpec
 
 MAX_LABELS = 1000
@@ -187,8 +187,8 @@ def ready_only(body: bytes) -> bool:
         return False
     try:
         return _index_requests.decode(body).ready
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.fault(error, body) from None
+    except json_body.DECODE_ERRORS as error:
+        raise json_body.fault(error, body) from None
 
 
 def repository_index(states: Iterable[ModelState], *, only_ready: bool = False) -> Encoded:

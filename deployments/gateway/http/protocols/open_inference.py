@@ -1,15 +1,12 @@
 """Open Inference requests and answers: JSON, and JSON followed by tensors' bytes.
 
-`decode` reads a body that is all JSON, `decode_binary` one whose tensors' bytes follow the JSON:
-`header_length` is the header Inference-Header-Content-Length, tensors with `binary_data_size` take
-their bytes in the order of the inputs, and the sizes must add up to the body exactly. Both give the
-same `InferCall`. Of a long body only numbers may be many, and are read in slices. `encode` writes
-an answer as JSON or mixed, output by output as asked. Unknown keys and parameters are ignored, as
-Triton does; what would change the meaning of the answer (shared memory, classification) is refused.
-Names, types and shapes against the model are checked by `gateway/rows`. In JSON answers a FP32 is
-the shortest decimal that reads back as the same FP32, FP16 and BF16 are written as the FP32 they
-equal, NaN and infinities are null.
-Measured for 384 FP32: orjson 4.8 µs and 4.2 kB, msgspec over tolist() 11.5 µs and 7.6 kB.
+`decode` reads a JSON body, `decode_binary` one whose tensors' bytes follow the JSON: tensors with
+`binary_data_size` take their bytes in the order of the inputs, and the sizes must add up to the
+body exactly. `encode` writes an answer as JSON or mixed. Unknown keys and parameters are ignored,
+as Triton does; what would change the meaning of the answer (shared memory, classification) is
+refused. `row_conversion` checks names, types and shapes against the model. In JSON answers a FP32
+is the shortest decimal that reads back as the same FP32, FP16 and BF16 are the FP32 they equal, NaN
+and infinities are null. Measured for 384 FP32: orjson 4.8 µs, msgspec over tolist() 11.5 µs.
 Source: Open Inference Protocol, REST; Triton's binary tensor data extension.
 """
 
@@ -24,15 +21,15 @@ import numpy as np
 import orjson
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import malformed, slices, tensors
-from deployments.gateway.http.protocols.pieces import (
+from deployments.gateway.http.large_answers import (
     PIECE_BYTES,
     LargeAnswer,
     Parts,
     flat,
     flat_texts,
 )
-from deployments.gateway.http.protocols.types import (
+from deployments.gateway.http.protocols import json_body, tensors
+from deployments.gateway.http.protocols.tensors import (
     Datatype,
     Encoded,
     InferAnswer,
@@ -103,7 +100,7 @@ class LongTensor(msgspec.Struct, gc=False):
 
 
 class LongRequest(msgspec.Struct, gc=False):
-    inputs: slices.places(MAX_TENSORS, LongTensor)  # type: ignore[valid-type]
+    inputs: json_body.places(MAX_TENSORS, LongTensor)  # type: ignore[valid-type]
     outputs: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     id: str | None = None
     parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
@@ -142,7 +139,7 @@ def _from_short(header: bytes | memoryview) -> InferRequest:
     try:
         return _requests.decode(header)
     except msgspec.ValidationError as error:
-        if not malformed.is_whole_as_float(error):
+        if not json_body.is_whole_as_float(error):
             raise
         return _from_long(header)  # reads shapes by themselves
 
@@ -152,9 +149,9 @@ def _short(decoder: msgspec.json.Decoder[Any], part: msgspec.Raw, label: str, na
     if size > MAX_PART_BYTES:
         raise BadRequest(f"{label}: {name} takes {size} bytes, more than {MAX_PART_BYTES}.")
     try:
-        return malformed.integers(decoder, part)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.element(error, label, name) from None
+        return json_body.integers(decoder, part)
+    except json_body.DECODE_ERRORS as error:
+        raise json_body.element(error, label, name) from None
 
 
 def decode(body: bytes, check: Check | None = None) -> InferCall:
@@ -172,12 +169,12 @@ def parse(
     `check` hears what shape a tensor claims, and the bytes of its JSON, before that is read, and
     may refuse it: 60 MB of one-element rows take 7 s to read.
     """
-    is_long = len(header) > slices.SLICE_BYTES
+    is_long = len(header) > json_body.SLICE_BYTES
     try:
         request = _from_long(header) if is_long else _from_short(header)
-    except malformed.DECODE_ERRORS as error:
+    except json_body.DECODE_ERRORS as error:
         name_of = None if is_long else partial(_name_of, header)
-        raise malformed.fault(error, header, name_of) from None
+        raise json_body.fault(error, header, name_of) from None
     parameters = request.parameters or {}
     binary = _flag(parameters, "binary_data_output", "The request")
     call = InferCall(
@@ -193,7 +190,7 @@ def _name_of(header: bytes | memoryview, index: int) -> str | None:
     """The name of the tensor at `index` of a header that did not validate."""
     try:
         name = _names.decode(header).inputs[index].name
-    except (*malformed.DECODE_ERRORS, IndexError):
+    except (*json_body.DECODE_ERRORS, IndexError):
         return None
     return name if isinstance(name, str) else None
 
@@ -245,7 +242,7 @@ def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
             raise BadRequest(
                 f"Tensor '{item.name}': shared memory is not supported; send the data in the body."
             )
-    size = malformed.integer((item.parameters or {}).get("binary_data_size"))
+    size = json_body.integer((item.parameters or {}).get("binary_data_size"))
     if size is None:
         return None
     if type(size) is not int or size < 0:

@@ -21,9 +21,9 @@ import orjson
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import malformed, slices
-from deployments.gateway.http.protocols.pieces import LargeAnswer, Parts, nested
-from deployments.gateway.http.protocols.types import (
+from deployments.gateway.http.large_answers import LargeAnswer, Parts, nested
+from deployments.gateway.http.protocols import json_body
+from deployments.gateway.http.protocols.tensors import (
     EmbeddingsCall,
     Encoded,
     any_of,
@@ -59,11 +59,11 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 def decode(body: bytes) -> EmbeddingsCall:
     """The call; `BadRequest` names the parameter at fault."""
-    request = malformed.read(_bodies, body)
+    request = json_body.read(_bodies, body)
     try:
         texts, tokens = _inputs(request.input)
-    except malformed.DECODE_ERRORS as error:
-        refusal = malformed.element(error, "The body", "input")
+    except json_body.DECODE_ERRORS as error:
+        refusal = json_body.element(error, "The body", "input")
         raise BadRequest(refusal.message, param="input") from None
     _check_count(len(texts or tokens or ()))
     return EmbeddingsCall(
@@ -79,31 +79,31 @@ def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]
         return [_text.decode(raw)], None
     if start["inner"] in (b'"', b"[") and len(memoryview(raw)) > 2 * MAX_INPUTS:
         # Counted first: 60 MB of one-token lists take 7 s to make, in which nothing else runs.
-        entries = slices.rows(raw, MAX_INPUTS)
+        entries = json_body.rows(raw, MAX_INPUTS)
         _check_count(len(entries))
-        if start["inner"] == b"[" and slices.is_long(raw):
+        if start["inner"] == b"[" and json_body.is_long(raw):
             return None, _long_token_lists(raw, entries)
     if start["inner"] == b'"':
         return _texts.decode(raw), None
     if start["inner"] == b"[":
-        return None, malformed.integers(_token_lists, raw)
-    if slices.is_long(raw):
+        return None, json_body.integers(_token_lists, raw)
+    if json_body.is_long(raw):
         return None, _long_token_lists(raw, [raw])
-    return None, [malformed.integers(_tokens, raw)]
+    return None, [json_body.integers(_tokens, raw)]
 
 
 def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw]) -> list[list[int]]:
     """In slices, so that nothing else waits."""
-    if (tokens := slices.elements(raw)) > MAX_TOKENS:
+    if (tokens := json_body.elements(raw)) > MAX_TOKENS:
         raise BadRequest(
             f"input has {tokens} tokens; a request may have {MAX_TOKENS}.", param="input"
         )
-    breaks, lists = slices.Breaks(), []
+    breaks, lists = json_body.Breaks(), []
     for entry in entries:
-        if slices.is_long(entry):
-            lists.append([token for _, part in slices.pieces(entry, _Token) for token in part])
+        if json_body.is_long(entry):
+            lists.append([token for _, part in json_body.pieces(entry, _Token) for token in part])
         else:
-            lists.append(malformed.integers(_tokens, entry))
+            lists.append(json_body.integers(_tokens, entry))
         breaks.take()
     return lists
 

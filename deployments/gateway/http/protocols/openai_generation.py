@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from deployments.contract.errors import BadRequest, HeadraceError
-from deployments.gateway.http.protocols import error_shapes, malformed, slices
-from deployments.gateway.http.protocols.types import any_of, documented
+from deployments.gateway.http.protocols import error_shapes, json_body
+from deployments.gateway.http.protocols.tensors import any_of, documented
 
 MAX_PROMPTS = 2048
 # Of a chat, with parts of their contents. The engine parses them on the event loop that also hands
@@ -163,19 +163,19 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 def decode_completion(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
-    request = malformed.read(_completions, body)
+    request = json_body.read(_completions, body)
     _check_forms(request)
     if not _given(request.prompt):
         raise BadRequest("prompt is missing.", param="prompt")
     try:
         texts, tokens = _prompts(request.prompt)
-    except malformed.DECODE_ERRORS as error:
-        refusal = malformed.element(error, "The body", "prompt")
+    except json_body.DECODE_ERRORS as error:
+        refusal = json_body.element(error, "The body", "prompt")
         raise BadRequest(refusal.message, param="prompt") from None
     each = max(request.n or 1, request.best_of or 1)
     most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     model, _, adapter = request.model.partition(":")
-    given = malformed.read(_fields, body)
+    given = json_body.read(_fields, body)
     wanted = given.get("logprobs")
     logprobs = 0 if wanted is None or not _given(wanted) else 1 + _listed(given, wanted)
     return GenerationCall(
@@ -187,14 +187,14 @@ def decode_completion(body: bytes) -> GenerationCall:
 
 def decode_chat(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
-    request = malformed.read(_chats, body)
+    request = json_body.read(_chats, body)
     _check_forms(request)
     if not request.messages:
         raise BadRequest("messages must hold at least one message.", param="messages")
     _check_messages(request.messages)
     most = request.max_completion_tokens
     extra = _MESSAGE_TOKENS * (len(request.messages) + 1)
-    given = malformed.read(_fields, body)
+    given = json_body.read(_fields, body)
     extra += _unread_tokens(given) + _beside_texts(given["messages"])
     logprobs = 0
     if _is_true(given.get("logprobs")):
@@ -234,11 +234,11 @@ def _beside_texts(messages: msgspec.Raw) -> int:
     """Tokens of what messages hold besides the texts that `_conversation` reads, about: media, and
     what a template may use (a name, earlier reasoning, a message's own tools)."""
     size = media = 0
-    for message in malformed.read(_objects, bytes(messages)):
+    for message in json_body.read(_objects, bytes(messages)):
         content = message.get("content")
         parts = []
-        if content is not None and slices.is_array(content):
-            parts = malformed.read(_objects, bytes(content))
+        if content is not None and json_body.is_array(content):
+            parts = json_body.read(_objects, bytes(content))
         for part in (message, *parts):
             named = part.keys() - _COUNTED_APART
             media += not named.isdisjoint(_MEDIA)
@@ -289,18 +289,18 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
     if not start["outer"]:
         return [_text.decode(raw)], None
     if start["inner"] not in (b'"', b"["):
-        if slices.is_long(raw):
-            return None, [[token for _, part in slices.pieces(raw, _Token) for token in part]]
-        return None, [malformed.integers(_token_list, raw)]
+        if json_body.is_long(raw):
+            return None, [[token for _, part in json_body.pieces(raw, _Token) for token in part]]
+        return None, [json_body.integers(_token_list, raw)]
     # Counted first: millions of one-token lists take seconds to make, in which nothing else runs.
-    count = len(slices.rows(raw, MAX_PROMPTS))
+    count = len(json_body.rows(raw, MAX_PROMPTS))
     if not 1 <= count <= MAX_PROMPTS:
         raise BadRequest(
             f"prompt has {count} entries; it must have 1 to {MAX_PROMPTS}.", param="prompt"
         )
     if start["inner"] == b'"':
         return _texts.decode(raw), None
-    return None, malformed.integers(_token_lists, raw)
+    return None, json_body.integers(_token_lists, raw)
 
 
 def _conversation(request: ChatRequest) -> str:
@@ -329,7 +329,7 @@ def _text_of(raw: msgspec.Raw) -> str:
 def with_fields(call: GenerationCall, fields: Mapping[str, str | int]) -> GenerationCall:
     """The same request with these fields set; all others stay byte for byte. Raises BadRequest for
     a field of which nothing is known and whose name is not UTF-8: only here is it decoded."""
-    given = malformed.read(_fields, call.body)
+    given = json_body.read(_fields, call.body)
     given |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
     return replace(call, body=msgspec.json.encode(given))
 
@@ -339,7 +339,7 @@ def fingerprint(call: GenerationCall, version: str) -> bytes:
     that steers the answer, but for who asks, how it is sent, and the seed. In whichever order
     fields come; what is within them counts byte for byte. The same at every gateway. Takes about
     1 ns a byte."""
-    given = malformed.read(_fields, call.body)
+    given = json_body.read(_fields, call.body)
     parts = [version, call.endpoint]
     parts += [f"{name}\0{len(given[name])}" for name in sorted(given.keys() - _NO_WORK)]
     digest = blake2b("\0".join(parts).encode("utf-8", "replace"), digest_size=32)

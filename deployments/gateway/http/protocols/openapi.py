@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.protocols import openapi_examples
+from deployments.gateway.http.protocols import openapi_schemas
 from deployments.gateway.http.protocols.classify import IMAGE_MEDIA
 from deployments.gateway.http.protocols.metadata import server_version
 from deployments.gateway.http.protocols.openapi_schemas import STRING, ref, schemas
@@ -65,11 +65,11 @@ _ANSWER_HEADERS: dict[str, tuple[str, Node]] = {
 _GENERATES = {  # by path: operation, summary, schema, example
     "/v1/chat/completions": (
         *("chatCompletions", "Answer a conversation (OpenAI's form).", "Chat"),
-        openapi_examples.chat,
+        openapi_schemas.chat,
     ),
     "/v1/completions": (
         *("completions", "Go on with a text (OpenAI's form).", "Completion"),
-        openapi_examples.completion,
+        openapi_schemas.completion,
     ),
 }
 _EVENTS = (
@@ -207,7 +207,7 @@ def _inference(descriptions: Descriptions) -> Node:
     predict = _inference_operation(
         "predict",
         "Infer from rows or columns without types (TensorFlow Serving's form).",
-        _json_body("PredictRequest", _examples(descriptions, openapi_examples.predict)),
+        _json_body("PredictRequest", _examples(descriptions, openapi_schemas.predict)),
         _answer("PredictResponse", timed=True),
     )
     return {
@@ -225,7 +225,7 @@ def _inference(descriptions: Descriptions) -> Node:
 
 def _infer(descriptions: Descriptions, operation: str) -> Node:
     """Both forms of body: JSON, and JSON followed by binary tensors."""
-    body = _json_body("InferRequest", _examples(descriptions, openapi_examples.infer))
+    body = _json_body("InferRequest", _examples(descriptions, openapi_schemas.infer))
     answer = _answer("InferResponse", timed=True)
     binary: Node = {"schema": {"type": "string", "format": "binary"}}
     body["content"]["application/octet-stream"] = binary
@@ -246,7 +246,7 @@ def _infer(descriptions: Descriptions, operation: str) -> Node:
 
 def _classify(descriptions: Descriptions) -> Node:
     """JSON, one image as the body, or files of a form."""
-    examples = _examples(descriptions, openapi_examples.classify)
+    examples = _examples(descriptions, openapi_schemas.classify)
     body = _json_body("ClassifyRequest", examples)
     binary: Node = {"schema": {"type": "string", "format": "binary"}}
     body["content"] |= dict.fromkeys(IMAGE_MEDIA, binary)
@@ -271,7 +271,7 @@ def _embeddings(descriptions: Descriptions) -> Node:
     operation = _inference_operation(
         "embeddings",
         "Embed texts or token arrays (OpenAI's form).",
-        _json_body("EmbeddingsRequest", _examples(descriptions, openapi_examples.embeddings)),
+        _json_body("EmbeddingsRequest", _examples(descriptions, openapi_schemas.embeddings)),
         _answer("EmbeddingsResponse", timed=True),
     )
     operation["responses"] = {

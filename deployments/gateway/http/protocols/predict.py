@@ -23,10 +23,15 @@ import orjson
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.body import bound_of
-from deployments.gateway.http.protocols import malformed, slices
-from deployments.gateway.http.protocols.pieces import LargeAnswer, Parts, listed, nested
-from deployments.gateway.http.protocols.tensors import HALVES, row_from_json
-from deployments.gateway.http.protocols.types import Encoded, PredictCall, documented
+from deployments.gateway.http.large_answers import LargeAnswer, Parts, listed, nested
+from deployments.gateway.http.protocols import json_body
+from deployments.gateway.http.protocols.tensors import (
+    HALVES,
+    Encoded,
+    PredictCall,
+    documented,
+    row_from_json,
+)
 from deployments.gateway.http.row_conversion import RowsOut, check_count, from_rows
 from deployments.gateway.rows import Array, Rows
 from runtimes.types import TensorSpec
@@ -61,22 +66,22 @@ def _from_long(body: bytes, max_rows: int) -> PredictRequest:
     instances = long.instances
     if not len(memoryview(instances)):
         return PredictRequest(None, long.inputs)
-    if not slices.is_long(instances):
+    if not json_body.is_long(instances):
         return PredictRequest(_few.decode(instances), long.inputs)
     return PredictRequest(_rows(instances, max_rows), long.inputs)
 
 
 def _rows(raw: msgspec.Raw, max_rows: int) -> list[msgspec.Raw]:
-    return slices.rows(raw, min(max_rows, len(memoryview(raw))))
+    return json_body.rows(raw, min(max_rows, len(memoryview(raw))))
 
 
 def decode(body: bytes, max_rows: int = sys.maxsize) -> PredictCall:
     """The call, its values still JSON; `rows_of` reads them with the model at hand."""
-    is_long = len(body) > slices.SLICE_BYTES
+    is_long = len(body) > json_body.SLICE_BYTES
     try:
         request = _from_long(body, max_rows) if is_long else _bodies.decode(body)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.fault(error, body) from None
+    except json_body.DECODE_ERRORS as error:
+        raise json_body.fault(error, body) from None
     columnar = len(memoryview(request.inputs)) > 0
     if columnar == (request.instances is not None):
         raise BadRequest("The body must have either 'instances' (rows) or 'inputs' (columns).")
@@ -87,7 +92,7 @@ def decode(body: bytes, max_rows: int = sys.maxsize) -> PredictCall:
 
 def row_count(call: PredictCall) -> int:
     """About: of columns, all lists count."""
-    return slices.lists(call.inputs) if call.inputs is not None else len(call.instances or ())
+    return json_body.lists(call.inputs) if call.inputs is not None else len(call.instances or ())
 
 
 def rows_of(call: PredictCall, d: ModelDescription) -> Rows:
@@ -101,7 +106,7 @@ def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, l
     specs = {spec.name: spec for spec in d.inputs}
     check_count(len(instances), d)
     columns: dict[str, list[Array]] = {}
-    breaks = slices.Breaks()
+    breaks = json_body.Breaks()
     for index, instance in enumerate(instances):
         named = _named(instance, d, "instances")
         if index and named.keys() != columns.keys():
@@ -120,12 +125,12 @@ def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]
     specs = {spec.name: spec for spec in d.inputs}
     columns: dict[str, list[Array]] = {}
     count = None
-    breaks = slices.Breaks()
+    breaks = json_body.Breaks()
     for name, raw in _named(inputs, d, "inputs").items():
         try:
             values = _rows(raw, d.scheduling.core.max_queue_rows)
-        except malformed.DECODE_ERRORS as error:
-            raise malformed.element(error, f"Input '{name}'", "value") from None
+        except json_body.DECODE_ERRORS as error:
+            raise json_body.element(error, f"Input '{name}'", "value") from None
         if not values or len(values) != (count or len(values)):
             raise BadRequest(
                 f"Input '{name}' has {len(values)} rows; "
@@ -145,8 +150,8 @@ def _named(raw: msgspec.Raw, d: ModelDescription, param: str) -> dict[str, msgsp
     if bytes(memoryview(raw)[:1]) == b"{":
         try:
             named = _objects.decode(raw)
-        except malformed.DECODE_ERRORS as error:
-            raise malformed.element(error, "The body", param) from None
+        except json_body.DECODE_ERRORS as error:
+            raise json_body.element(error, "The body", param) from None
         if named and named.keys() != {"b64"}:
             return named
     needed = [
@@ -165,8 +170,8 @@ def _named(raw: msgspec.Raw, d: ModelDescription, param: str) -> dict[str, msgsp
 def _value(raw: msgspec.Raw, name: str, specs: dict[str, TensorSpec], d: ModelDescription) -> Array:
     if name not in specs:
         raise BadRequest(f"Unknown input '{name}'; '{d.name}' takes {', '.join(specs)}.")
-    if slices.is_long(raw):
-        bound_of(d, numbers=True).check_numbers(slices.elements(raw))
+    if json_body.is_long(raw):
+        bound_of(d, numbers=True).check_numbers(json_body.elements(raw))
     return row_from_json(raw, name, specs[name].datatype, len(specs[name].shape) - 1)
 
 

@@ -1,13 +1,14 @@
-"""Open Inference datatypes as numpy arrays: shapes, values given as JSON, values given as bytes.
+"""What requests become and answers are made from: tensors, and their forms on the wire.
 
-JSON may be nested as the shape is, or flat in row-major order. Values are taken strictly: an INT64
-tensor takes no `1.5` and no `true` (`1.0` is an integer, see `malformed`), a UINT8 tensor no 256, a
-FP32 tensor nothing that would become infinite. Nothing is allocated by what a shape claims:
-elements are counted first. FP16 and BF16 have no JSON form in the protocol, callers of `from_json`
-refuse them. Bytes are little-endian, row-major, without padding: BOOL is one byte, a BYTES element
-a 4-byte length and the bytes. `unpack` copies fixed-width data only where the JSON header's length
-left it misaligned; else the array is a read-only view that keeps the body alive.
-Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types"; Triton's binary extension.
+Arrays are dense and C-contiguous, batch on axis 0; BYTES are objects of bytes, BF16 is
+`ml_dtypes.bfloat16`. JSON may be nested as the shape is, or flat in row-major order. Values are
+taken strictly: an INT64 tensor takes no `1.5` and no `true` (`1.0` is an integer, see `json_body`),
+a UINT8 tensor no 256, a FP32 tensor nothing that would become infinite. Nothing is allocated by
+what a shape claims: elements are counted first. FP16 and BF16 have no JSON form. Bytes are
+little-endian without padding: BOOL is one byte, a BYTES element a 4-byte length and the bytes.
+`unpack` copies only where the data is misaligned; else the array is a read-only view that keeps the
+body alive. Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types"; Triton's binary
+extension.
 """
 
 from __future__ import annotations
@@ -16,17 +17,144 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from math import prod
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import malformed, slices
+from deployments.gateway.http.protocols import json_body
 from deployments.gateway.rows import Array
 from runtimes.datatypes import DTYPES
+
+# Checked after decoding, so that an error can name the tensor.
+Datatype = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(DTYPES)})]
+
+
+def documented(description: str = "", **schema: Any) -> msgspec.Meta:
+    """What the OpenAPI document says of a field that its type does not; decoding ignores it."""
+    return msgspec.Meta(description=description or None, extra_json_schema=schema)
+
+
+def any_of(*types: Any) -> dict[str, Any]:
+    """The JSON Schema of a field that is decoded as one of these once its form is known."""
+    return {"anyOf": [msgspec.json.schema(each) for each in types]}
+
+
+@dataclass(slots=True)
+class Tensor:
+    name: str
+    datatype: str
+    data: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensor:
+    """One output of a request: its rows, and the shape that each of them is padded to."""
+
+    name: str
+    datatype: str
+    rows: Sequence[np.ndarray[Any, Any]]
+    shape: tuple[int, ...]
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.shape)
+
+    @property
+    def packed_bytes(self) -> int:
+        """As binary data."""
+        count = prod(self.dense_shape)
+        if self.datatype != "BYTES":
+            return count * DTYPES[self.datatype].itemsize
+        return 4 * count + sum(len(item) for row in self.rows for item in row.reshape(-1).tolist())
+
+    def padded(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Row by row, zeros (empty BYTES) behind what is shorter."""
+        fill: Any = b"" if self.datatype == "BYTES" else 0
+        for row in self.rows:
+            if row.shape == self.shape:
+                yield row
+                continue
+            padded = np.full(self.shape, fill, dtype=row.dtype)
+            padded[tuple([slice(size) for size in row.shape])] = row
+            yield padded
+
+    def dense(self) -> Tensor:
+        if len(self.rows) == 1 and self.rows[0].shape == self.shape:
+            return Tensor(self.name, self.datatype, self.rows[0][None])
+        return Tensor(self.name, self.datatype, np.stack(list(self.padded())))
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    name: str
+    binary: bool = False
+
+
+@dataclass(slots=True)
+class InferCall:
+    """One inference request. `outputs` empty: all of them; `binary_outputs`: the default form."""
+
+    tensors: list[Tensor]
+    id: str | None = None
+    outputs: list[RequestedOutput] = field(default_factory=list)
+    binary_outputs: bool = False
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferAnswer:
+    model: str
+    version: str
+    tensors: list[Tensor]
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PredictCall:
+    """`instances` (row format) or `inputs` (columnar), exactly one: values still JSON, since only
+    the model knows their types."""
+
+    instances: list[msgspec.Raw] | None
+    inputs: msgspec.Raw | None
+
+
+@dataclass(slots=True)
+class EmbeddingsCall:
+    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format."""
+
+    model: str
+    texts: list[str] | None
+    tokens: list[list[int]] | None
+    base64: bool = False
+    dimensions: int | None = None
+
+
+@dataclass(slots=True)
+class ClassifyCall:
+    """`texts` or `images` (JPEG or PNG files), exactly one is set, in order; `top_k`: labels wanted
+    of each, None for the model's own number."""
+
+    texts: list[str] | None
+    images: list[bytes] | None
+    top_k: int | None = None
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An answer's body with the headers that belong to its format. `more`: it is the body's
+    beginning, and the rest is still to be made."""
+
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    more: bool = False
+
 
 HALVES = frozenset({"FP16", "BF16"})
 MAX_RANK = 16
@@ -71,11 +199,11 @@ def from_json(data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int])
     """The dense array of `shape` that `data` (flat or nested) describes."""
     dtype = dtype_of(datatype, name)
     count = element_count(name, shape)
-    if dtype.kind != "O" and slices.is_long(data) and slices.is_array(data):
+    if dtype.kind != "O" and json_body.is_long(data) and json_body.is_array(data):
         return _from_long_json(data, name, datatype, tuple(shape))
     try:
-        values = malformed.integers(_decoder(dtype, 1), data)
-    except malformed.DECODE_ERRORS as error:
+        values = json_body.integers(_decoder(dtype, 1), data)
+    except json_body.DECODE_ERRORS as error:
         return _from_nested(data, name, datatype, shape, error)
     if len(values) != count:
         raise _miscounted(name, shape, len(values))
@@ -85,13 +213,13 @@ def from_json(data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int])
 def row_from_json(data: msgspec.Raw, name: str, datatype: str, rank: int) -> Array:
     """The array that `data`, nested `rank` deep, describes; its shape is what the nesting is."""
     dtype = dtype_of(datatype, name)
-    if rank == 1 and dtype.kind != "O" and slices.is_long(data) and slices.is_array(data):
+    if rank == 1 and dtype.kind != "O" and json_body.is_long(data) and json_body.is_array(data):
         long = _LongTensor(name, datatype, f"Input '{name}' ({datatype})", "value")
-        return long.read(data, (slices.elements(data),))
+        return long.read(data, (json_body.elements(data),))
     try:
-        values = malformed.integers(_row_decoder(dtype, rank), data)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.element(error, f"Input '{name}' ({datatype})", "value") from None
+        values = json_body.integers(_row_decoder(dtype, rank), data)
+    except json_body.DECODE_ERRORS as error:
+        raise json_body.element(error, f"Input '{name}' ({datatype})", "value") from None
     array = _array(values, name, dtype, datatype)
     if array.ndim != rank:
         raise BadRequest(f"Input '{name}': the lists of one row differ in length.")
@@ -103,11 +231,11 @@ def _from_nested(
 ) -> Array:
     dtype = DTYPES[datatype]
     if len(shape) == 1 or not _NESTED.match(memoryview(data)):
-        raise malformed.element(flat, f"Tensor '{name}' ({datatype})") from None
+        raise json_body.element(flat, f"Tensor '{name}' ({datatype})") from None
     try:
-        values = malformed.integers(_decoder(dtype, len(shape)), data)
-    except malformed.DECODE_ERRORS as error:
-        raise malformed.element(error, f"Tensor '{name}' ({datatype})") from None
+        values = json_body.integers(_decoder(dtype, len(shape)), data)
+    except json_body.DECODE_ERRORS as error:
+        raise json_body.element(error, f"Tensor '{name}' ({datatype})") from None
     array = _array(values, name, dtype, datatype)
     if array.shape != tuple(shape):
         raise BadRequest(
@@ -118,11 +246,13 @@ def _from_nested(
 
 
 def _from_long_json(data: msgspec.Raw, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-    found = slices.elements(data)
+    found = json_body.elements(data)
     if found != math.prod(shape):
         raise _miscounted(name, shape, found)
-    nested = len(shape) > 1 and slices.is_nested(data)
-    if nested and slices.lists(data) != sum(math.prod(shape[:axis]) for axis in range(len(shape))):
+    nested = len(shape) > 1 and json_body.is_nested(data)
+    if nested and json_body.lists(data) != sum(
+        math.prod(shape[:axis]) for axis in range(len(shape))
+    ):
         raise _misnested(name, shape)
     tensor = _LongTensor(name, datatype, f"Tensor '{name}' ({datatype})", "data")
     return tensor.read(data, shape if nested else (found,)).reshape(shape)
@@ -134,25 +264,25 @@ class _LongTensor:
     def __init__(self, name: str, datatype: str, label: str, where: str) -> None:
         self._name, self._datatype, self._dtype = name, datatype, DTYPES[datatype]
         self._label, self._where = label, where
-        self._breaks = slices.Breaks()
+        self._breaks = json_body.Breaks()
 
     def read(self, data: msgspec.Raw, shape: tuple[int, ...]) -> Array:
         """`data`, nested as `shape` is. Raises BadRequest."""
         array = np.empty(shape, self._dtype)
         try:
             self._fill(array, data)
-        except malformed.DECODE_ERRORS as error:
-            raise malformed.element(error, self._label, self._where) from None
+        except json_body.DECODE_ERRORS as error:
+            raise json_body.element(error, self._label, self._where) from None
         return array
 
     def _fill(self, target: Array, data: msgspec.Raw) -> None:
-        if not slices.is_long(data):
-            values = malformed.integers(_decoder(self._dtype, target.ndim), data)
+        if not json_body.is_long(data):
+            values = json_body.integers(_decoder(self._dtype, target.ndim), data)
             self._put(target, values)
         elif target.ndim == 1:
             self._fill_row(target, data)
         else:
-            rows = slices.rows(data, len(target))
+            rows = json_body.rows(data, len(target))
             if len(rows) != len(target):
                 raise _misnested(self._name, target.shape)
             for at, row in enumerate(rows):
@@ -161,7 +291,7 @@ class _LongTensor:
 
     def _fill_row(self, target: Array, data: msgspec.Raw) -> None:
         end = 0
-        for at, part in slices.pieces(data, _KINDS[self._dtype.kind]):
+        for at, part in json_body.pieces(data, _KINDS[self._dtype.kind]):
             end = at + len(part)
             self._put(target[at:end], part)
         if end != len(target):

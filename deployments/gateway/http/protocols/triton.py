@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from runtimes.types import TensorSpec
 
 

@@ -13,27 +13,31 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.channel.frames import HEAD, FrameError, FrameReader, Kind, framed
-from deployments.contract.channel.handshake import (
-    GatewayHandshake,
-    Refused,
-    ReplicaHandshake,
-    reason_of,
-    refusal,
-)
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
+    HEAD,
     BatchCall,
     BatchReply,
     Column,
+    FrameError,
+    FrameReader,
+    Kind,
     MessageError,
     RowError,
     decode_call,
     decode_reply,
     encode_call,
     encode_reply,
+    framed,
     pack,
     rows_of,
     to_batch,
+)
+from deployments.contract.channel.handshake import (
+    GatewayHandshake,
+    Refused,
+    ReplicaHandshake,
+    reason_of,
+    refusal,
 )
 from deployments.contract.channel.stream_messages import (
     GenerateCall,

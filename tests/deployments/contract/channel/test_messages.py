@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from msgspec.structs import astuple, replace
 
-from deployments.contract.channel.frames import HEAD, Buffer
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
+    HEAD,
     BatchCall,
     BatchReply,
+    Buffer,
     Column,
     MessageError,
     RowError,

@@ -14,7 +14,7 @@ from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
     SNAPSHOT_KEEPS_S,
-    Exchange,
+    GatewayExchange,
     GatewaySnapshot,
     ModelOutline,
     ModelSnapshot,
@@ -188,18 +188,27 @@ def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None
 def test_a_gateway_hears_what_the_others_have_said_last(registry: Registry) -> None:
     rates, crashes = {"acme": [1.0]}, {"device": CrashReport(spent={"acme": {"r1": 1.0}})}
     said = GatewaySnapshot(rates=rates, crashes=crashes)
-    assert registry.push("a", said, 0.0) == Exchange()
-    assert registry.push("b", GatewaySnapshot(), 0.0) == Exchange({"a": rates}, {"a": crashes})
-    assert registry.push("a", GatewaySnapshot(), 1.0) == Exchange({"b": {}}, {"b": {}})
-    assert registry.push("b", GatewaySnapshot(), 1.0) == Exchange({"a": {}}, {"a": {}})
+    assert registry.push("a", said, 0.0) == GatewayExchange()
+    assert registry.push("b", GatewaySnapshot(), 0.0) == GatewayExchange(
+        {"a": rates}, {"a": crashes}
+    )
+    assert registry.push("a", GatewaySnapshot(), 1.0) == GatewayExchange({"b": {}}, {"b": {}})
+    assert registry.push("b", GatewaySnapshot(), 1.0) == GatewayExchange({"a": {}}, {"a": {}})
+
+
+def test_a_gateway_that_misses_several_pushes_is_silent(registry: Registry) -> None:
+    registry.push("a", GatewaySnapshot(), 0.0)
+    registry.push("b", GatewaySnapshot(), 4.0)
+    assert registry.silent_gateways(3.0) == {}
+    assert registry.silent_gateways(5.0) == {"a": 5.0}
 
 
 def test_a_gateway_that_is_silent_asks_for_no_share_and_its_crashes_count_on(
     registry: Registry,
 ) -> None:
     registry.push("a", GatewaySnapshot(), 0.0)
-    assert registry.push("b", GatewaySnapshot(), RATES_KEEP_S) == Exchange({}, {"a": {}})
-    assert registry.push("b", GatewaySnapshot(), SNAPSHOT_KEEPS_S) == Exchange()
+    assert registry.push("b", GatewaySnapshot(), RATES_KEEP_S) == GatewayExchange({}, {"a": {}})
+    assert registry.push("b", GatewaySnapshot(), SNAPSHOT_KEEPS_S) == GatewayExchange()
 
 
 def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: Registry) -> None:

@@ -104,6 +104,13 @@ def test_targets_are_those_of_models_replicas_alone() -> None:
     assert replica_targets(details) == {"a": 3, "b": 0}
 
 
+def test_a_replica_that_no_gateway_has_seen_yet_is_said_to_be_ready(raw: RegistryStatus) -> None:
+    raw = replace(raw, progress=[ReplicaProgress("b", "b#1", "ready", 1.0)])
+    starting, _ = server_status(raw, TARGETS)["models"]
+    assert (starting["state"], starting["replicas_ready"]) == ("starting", 0)
+    assert starting["reason"] == "its replica is ready; no gateway has seen it yet"
+
+
 def test_a_canary_is_no_model_of_its_own(raw: RegistryStatus) -> None:
     view = replace(raw.view, declared=raw.view.declared | {"device@canary"})
     raw = replace(raw, view=view)

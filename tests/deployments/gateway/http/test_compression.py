@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from in_process import Stand, ask, standing
 
-from deployments.gateway.http.compression import MIN_BYTES, prefers_gzip, stays_as_it_is
+from deployments.gateway.http.exchange import MIN_BYTES, prefers_gzip, stays_as_it_is
 
 JSON = b"application/json"
 

@@ -11,7 +11,7 @@ from certificates import Authority
 from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.gateway.http import direct_protocol, strict_protocol
 from deployments.gateway.http.direct_protocol import Connections
-from deployments.gateway.http.direct_server import DirectServer, Renewal
+from deployments.gateway.http.direct_server import CertificateRenewal, DirectServer
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tls import TlsSettings
 
@@ -237,7 +237,7 @@ async def test_a_renewed_authority_of_callers_takes_the_place_of_the_one_before(
 
 def test_files_that_do_not_fit_leave_the_last_good_ones(tmp_path, caplog):
     shown = Authority(tmp_path).tls()
-    renewal = Renewal(TlsSettings.model_validate(tls_of(shown)))
+    renewal = CertificateRenewal(TlsSettings.model_validate(tls_of(shown)))
     before = renewal._last
     with open(shown.key, "w") as key:
         key.write("no key")

@@ -7,7 +7,7 @@ from uvicorn._types import HTTPScope
 
 from deployments.contract.errors import BadRequest, Forbidden
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.head_checks import HeadChecks
+from deployments.gateway.http.request_head import HeadChecks
 
 INFER = "/v2/models/device/infer"
 

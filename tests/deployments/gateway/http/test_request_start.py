@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.gateway.http.request_start import sent_at_s, upstream_wait_s
+from deployments.gateway.http.request_head import sent_at_s, upstream_wait_s
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.gateway.http import router
-from deployments.gateway.http.router import Route, match
+from deployments.gateway.http import request_head
+from deployments.gateway.http.request_head import Route, match
 
 GET = ("GET", "HEAD")
 
@@ -64,9 +64,9 @@ def test_no_text_breaks_it(path: str) -> None:
 
 
 def test_long_paths_are_matched_and_not_kept() -> None:
-    router._kept.cache_clear()
+    request_head._kept.cache_clear()
     path = "/v2/models/" + "x" * 256
     assert match(path) == Route("model_metadata", ("GET", "HEAD"), "x" * 256)
-    assert router._kept.cache_info().currsize == 0
+    assert request_head._kept.cache_info().currsize == 0
     match("/v2/models/x")
-    assert router._kept.cache_info().currsize == 1
+    assert request_head._kept.cache_info().currsize == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
-from deployments.gateway.http.protocols.types import InferCall, RequestedOutput, Tensor
+from deployments.gateway.http.protocols.tensors import InferCall, RequestedOutput, Tensor
 from deployments.gateway.http.row_conversion import RowsOut, from_rows, from_tokens, join, split
 from deployments.gateway.rows import Rows
 from runtimes.types import TensorSpec

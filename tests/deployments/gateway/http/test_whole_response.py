@@ -14,7 +14,7 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn_server import serving
 
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.whole_response import (
     EXTENSION,
     WholeResponseCycle,

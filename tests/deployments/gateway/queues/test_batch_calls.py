@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from deployments.contract import errors
-from deployments.contract.channel.messages import BatchReply, RowError, from_ragged, to_batch
+from deployments.contract.channel.frames import BatchReply, RowError, from_ragged, to_batch
 from deployments.gateway.queues.batch_queue import build_call, deliver_rows
 from deployments.gateway.rows import RowColumn, Rows
 from routers.api.actions import Dispatch

@@ -11,8 +11,7 @@ import pytest
 from far_end import FarEnd, reply_of
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import RowError
+from deployments.contract.channel.frames import Kind, RowError
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest

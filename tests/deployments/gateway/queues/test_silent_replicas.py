@@ -12,8 +12,7 @@ import pytest
 from far_end import FarEnd, reply_of
 from stream_bench import bench, read
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import RowError
+from deployments.contract.channel.frames import Kind, RowError
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.queues.batch_queue import BatchQueue

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.contract.rollout.terms import AgreementTerms
-from deployments.gateway.rollout.agreement import Outputs, agrees
+from deployments.gateway.rollout.shadow_traffic import Outputs, agrees
 
 NOTHING = AgreementTerms()
 COSINE = AgreementTerms(cosine=0.9)

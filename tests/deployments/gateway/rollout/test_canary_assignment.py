@@ -11,7 +11,7 @@ from deployments.contract import errors
 from deployments.contract.rollout.latencies import step_of
 from deployments.contract.rollout.observations import Observations, VersionObservations
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, refusal
-from deployments.gateway.rollout import assignment as module
+from deployments.gateway.rollout import canary_assignment as module
 from deployments.gateway.rollout.canary_assignment import CanaryAssignment
 from routers.api.requests import Reason
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from deployments.gateway.rollout.even_share import BLOCK, EvenShare
+from deployments.gateway.rollout.canary_assignment import BLOCK, EvenShare
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from rolling_out import (
 
 from deployments.contract.rollout.terms import AgreementTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
-from deployments.gateway.rollout import copies
+from deployments.gateway.rollout import shadow_traffic
 from deployments.gateway.rollout.shadow_traffic import ShadowTraffic
 from runtimes.types import Batch, Ragged, Result, StageTimes
 
@@ -84,7 +84,9 @@ async def test_a_row_that_the_canary_died_of_twice_counts_against_it_each_time(
         canary, answered = made[0]
         (key,) = fingerprints(answered.rows, canary.description.version)
         for replica in ("a", "b"):
-            canary.queue.crashes.lost(key, copies.TENANT, replica, monotonic(), begun_alone=True)
+            canary.queue.crashes.lost(
+                key, shadow_traffic.TENANT, replica, monotonic(), begun_alone=True
+            )
         for value in (1, 1, 2):
             await post(stand, value)
             await copied(stand)
@@ -147,20 +149,20 @@ async def test_a_copy_holds_up_no_caller_and_few_are_under_way(tmp_path: Path) -
     async with rolling_out(tmp_path) as stand:
         stand.route(LIVE, 0.0, 1.0)
         stand.channels[CANARY].hold()
-        for value in range(3 * copies.MOST):
+        for value in range(3 * shadow_traffic.MOST):
             assert version_of(await post(stand, value)) == "1"
         queue = stand.models.queued[CANARY].queue
-        assert queue.inflight == copies.MOST
-        assert {flow.tenant for flow in queue.snapshot().flows} == {copies.TENANT}
+        assert queue.inflight == shadow_traffic.MOST
+        assert {flow.tenant for flow in queue.snapshot().flows} == {shadow_traffic.TENANT}
         stand.channels[CANARY].let_go()
         await copied(stand)
-        assert seen(stand).copies.answered == copies.MOST
+        assert seen(stand).copies.answered == shadow_traffic.MOST
 
 
 async def test_what_is_large_in_all_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MAX_BYTES", 300)
+    monkeypatch.setattr(shadow_traffic, "MAX_BYTES", 300)
     async with rolling_out(tmp_path) as stand:
         stand.route(LIVE, 0.0, 1.0)
         stand.channels[CANARY].hold()

@@ -4,7 +4,7 @@ import pytest
 
 from autoscaling.types import DemandReading
 from deployments.contract.scaling.messages import GroupLoad
-from deployments.gateway.scaling.demand import crossing_s, model_load
+from deployments.gateway.scaling.reporter import crossing_s, model_load
 from routers.api.snapshot import GroupSnapshot, OfferedSnapshot, Snapshot
 
 

@@ -8,10 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import Histogram
 
-from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable
-from deployments.gateway.telemetry.sample_tables import (
-    SampleLog,
-)
+from deployments.gateway.telemetry.sample_tables import LATENCY_EDGES_S, HistogramTable, SampleLog
 
 
 @settings(max_examples=60, deadline=None)

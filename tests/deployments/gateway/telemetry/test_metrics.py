@@ -14,19 +14,20 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
-from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, SquaresTable
-from deployments.gateway.telemetry.label_names import LabelNames
 from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
 from deployments.gateway.telemetry.metrics import GatewayMetrics
 from deployments.gateway.telemetry.sample_tables import (
     BATCH_STAGES,
+    LATENCY_EDGES_S,
     REQUEST_STAGES,
     WAITING_ROWS,
     BatchSample,
+    LabelNames,
     RequestLabels,
     RequestTimes,
+    SquaresTable,
 )
+from deployments.gateway.tenancy.fair_thread_pool import TurnStatistics
 from deployments.preprocess.tokenizer import CacheStatistics
 from routers.api.snapshot import (
     ControllerSnapshot,

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.gateway.telemetry.spans import OpenTelemetrySpans
-from deployments.gateway.telemetry.tracing import Tracing
 from deployments.gateway.tenancy.tenants import new_key
+from deployments.gateway.tracing import Tracing
 
 Describe = Callable[..., ModelDescription]
 DEVICE = {"runtime": "synthetic", "options": {"base_ms": 0}}

@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from deployments.gateway.telemetry.spans import OpenTelemetrySpans, otlp_processor
-from deployments.gateway.telemetry.tracing import Sampler, SpanTimes, Tracing
-from deployments.gateway.trace_context import TraceContext, parse
+from deployments.gateway.tracing import Sampler, SpanTimes, TraceContext, Tracing, parse
 
 TRACE, PARENT = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 HEADER = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -135,7 +134,7 @@ def test_without_a_collector_the_trace_is_passed_on_and_nothing_recorded():
     ("code", "unwanted"),
     [
         (
-            "from deployments.gateway.telemetry.tracing import Tracing; Tracing().begin({})",
+            "from deployments.gateway.tracing import Tracing; Tracing().begin({})",
             "opentelemetry",
         ),
         (

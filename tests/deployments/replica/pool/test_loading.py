@@ -16,10 +16,10 @@ import pytest
 from channel_net import Listener
 from fake_engines import until
 
-from deployments.contract.channel.frames import Kind
-from deployments.contract.channel.messages import (
+from deployments.contract.channel.frames import (
     BatchCall,
     Column,
+    Kind,
     decode_reply,
     encode_call,
     pack,

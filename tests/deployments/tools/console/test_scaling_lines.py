@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.tools.console.scaling_lines import model_lines, pool_line
+from deployments.tools.console.status_table import model_lines, pool_line
 
 
 def group(**more: Any) -> dict[str, Any]:

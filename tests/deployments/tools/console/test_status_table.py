@@ -71,6 +71,11 @@ def test_table_holds_every_figure_of_a_model() -> None:
     ]
 
 
+def test_a_gateway_that_says_nothing_any_more_is_marked() -> None:
+    said = shown({**SNAPSHOT, "gateways": 2, "silent": {"g1": 8.2}}).splitlines()[0]
+    assert said.endswith("2 gateways, 1 of them last seen 8.2 s ago")
+
+
 def test_what_waits_is_told_by_length_below_the_table() -> None:
     assert "[red]m waiting by length: 5 up to 32, 2 up to 512\n" in shown(SNAPSHOT)
     empty: ModelStatus = {**MODEL, "rows_by_bucket": {}, "rows_by_tenant": {}}

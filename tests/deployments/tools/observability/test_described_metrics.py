@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.telemetry.levels import GatewayLevels
 from deployments.gateway.telemetry.metrics import GatewayMetrics
-from deployments.tools.observability import slo
-from deployments.tools.observability.alerts import alerts, rule_groups
+from deployments.gateway.tenancy.fair_thread_pool import TurnStatistics
+from deployments.tools.observability.alerts import (
+    alerts,
+    annotations_of,
+    counted_outcomes,
+    rule_groups,
+)
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
-from deployments.tools.observability.queries import plain
-from deployments.tools.observability.rules_file import annotations_of
-from deployments.tools.observability.types import RecordedSeries
+from deployments.tools.observability.promql import RecordedSeries
+from tests.kube.prometheus import plain
 
 DOCS = Path(__file__).parents[4] / "docs"
 # What Prometheus adds to samples of a target.
@@ -63,7 +66,7 @@ def queries() -> Iterator[tuple[str, str]]:
         yield from ((rule.name, rule.query) for rule in group.rules)
     for dashboard in DASHBOARDS:
         for panel in dashboard.panels:
-            yield from ((panel.title, plain(query.promql, "1m")) for query in panel.queries)
+            yield from ((panel.title, plain(query.promql)) for query in panel.queries)
 
 
 @pytest.mark.parametrize(("where", "query"), queries())
@@ -123,7 +126,7 @@ def test_an_alert_says_what_and_where_to_look() -> None:
 
 
 def test_what_counts_against_a_promise_is_the_servers_doing() -> None:
-    assert slo.counted_outcomes() == (
+    assert counted_outcomes() == (
         "ok", "error", "expired", "failed", "lost", "not_finite", "not_ready", "shed",
     )  # fmt: skip
 

@@ -9,8 +9,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from deployments.settings_files.load import load
-from deployments.tools.plan.memory_parts import CONTEXT_MIB, GRAPHS_MIB
-from deployments.tools.plan.needs import MemoryOverrides, Need, needs
+from deployments.tools.plan.needs import CONTEXT_MIB, GRAPHS_MIB, MemoryOverrides, Need, needs
 
 CONFIG = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,

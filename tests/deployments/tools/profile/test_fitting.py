@@ -75,7 +75,7 @@ def test_a_device_without_noise_is_found_exactly() -> None:
     assert found.held is not None
     assert found.held.samples == 3
     assert found.held.p99 < 0.01
-    assert found.seconds(3, 40) == pytest.approx(law(3, 40), rel=0.01)
+    assert found.model.predict(3, 40) == pytest.approx(law(3, 40), rel=0.01)
 
 
 def test_what_the_grid_does_not_show_is_the_held_out_batches_error() -> None:

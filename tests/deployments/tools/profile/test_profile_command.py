@@ -13,7 +13,7 @@ from deployments import cli
 from deployments.replica.describe import runtime_settings
 from deployments.replica.stored_profile import identity_of, look_up
 from deployments.settings_files.load import load
-from deployments.tools.profile import chrome_trace, measure, sweep
+from deployments.tools.profile import measure, sweep
 from runtimes.synthetic import runtime as synthetic
 
 SETTINGS = """
@@ -64,32 +64,27 @@ def test_a_known_device_is_found_and_stored_for_serving(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     VirtualTime(monkeypatch)
-    lengths, trace, page = (file.parent / name for name in ("lengths", "trace.json", "page.html"))
+    lengths = file.parent / "lengths"
     lengths.write_text("\n".join(map(str, [4, 9, 20, 30, 60] * 20)))
-    words = ("--seconds", "4", "--json", "--lengths", lengths, "--trace", trace, "--html", page)
-    done = run(file, "device", *map(str, words))
+    done = run(file, "device", "--seconds", "4", "--json", "--lengths", str(lengths))
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     c = found["coefficients"]
     assert (c["launch_s"], c["row_s"], c["token_s"]) == pytest.approx((4e-3, 5e-4, 2e-5), rel=0.05)
     assert found["error"]["held_out"]["p99"] < 0.05
     assert [knee["width"] for knee in found["knees"]] == [16, 32, 48, 64]
-    assert [depth["clients"] for depth in found["depths"]] == [50, 100, 200]
     kept = stored(file)
     assert [list(point) for point in kept.points] == found["points"]
     assert list(kept.edges) == found["edges"]
     assert kept.edges[-1] == 64
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert {e["tid"] for e in events if e["ph"] == "X"} == {1, 2, 3}
-    assert page.read_text().startswith("<!doctype html>")
 
 
-def test_a_dry_run_prints_the_baseline_and_stores_nothing(file: Path) -> None:
+def test_a_dry_run_prints_the_tables_and_stores_nothing(file: Path) -> None:
     done = run(file, "--seconds", "1", "--dry-run")
     assert done.exit_code == 0, done.output
-    for figure in ("parameters and dtype", "peak memory of one request", "overhead per call",
-                   "preprocessing", "queue depth at 50/100/200 clients"):  # fmt: skip
-        assert f"| {figure} " in done.stdout
+    for said in ("throughput and latency by batch", "Knee: ", "Where the time of a batch goes",
+                 "Cost of a batch: ", "| the call "):  # fmt: skip
+        assert said in done.stdout
     assert "Nothing is stored (--dry-run)." in done.stdout
     assert stored(file) is None
 
@@ -113,7 +108,7 @@ def test_an_interruption_prints_what_there_is_and_stores_nothing(
     monkeypatch.setattr(sweep.Sweep, "_timed", until_ctrl_c)
     done = run(file, "--seconds", "60")
     assert done.exit_code == 130
-    assert "Throughput and latency by batch" in done.stdout
+    assert "throughput and latency by batch" in done.stdout
     assert "Stopped before the end: nothing is stored." in done.stdout
     assert stored(file) is None
 
@@ -123,8 +118,6 @@ def test_an_interruption_prints_what_there_is_and_stores_nothing(
     [
         (("gone",), "no model 'gone' there; it has device"),
         (("--lengths", "nowhere.txt"), "nowhere.txt: cannot be read"),
-        (("--trace", "/nowhere/at/all.json"), "/nowhere/at/all.json: its folder does not exist"),
-        (("--html", "/"), "/: is a folder; name a file in it"),
         (("--seconds", "0"), "0.0 is not in the range"),
         (("--seconds", "nan"), "is nan; must be a number of seconds"),
         (("--compare", ""), "--compare: is ''; must be some of"),
@@ -161,31 +154,8 @@ def test_a_model_that_does_not_load_exits_1_in_its_backends_words(file: Path) ->
     assert "Traceback" not in done.stderr
 
 
-def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    from deployments.tools.profile.findings import Findings
-
-    (tmp_path / "old.json").write_text("old")
-    with pytest.raises(AttributeError):
-        chrome_trace.write(Findings(None), tmp_path / "old.json")  # type: ignore[arg-type]
-    assert (tmp_path / "old.json").read_text() == "old"
-    assert [each.name for each in tmp_path.iterdir()] == ["old.json"]
-
-
-def test_an_engine_is_proposed_bounds_by_what_it_served_and_what_steps_take(file: Path) -> None:
-    # A step of n sequences takes 2 + 0.5 n ms: ten fit into 7 ms, eight of the measured ones.
-    file.write_text(
-        "models: {chat: {runtime: synthetic, task: generate, lengths: {max: 4096}, "
-        "slo: {tpot_ms: 7}, options: {base_ms: 2, per_sequence_us: 500, max_sequences: 32}}}\n"
-    )
-    trace = file.parent / "served.csv"
-    rows = "".join(f"{n},100,{20 if n < 9 else 1900}\n" for n in range(10))
-    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    done = run(file, "--lengths", str(trace), "--seconds", "3")
-    assert done.exit_code == 0, done.output
-    table = [[c.strip() for c in line.split("|")[1:-1]] for line in done.stdout.splitlines()
-             if line.startswith("|")]  # fmt: skip
-    assert table[-2:] == [["2,300", "0.00 %", "proposed"], ["120", "10.00 %", ""]]
-    assert "lengths.max is 4,096, more than they need" in done.stdout
-    assert "max_num_seqs: 8 instead of 32" in done.stdout
-    assert run(file).exit_code == 2
-    assert "--lengths is missing" in run(file).stderr
+def test_a_model_that_generates_is_refused_with_the_reason(file: Path) -> None:
+    file.write_text("models: {chat: {runtime: synthetic, task: generate}}\n")
+    done = run(file)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "chat generates: its engine forms the batches" in done.stderr

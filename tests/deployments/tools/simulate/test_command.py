@@ -166,20 +166,6 @@ def test_recording_is_parted_among_all_tenants_by_their_shares(scenario, tmp_pat
     assert as_json(file, "--trace", str(trace), "--set", "warmup_s=0") == trace_alone
 
 
-def test_run_is_drawn_on_a_page(scenario, tmp_path):
-    page = tmp_path / "run.html"
-    assert simulated(scenario, "--plot", str(page)).exit_code == 0
-    drawn = page.read_text()
-    assert drawn.startswith("<!doctype html>")
-    assert drawn.count('<svg class="plot"') == 4
-
-
-def test_picture_that_cannot_be_drawn_is_refused_before_the_run(scenario):
-    result = simulated(scenario, "--plot", "run.txt")
-    assert result.exit_code == 1
-    assert "must end in .html" in result.output
-
-
 def test_what_cannot_be_simulated_is_said_and_left_out(scenario):
     whole = simulated(scenario, "--json")
     changes = ("--set", "tenants.a.malformed=1.0", "--set", "output.fixed=9")

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from deployments.settings.plain import parse
-from deployments.tools.simulate.engines import Prompts
-from deployments.tools.simulate.sim_setup import SimSetupError, set_up
-from deployments.tools.simulate.simulated import show, show_fifo
+from deployments.tools.simulate.command import show, show_beside
+from deployments.tools.simulate.sim_setup import Prompts, SimSetupError, set_up
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import check
@@ -60,9 +59,8 @@ def test_first_tokens_and_each_one_after_are_shown():
     assert not any(end.left_over.values())
     out = StringIO()
     show("mix", end, Console(file=out, width=120))
-    show_fifo(end, Console(file=out, width=120))
+    show_beside("the same", end, Console(file=out, width=120))
     assert "first p99" in out.getvalue()
-    assert "straight to the engines, in turn" in out.getvalue()
 
 
 def test_the_same_runs_straight_to_the_engines():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import GroupTerms, ModelTerms, PoolTerms, ScalingSettings
-from deployments.tools.simulate.fleet import Fleet
-from deployments.tools.simulate.scaling_controller import ScalingController, ScalingSetup
-from deployments.tools.simulate.scaling_record import ScalingRecord
-from deployments.tools.simulate.sim_pool import SimPool
+from deployments.tools.simulate.fleet import Fleet, SimPool
+from deployments.tools.simulate.scaling import ScalingController, ScalingRecord, ScalingSetup
 from routers.simulation.devices import SimDevice
 
 

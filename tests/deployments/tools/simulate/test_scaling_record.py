@@ -6,7 +6,7 @@ import pytest
 
 from autoscaling.types import GroupTarget, ModelDecision, Reason
 from deployments.tools.simulate.fleet import Fleet
-from deployments.tools.simulate.scaling_record import ScalingRecord
+from deployments.tools.simulate.scaling import ScalingRecord
 from routers.simulation.devices import SimDevice
 
 

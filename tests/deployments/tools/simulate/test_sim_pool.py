@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoscaling.types import PoolDecision
-from deployments.tools.simulate.sim_pool import SimPool
+from deployments.tools.simulate.fleet import SimPool
 from routers.simulation.devices import SimDevice
 from routers.simulation.running_set import Drain, Join
 

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from deployments.tools.verify.drift import around, drifts, tensor_error
+from deployments.tools.verify.layers import around, drifts, tensor_error
 from runtimes.layers import Layer
 
 ONES = np.ones(4, np.float32)

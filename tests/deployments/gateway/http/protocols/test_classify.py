@@ -12,7 +12,7 @@ import pytest
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
 from deployments.gateway.http.protocols import classify
-from deployments.gateway.http.protocols.types import ClassifyCall
+from deployments.gateway.http.protocols.tensors import ClassifyCall
 
 Describe = Callable[..., ModelDescription]
 CLASSES = Classes("logits", ("cat", "dog", "eel"), 2, 1.0, 0.0, False)

@@ -9,7 +9,7 @@ from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import metadata
 from deployments.gateway.http.protocols.metadata import ModelState
-from deployments.gateway.tenancy.tenants import Reader
+from deployments.gateway.tenancy.tenants import PageReader
 
 Describe = Callable[..., ModelDescription]
 STATES = [ModelState("a", "1", True), ModelState("b", "", False, "warming")]
@@ -71,12 +71,14 @@ def test_openais_list_has_the_adapters_that_its_reader_may_use(description: Desc
     engine = Generating(100, 400, 8, adapters=("sql", "law"))
     page = metadata.openai_models(
         [description(name="chat", generating=engine)],
-        Reader(models=frozenset({"chat:law"})).may_use,
+        PageReader(models=frozenset({"chat:law"})).may_use,
     )
     base, law = json.loads(page.body)["data"]
     assert (base["id"], law["id"], law["parent"]) == ("chat", "chat:law", "chat")
     assert "parent" not in base
-    every = metadata.openai_models([description(name="chat", generating=engine)], Reader().may_use)
+    every = metadata.openai_models(
+        [description(name="chat", generating=engine)], PageReader().may_use
+    )
     assert [m["id"] for m in json.loads(every.body)["data"]] == ["chat", "chat:sql", "chat:law"]
 
 

@@ -14,8 +14,14 @@ from hypothesis.extra import numpy as hnp
 
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import open_inference
-from deployments.gateway.http.protocols.tensors import DTYPES, MAX_RANK
-from deployments.gateway.http.protocols.types import InferAnswer, InferCall, RequestedOutput, Tensor
+from deployments.gateway.http.protocols.tensors import (
+    DTYPES,
+    MAX_RANK,
+    InferAnswer,
+    InferCall,
+    RequestedOutput,
+    Tensor,
+)
 
 JSON_TYPES = sorted(set(DTYPES) - {"FP16", "BF16", "BYTES"})
 

@@ -13,8 +13,14 @@ from hypothesis.extra import numpy as hnp
 
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import open_inference
-from deployments.gateway.http.protocols.tensors import DTYPES, pack
-from deployments.gateway.http.protocols.types import InferAnswer, InferCall, RequestedOutput, Tensor
+from deployments.gateway.http.protocols.tensors import (
+    DTYPES,
+    InferAnswer,
+    InferCall,
+    RequestedOutput,
+    Tensor,
+    pack,
+)
 
 FIXED = sorted(set(DTYPES) - {"BYTES"})
 

@@ -12,7 +12,7 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import openai_embeddings
 from deployments.gateway.http.protocols.openai_embeddings import MAX_INPUTS
-from deployments.gateway.http.protocols.types import EmbeddingsCall
+from deployments.gateway.http.protocols.tensors import EmbeddingsCall
 
 
 def decode(given: Any, **more: Any) -> EmbeddingsCall:

@@ -23,9 +23,9 @@ from deployments.gateway.http.protocols import (
     triton,
 )
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
-from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
+from deployments.gateway.http.protocols.tensors import ClassifyCall, InferAnswer, InferCall, Tensor
 from deployments.gateway.http.row_conversion import split
-from deployments.gateway.telemetry.inference_statistics import (
+from deployments.gateway.telemetry.metrics import (
     BatchSizeStatistics,
     ModelStatistics,
 )

@@ -12,15 +12,15 @@ import pytest
 
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
+from deployments.gateway.http import large_answers
+from deployments.gateway.http.large_answers import LargeAnswer
 from deployments.gateway.http.protocols import (
     classify,
     open_inference,
     openai_embeddings,
-    pieces,
     predict,
 )
-from deployments.gateway.http.protocols.pieces import LargeAnswer
-from deployments.gateway.http.protocols.types import (
+from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
     EmbeddingsCall,
     Encoded,
@@ -42,8 +42,8 @@ def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Steps of a few elements, and those that there are."""
     if request.param == 3:
         for module, name, size in [
-            (pieces, "STEP", 3), (pieces, "TEXT_STEP", 4), (classify, "STEP", 3),
-            (pieces, "PIECE_BYTES", 8), (open_inference, "PIECE_BYTES", 8),
+            (large_answers, "STEP", 3), (large_answers, "TEXT_STEP", 4), (classify, "STEP", 3),
+            (large_answers, "PIECE_BYTES", 8), (open_inference, "PIECE_BYTES", 8),
             (classify, "_LABELS_STEP", 2), (openai_embeddings, "_BASE64_STEP", 6),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, size)

@@ -13,10 +13,10 @@ import pytest
 
 from deployments.contract.errors import BadRequest, BodyTooLarge
 from deployments.gateway.http.protocols import (
+    json_body,
     open_inference,
     openai_embeddings,
     predict,
-    slices,
     tensors,
 )
 from deployments.gateway.http.protocols.tensors import from_json, row_from_json
@@ -77,7 +77,7 @@ class Tape:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded = [0]
-        monkeypatch.setattr(slices.Breaks, "take", lambda _: self.decoded.append(0))
+        monkeypatch.setattr(json_body.Breaks, "take", lambda _: self.decoded.append(0))
         for module in (slices, tensors):
             monkeypatch.setattr(module, "_decoder", self._heard(module._decoder))
 
@@ -100,7 +100,7 @@ def test_never_more_than_a_slice_is_decoded_before_others_get_a_turn(
     assert (from_json(data, "ids", "INT64", shape) == 12345).all()
     assert sum(tape.decoded) >= len(memoryview(data)) - 1000
     # A slice ends behind the number that reaches it; brackets are put around it.
-    assert max(tape.decoded) <= slices.SLICE_BYTES + len("[12345]")
+    assert max(tape.decoded) <= json_body.SLICE_BYTES + len("[12345]")
 
 
 def test_one_number_of_many_digits_is_refused() -> None:
@@ -110,11 +110,11 @@ def test_one_number_of_many_digits_is_refused() -> None:
 
 
 def test_rows_beyond_the_most_are_not_made() -> None:
-    assert [bytes(each) for each in slices.rows(msgspec.Raw(b'[1,null,"a"]'), 3)] == [
+    assert [bytes(each) for each in json_body.rows(msgspec.Raw(b'[1,null,"a"]'), 3)] == [
         b"1", b"null", b'"a"',
     ]  # fmt: skip
-    assert len(slices.rows(msgspec.Raw(b"[" + b"1," * 5000 + b"1]"), 3)) == 4
-    assert len(slices.rows(msgspec.Raw(b"[" + b"1," * 5000 + b"1]"), 5001)) == 5001
+    assert len(json_body.rows(msgspec.Raw(b"[" + b"1," * 5000 + b"1]"), 3)) == 4
+    assert len(json_body.rows(msgspec.Raw(b"[" + b"1," * 5000 + b"1]"), 5001)) == 5001
 
 
 def test_a_long_request_is_what_a_short_one_is() -> None:

@@ -1,1 +1,0 @@
-"""What Headrace is made of: `python -m deployments.tools.supply_chain lock | audit | bill`."""
