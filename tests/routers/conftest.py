@@ -15,6 +15,15 @@ from routers.api.settings import DispatcherSettings
 from routers.core.dispatcher import Dispatcher
 
 
+def sent(actions: list[Action]) -> list[Dispatch]:
+    return [each for each in actions if isinstance(each, Dispatch)]
+
+
+def requests_of(*actions: Action) -> list[list[int]]:
+    """The requests of each batch that was sent."""
+    return [[request for request, _ in each.rows] for each in sent(list(actions))]
+
+
 @dataclass
 class Driver:
     """Time stands until a step says otherwise. `timer` is what the one timer is set to."""

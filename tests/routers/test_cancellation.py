@@ -2,12 +2,9 @@
 
 import pytest
 
-from routers.api.actions import Abort, Dispatch
+from routers.api.actions import Abort
 from routers.api.requests import LeaseEnd
-
-
-def requests_of(*actions):
-    return [[request for request, _ in each.rows] for each in actions if isinstance(each, Dispatch)]
+from tests.routers.conftest import requests_of
 
 
 def test_cancelled_row_leaves_the_queue_at_once(start):

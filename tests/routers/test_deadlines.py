@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routers.api.actions import Abort, Dispatch, Evict, Reject
+from routers.api.actions import Abort, Evict, Reject
 from routers.api.requests import LeaseEnd, Reason, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.estimates.groups import Turnaround
@@ -13,11 +13,7 @@ from routers.state.flows import Flow, Flows
 from routers.state.request_queue import RequestQueue, TenantShare
 from routers.state.rows import Row, TrackedRequest
 from routers.state.timers import Timers
-
-
-def requests_of(*actions):
-    return [[request for request, _ in each.rows] for each in actions if isinstance(each, Dispatch)]
-
+from tests.routers.conftest import requests_of
 
 # ---- expiry
 

@@ -15,12 +15,9 @@ from routers.policies.hedging import Finding, Hedging
 from routers.policies.outliers import Outliers, Verdict
 from routers.policies.silence import Silence
 from routers.state.replica_state import Lease, ReplicaState
+from tests.routers.conftest import sent
 
 TAKES_S = 0.01
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 class Seen:

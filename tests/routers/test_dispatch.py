@@ -2,15 +2,11 @@
 
 import pytest
 
-from routers.api.actions import Dispatch, WakeAt
+from routers.api.actions import WakeAt
 from routers.api.events import Arrive, Closed, Opened, Reconfigure, Tick
 from routers.api.requests import LeaseEnd, Report, Request
 from routers.api.settings import DispatcherSettings
-
-
-def requests_of(*actions):
-    return [[request for request, _ in each.rows] for each in actions if isinstance(each, Dispatch)]
-
+from tests.routers.conftest import requests_of
 
 # ---- late binding
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from routers.api.actions import Abort, Dispatch, Evict
+from routers.api.actions import Abort, Evict
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import HedgeParameters
+from tests.routers.conftest import sent
 
 OFF = HedgeParameters("off", budget=0.0)
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 def batch(start, *, replicas=("a", "b"), **more):

@@ -13,7 +13,7 @@ from routers.api.errors import BadRequestEvent
 from routers.api.events import PeersServed
 from routers.api.requests import Generation, LeaseEnd, Reason, Report, Tokens
 from routers.api.settings import GenerationParameters
-from tests.routers.conftest import Driver
+from tests.routers.conftest import Driver, sent
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
 # A weighted token is worth a millisecond, a prompt token takes a tenth of one to read.
@@ -28,10 +28,6 @@ def begin(start: Start, *ids: str, capacity: float = 10_000, **more: Any) -> Dri
     driver = start(**settings)
     driver.streams(*(ids or ("a",)), capacity=capacity, max_leases=max_leases)
     return driver
-
-
-def sent(actions: list[Action]) -> list[Dispatch]:
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 def one(actions: list[Action]) -> Dispatch:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from routers.api.actions import Dispatch
 from routers.api.errors import BadSettings
 from routers.api.events import Replicas
 from routers.api.requests import LeaseEnd, Replica, ReplicaKind
 from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings, validate
 from routers.estimates.groups import ReplicaGroups
+from tests.routers.conftest import sent
 
 EDGES = (32, 128, 512)
 
@@ -36,10 +36,6 @@ def two(start):
         return core
 
     return make
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 def groups_of(*groups, **more):

@@ -2,14 +2,11 @@
 
 import pytest
 
-from routers.api.actions import Abort, Dispatch, Evict
+from routers.api.actions import Abort, Evict
 from routers.api.events import Opened
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import HedgeParameters
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
+from tests.routers.conftest import sent
 
 
 def pool(start, *ids, capacity=1, slots_used=True, **hedge):

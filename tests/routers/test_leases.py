@@ -9,11 +9,7 @@ from routers.api.errors import BadRequestEvent, BadSettings
 from routers.api.events import Close, Progress, Reconfigure
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import DispatcherSettings
-
-
-def requests_of(*actions):
-    return [[request for request, _ in each.rows] for each in actions if isinstance(each, Dispatch)]
-
+from tests.routers.conftest import requests_of
 
 # ---- streams
 

@@ -2,16 +2,12 @@
 
 import pytest
 
-from routers.api.actions import Dispatch
 from routers.api.events import Reconfigure
 from routers.api.requests import LeaseEnd
 from routers.api.settings import HedgeParameters, OutlierParameters
+from tests.routers.conftest import sent
 
 IDS = ("a", "b", "c", "d")
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 class Pool:

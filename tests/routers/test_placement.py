@@ -4,10 +4,7 @@ import pytest
 
 from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
+from tests.routers.conftest import sent
 
 
 def answered(core, lease, service_s=0.01):

@@ -2,13 +2,10 @@
 
 import pytest
 
-from routers.api.actions import Abort, Dispatch
+from routers.api.actions import Abort
 from routers.api.events import Opened
 from routers.api.requests import LeaseEnd
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
+from tests.routers.conftest import sent
 
 
 def full(start, staged=2, **settings):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from routers.api.actions import Action, Dispatch
+from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd, Tokens
 from routers.api.settings import GenerationParameters, HedgeParameters, OutlierParameters
 from routers.estimates.engine_speed import ReplicaPace
-from tests.routers.conftest import Driver
+from tests.routers.conftest import Driver, sent
 
 Start = Callable[..., Driver]
 FIXED = GenerationParameters(tokens_per_s=1000.0, output_tokens=20)
@@ -56,10 +56,6 @@ def test_slowdown_follows_verdicts_and_is_forgotten_with_the_replica() -> None:
 
 
 # ---- what follows from it
-
-
-def sent(actions: list[Action]) -> list[Dispatch]:
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 class Pool:

@@ -1,11 +1,7 @@
 """A replica that is taken away finishes what it has, and nothing else waits for it."""
 
-from routers.api.actions import Dispatch
 from routers.api.requests import LeaseEnd, Tokens
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
+from tests.routers.conftest import sent
 
 
 def test_what_waits_goes_elsewhere_while_the_victim_finishes(start):

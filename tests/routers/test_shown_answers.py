@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from routers.api.actions import Abort, Action, Dispatch, Evict
+from routers.api.actions import Abort, Dispatch, Evict
 from routers.api.events import Close
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import (
@@ -16,16 +16,12 @@ from routers.api.settings import (
     OutlierParameters,
     SilenceParameters,
 )
-from tests.routers.conftest import Driver
+from tests.routers.conftest import Driver, sent
 
 Start = Callable[..., Driver]
 LEARNT = GenerationParameters(tokens_per_s=1000.0, prompt_tokens_per_s=10_000.0, output_tokens=20)
 ALONE = HedgeParameters("off", budget=10.0)
 INTERRUPTED = [Evict(1, Reason.INTERRUPTED)]
-
-
-def sent(actions: list[Action]) -> list[Dispatch]:
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 def begin(start: Start, *ids: str, hedge: HedgeParameters = ALONE, **more: object) -> Driver:

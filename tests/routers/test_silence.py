@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from routers.api.actions import Abort, Dispatch, Evict
+from routers.api.actions import Abort, Evict
 from routers.api.events import Close, Heard, Opened, Replicas
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import GenerationParameters, HedgeParameters, SilenceParameters
+from tests.routers.conftest import sent
 
 TAKES_S = 0.01
 OFF = HedgeParameters("off", budget=0.0)
-
-
-def sent(actions):
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 def rows_of(actions):

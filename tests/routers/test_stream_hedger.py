@@ -11,7 +11,7 @@ from routers.api.actions import Abort, Action, Dispatch, Evict
 from routers.api.events import Opened
 from routers.api.requests import LeaseEnd, Reason, Tokens
 from routers.api.settings import GenerationParameters, HedgeParameters
-from tests.routers.conftest import Driver
+from tests.routers.conftest import Driver, sent
 
 Start = Callable[..., Driver]
 EDGES = (64, 256, 1024)
@@ -19,10 +19,6 @@ EDGES = (64, 256, 1024)
 FIXED = GenerationParameters(tokens_per_s=1000.0, prompt_tokens_per_s=10_000.0, output_tokens=20)
 FIRST_S = 0.01  # of a prompt of 100 tokens
 COST_S = (100 + 2) / 1000  # of reading it twice, and a token
-
-
-def sent(actions: list[Action]) -> list[Dispatch]:
-    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 def aborted(actions: list[Action]) -> list[int]:

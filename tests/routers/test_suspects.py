@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from routers.api.actions import Dispatch, Evict
+from routers.api.actions import Evict
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import HedgeParameters
 from routers.policies.suspects import MAX_RUNS
+from tests.routers.conftest import sent
 
 HOLD_S = 20.0
-
-
-def sent(actions):
-    return [action for action in actions if isinstance(action, Dispatch)]
 
 
 def lost_one_of_two(start, timeout_s=100.0):

@@ -36,7 +36,7 @@ KERNEL_S, HANG_S = 2.0, 65.0
 WATCHED = SilenceParameters()
 UNWATCHED = SilenceParameters(mode="off")
 SILENCES = (("off", UNWATCHED), ("suspend", WATCHED))
-WATCHED_STREAMS = SilenceParameters(min_s=2.5)  # as a gateway sets it
+WATCHED_STREAMS = SilenceParameters(least_s=2.5)  # as a gateway sets it
 CHATS = Kind("chats", 10.0, (4000, 12000), (20, 60), slo_s=2.0, timeout_s=30.0)
 
 
