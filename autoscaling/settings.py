@@ -104,7 +104,8 @@ class PoolTerms:
     min: int = 0
     max: int = 0
     memory_bytes: int = 1 << 30  # for the weights that one replica holds at once
-    # A loaded model stays at least `residency_s`, and at least this many times its load time.
+    # A loaded model stays at least `residency_s`, and at least this many times its load time, so
+    # that loading takes no more than a tenth of its stay.
     residency_s: float = 10.0
     residency_loads: float = 10.0
     needs: Needs = Needs()

@@ -205,9 +205,7 @@ def scale(model: str, replicas: int | None, group: str, where: Where) -> None:
 
     N lies within the model's bounds (replicas.min and max); 0 is none, where it may sleep.
     """
-    from deployments.control.manual_target import ManualTarget
-
-    call("deployments.tools.change", "scale", ManualTarget(model, group, replicas), where)
+    call("deployments.tools.change", "scale", model, group, replicas, where)
 
 
 @main.command(epilog="Example: headrace logs minilm --since 10m --follow")

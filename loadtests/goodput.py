@@ -5,15 +5,26 @@ the highest such rate, bisection narrows it down. One run proves little, so each
 the majority of up to `repeats` runs, and at the end both bounds are run in turn until each has had
 `repeats` runs. The answer is an interval: up to `holds` every run held; at `fails` most did not.
 
-Pure but for `measure`, which plays a load at a rate, waits until the server is idle again, and
-gives the share in time.
+The search is pure but for `measure`, which plays a load at a rate, waits until the server is idle
+again, and gives the share in time. `ScenarioTrials` is the one that plays a scenario, all of whose
+callers call more or less often, in proportion.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from math import inf, sqrt
+from pathlib import Path
+
+from loadtests.results.record import Record
+from loadtests.run import PreparedRun
+from loadtests.traffic.plan import TrafficPlan
+from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.scenario_file import ScenarioErrors
+from loadtests.traffic.scenario_traffic import ArrivalsPart
 
 LEAST = 0.99
 MAX_HALVINGS = 10
@@ -138,3 +149,84 @@ class _Runs:
         share = self.measure(rate)
         self.shares.setdefault(rate, []).append(share)
         self.trials.append(RateTrial(rate, share))
+
+
+# ---- a scenario at a rate ------------------------------------------------------------------------
+
+
+class GeneratorBehind(RuntimeError):
+    """This machine cannot send at the rate, so the measurement does not tell about the server."""
+
+
+@dataclass(slots=True)
+class ScenarioTrials:
+    """`measure` for `search`. Each run has another seed. Between runs the server gets time to
+    become idle: after a run in which callers gave up, it may still work for them for as long as
+    their timeout. A run in which the generator fell behind is repeated once. `told`: hears of each
+    run's rate and record."""
+
+    ready: PreparedRun
+    pause_s: float = 2.0
+    told: Callable[[float, Record], None] = lambda rate, record: None
+    sleep: Callable[[float], None] = time.sleep
+    _own_rate: float = field(init=False)
+    _numbers: count[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        """Raises ScenarioErrors and TraceError."""
+        self._own_rate = rate_of(self.ready.scenario, self.ready.options.scenario.parent)
+
+    def measure(self, rate: float) -> float:
+        """Raises GeneratorBehind, TraceError and WorkerLost."""
+        record = self._played(rate)
+        if record.client.behind:
+            record = self._played(rate)
+        if record.client.behind:
+            raise GeneratorBehind(f"at {rate:.4g}/s {record.client.behind}")
+        total = record.total()
+        self.told(rate, record)
+        return total.in_slo / total.offered if total.offered else 0.0
+
+    def _played(self, rate: float) -> Record:
+        scenario = scaled(self.ready.scenario, rate / self._own_rate)
+        scenario = scenario.model_copy(update={"seed": scenario.seed + next(self._numbers)})
+        record = replace(self.ready, scenario=scenario).play()
+        gave_up = "timeout" in record.total().reasons
+        self.sleep(self.pause_s + (self.ready.options.timeout_s if gave_up else 0.0))
+        return record
+
+
+def rate_of(scenario: Scenario, folder: Path) -> float:
+    """First tries a second of the measured time, so that bursts, ramps and recordings count as they
+    are. Raises ScenarioErrors where nobody calls at a rate, and TraceError."""
+    arrivals = [scenario.arrivals_of(tenant) for _, tenant in scenario.callers()]
+    if any(each is not None and each.process == "closed" for each in arrivals):
+        raise ScenarioErrors("a closed loop has no rate; give the scenario arrivals that have one")
+    planned = TrafficPlan(scenario, folder).requests()
+    count = sum(each.at_s >= scenario.warmup_s for each in planned)
+    if not count:
+        raise ScenarioErrors("the scenario sends nothing in its measured time")
+    return count / scenario.duration_s
+
+
+def scaled(scenario: Scenario, factor: float) -> Scenario:
+    tenants = {
+        name: tenant.model_copy(update={"arrivals": _scaled(tenant.arrivals, factor)})
+        for name, tenant in scenario.tenants.items()
+    }
+    arrivals = _scaled(scenario.arrivals, factor)
+    return scenario.model_copy(update={"arrivals": arrivals, "tenants": tenants})
+
+
+def _scaled(arrivals: ArrivalsPart | None, factor: float) -> ArrivalsPart | None:
+    if arrivals is None:
+        return None
+    steps = [s.model_copy(update={"rate": s.rate * factor}) for s in arrivals.steps]
+    return arrivals.model_copy(
+        update={
+            "rate": None if arrivals.rate is None else arrivals.rate * factor,
+            "speed": arrivals.speed * factor if arrivals.process == "trace" else arrivals.speed,
+            "steps": tuple(steps),
+            "plus": tuple(_scaled(each, factor) for each in arrivals.plus),
+        }
+    )

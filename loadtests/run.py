@@ -18,9 +18,8 @@ from typing import Any
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Endpoint, Wire, WireError
 from loadtests.results.record import Client, Record
-from loadtests.results.recorder import RecordingRules, RunRecorder
+from loadtests.results.recorder import RecordingRules, RunRecorder, TokenLimits
 from loadtests.results.report_table import this_machine
-from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic import scenario_file
 from loadtests.traffic.scenario import Scenario
 from loadtests.workers import Glimpse, Order, WorkerResult, play

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from loadtests.benches.server import command_line
 from loadtests.results.record import Record, TenantLengthStats
 from loadtests.results.report_table import Cell, Table
 from loadtests.run import PreparedRun
@@ -24,17 +25,30 @@ class NotSimulated(ValueError):
     """The simulator refused the scenario; says why."""
 
 
-def simulated(ready: PreparedRun) -> dict[str, Any]:
+def command_line() -> list[str]:
+    """The installed `headrace`, or the same entry point if it is not installed."""
+    installed = Path(sys.executable).with_name("headrace")
+    if installed.exists():
+        return [str(installed)]
+    return [sys.executable, "-c", "from deployments.cli import main; main(prog_name='headrace')"]
+
+
+def simulate(path: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """What `headrace simulate --json` prints. Raises NotSimulated."""
-    options = ready.options
-    changes = [part for each in options.changes for part in ("--set", each)]
-    trace = ["--trace", str(options.trace)] if options.trace else []
-    command = [*command_line(), "simulate", str(options.scenario), "--json", *changes, *trace]
+    command = [*command_line(), "simulate", str(path), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NotSimulated(done.stderr.strip() or f"headrace simulate exited {done.returncode}")
+        said = done.stderr.strip()[-2000:]
+        raise NotSimulated(said or f"headrace simulate exited {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def simulated(ready: PreparedRun) -> dict[str, Any]:
+    """Raises NotSimulated."""
+    changes = [part for each in ready.options.changes for part in ("--set", each)]
+    trace = ["--trace", str(ready.options.trace)] if ready.options.trace else []
+    return simulate(ready.options.scenario, [*changes, *trace])
 
 
 def side_by_side(record: Record, found: Mapping[str, Any]) -> list[Table]:

@@ -18,7 +18,7 @@ from runtimes.types import TensorSpec
 class CrashTerms:
     """How rows that end replicas are treated."""
 
-    refuse_s: float = 600.0  # how long a quarantined row is refused
+    refuse_s: float = 600.0  # how long a quarantined row is refused: longer than callers repeat it
     tenant_budget: int = 8  # replicas that a tenant's rows may end in `refuse_s`; 0: no bound
     hold_s: float = 30.0  # how long a suspected prompt that streams may wait for its turn
 

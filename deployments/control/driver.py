@@ -20,21 +20,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace as changed
 
 from deployments.contract.listed import Entry, Version
 from deployments.contract.rollout.account import RolloutAccount, RolloutRecord
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
+from deployments.control.application_list import AppList, beside_others, ours
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Applications
-from deployments.control.listed import Listed
-from deployments.control.merging import beside_others, ours
-from deployments.control.plan import ended, is_canary, over, terms_of
-from deployments.control.rollout_reasons import ANOTHER, STILL_IN_FILE
+from deployments.control.plan import ANOTHER, STILL_IN_FILE, ended, is_canary, over, terms_of
+from deployments.control.served_models import ServedModels
 from deployments.control.writing import GAP_S
 from deployments.process import audit
 from deployments.process.audit import AuditLine
@@ -46,36 +44,6 @@ _DRAINS_S = 10.0
 _ENDED = ("aborted", "promoted")  # phases of an account
 _SOURCE = "Serve's list of applications"
 logger = logging.getLogger("headrace.rollouts")
-Change = Callable[[Listed, Entry], Listed]
-
-
-class Served(Protocol):
-    """What this needs of the cluster (`ServedModels`). Each call raises ClusterError where there is
-    no answer in time."""
-
-    def details(self) -> dict[str, Any]: ...
-
-    def put(self, config: dict[str, Any]) -> None: ...
-
-    def follow(self, applications: Applications) -> None: ...
-
-    def rollouts(self) -> list[RolloutAccount]: ...
-
-    def begin_rollout(self, model: str, terms: RolloutTerms) -> int: ...
-
-    def promote(self, model: str) -> bool: ...
-
-    def finish_rollout(self, model: str) -> bool: ...
-
-    def abort_rollout(self, model: str, why: str) -> bool: ...
-
-    def cannot_start(self, names: Collection[str]) -> dict[str, str]: ...
-
-    def runs(self, name: str) -> bool: ...
-
-    def held(self, name: str) -> int: ...
-
-    def forget(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +72,16 @@ class _Model:
 
 
 class Driver:
-    """`tick` looks at all models once. `clock`: monotonic seconds."""
+    """`tick` looks at all models once. Raises ClusterError where there is no answer in time.
+    `clock`: monotonic seconds."""
 
-    def __init__(self, served: Served, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, served: ServedModels, clock: Callable[[], float] = time.monotonic) -> None:
         self._served = served
         self._clock = clock
         self._since: dict[tuple[str, int, str], float] = {}  # by model, entry's id and stage
-        self._last = Listed()  # the list with the highest revision
+        self._last = AppList()  # the list with the highest revision
         self._ends: list[tuple[str, Entry, str]] = []  # to be told once the list is put
-        self._steps: dict[str, Callable[[_Model, Listed], Listed]] = {
+        self._steps: dict[str, Callable[[_Model, AppList], AppList]] = {
             "replacing": self._replace, "starting": self._start, "judged": self._judge,
             "promoting": self._promote, "leaving": self._leave,
         }  # fmt: skip
@@ -121,10 +90,8 @@ class Driver:
         """Raises ClusterError where the cluster does not answer; the next tick does what this one
         did not."""
         asked, details = self._clock(), self._served.details()
-        listed = Listed.of(ours(details))
-        if listed.own is None:
-            return
-        if self._fenced(listed, details):
+        listed = AppList.of(ours(details))
+        if listed.own is None or self._undo_stale(listed, details):
             return
         self._served.follow(listed.applications)
         busy = {n: each for n, each in listed.entries.items() if each.stage != "over"}
@@ -133,26 +100,18 @@ class Driver:
         if not busy or listed.control.lease is not None:
             return
         accounts = {account["model"]: account for account in self._served.rollouts()}
-        follows, fault = self._stepped(listed, busy, accounts)
+        follows, fault = listed, None
+        for name, entry in busy.items():
+            model = self._model(name, entry, accounts.get(name))
+            try:
+                follows = self._steps[entry.stage](model, self._with_record(model, follows))
+            except ClusterError as silence:  # the others go on
+                fault = silence
         if follows is not listed and self._clock() - asked <= GAP_S:
             self._put(follows, details)
         self._ends.clear()
         if fault is not None:
             raise fault
-
-    def _stepped(
-        self, listed: Listed, busy: Mapping[str, Entry], accounts: Mapping[str, RolloutAccount]
-    ) -> tuple[Listed, ClusterError | None]:
-        """The list that follows. A model that cannot go on keeps none of the others; its fault is
-        returned."""
-        follows, fault = listed, None
-        for name, entry in busy.items():
-            model = self._model(name, entry, accounts.get(name))
-            try:
-                follows = self._steps[entry.stage](model, self._noted(model, follows))
-            except ClusterError as silence:
-                fault = silence
-        return follows, fault
 
     def _model(self, name: str, entry: Entry, account: RolloutAccount | None) -> _Model:
         began = self._since.setdefault((name, entry.id, entry.stage), self._clock())
@@ -160,7 +119,7 @@ class Driver:
         own = account if account is not None and account["number"] == entry.rollout else None
         return _Model(name, entry, settings, own, self._clock() - began)
 
-    def _fenced(self, listed: Listed, details: Mapping[str, Any]) -> bool:
+    def _undo_stale(self, listed: AppList, details: Mapping[str, Any]) -> bool:
         """Whether the list was stale, and the last one was put again."""
         revision, highest = listed.control.revision, self._last.control.revision
         if revision is None or highest is None or revision >= highest:
@@ -173,26 +132,27 @@ class Driver:
         self._put(self._last, details)
         return True
 
-    def _put(self, follows: Listed, details: Mapping[str, Any]) -> None:
+    def _put(self, follows: AppList, details: Mapping[str, Any]) -> None:
         follows = follows.with_control(revision=(self._last.control.revision or 0) + 1)
         self._served.put(beside_others(follows.all().values(), details))
         self._last = follows
         for name, entry, why in self._ends:
-            _tell_end(name, entry, why)
+            _record_end(name, entry, why)
 
     # ---- the steps of one model; each returns the list that follows ----------------------------
 
-    def _noted(self, model: _Model, listed: Listed) -> Listed:
+    def _with_record(self, model: _Model, listed: AppList) -> AppList:
         """With the registry's account, if the rollout has taken a step."""
         account, entry = model.account, model.entry
         if account is None or entry.record is None or not is_canary(entry):
             return listed
-        if _step(entry.record) == _step(account):
+        before = entry.record["phase"], entry.record["step"]
+        if before == (account["phase"], account["step"]):
             return listed
         record = RolloutRecord(**account, id=entry.id, over=False)
         return listed.with_entry(model.name, changed(entry, record=record))
 
-    def _replace(self, model: _Model, listed: Listed) -> Listed:
+    def _replace(self, model: _Model, listed: AppList) -> AppList:
         listed = self._without_canary(model, listed)
         if listed.has(model.canary):
             return listed
@@ -212,7 +172,7 @@ class Driver:
         self._ends.append((name, entry, why))
         return listed.with_entry(name, over(changed(entry, why=why)))
 
-    def _start(self, model: _Model, listed: Listed) -> Listed:
+    def _start(self, model: _Model, listed: AppList) -> AppList:
         """A rollout that the registry still has is of an earlier canary of the model."""
         self._served.abort_rollout(model.name, ANOTHER)
         if model.entry.asked:
@@ -223,7 +183,7 @@ class Driver:
             return listed
         return self._begin(model, listed)
 
-    def _begin(self, model: _Model, listed: Listed) -> Listed:
+    def _begin(self, model: _Model, listed: AppList) -> AppList:
         """Anew, if the registry has lost it."""
         number = self._served.begin_rollout(model.name, model.terms)
         entry = listed.entries[model.name]
@@ -233,43 +193,39 @@ class Driver:
             return listed
         return listed.with_entry(model.name, changed(entry, rollout=number, stage=stage))
 
-    def _judge(self, model: _Model, listed: Listed) -> Listed:
+    def _judge(self, model: _Model, listed: AppList) -> AppList:
         account = model.account
         if account is None:
             begun = self._begin(model, listed)
-            self._told_again(model)
+            self._repeat_decision(model)
             return begun
         if account["phase"] == "aborted":
             return self._end(model, listed, account["why"])
-        if account["phase"] == "promoting":
-            return self._in_place(model, listed)
+        if account["phase"] == "promoting":  # the new version starts in the live one's place
+            entry = changed(listed.entries[model.name], stage="promoting")
+            return listed.with_version(model.name, _known(entry.new)).with_entry(model.name, entry)
         if account["phase"] == "promoted":  # it was, but another list undid it
             begun = self._begin(model, listed)
             self._served.promote(model.name)
             return begun
-        if self._told_again(model):
+        if self._repeat_decision(model):
             return listed
         if account["phase"] == "checking" and model.since_s > model.limit_s:
             self._served.abort_rollout(model.name, f"it was not ready within {model.limit_s:g} s")
         return listed
 
-    def _in_place(self, model: _Model, listed: Listed) -> Listed:
-        """The new version is put in the live one's place, where it starts."""
-        entry = changed(listed.entries[model.name], stage="promoting")
-        return listed.with_version(model.name, _there(entry.new)).with_entry(model.name, entry)
-
-    def _promote(self, model: _Model, listed: Listed) -> Listed:
+    def _promote(self, model: _Model, listed: AppList) -> AppList:
         account = model.account
         if account is None:
             begun = self._begin(model, listed)
             self._served.promote(model.name)
-            self._told_again(model)
+            self._repeat_decision(model)
             return begun
         if account["phase"] == "aborted":
             return self._put_back(model, listed, account["why"])
         if account["phase"] == "promoted":
             return self._promoted(model, listed)
-        if self._told_again(model):
+        if self._repeat_decision(model):
             return listed
         if why := self._failure(model.name, model):
             why = f"it does not run in the live version's place: {why}"
@@ -279,27 +235,27 @@ class Driver:
             return self._promoted(model, listed)
         return listed
 
-    def _promoted(self, model: _Model, listed: Listed) -> Listed:
+    def _promoted(self, model: _Model, listed: AppList) -> AppList:
         entry = listed.entries[model.name]
         return self._end(model, _succeeded(listed, model.name, entry), "")
 
-    def _put_back(self, model: _Model, listed: Listed, why: str) -> Listed:
-        old = _there(listed.entries[model.name].old)
+    def _put_back(self, model: _Model, listed: AppList, why: str) -> AppList:
+        old = _known(listed.entries[model.name].old)
         return self._end(model, listed.with_version(model.name, old), why)
 
-    def _end(self, model: _Model, listed: Listed, why: str) -> Listed:
+    def _end(self, model: _Model, listed: AppList, why: str) -> AppList:
         """Aborted if there is a reason, else promoted."""
         entry = listed.entries[model.name]
         self._ends.append((model.name, entry, why))
         return listed.with_entry(model.name, ended(entry, why))
 
-    def _leave(self, model: _Model, listed: Listed) -> Listed:
+    def _leave(self, model: _Model, listed: AppList) -> AppList:
         left = self._without_canary(model, listed)
         if left.has(model.canary):
             return left
         return left.with_entry(model.name, over(left.entries[model.name]))
 
-    def _without_canary(self, model: _Model, listed: Listed) -> Listed:
+    def _without_canary(self, model: _Model, listed: AppList) -> AppList:
         """Without a canary that has no rollout any more, once it has answered what it has."""
         if not listed.has(model.canary):
             return listed
@@ -315,7 +271,7 @@ class Driver:
 
     # ---- what they share -----------------------------------------------------------------------
 
-    def _told_again(self, model: _Model) -> bool:
+    def _repeat_decision(self, model: _Model) -> bool:
         """Tell the registry what people asked for, which it may have lost; whether it had."""
         asked = model.entry.asked
         if asked is None:
@@ -332,7 +288,7 @@ class Driver:
         return f"not ready after {model.limit_s:g} s"
 
 
-def _succeeded(listed: Listed, model: str, entry: Entry) -> Listed:
+def _succeeded(listed: AppList, model: str, entry: Entry) -> AppList:
     """With the version that was replaced in the model's history; without the last one, if the model
     went back to it."""
     known = listed.history(model)
@@ -341,50 +297,24 @@ def _succeeded(listed: Listed, model: str, entry: Entry) -> Listed:
     return listed if entry.old is None else listed.with_history(model, (*known, entry.old))
 
 
-def _there(version: Version | None) -> Version:
+def _known(version: Version | None) -> Version:
     assert version is not None  # of a rollout, which replaces a version that serves
     return version
 
 
-def _step(record: RolloutAccount) -> tuple[str, int]:
-    return record["phase"], record["step"]
-
-
-def _tell_end(model: str, entry: Entry, why: str) -> None:
+def _record_end(model: str, entry: Entry, why: str) -> None:
     """Log and audit the end of a change: taken back or aborted if there is a reason."""
-    if entry.stage == "replacing" and not why:
+    replaced = entry.stage == "replacing"
+    if replaced and not why:
         return  # the deployer's own line says it
-    how = "taken back" if entry.stage == "replacing" else "aborted" if why else "promoted"
-    logger.warning("%s", end_sentence(model, how, why))
+    how = "taken back" if replaced else "aborted" if why else "promoted"
+    if not why:
+        said = f"rollout of {model}: promoted, the new version is the live one"
+    elif replaced:
+        said = f"model {model} cannot start and was taken back: {why} ({STILL_IN_FILE})"
+    else:
+        said = f"rollout of {model}: aborted, the live version goes on: {why} ({STILL_IN_FILE})"
+    logger.warning("%s", said)
     before = "" if entry.old is None else settings_digest(entry.old.application)
     after = before if why or entry.new is None else settings_digest(entry.new.application)
     audit.record(AuditLine("rollout", how, f"model {model}", _SOURCE, before, after, detail=why))
-
-
-def end_sentence(model: str, how: str, why: str) -> str:
-    """The end of a change as a log line."""
-    if how == "promoted":
-        return f"rollout of {model}: promoted, the new version is the live one"
-    if how == "taken back":
-        return f"model {model} cannot start and was taken back: {why} ({STILL_IN_FILE})"
-    return f"rollout of {model}: aborted, the live version goes on: {why} ({STILL_IN_FILE})"
-
-
-class Ticks(Protocol):
-    """What `drive` calls about once a second."""
-
-    def tick(self) -> None: ...
-
-
-def drive(driver: Ticks, wait: Callable[[], bool]) -> None:
-    """Ticks until `wait`, which waits a moment, says that the process stops."""
-    silent = False
-    while not wait():
-        try:
-            driver.tick()
-            silent = False
-        except Exception as fault:
-            # The next look asks again; a silence that lasts is said once.
-            if not silent:
-                logger.warning("rollouts wait for the cluster: %s: %s", type(fault).__name__, fault)
-            silent = True

@@ -25,10 +25,10 @@ logger = logging.getLogger("headrace.host")
 _KEEPS_S = 1.0
 
 
-class Store(Protocol):
-    """The cluster's store, as far as it is used here. Each call may raise."""
+class TenantsStore(Protocol):
+    """`deployments.process.tenants_store`, which imports Ray. Each call may raise."""
 
-    def published_tenants(self) -> str | None: ...
+    def fetch(self) -> str | None: ...
 
     def revoke(self, key_hash: str) -> None: ...
 
@@ -41,7 +41,7 @@ class KeyRevocation:
 
     def __init__(
         self,
-        store: Store,
+        store: TenantsStore,
         file: Path,
         gateway: GatewaySettings,
         wall: Callable[[], float] = time.time,
@@ -88,7 +88,7 @@ class KeyRevocation:
         """The tenants in force. Raises ValueError, of which SettingsErrors is one."""
         if self._gateway.tenants_path is not None:
             return load_tenants(self._gateway.tenants_path, self._gateway.priorities)
-        text = self._store.published_tenants()
+        text = self._store.fetch()
         if text is None:
             raise ValueError("the server has published no tenants yet")
         return parse_tenants(text, "the published tenants", self._gateway.priorities)

@@ -12,31 +12,41 @@ Pure: the list that runs in, the list to put out. Wishes that cannot be raise Cl
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from msgspec.structs import replace as changed
 
 from deployments.contract.app_names import CONTROL_APP, is_model_app, model_app, model_name
-from deployments.contract.listed import Control, Entry, Stage, Version
+from deployments.contract.listed import Entry, Stage, Version
 from deployments.contract.rollout.account import RolloutRecord, VersionAccount
-from deployments.contract.rollout.terms import RolloutTerms, canary_of
-from deployments.control.canary import canary_settings, rollout_terms
-from deployments.control.dashboard import ClusterError
-from deployments.control.differences import (
+from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms, canary_of
+from deployments.control.application_list import (
     REPLACES,
-    Difference,
-    Kind,
+    AppDifference,
+    AppList,
+    DifferenceKind,
     by_name,
     changes,
     differences,
 )
-from deployments.control.listed import Listed
-from deployments.control.rollout_reasons import why_given_up
+from deployments.control.dashboard import ClusterError
 from deployments.control.serve_config import serve_config
 from deployments.settings.model import ModelSettings
+from deployments.settings.replicas import ReplicaSettings
+from deployments.settings.rollout import RolloutSettings
 from deployments.settings.tree import Settings
 
+ANOTHER = "another version of it is rolled out instead"
+AT_ONCE = "a file was applied that changes it at once"
+AS_IT_WAS = "a file was applied that has its settings as they were"
+REMOVED = "a file was applied that has not the model"
+BY_HAND = "ended by hand"
+STILL_IN_FILE = (
+    "where the file still has the new version, a server that starts serves it at once: "
+    "`headrace diff FILE` shows it"
+)
 OPENS = (
     "no tenant has a list of keys any more, which would let everybody in; set gateway.auth: open, "
     "if that is meant"
@@ -44,20 +54,21 @@ OPENS = (
 NUMBERS = ("count", "min", "max", "spare", "survive", "priority")
 """Settings of replicas that belong to no version: going back leaves them as they are."""
 _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
-_BLOCK = ("entries", "history", "pins", "revoked", "revision", "lease", "changes")
+_BLOCK = ("entries", "history", "pins", "revoked", "revision", "lease", "changes", "turn")
 """Fields of the block that a file says nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What applying a file does."""
+class Deployment:
+    """What deploying a file does."""
 
-    listed: Listed  # to put
-    differences: list[Difference]
+    names: tuple[str, ...]  # applications that are to run from now on, canaries not counted
+    differences: list[AppDifference]
     begun: Mapping[str, int]  # models whose canary is to start, with their entry's id
     kept: Mapping[str, int]  # models whose rollout goes on, likewise
     replaced: Mapping[str, int]  # models that change in place, or are new, likewise
     ended: Mapping[str, str]  # models whose rollout is given up, and why
+    change: str = ""  # its id, see `Writer`
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +83,24 @@ class _Change:
 
 
 def applied(
-    running: Listed,
-    wanted: Listed,
+    running: AppList,
+    wanted: AppList,
     settings: Settings,
     dead: Set[str] = frozenset(),
     *,
     one_machine: bool = False,
-) -> Plan:
-    """The plan for a file. `wanted`: its list, from `serve_config`, as is `one_machine`. `dead`:
-    names of applications that run nothing, because they could not start."""
-    if _would_open(running.control, wanted.control):
+) -> tuple[AppList, Deployment]:
+    """The list to put for a file, and what that does. `wanted`: the file's list, from
+    `serve_config`, as is `one_machine`. `dead`: names of applications that run nothing, because
+    they could not start."""
+    before, after = running.control.tenants, wanted.control.tenants
+    loses_keys = lists_keys(before or {}) and after is not None and not lists_keys(after)
+    if loses_keys and wanted.control.auth is None:
         raise ClusterError(OPENS)
     file = _File(wanted, settings, one_machine)
     found = {name: _change(name, running, file, dead) for name in settings.models}
     found |= {name: _removed(e) for name, e in running.entries.items() if name not in found}
-    listed = wanted.with_control(**_kept_of(running, wanted, settings))
+    listed = wanted.with_control(**_kept_of(running, settings))
     for name, change in found.items():
         if change.live is not None:
             listed = listed.with_version(name, change.live)
@@ -94,64 +108,59 @@ def applied(
             listed = listed.with_version(canary_of(name), change.canary)
     entries = {name: each.entry for name, each in found.items() if each.entry is not None}
     listed = listed.with_control(entries=entries)
-    ids = {how: {n: entries[n].id for n, c in found.items() if c.how == how} for how in _HOW}
-    ended = {name: each.why for name, each in found.items() if each.why}
+    begun, kept, replaced = (
+        {name: entries[name].id for name, each in found.items() if each.how == how}
+        for how in ("begun", "kept", "replaced")
+    )
+    given_up = {name: each.why for name, each in found.items() if each.why}
+    canaries = {model_app(canary_of(name)) for name in settings.models}
+    names = tuple(name for name in listed.all() if name not in canaries)
     told = _differences(running, listed)
-    return Plan(listed, told, ids["begun"], ids["kept"], ids["replaced"], ended)
+    return listed, Deployment(names, told, begun, kept, replaced, given_up)
 
 
-_HOW = ("begun", "kept", "replaced")
-
-
-def _kept_of(running: Listed, wanted: Listed, settings: Settings) -> dict[str, Any]:
+def _kept_of(running: AppList, settings: Settings) -> dict[str, Any]:
     """Fields of the block that the file leaves as they are."""
-    kept = {name: getattr(running.control, name) for name in _BLOCK}
-    models = settings.models
-    kept["history"] = {n: v for n, v in running.control.history.items() if n in models}
-    kept["pins"] = {n: v for n, v in running.control.pins.items() if n.partition("/")[0] in models}
-    return {**kept, "turn": running.control.turn}
+    control, models = running.control, settings.models
+    kept = {name: getattr(control, name) for name in _BLOCK}
+    kept["history"] = {n: v for n, v in control.history.items() if n in models}
+    kept["pins"] = {n: v for n, v in control.pins.items() if n.partition("/")[0] in models}
+    return kept
 
 
-def _would_open(before: Control, after: Control) -> bool:
-    """Whether the last list of keys would go, so that everybody gets in without being meant to."""
-    if before.tenants is None or after.tenants is None or after.auth is not None:
-        return False
-    return _lists_keys(before.tenants) and not _lists_keys(after.tenants)
+def lists_keys(tenants: Mapping[str, Any]) -> bool:
+    """Whether a tenants file's content lists any key. It was valid for whoever wrote it, perhaps
+    another version of Headrace."""
+    return any((each or {}).get("keys") is not None for each in tenants.get("tenants", {}).values())
 
 
-def _lists_keys(tenants: Mapping[str, Any]) -> bool:
-    return any((each or {}).get("keys") is not None for each in tenants["tenants"].values())
-
-
-def _differences(running: Listed, listed: Listed) -> list[Difference]:
+def _differences(running: AppList, listed: AppList) -> list[AppDifference]:
     """Those of applications, without what the control plane keeps for itself."""
     found = differences(running.applications, listed.applications)
     if listed.own is None:
         return found
     if running.own is None:
-        found.append(Difference(CONTROL_APP, "added"))
+        found.append(AppDifference(CONTROL_APP, "added"))
     else:
         builds = tuple(changes(running.own.get("args"), listed.own.get("args"), ""))
         named = {model_name(d.application) for d in found if is_model_app(d.application)}
         told = tuple(changes(_of_file(running, named), _of_file(listed, named), ""))
         if builds or told:
-            kind: Kind = "restarted" if builds else "updated"
-            found.append(Difference(CONTROL_APP, kind, (*builds, *told)))
+            kind: DifferenceKind = "restarted" if builds else "updated"
+            found.append(AppDifference(CONTROL_APP, kind, (*builds, *told)))
     order = [*listed.all(), *running.applications]
     return sorted(found, key=lambda each: order.index(each.application))
 
 
-def _of_file(listed: Listed, named: Set[str]) -> dict[str, Any]:
+def _of_file(listed: AppList, named: Set[str]) -> dict[str, Any]:
     """What a file says there, but for these models, whose own differences are told."""
     c = listed.control
-    models = _without(c.scaling.get("models", {}), named)
+    models, versions = (
+        {name: each for name, each in sections.items() if name not in named}
+        for sections in (c.scaling.get("models", {}), c.versions)
+    )
     return {"tenants": c.tenants, "priorities": list(c.priorities), "auth": c.auth,
-            "scaling": {**c.scaling, "models": models},
-            "versions": _without(c.versions, named)}  # fmt: skip
-
-
-def _without(models: Mapping[str, Any], named: Set[str]) -> dict[str, Any]:
-    return {name: each for name, each in models.items() if name not in named}
+            "scaling": {**c.scaling, "models": models}, "versions": versions}  # fmt: skip
 
 
 # ---- one model of a file -------------------------------------------------------------------------
@@ -162,15 +171,14 @@ def _removed(entry: Entry) -> _Change:
     must not take the next one for this one."""
     if not undecided(entry):
         return _Change(over(entry))
-    why = why_given_up(removed=True, begun=False, changed=False)
-    return _Change(over(ended(entry, why)), why=why if is_canary(entry) else "")
+    return _Change(over(ended(entry, REMOVED)), why=REMOVED if is_canary(entry) else "")
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     """What is applied."""
 
-    listed: Listed
+    listed: AppList
     settings: Settings
     one_machine: bool
 
@@ -180,10 +188,10 @@ class _File:
         models = {canary: canary_settings(self.settings.models[name])}
         alone = self.settings.model_copy(update={"models": models})
         config = serve_config(alone, one_machine=self.one_machine)
-        return Listed.of(by_name(config)).version(canary)
+        return AppList.of(by_name(config)).version(canary)
 
 
-def _change(name: str, running: Listed, wanted: _File, dead: Set[str]) -> _Change:
+def _change(name: str, running: AppList, wanted: _File, dead: Set[str]) -> _Change:
     entry, live = running.entries.get(name), _live(name, running, dead)
     file, model = wanted.listed.version(name), wanted.settings.models[name]
     if live is None:
@@ -193,15 +201,17 @@ def _change(name: str, running: Listed, wanted: _File, dead: Set[str]) -> _Chang
     if model.rollout is None:
         return _in_place(name, running, live, file, model)
     if entry is not None and is_canary(entry) and not _restarts(_new(entry), file):
+        # The rollout goes on. What serves callers gets the file's numbers of replicas.
         canary = _canary(name, running) or wanted.canary(name)
-        return replace(_going_on(entry, live, file), canary=canary)
+        old = with_numbers_of(live, file)
+        placed = file if entry.stage == "promoting" else old
+        return _Change(changed(entry, new=file, old=old), placed, canary, "kept")
     fresh = _entry(name, entry, "starting", model, (file, live))
-    begins = entry is not None and is_canary(entry)
-    why = why_given_up(removed=False, begun=True, changed=True) if begins else ""
+    why = ANOTHER if entry is not None and is_canary(entry) else ""
     return _Change(fresh, live, wanted.canary(name), "begun", why)
 
 
-def _live(name: str, running: Listed, dead: Set[str]) -> Version | None:
+def _live(name: str, running: AppList, dead: Set[str]) -> Version | None:
     """The version that served last; while another one starts in its place, the one that that
     replaces. None if no version serves, so that there is nothing to protect."""
     entry = running.entries.get(name)
@@ -210,25 +220,24 @@ def _live(name: str, running: Listed, dead: Set[str]) -> Version | None:
     return running.version(name) if model_app(name) in running.applications.keys() - dead else None
 
 
-def _canary(name: str, running: Listed) -> Version | None:
+def _canary(name: str, running: AppList) -> Version | None:
     canary = canary_of(name)
     return running.version(canary) if running.has(canary) else None
 
 
-def _as_it_was(name: str, running: Listed, live: Version, file: Version) -> _Change:
+def _as_it_was(name: str, running: AppList, live: Version, file: Version) -> _Change:
     """The file's version is the one that serves. A rollout or a replacement is given up."""
     entry = running.entries.get(name)
     if entry is None or not undecided(entry):
         return _Change(entry, canary=_canary(name, running))
-    why = why_given_up(removed=False, begun=False, changed=False)
+    canary = _canary(name, running)
     if entry.stage == "replacing":
-        stopped = changed(entry, stage="leaving", why=why)
-        return _Change(stopped, canary=_canary(name, running))
-    return _Change(ended(entry, why), canary=_canary(name, running), why=why)
+        return _Change(changed(entry, stage="leaving", why=AS_IT_WAS), canary=canary)
+    return _Change(ended(entry, AS_IT_WAS), canary=canary, why=AS_IT_WAS)
 
 
 def _in_place(
-    name: str, running: Listed, live: Version | None, file: Version, model: ModelSettings
+    name: str, running: AppList, live: Version | None, file: Version, model: ModelSettings
 ) -> _Change:
     """The file's version starts at once in place of the live one. A canary that is there leaves."""
     entry = running.entries.get(name)
@@ -236,16 +245,9 @@ def _in_place(
         return _Change(changed(entry, new=file), None, _canary(name, running), "replaced")
     fresh, why = _entry(name, entry, "replacing", model, (file, live)), ""
     if entry is not None and is_canary(entry):
-        why = why_given_up(removed=False, begun=False, changed=True)
+        why = AT_ONCE
         fresh = changed(fresh, record=ended(entry, why).record)
     return _Change(fresh, None, _canary(name, running), "replaced", why)
-
-
-def _going_on(entry: Entry, live: Version, file: Version) -> _Change:
-    """The rollout goes on. What serves callers gets the file's numbers of replicas."""
-    placed = entry.stage == "promoting"
-    old = with_numbers_of(live, file)
-    return _Change(changed(entry, new=file, old=old), file if placed else old, how="kept")
 
 
 def is_canary(entry: Entry) -> bool:
@@ -284,8 +286,9 @@ def with_numbers_of(old: Version, new: Version) -> Version:
 
 def _with_options_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The deployment with the other one's options, but for those that replace its processes."""
-    kept = {option: value for option, value in old.items() if option in REPLACES}
-    return {option: value for option, value in new.items() if option not in REPLACES} | kept
+    return {option: value for option, value in new.items() if option not in REPLACES} | {
+        option: value for option, value in old.items() if option in REPLACES
+    }
 
 
 # ---- entries -------------------------------------------------------------------------------------
@@ -303,23 +306,15 @@ def _entry(
     versions: tuple[Version, Version | None],
 ) -> Entry:
     number = 1 if before is None else before.id + 1
+    record = None if before is None else before.record
     return Entry(
         id=number,
         stage=stage,
-        record=_record(name, number, before, stage, terms_of(model)),
+        record=unseen(name, number, stage, terms_of(model)) if stage == "starting" else record,
         settings=model.model_dump(mode="json", exclude_unset=True),
         new=versions[0],
         old=versions[1],
     )
-
-
-def _record(
-    model: str, number: int, before: Entry | None, stage: Stage, terms: RolloutTerms
-) -> RolloutRecord | None:
-    """Of a rollout that begins; otherwise the last one's stays."""
-    if stage == "starting":
-        return unseen(model, number, stage, terms)
-    return None if before is None else before.record
 
 
 def terms_of(model: ModelSettings) -> RolloutTerms:
@@ -354,7 +349,7 @@ def over(entry: Entry) -> Entry:
 # ---- other wishes --------------------------------------------------------------------------------
 
 
-def decided(running: Listed, model: str, why: str = "") -> Listed:
+def decided(running: AppList, model: str, why: str = "") -> AppList:
     """The promotion of a model's rollout is asked for; with a reason, its abort."""
     entry = running.entries.get(model)
     if wrong := _not_decidable(model, entry, aborts=bool(why)):
@@ -376,7 +371,7 @@ def _not_decidable(model: str, entry: Entry | None, *, aborts: bool) -> str:
     return ""
 
 
-def went_back(running: Listed, model: str) -> Listed:
+def went_back(running: AppList, model: str) -> AppList:
     """The version that ran before the present one is to take its place, with the present numbers of
     replicas; each time one further back."""
     if not running.has(model):
@@ -402,7 +397,7 @@ def went_back(running: Listed, model: str) -> Listed:
     return running.with_version(model, last).with_entry(model, changed(fresh, back=True))
 
 
-def switched(running: Listed, frozen: bool) -> Listed:
+def switched(running: AppList, frozen: bool) -> AppList:
     """The controllers of all models are frozen, or learn again, until the next file is applied."""
     if running.control.tenants is None:
         raise ClusterError(
@@ -413,12 +408,55 @@ def switched(running: Listed, frozen: bool) -> Listed:
     return running.with_control(tenants=tenants, turn=running.control.turn + 1)
 
 
-def pinned(running: Listed, name: str, replicas: int | None) -> Listed:
+def pinned(running: AppList, name: str, replicas: int | None) -> AppList:
     """A number of replicas by hand. `name`: "model/group"; None lets the autoscaler decide."""
     pins = {n: each for n, each in running.control.pins.items() if n != name}
     return running.with_control(pins=pins if replicas is None else {**pins, name: replicas})
 
 
-def revoked(running: Listed, key_hash: str) -> Listed:
+def revoked(running: AppList, key_hash: str) -> AppList:
     known = (each for each in running.control.revoked if each != key_hash)
     return running.with_control(revoked=(*known, key_hash))
+
+
+# ---- from settings: the canary, and the terms of its rollout -------------------------------------
+
+
+_COUNTS = ("count", "min", "max", "spare", "survive", "groups")  # the canary has its own numbers
+
+
+def canary_settings(model: ModelSettings) -> ModelSettings:
+    """The canary's settings, for a model with a `rollout`. If the model has groups, the canary runs
+    the first."""
+    assert model.rollout is not None
+    one = next(iter(model.views().values()), model)
+    written = one.model_dump(mode="json", exclude_unset=True)
+    for section in ("rollout", "optional"):
+        written.pop(section, None)
+    replicas = {n: v for n, v in written.get("replicas", {}).items() if n not in _COUNTS}
+    replicas |= _replica_numbers(model.rollout, one.replicas)
+    return ModelSettings.model_validate(written | {"replicas": replicas})
+
+
+def _replica_numbers(rollout: RolloutSettings, live: ReplicaSettings) -> dict[str, int]:
+    if rollout.replicas is not None:
+        return {"count": rollout.replicas}
+    share = max(rollout.steps_percent[-1], rollout.shadow_percent) / 100
+    least, most = (max(1, ceil(number * share)) for number in (live.least, live.most))
+    return {"count": most} if least == most else {"min": least, "max": most}
+
+
+def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
+    """The rollout's terms. A step of copies, if the settings ask for one, comes first."""
+    shares = tuple(percent / 100 for percent in rollout.steps_percent)
+    asked = rollout.agreement
+    return RolloutTerms(
+        shares=(0.0, *shares) if rollout.shadow_percent else shares,
+        hold_s=rollout.hold_s,
+        least_requests=rollout.min_requests,
+        shadow=rollout.shadow_percent / 100,
+        max_errors=rollout.max_errors_percent / 100,
+        max_latency_ratio=rollout.max_latency_ratio,
+        max_cost_ratio=rollout.max_latency_ratio,
+        agreement=AgreementTerms(asked.cosine, asked.max_abs, asked.top1),
+    )

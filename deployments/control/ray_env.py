@@ -32,10 +32,9 @@ from deployments.process.logs import LOG_FORMAT, LOG_LEVEL
 from deployments.process.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import MAX_TIMEOUT_MS, TIMEOUT_MS
-from deployments.settings.tls import TlsSettings
 
 
-class Layer(StrEnum):
+class EnvLayer(StrEnum):
     """Who sets a variable: the image (same for all), the node (its own paths), or the settings."""
 
     IMAGE = "image"
@@ -43,7 +42,7 @@ class Layer(StrEnum):
     CONFIG = "config"
 
 
-class Reader(StrEnum):
+class ProcessKind(StrEnum):
     """Which process reads a variable: those of `ray start`, then those that Serve's controller
     starts."""
 
@@ -56,62 +55,61 @@ class Reader(StrEnum):
 
 HARD_STOP_S = int(MAX_TIMEOUT_MS / 1000) + 60
 _LATER_S = 90  # until every HAProxy has heard of a change and dropped what it had
-_OF_SERVE = {Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA}
+_OF_SERVE = {ProcessKind.CONTROLLER, ProcessKind.HAPROXY, ProcessKind.REPLICA}
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class EnvVariable:
     """One environment variable."""
 
     name: str
     value: str
-    layer: Layer
-    readers: tuple[Reader, ...]
+    layer: EnvLayer
+    readers: tuple[ProcessKind, ...]
     why: str  # what it is for
     breaks: bool = False  # without it a cluster works wrongly, rather than slower or chattier
 
     @property
     def in_config(self) -> bool:
         """Whether a Serve config can still set it."""
-        return self.layer is not Layer.NODE and set(self.readers) <= _OF_SERVE
+        return self.layer is not EnvLayer.NODE and set(self.readers) <= _OF_SERVE
 
 
-def _baked(ha_proxy: bool) -> Iterator[Variable]:
+def _baked(ha_proxy: bool) -> Iterator[EnvVariable]:
     """Variables that do not depend on the settings, except for `gateway.ingress`."""
-    image, on = Layer.IMAGE, "1" if ha_proxy else "0"
-    serve = (Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA)
-    yield Variable("RAY_SERVE_ENABLE_HA_PROXY", on, image, serve, "HAProxy takes requests", True)
-    yield Variable("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, image, serve,
-                   "it brings them to gateways without a proxy in Python", True)  # fmt: skip
-    yield Variable("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", image, serve,
-                   "one event loop a replica", True)  # fmt: skip
-    yield Variable("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", image, (Reader.REPLICA,),
-                   "Serve does not ask replicas for queues that are ours")  # fmt: skip
-    yield Variable("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1", image, (Reader.CONTROLLER,),
-                   "what answers no health check is not waited for")  # fmt: skip
-    yield Variable("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
-                   "deployments.gateway.http.fast_path:middlewares", image,
-                   (Reader.HAPROXY, Reader.REPLICA),
-                   "the gateways' way around Serve's wrapper, and their bounds", True)  # fmt: skip
-    yield Variable("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0", image, (Reader.HAPROXY,),
-                   "no datagram a request, parsed in Python")  # fmt: skip
-    yield Variable("RAY_worker_niceness", "0", image, (Reader.RAYLET,),
-                   "Ray's own 15 lets every other process go before gateways")  # fmt: skip
-    yield Variable("RAY_USAGE_STATS_ENABLED", "0", image, (Reader.DASHBOARD,), "no telemetry")
-    for name, value, why in (
-        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "gateways leave accelerators' variables alone"),
-        ("OPENVINO_TELEMETRY_OPT_OUT", "1", "no telemetry"),
-        ("TOKENIZERS_PARALLELISM", "false", "no threads beside the gateway's pool"),
-        ("HF_HUB_OFFLINE", "1", "nothing is fetched behind a model's back"),
-    ):
-        yield Variable(name, value, image, (Reader.REPLICA,), why)
+    on, of = "1" if ha_proxy else "0", ProcessKind
+    serve, replica = (of.CONTROLLER, of.HAPROXY, of.REPLICA), (of.REPLICA,)
+    for name, value, readers, why, breaks in (
+        ("RAY_SERVE_ENABLE_HA_PROXY", on, serve, "HAProxy takes requests", True),
+        ("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, serve,
+         "it brings them to gateways without a proxy in Python", True),
+        ("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", serve, "one event loop a replica", True),
+        ("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", replica,
+         "Serve does not ask replicas for queues that are ours", False),
+        ("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1", (of.CONTROLLER,),
+         "what answers no health check is not waited for", False),
+        ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+         "deployments.gateway.http.fast_path:middlewares", (of.HAPROXY, of.REPLICA),
+         "the gateways' way around Serve's wrapper, and their bounds", True),
+        ("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0", (of.HAPROXY,),
+         "no datagram a request, parsed in Python", False),
+        ("RAY_worker_niceness", "0", (of.RAYLET,),
+         "Ray's own 15 lets every other process go before gateways", False),
+        ("RAY_USAGE_STATS_ENABLED", "0", (of.DASHBOARD,), "no telemetry", False),
+        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", replica,
+         "gateways leave accelerators' variables alone", False),
+        ("OPENVINO_TELEMETRY_OPT_OUT", "1", replica, "no telemetry", False),
+        ("TOKENIZERS_PARALLELISM", "false", replica, "no threads beside the gateway's pool", False),
+        ("HF_HUB_OFFLINE", "1", replica, "nothing is fetched behind a model's back", False),
+    ):  # fmt: skip
+        yield EnvVariable(name, value, EnvLayer.IMAGE, readers, why, breaks)
 
 
-def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
+def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
     """Variables for how replicas log, and for HAProxy where it runs."""
-    log, replica = gateway.log, (Reader.REPLICA,)
-    yield Variable(LOG_LEVEL, log.level, Layer.CONFIG, replica, "gateway.log.level")
-    yield Variable(LOG_FORMAT, log.format, Layer.CONFIG, replica, "gateway.log.format")
+    log, tls, replica = gateway.log, gateway.tls, (ProcessKind.REPLICA,)
+    yield EnvVariable(LOG_LEVEL, log.level, EnvLayer.CONFIG, replica, "gateway.log.level")
+    yield EnvVariable(LOG_FORMAT, log.format, EnvLayer.CONFIG, replica, "gateway.log.format")
     if gateway.ingress == "direct":
         return
     for name, value, why in (
@@ -129,7 +127,11 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
          "gateway.limits.max_body_bytes: HAProxy does not wait for longer ones"),
         ("HEADRACE_HAPROXY_SOURCE_CONNECTIONS", gateway.limits.connections_per_source,
          "gateway.limits.connections_per_source"),
-        *_of_tls(gateway.tls),
+        ("HEADRACE_HAPROXY_CERTIFICATE", tls.certificate if tls else "", "gateway.tls"),
+        ("HEADRACE_HAPROXY_KEY", tls.key if tls else "", "gateway.tls"),
+        ("HEADRACE_HAPROXY_CLIENT_CA", (tls.client_ca or "") if tls else "", "gateway.tls"),
+        ("HEADRACE_HAPROXY_CLIENT_CA_OPERATORS",
+         int(tls is not None and tls.client_ca_for == "operators"), "gateway.tls"),
         ("HEADRACE_HAPROXY_TRUSTED_PROXIES", " ".join(gateway.trusted_proxies),
          "gateway.trusted_proxies"),
         ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
@@ -137,48 +139,32 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
         ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
         ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
     ):  # fmt: skip
-        yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
+        yield EnvVariable(name, str(value), EnvLayer.CONFIG, (ProcessKind.HAPROXY,), why)
     # A reloaded HAProxy ends with its last request. Serve reads the limit once, and models with
     # other timeouts may follow, so it is the longest timeout that settings can have.
-    yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(HARD_STOP_S),
-                   Layer.CONFIG, (Reader.CONTROLLER, Reader.HAPROXY),
-                   "as long as a stream may last, and a minute")  # fmt: skip
+    yield EnvVariable(
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(HARD_STOP_S), EnvLayer.CONFIG,
+        (ProcessKind.CONTROLLER, ProcessKind.HAPROXY), "as long as a stream may last, and a minute",
+    )  # fmt: skip
     # An earlier HAProxy may send what it still has to a gateway's port once more. A controller
     # without a limit of its own would keep each port from others for as long as the hard stop.
-    yield Variable("RAY_SERVE_PORT_QUARANTINE_S", str(_quarantine_s(gateway)), Layer.CONFIG,
-                   (Reader.CONTROLLER,), "a gateway's port is not used again at once")  # fmt: skip
+    quarantine_s = max(int(gateway.drain_s), int(TIMEOUT_MS / 1000)) + _LATER_S
+    yield EnvVariable(
+        "RAY_SERVE_PORT_QUARANTINE_S", str(quarantine_s), EnvLayer.CONFIG,
+        (ProcessKind.CONTROLLER,), "a gateway's port is not used again at once",
+    )  # fmt: skip
 
 
-def _quarantine_s(gateway: GatewaySettings) -> int:
-    return max(int(gateway.drain_s), int(TIMEOUT_MS / 1000)) + _LATER_S
-
-
-def _of_tls(tls: TlsSettings | None) -> Iterator[tuple[str, str, str]]:
-    operators = tls is not None and tls.client_ca_for == "operators"
-    for name, value in (
-        ("CERTIFICATE", tls.certificate if tls else ""),
-        ("KEY", tls.key if tls else ""),
-        ("CLIENT_CA", (tls.client_ca or "") if tls else ""),
-        ("CLIENT_CA_OPERATORS", str(int(operators))),
-    ):
-        yield f"HEADRACE_HAPROXY_{name}", value, "gateway.tls"
-
-
-def _of_node(gateway: GatewaySettings, program: Path | None) -> Iterator[Variable]:
-    if program is not None and gateway.ingress != "direct":
-        yield Variable("RAY_SERVE_HAPROXY_BINARY_PATH", str(program), Layer.NODE,
-                       (Reader.HAPROXY,), "HAProxy, behind the program that corrects Serve's "
-                       "template", True)  # fmt: skip
-
-
-def variables(gateway: GatewaySettings, program: Path | None = None) -> list[Variable]:
+def variables(gateway: GatewaySettings, program: Path | None = None) -> list[EnvVariable]:
     """All variables that a cluster's processes need, except Ray's own token. `program`: what stands
     in HAProxy's place on this node; None leaves it out."""
-    return [
-        *_baked(gateway.ingress != "direct"),
-        *_of_node(gateway, program),
-        *_of_settings(gateway),
-    ]
+    found = [*_baked(gateway.ingress != "direct"), *_of_settings(gateway)]
+    if program is not None and gateway.ingress != "direct":
+        found.append(EnvVariable(
+            "RAY_SERVE_HAPROXY_BINARY_PATH", str(program), EnvLayer.NODE, (ProcessKind.HAPROXY,),
+            "HAProxy, behind the program that corrects Serve's template", True,
+        ))  # fmt: skip
+    return found
 
 
 def config_env(gateway: GatewaySettings) -> dict[str, str]:

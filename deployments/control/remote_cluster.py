@@ -17,18 +17,22 @@ import yaml
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, CONTROL_APP, GATEWAY_APP, model_app
 from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
-from deployments.contract.rollout.terms import canary_of
 from deployments.control import plan
-from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Applications, Difference, by_name, changes
-from deployments.control.listed import Listed
-from deployments.control.manual_target import ManualTarget
-from deployments.control.merging import beside_others, heard_later, merged, ours
-from deployments.control.plan import Plan, applied
+from deployments.control.application_list import (
+    Applications,
+    AppList,
+    beside_others,
+    by_name,
+    changes,
+    merged,
+    ours,
+    waiting_for_restart,
+)
+from deployments.control.dashboard import ClusterError, ServeRest
+from deployments.control.plan import Deployment, applied
 from deployments.control.scaling.decider import pin_complaint
-from deployments.control.scaling.scaling_terms import scaling_told
+from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.control.serve_config import serve_config
-from deployments.control.serve_rest import ServeRest
 from deployments.control.writing import Writer
 from deployments.process.code_version import code_version
 from deployments.process.key_list import KeyRow, key_rows
@@ -36,7 +40,6 @@ from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import Settings, TenantsSettings
 from deployments.settings_files.load import parse_tenants
 
-_FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
 _GONE_S = 3600.0  # draining there has shorter bounds of its own
@@ -53,22 +56,13 @@ class ApplicationState:
     target: int  # replicas that are to run, anchors not counted
     message: str = ""  # Serve's, on the application or on deployments that are not healthy
 
+    @property
+    def failed(self) -> bool:
+        return self.state == "DEPLOY_FAILED"
+
     def __str__(self) -> str:
         state = f"{self.name}: {self.state.lower()}, {self.running}/{self.target} replicas"
-        return f"{state}\n  {self.message}" if self.message and self.state != _FAILED else state
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What deploying a file does."""
-
-    names: tuple[str, ...]  # applications that are to run from now on, canaries not counted
-    differences: list[Difference]
-    begun: Mapping[str, int]  # models whose rollout begins, with their entry's id
-    kept: Mapping[str, int]  # models whose rollout goes on, likewise
-    replaced: Mapping[str, int]  # models that change in place or are new, likewise
-    ended: Mapping[str, str]  # models whose rollout is given up, and why
-    change: str = ""  # its id, see `Writer`
+        return f"{state}\n  {self.message}" if self.message and not self.failed else state
 
 
 class RemoteCluster:
@@ -106,8 +100,8 @@ class RemoteCluster:
         details = self._rest.details()
         config, deployment = self._planned(settings, details)
         merged(config, details)
-        if failed := _left_failed(details, deployment):
-            # Serve itself rebuilds what has changed, and does not try the rest again.
+        # Serve itself rebuilds what has changed, and does not try the rest again.
+        if failed := _dead(details) - {each.application for each in deployment.differences}:
             self._delete(failed)
 
         def planned_anew(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,33 +119,28 @@ class RemoteCluster:
     ) -> tuple[dict[str, Any], Deployment]:
         """The config to put, without other people's applications, and what it does."""
         config = serve_config(settings, one_machine=self._one_machine)
-        running, wanted = Listed.of(ours(details)), Listed.of(by_name(config))
+        running, wanted = AppList.of(ours(details)), AppList.of(by_name(config))
         assert wanted.own is not None
         if self._one_machine:
             _check_gateway(running.applications, wanted.applications)
         wanted = replace(wanted, own={**wanted.own, "args": {"code": code_version()}})
-        done: Plan = applied(
+        listed, deployment = applied(
             running, wanted, settings, _dead(details), one_machine=self._one_machine
         )
-        listed = done.listed.all()
+        apps = listed.all()
         if self._one_machine:  # its few processors are the models' first
-            listed[CONTROL_APP] = listed.pop(CONTROL_APP)
-        canaries = {model_app(canary_of(name)) for name in settings.models}
-        deployment = Deployment(
-            tuple(name for name in listed if name not in canaries),
-            done.differences, done.begun, done.kept, done.replaced, done.ended,
-        )  # fmt: skip
-        return {**config, "applications": list(listed.values())}, deployment
+            apps[CONTROL_APP] = apps.pop(CONTROL_APP)
+        return {**config, "applications": list(apps.values())}, deployment
 
-    def heard_later(self, settings: Settings) -> list[str]:
+    def waiting_for_restart(self, settings: Settings) -> list[str]:
         """Variables that the running processes will get only when Serve is restarted."""
         config = serve_config(settings, one_machine=self._one_machine)
-        return heard_later(config, self._rest.details())
+        return waiting_for_restart(config, self._rest.details())
 
     def watch(self, done: Deployment, limit_s: float, say: Callable[[str], None]) -> dict[str, str]:
         """Wait until all applications of the deployment run, and `say` each change of their states.
         Returns those that cannot start, with the reason. Raises ClusterError at the limit, and
-        Undone if another list replaced the deployment."""
+        ChangeLost if another list replaced the deployment."""
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
@@ -165,7 +154,8 @@ class RemoteCluster:
                     said[state.name] = str(state)
                     say(str(state))
             failed = {n: why for n, why in placed.items() if why}
-            failed |= {s.name: s.message for s in found if _failed(s, placed)}
+            # A driver is about to take back what is placed and fails.
+            failed |= {s.name: s.message for s in found if s.failed and s.name not in placed}
             waits = [s.name for s in found if not (s.state == _RUNNING or s.name in failed)]
             waits += [name for name, why in placed.items() if why is None and name not in waits]
             missing = set(done.names) - {s.name for s in found} - failed.keys()
@@ -213,7 +203,7 @@ class RemoteCluster:
     def rollouts(self, away_s: float = 0.0) -> list[RolloutRecord]:
         """The last rollout of each model, as of its last step; by model. `away_s`: to wait for a
         dashboard that is away. Raises ClusterError then."""
-        listed = Listed.of(ours(self._details_by(self._clock() + away_s)))
+        listed = AppList.of(ours(self._details_by(self._clock() + away_s)))
         found = (entry.record for _, entry in sorted(listed.entries.items()))
         return [record for record in found if record is not None]
 
@@ -228,7 +218,7 @@ class RemoteCluster:
         there is none, or another version of the model is under way."""
         left, number = 0, 0
 
-        def went_back(listed: Listed) -> Listed:
+        def went_back(listed: AppList) -> AppList:
             nonlocal left, number
             follows = plan.went_back(listed, model)
             left, number = len(listed.history(model)) - 1, follows.entries[model].id
@@ -237,22 +227,22 @@ class RemoteCluster:
         change = self._change("rollout back", went_back)
         return Deployment((model_app(model),), [], {}, {}, {model: number}, {}, change), left
 
-    def scale(self, target: ManualTarget) -> None:
-        """Set a number of replicas by hand. Raises ClusterError if the file does not allow it."""
+    def scale(self, model: str, group: str, replicas: int | None) -> None:
+        """Set a number of replicas by hand; None lets the autoscaler decide. Raises ClusterError if
+        the file does not allow it."""
 
-        def pinned(listed: Listed) -> Listed:
-            terms = scaling_told(listed.control).settings
-            complaint = pin_complaint(terms, target.model, target.group, target.replicas)
-            if complaint:
+        def pinned(listed: AppList) -> AppList:
+            terms = published_scaling(listed.control).settings
+            if complaint := pin_complaint(terms, model, group, replicas):
                 raise ClusterError(complaint)
-            return plan.pinned(listed, f"{target.model}/{target.group}", target.replicas)
+            return plan.pinned(listed, f"{model}/{group}", replicas)
 
         self._change("scale", pinned)
 
     def keys(self) -> list[KeyRow]:
         """The keys of the tenants there. Those that were revoked at a gateway do not say so.
         Raises ClusterError if a path names the tenants."""
-        control = Listed.of(ours(self._rest.details())).control
+        control = AppList.of(ours(self._rest.details())).control
         return key_rows(_tenants(control), control.revoked, time.time())
 
     def revoke(self, name: str) -> dict[str, str]:
@@ -260,7 +250,7 @@ class RemoteCluster:
         "owner"}. Raises ClusterError if there is none."""
         found: dict[str, str] = {}
 
-        def without_key(listed: Listed) -> Listed:
+        def without_key(listed: AppList) -> AppList:
             try:
                 owner, key = _tenants(listed.control).key_called(name)
             except ValueError as unknown:
@@ -271,9 +261,9 @@ class RemoteCluster:
         self._change("key revoke", without_key)
         return found
 
-    def _change(self, verb: str, change: Callable[[Listed], Listed]) -> str:
+    def _change(self, verb: str, change: Callable[[AppList], AppList]) -> str:
         def changed(details: Mapping[str, Any]) -> dict[str, Any]:
-            listed = Listed.of(ours(details))
+            listed = AppList.of(ours(details))
             if listed.own is None:
                 raise ClusterError("Headrace does not run there: apply a file first")
             return beside_others(change(listed).all().values(), details)
@@ -317,15 +307,10 @@ def _gateway(app: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "tenants_path": app["args"]["tenants_path"]}
 
 
-def _failed(state: ApplicationState, placed: Mapping[str, str | None]) -> bool:
-    """Whether it failed, and no driver is about to take it back."""
-    return state.state == _FAILED and state.name not in placed
-
-
 def _placed(applications: Mapping[str, Any], replaced: Mapping[str, int]) -> dict[str, str | None]:
     """Of each application whose model changes in place: "" once it runs, why it cannot start, or
     None while it starts. A newer change of the model counts as its end."""
-    entries = Listed.of(applications).entries
+    entries = AppList.of(applications).entries
     found: dict[str, str | None] = {}
     for name, number in replaced.items():
         entry = entries.get(name)
@@ -345,12 +330,7 @@ def _tenants(control: Control) -> TenantsSettings:
 def _dead(details: Mapping[str, Any]) -> set[str]:
     """Headrace's applications that failed and do not run. One that runs still may answer requests:
     its version before does."""
-    return {s.name for s in states(details) if s.state == _FAILED and not s.running}
-
-
-def _left_failed(details: Mapping[str, Any], deployment: Deployment) -> set[str]:
-    """What failed, and would be left so."""
-    return _dead(details) - {each.application for each in deployment.differences}
+    return {s.name for s in states(details) if s.failed and not s.running}
 
 
 def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
@@ -359,7 +339,7 @@ def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
     for name, app in details.get("applications", {}).items():
         if name in mine:
             counted = [d for n, d in app["deployments"].items() if n != ANCHOR_DEPLOYMENT]
-            running = sum(_running(deployment) for deployment in counted)
+            running = sum(r["state"] == _RUNNING for d in counted for r in d["replicas"])
             target = sum(deployment["target_num_replicas"] for deployment in counted)
             yield ApplicationState(name, app["status"], running, target, _message(app))
 
@@ -373,7 +353,3 @@ def _message(app: Mapping[str, Any]) -> str:
     ]
     lines = [line for each in said for line in each.strip().splitlines()]
     return "\n".join(lines[-_MESSAGE_LINES:])
-
-
-def _running(deployment: Mapping[str, Any]) -> int:
-    return sum(replica["state"] == _RUNNING for replica in deployment["replicas"])

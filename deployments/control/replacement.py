@@ -17,9 +17,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+import ray
 
 from deployments.control.dashboard import ClusterError
+from deployments.control.served_models import ServedModels
 from deployments.process import actors, audit
 from deployments.process.actors import AUTOSCALER, REGISTRY, Code
 from deployments.process.audit import AuditLine
@@ -32,21 +35,49 @@ _NO_PLACE = ("env_vars", "config")
 logger = logging.getLogger("headrace.control")
 
 
-class Running(Protocol):
-    """What this needs of the cluster (`RayActors`)."""
+class RayActors:
+    """The actors of this Ray. `models`: `ServedModels`."""
 
-    def publish(self, code: str) -> None: ...
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+
+    def publish(self, code: str) -> None:
+        env: Any = ray.get_runtime_context().runtime_env
+        place = {name: each for name, each in env.items() if name not in _NO_PLACE}
+        actors.publish_newest(Code(code, place))
 
     def newest(self) -> str:
         """The code that was published last."""
+        found = actors.newest()
+        return "" if found is None else found.version
 
     def code(self, name: str) -> str | None:
         """What the actor runs; "" if it is too old to say, None if it does not answer."""
+        try:
+            asked = actors.made(name).code.remote()
+            found: str = ray.get(asked, timeout=_ANSWER_S)
+        except AttributeError:
+            return ""
+        except ray.exceptions.RayError:
+            return None
+        return found
 
     def may_go(self, name: str) -> bool:
         """Whether nothing is under way that would be lost with the actor."""
+        if name != REGISTRY:
+            return True
+        try:
+            self._models.details()
+            phases = {account["phase"] for account in self._models.rollouts()}
+        except ClusterError:
+            return False
+        return phases <= {"promoted", "aborted"}
 
-    def replace(self, name: str) -> None: ...
+    def replace(self, name: str) -> None:
+        """Kill the actor and create it anew. If this is cut off in between, whoever needs the
+        actor next creates it."""
+        ray.kill(actors.made(name), no_restart=True)
+        actors.made(name)
 
 
 class Replacement:
@@ -54,7 +85,11 @@ class Replacement:
     `listed`: of Serve's list, "" if it names none. `clock`: monotonic seconds."""
 
     def __init__(
-        self, running: Running, code: str, listed: str, clock: Callable[[], float] = time.monotonic
+        self,
+        running: RayActors,
+        code: str,
+        listed: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._running = running
         self._code = code
@@ -82,60 +117,9 @@ class Replacement:
                 continue
             if self._running.may_go(name):
                 self._replaced[name] = now
-                self._replace(name, runs)
+                why = "it runs another version of Headrace's code than the one deployed last"
+                logger.warning("%s is replaced: %s (%.12s, not %.12s)", name, why, runs, self._code)
+                line = AuditLine("control", "replace", name, "code", runs, self._code, detail=why)
+                with audit.audited(line):
+                    self._running.replace(name)
                 return
-
-    def _replace(self, name: str, runs: str) -> None:
-        why = "it runs another version of Headrace's code than the one deployed last"
-        logger.warning("%s is replaced: %s (%.12s, not %.12s)", name, why, runs, self._code)
-        line = AuditLine("control", "replace", name, "code", runs, self._code, detail=why)
-        with audit.audited(line):
-            self._running.replace(name)
-
-
-class RayActors:
-    """The actors of this Ray. `models`: `ServedModels`."""
-
-    def __init__(self, models: Any) -> None:
-        self._models = models
-
-    def publish(self, code: str) -> None:
-        import ray
-
-        env: Any = ray.get_runtime_context().runtime_env
-        place = {name: each for name, each in env.items() if name not in _NO_PLACE}
-        actors.publish_newest(Code(code, place))
-
-    def newest(self) -> str:
-        found = actors.newest()
-        return "" if found is None else found.version
-
-    def code(self, name: str) -> str | None:
-        import ray
-
-        try:
-            asked = actors.made(name).code.remote()
-            found: str = ray.get(asked, timeout=_ANSWER_S)
-        except AttributeError:
-            return ""
-        except ray.exceptions.RayError:
-            return None
-        return found
-
-    def may_go(self, name: str) -> bool:
-        if name != REGISTRY:
-            return True
-        try:
-            self._models.details()
-            phases = {account["phase"] for account in self._models.rollouts()}
-        except ClusterError:
-            return False
-        return phases <= {"promoted", "aborted"}
-
-    def replace(self, name: str) -> None:
-        """Kill the actor and create it anew. If this is cut off in between, whoever needs the
-        actor next creates it."""
-        import ray
-
-        ray.kill(actors.made(name), no_restart=True)
-        actors.made(name)

@@ -1,18 +1,14 @@
 """Builds the list of Serve applications for a settings file, as plain data.
 
 One builder serves every way to run: `headrace serve` puts the list on a cluster of its own,
-`headrace apply` on that one or on another, and `headrace build` prints it for an operator
-(`serveConfigV2`).
+`headrace apply` on that one or on another, and `headrace build` prints it (`serveConfigV2`).
 
 Serve restarts an application whose arguments change. So arguments hold only what shapes an
-application's processes, as the user wrote it; defaults are filled in inside the cluster. A model's
-arguments hold nothing of other models, of tenants, of the numbers of gateways or replicas, of its
-scaling, or of where the settings file is. Bounds on replicas, resources and time limits are
-overrides of deployments, which Serve changes while they run (all but a replica's resources).
-
-Between the bounds the autoscaler decides the number of replicas. Serve's autoscaling policy, one
-for all deployments of an application, copies it. A policy of each deployment instead would let
-Serve itself start a replica of a sleeping model when a handle is used.
+application's processes, as the user wrote it: nothing of other models, tenants, numbers of
+replicas, scaling, or where the file is. Bounds on replicas, resources and time limits are overrides
+of deployments, which Serve changes while they run (all but a replica's resources). Serve's
+autoscaling policy copies the autoscaler's targets: one for all deployments of an application, since
+a policy of each would let Serve start a replica of a sleeping model when a handle is used.
 Source: reading of ray 2.60 `serve/_private/deploy_utils.py` (get_app_code_version).
 """
 
@@ -33,9 +29,9 @@ from deployments.contract.app_names import (
 )
 from deployments.contract.listed import Control, plain
 from deployments.contract.model_arguments import model_arguments
-from deployments.control.addresses import LOOPBACK, in_cluster, serve_host
 from deployments.control.ray_env import config_env
 from deployments.control.scaling.scaling_terms import pooled
+from deployments.process.loopback import LOOPBACK
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
@@ -78,8 +74,10 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
     if settings.scaling.pool is not None:
         applications.append(_pool_application(settings, settings.scaling.pool, gateway.replicas))
+    # Gives the processes that Serve starts the variables that `ray start` may not have had.
+    controller = {"controller_options": {"runtime_env": {"env_vars": config_env(gateway)}}}
     return {
-        **({} if one_machine else _controller(gateway)),
+        **({} if one_machine else controller),
         "proxy_location": "Disabled" if gateway.ingress == "direct" else "EveryNode",
         "http_options": {
             "host": serve_host(gateway, one_machine=one_machine),
@@ -89,11 +87,6 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
         "logging_config": LOGGING,
         "applications": applications,
     }
-
-
-def _controller(gateway: GatewaySettings) -> dict[str, Any]:
-    """Gives the processes that Serve starts the variables that `ray start` may not have had."""
-    return {"controller_options": {"runtime_env": {"env_vars": config_env(gateway)}}}
 
 
 def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[str, Any]:
@@ -272,3 +265,24 @@ def _drain_s(model: ModelSettings, gateways: int) -> float:
         return model.timeout_s + GRACE_S
     max_batches = 1 + gateways * (model.replicas.slots - 1)
     return model.replicas.hang_limit_s * max_batches + GRACE_S
+
+
+# ---- addresses, on one machine and on many nodes -------------------------------------------------
+
+
+EVERY_INTERFACE = "0.0.0.0"
+
+
+def in_cluster(gateway: GatewaySettings) -> GatewaySettings:
+    """The settings for a cluster of many nodes: reachable from everywhere, unless the file sets a
+    host."""
+    if "host" in gateway.model_fields_set:
+        return gateway
+    return gateway.model_copy(update={"host": EVERY_INTERFACE})
+
+
+def serve_host(gateway: GatewaySettings, *, one_machine: bool) -> str:
+    """`http_options.host` of a Serve config. `one_machine`: the cluster has this machine only."""
+    if one_machine:
+        return LOOPBACK
+    return "::" if ":" in gateway.host else EVERY_INTERFACE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -24,9 +24,8 @@ from deployments.contract.registry import (
 )
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.terms import TERMS, RolloutTerms
-from deployments.control.dashboard import ClusterError
-from deployments.control.differences import Applications, by_name
-from deployments.control.merging import is_ours
+from deployments.control.application_list import Applications, by_name, is_ours
+from deployments.control.dashboard import ClusterError, ServeApplications
 from deployments.process import description_store
 
 _STARTS_S = 60.0  # to the registry's first answer: its imports take seconds on a busy machine
@@ -35,21 +34,13 @@ States = Mapping[str, tuple[str, str]]  # state and Serve's message of each appl
 logger = logging.getLogger("headrace.host")
 
 
-class ServeApplications(Protocol):
-    """Serve's applications (`ServeRest`, `ServeController`). Both methods raise ClusterError."""
-
-    def details(self) -> dict[str, Any]: ...
-
-    def put(self, config: Mapping[str, Any]) -> None: ...
-
-
 class ServedModels:
     """`registry`: the handle of its actor."""
 
     def __init__(self, serve: ServeApplications, registry: Any) -> None:
         self._serve = serve
         self._registry = registry
-        self._heard = False  # the registry has answered once
+        self._answered = False  # the registry has answered once
         self._applications: Applications = {}
         self._digests: dict[str, frozenset[str]] = {}
 
@@ -76,7 +67,7 @@ class ServedModels:
 
     def ask_registry(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
         """The registry's answer. Raises ClusterError if there is none in time."""
-        limit_s = limit_s if self._heard else max(limit_s, _STARTS_S)
+        limit_s = limit_s if self._answered else max(limit_s, _STARTS_S)
         try:
             found = ray.get(getattr(self._registry, method).remote(*args), timeout=limit_s)
         except ray.exceptions.GetTimeoutError:
@@ -86,7 +77,7 @@ class ServedModels:
             ) from None
         except ray.exceptions.RayActorError as gone:
             raise ClusterError(f"the registry is away: {gone}") from None
-        self._heard = True
+        self._answered = True
         return found
 
     def try_registry(self, method: str, *args: Any) -> Any:
@@ -131,7 +122,7 @@ class ServedModels:
         return sum(s.waiting_rows + s.leases for s in seen)
 
     def runs(self, name: str) -> bool:
-        return runs(self.applications(), name)
+        return self.applications().get(model_app(name), ("", ""))[0] == "RUNNING"
 
     def forget(self, name: str) -> None:
         """Delete the stored descriptions of a model that is gone."""
@@ -141,7 +132,8 @@ class ServedModels:
         """Failures since the last `put`, in a replica's own words if it had any, else in Serve's.
         Reports of replicas with other settings are ignored: one of a version that was taken back
         may still report its failure."""
-        failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
+        found = {n: apps.get(model_app(n), ("", "")) for n in names}
+        failed = {n: said for n, (state, said) in found.items() if state == "DEPLOY_FAILED"}
         return failed | {
             n.model: n.detail
             for n in self.replica_progress()
@@ -163,11 +155,3 @@ def states_of(details: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """State and message of each application of Serve's details."""
     apps = details["applications"]
     return {name: (app["status"], app["message"]) for name, app in apps.items()}
-
-
-def runs(apps: States, name: str) -> bool:
-    return apps.get(model_app(name), ("", ""))[0] == "RUNNING"
-
-
-def _gave_up(apps: States, name: str) -> bool:
-    return apps.get(model_app(name), ("", ""))[0] == "DEPLOY_FAILED"

@@ -23,14 +23,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.contract.app_names import CONTROL_APP
 from deployments.contract.listed import MAX_CHANGES, Control, ListChange, ListLease
-from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
-from deployments.control.merging import beside_others, ours
+from deployments.control.application_list import AppList, beside_others, by_name, ours
+from deployments.control.dashboard import ClusterError, ServeApplications
 from deployments.process import audit
 
 GAP_S = 2.0
@@ -44,19 +42,11 @@ Config = Mapping[str, Any]
 Details = Mapping[str, Any]
 
 
-class Rest(Protocol):
-    """Serve's list. Both methods raise ClusterError."""
-
-    def details(self) -> dict[str, Any]: ...
-
-    def put(self, config: Config) -> None: ...
-
-
-class Undone(ClusterError):
+class ChangeLost(ClusterError):
     """Another list has replaced the one with this change."""
 
 
-class _Lost(Exception):
+class _LeaseLost(Exception):
     """The lease, to another writer."""
 
 
@@ -66,7 +56,7 @@ class Writer:
 
     def __init__(
         self,
-        rest: Rest,
+        rest: ServeApplications,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         who: str = "",
@@ -88,7 +78,7 @@ class Writer:
             try:
                 self._carry_out(holder, verb, change)
                 break
-            except _Lost:
+            except _LeaseLost:
                 continue
         else:
             raise ClusterError(f"others changed the cluster {_TRIES} times meanwhile; try again")
@@ -99,37 +89,38 @@ class Writer:
         return holder
 
     def check(self, details: Details, change: str) -> None:
-        """Raises Undone if another list, put from one that was read before, replaced this change.
+        """Raises ChangeLost if another list, put from one that was read before, replaced it.
         A list without the control plane's block, or with newer changes only, is no undoing."""
         control = _control(details)
         if control is None or control.revision is None:
-            raise Undone("another list of applications was put meanwhile, by an operator")
+            raise ChangeLost("another list of applications was put meanwhile, by an operator")
         if any(each.id == change for each in control.changes):
             return
         if len(control.changes) == MAX_CHANGES:
             return  # so many others changed it since that this one is not remembered
         last = control.changes[-1] if control.changes else None
         by = f"{last.verb} of {last.who}" if last else "a writer unknown"
-        raise Undone(f"the change was undone by {by} (revision {control.revision}); try again")
+        raise ChangeLost(f"the change was undone by {by} (revision {control.revision}); try again")
 
     def _carry_out(self, holder: str, verb: str, change: Callable[[Details], Config]) -> None:
         revision = self._acquire(holder, verb)
         asked, details = self._look()
-        if revision is not None:
-            self._must_hold(details, holder, revision)
+        before = _control(details)
+        held = before is not None and before.lease is not None and before.lease.holder == holder
+        if revision is not None and not (held and before and before.revision == revision):
+            raise _LeaseLost
+        number = (before.revision or 0) + 1 if before else 1
         try:
             config = change(details)
         except ClusterError:
             if revision is not None:
-                self._put(beside(details), _next(_must(details), lease=None))
+                self._put(beside(details), revision=number, lease=None)
             raise
         if self._clock() - asked > GAP_S:
-            raise _Lost
-        before = _control(details)
-        number = (before.revision or 0) + 1 if before else 1
+            raise _LeaseLost
         mine = ListChange(holder, self._who, verb, number)
         changes = ((*before.changes, mine) if before else (mine,))[-MAX_CHANGES:]
-        self._put(config, {"revision": number, "lease": None, "changes": changes})
+        self._put(config, revision=number, lease=None, changes=changes)
 
     def _acquire(self, holder: str, verb: str) -> int | None:
         """Take the lease. Returns the revision at which it was taken; None if there is no block to
@@ -138,10 +129,9 @@ class Writer:
         before = _control(details)
         if before is None:
             return None
-        taken = _next(before, lease=ListLease(holder, self._who, verb))
-        self._put(beside(details), taken)
+        revision = (before.revision or 0) + 1
+        self._put(beside(details), revision=revision, lease=ListLease(holder, self._who, verb))
         self._pause(GAP_S)
-        revision: int = taken["revision"]
         return revision
 
     def _free(self, holder: str) -> Details:
@@ -169,21 +159,19 @@ class Writer:
                 )
             self._pause(_LOOKS_S)
 
-    def _must_hold(self, details: Details, holder: str, revision: int) -> None:
-        control = _control(details)
-        held = control is not None and control.lease is not None
-        if not held or control is None or control.lease is None:
-            raise _Lost
-        if (control.lease.holder, control.revision) != (holder, revision):
-            raise _Lost
-
     def _look(self) -> tuple[float, Details]:
         """When the question was asked, and Serve's details."""
         asked = self._clock()
         return asked, self._rest.details()
 
-    def _put(self, config: Config, fields: dict[str, Any]) -> None:
-        self._rest.put(stamped(config, fields))
+    def _put(self, config: Config, **fields: Any) -> None:
+        """Put the config with these fields of the control plane's block."""
+        listed = AppList.of(by_name(config))
+        if listed.own is not None:
+            own = listed.with_control(**fields).all()[CONTROL_APP]
+            apps = [own if app["name"] == CONTROL_APP else app for app in config["applications"]]
+            config = {**config, "applications": apps}
+        self._rest.put(config)
 
 
 def beside(details: Details) -> dict[str, Any]:
@@ -191,27 +179,7 @@ def beside(details: Details) -> dict[str, Any]:
     return beside_others(ours(details).values(), details)
 
 
-def stamped(config: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    """The config with these fields of the control plane's block."""
-    listed = Listed.of(by_name(config))
-    if listed.own is None:
-        return dict(config)
-    own = listed.with_control(**fields).all()[CONTROL_APP]
-    applications = [own if app["name"] == CONTROL_APP else app for app in config["applications"]]
-    return {**config, "applications": applications}
-
-
-def _next(control: Control, **fields: Any) -> dict[str, Any]:
-    return {"revision": (control.revision or 0) + 1, **fields}
-
-
-def _must(details: Details) -> Control:
-    control = _control(details)
-    assert control is not None
-    return control
-
-
 def _control(details: Details) -> Control | None:
     """The block; None if the list has none. Raises NewerFormat."""
-    listed = Listed.of(ours(details))
+    listed = AppList.of(ours(details))
     return None if listed.own is None else listed.control

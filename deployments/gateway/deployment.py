@@ -32,6 +32,7 @@ from deployments.contract.scaling.messages import (
 from deployments.gateway.app import GatewayApp, assembled
 from deployments.gateway.ending import GatewayShutdown
 from deployments.gateway.http import fast_path, strict_protocol
+from deployments.gateway.http.body import MIN_BYTES_PER_S
 from deployments.gateway.http.direct_server import DirectServer
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.crash_exchange import CrashExchange
@@ -55,7 +56,7 @@ from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.process.sockets import client_tls
 from deployments.settings.channel import channel_tls
-from deployments.settings.gateway import GatewaySettings
+from deployments.settings.gateway import MIB, GatewaySettings
 
 _REFRESH_S = 1.0  # how often metrics are refreshed, and the registry is told of this gateway
 _TENANTS_S = 0.5  # how often tenants are read: a revoked key is refused this long afterwards
@@ -64,6 +65,8 @@ _PUSHES_APART_S = 0.1  # shortest time between two pushes, whatever there is to 
 _CATCH_UP_S = 3.0  # for a gateway to know the models that run, before it takes callers
 _TENANTS_TRIES = 120  # for the first tenants
 _TENANTS_PAUSE_S = 0.5  # between those tries
+_MAX_PENDING = 1024  # jobs that wait for a thread: half of the requests that may be under way
+_TOKEN_CACHE_BYTES = 64 * MIB  # of each tokeniser, for texts that come again
 _GC_THRESHOLDS = (10_000, 20, 100)  # net new objects; collections of the young; of the older
 logger = logging.getLogger("headrace.gateway")
 
@@ -85,13 +88,13 @@ class Gateway:
         self._uid = context.replica_id.unique_id
         self._registry = registry()
         self._tenants = await _first_tenants(args["tenants_path"], settings)
-        self._pool = FairThreadPool(settings.preprocess.workers, settings.preprocess.max_pending)
+        self._pool = FairThreadPool(settings.preprocess.workers, _MAX_PENDING)
         on_node = context.rank.local_rank if context.rank is not None else 0
         self._telemetry = GatewayTelemetry(self._name, settings, on_node)
         self._models = Catalogue(
             self._registry,
             GatewayIdentity(self._uid, len(settings.priorities), self._tenants.frozen),
-            settings.preprocess.cache_bytes,
+            _TOKEN_CACHE_BYTES,
             self._telemetry.batch,
             partial(ServeChannel, tls=client_tls(channel_tls(settings.channel))),
         )
@@ -110,7 +113,7 @@ class Gateway:
             loop.create_task(self._tell_registry()),
             loop.create_task(DemandReporter(self._uid, self._models, _tell_autoscaler).run()),
         ]
-        strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
+        strict_protocol.enforce(settings.limits.headers_timeout_s, MIN_BYTES_PER_S)
         fast_path.install(self._app)
         holder = listening_socket.path_of_holder()
         self._direct = DirectServer(self._app, settings) if holder else None

@@ -374,8 +374,8 @@ async def _permit_if_suspect(
         streams.crashes.lost_elsewhere([key], tenant, monotonic())
     if not streams.crashes or not _is_suspect(context, selection, key):
         return None
-    left_s = queue_request(context, selection.scheduling).expires_s
-    limit_s = min(streams.crashes.terms.hold_s, _WAIT_SHARE * left_s)
+    budget_s = queue_request(context, selection.scheduling).budget_s
+    limit_s = min(streams.crashes.terms.hold_s, _WAIT_SHARE * budget_s)
     return await _acquired(context.exchange, streams.permits.acquire(tenant, limit_s))
 
 

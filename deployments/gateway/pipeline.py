@@ -459,7 +459,7 @@ def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:
 
 def _follower(demand: QueueRequest, rows: int) -> Follower:
     now = monotonic()
-    return Follower(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
+    return Follower(rows, demand.priority, now + demand.slo_budget_s, now + demand.budget_s)
 
 
 def _description_of_ran(

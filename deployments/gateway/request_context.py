@@ -215,9 +215,9 @@ def queue_request(
         due_s = min(scheduling.slo_s, budget_s)  # its first token is due before all of its answer
     # Sessions of different tenants are different, whatever their callers name them.
     own_session = f"{tenant.name}/{session}" if session else ""
-    expires_s = (scheduling.timeout_s if budget_s is None else budget_s) - spent_s
+    budget_s = scheduling.timeout_s if budget_s is None else budget_s
     return QueueRequest(
-        tenant.name, context.caller.rank, due_s - spent_s, expires_s, tenant.weight,
+        tenant.name, context.caller.rank, due_s - spent_s, budget_s - spent_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
         request_id=context.exchange.request_id,
     )  # fmt: skip

@@ -10,7 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ImageInput
-from deployments.gateway.http.body import ArrivingBodies, BodyBound, BodyLimits, BodyRoom, Inflation
+from deployments.gateway.http.body import (
+    MIN_BYTES_PER_S,
+    SLOW_GRACE_S,
+    ArrivingBodies,
+    BodyBound,
+    BodyLimits,
+    BodyRoom,
+    Inflation,
+)
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
@@ -27,6 +35,8 @@ from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 
 T = TypeVar("T")
+# Larger bodies are parsed by threads. What one read of a socket brings is parsed on the loop.
+POOL_THRESHOLD_BYTES = 65_536
 
 
 class RequestWatcher(Protocol):
@@ -62,15 +72,15 @@ class GatewayServices:
             limits.body_timeout_s,
             BodyRoom(limits.max_held_bytes),
             arriving=ArrivingBodies(limits.max_arriving_bodies),
-            min_bytes_per_s=limits.min_bytes_per_s,
-            grace_s=limits.slow_grace_s,
+            min_bytes_per_s=MIN_BYTES_PER_S,
+            grace_s=SLOW_GRACE_S,
         )
         self.rates = Rates(settings.replicas)
         self.suspected = SuspectedRequests()
         self.watcher = watcher
         self.pool = pool
         self._tenants = tenants
-        self._threshold = limits.pool_threshold_bytes
+        self._threshold = POOL_THRESHOLD_BYTES
         self._under_way = SharedBound(limits.max_requests)
 
     def identify(self, exchange: Exchange) -> Caller:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,16 +93,10 @@ def user() -> str:
     """The operating system's user that this process runs as."""
     uid = os.getuid()
     try:
-        name = _name_of(uid)  # not from the environment, which anyone may set
-    except (ImportError, KeyError, OSError):
+        name = pwd.getpwuid(uid).pw_name  # not from the environment, which anyone may set
+    except (KeyError, OSError):
         name = "?"
     return f"user {name} ({uid})"
-
-
-def _name_of(uid: int) -> str:
-    import pwd
-
-    return pwd.getpwuid(uid).pw_name
 
 
 @contextmanager

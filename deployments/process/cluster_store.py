@@ -9,50 +9,48 @@ hangs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-from ray.exceptions import RayError
-from ray.experimental import internal_kv
-
-from deployments.process.store_error import StoreError
 
 ANSWER_S = 5.0
 _NAMESPACE = b"headrace"
 
 
+class StoreError(ConnectionError):
+    """The store did not answer, or not in time. The message is for the user."""
+
+
 def put(key: str, data: bytes) -> None:
     """Store the bytes under this key, in place of what was stored under it."""
-    _asked(_client().internal_kv_put, key.encode(), data, True, _NAMESPACE)
+    _ask("put", key, data, True)
 
 
 def get(key: str) -> bytes | None:
     """The bytes stored under this key; None if there are none."""
-    found = _asked(_client().internal_kv_get, key.encode(), _NAMESPACE)
+    found = _ask("get", key)
     return None if found is None else bytes(found)
 
 
 def delete(prefix: str) -> None:
     """Delete every entry whose key begins with `prefix`."""
-    _asked(_client().internal_kv_del, prefix.encode(), True, _NAMESPACE)
+    _ask("del", prefix, True)
 
 
 def names(prefix: str) -> list[str]:
     """The keys that begin with `prefix`."""
-    found = _asked(_client().internal_kv_keys, prefix.encode(), _NAMESPACE)
-    return [bytes(name).decode() for name in found]
+    return [bytes(name).decode() for name in _ask("keys", prefix)]
 
 
-def _client() -> Any:
+def _ask(method: str, key: str, *more: Any) -> Any:
+    # Late: who handles the error need not import Ray.
+    from ray.exceptions import RayError
+    from ray.experimental import internal_kv
+
     client: Any = internal_kv.internal_kv_get_gcs_client()  # type: ignore[no-untyped-call]
     if client is None:
         raise StoreError("this process is connected to no cluster, so it has no control store")
-    return client
-
-
-def _asked(call: Callable[..., Any], *arguments: Any) -> Any:
+    call = getattr(client, f"internal_kv_{method}")
     try:
-        return call(*arguments, timeout=ANSWER_S)
+        return call(key.encode(), *more, _NAMESPACE, timeout=ANSWER_S)
     except RayError as silence:
         raise StoreError(
             f"Ray's control store (gcs_server) does not answer within {ANSWER_S:g} s: {silence}; "

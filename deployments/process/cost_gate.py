@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.costs import CostBounds, Fit, LiveCosts, Profile
+from deployments.contract.rollout.costs import CostBounds, LiveCosts, Profile
 from deployments.contract.rollout.terms import RolloutTerms
 
 _NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions
@@ -88,12 +88,11 @@ def _ms(seconds: float) -> str:
 def live_seconds(live: LiveCosts, rows: int, length: int) -> float:
     """The longest that any of them says; 0 if none knows."""
     measured = (s for r, n, s in live.profile if (r, n) == (rows, length))
-    return max((*measured, *(_predicted(fit, rows, length) for fit in live.fits)), default=0.0)
-
-
-def _predicted(fit: Fit, rows: int, length: int) -> float:
-    launch_s, row_s, token_s, square_s = fit
-    return launch_s + rows * (row_s + length * (token_s + square_s * length))
+    predicted = (
+        launch_s + rows * (row_s + length * (token_s + square_s * length))
+        for launch_s, row_s, token_s, square_s in live.fits
+    )
+    return max((*measured, *predicted), default=0.0)
 
 
 def _profile(d: ModelDescription) -> Profile:

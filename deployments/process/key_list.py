@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 from deployments.settings.key import KeySettings, OperatorKeySettings
 from deployments.settings.tree import TenantsSettings
 
-State = Literal["good", "early", "expired", "revoked"]
+KeyState = Literal["good", "early", "expired", "revoked"]
 
 
 class KeyRow(TypedDict):
@@ -16,7 +16,7 @@ class KeyRow(TypedDict):
 
     id: str
     owner: str  # "tenant NAME" or "operators"
-    state: State  # early: not valid yet
+    state: KeyState  # early: not valid yet
     expires: str | None  # as the tenants file has it
     not_before: str | None  # as the tenants file has it
     models: list[str] | None  # None: all that its owner may use
@@ -32,19 +32,15 @@ def key_rows(tenants: TenantsSettings, revoked: Collection[str], wall_s: float) 
             "state": _state(key, revoked, wall_s),
             "expires": key.expires,
             "not_before": key.not_before,
-            "models": _models(key),
+            "models": list(key.models)
+            if isinstance(key, KeySettings) and key.models is not None
+            else None,
         }
         for _, owner, key in tenants.all_keys()
     ]
 
 
-def _models(key: OperatorKeySettings) -> list[str] | None:
-    if not isinstance(key, KeySettings) or key.models is None:
-        return None
-    return list(key.models)
-
-
-def _state(key: OperatorKeySettings, revoked: Collection[str], wall_s: float) -> State:
+def _state(key: OperatorKeySettings, revoked: Collection[str], wall_s: float) -> KeyState:
     if key.hash in revoked:
         return "revoked"
     if wall_s >= key.ends_s:

@@ -131,24 +131,24 @@ class JSONFormatter(logging.Formatter):
             "ts": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _message(record),
+            "message": _printable(record.getMessage()),
             **fields_of(record),
         }
-        if exception := self._exception(record):
-            line["exception"] = exception
+        if record.exc_info:
+            line["exception"] = _printable(self.formatException(record.exc_info))
         return _encode(line).decode()
-
-    def _exception(self, record: logging.LogRecord) -> str:
-        if not record.exc_info:
-            return ""
-        return _printable(self.formatException(record.exc_info))
 
 
 class TextFormatter(logging.Formatter):
     """`time level logger message name=value …`; control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = [_timestamp(record), record.levelname.lower(), record.name, _message(record)]
+        parts = [
+            _timestamp(record),
+            record.levelname.lower(),
+            record.name,
+            _printable(record.getMessage()),
+        ]
         parts += [f"{name}={value}" for name, value in fields_of(record).items()]
         line = " ".join(parts).translate(_ESCAPED)
         if record.exc_info:
@@ -159,10 +159,6 @@ class TextFormatter(logging.Formatter):
 def _timestamp(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _message(record: logging.LogRecord) -> str:
-    return _printable(record.getMessage())
 
 
 def _printable(text: str) -> str:

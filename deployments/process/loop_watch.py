@@ -93,11 +93,6 @@ class LoopWatch:
             if self._watchdog is not None:
                 self._watchdog.beat(stalled=self._stalls > 0)
 
-    def _end_beats(self) -> None:
-        with self._beating:
-            if self._watchdog is not None:
-                self._watchdog.close()
-
     def _turn(self) -> None:
         self._turns += 1
         self._timer = self._loop.call_later(_EVERY_S / 2, self._turn)
@@ -109,7 +104,9 @@ class LoopWatch:
             if heartbeat.look(self._turns, time.monotonic()) > self._limit_s:
                 self._on_hang()
                 break
-        self._end_beats()
+        with self._beating:
+            if self._watchdog is not None:
+                self._watchdog.close()
 
 
 def watch_process() -> LoopWatch:

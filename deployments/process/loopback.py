@@ -20,9 +20,10 @@ import os
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+LOOPBACK = "127.0.0.1"
 EVERY_INTERFACE = "[::]:0"
 AddPort = Callable[[Any, str], int]
-_HOSTS = ("localhost", "127.0.0.1", "::1")
+_HOSTS = ("localhost", LOOPBACK, "::1")
 _LISTS = ("no_proxy", "NO_PROXY")  # some programs read only one of them
 _GRPC_LIST = "no_grpc_proxy"  # gRPC reads this one instead, if it is set
 

@@ -20,23 +20,10 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 from ray.serve.request_router import RunningReplica as ServeReplica
 
 
-def _directory(key: str) -> Any:
-    from deployments.process.replica_directory import directory_for
+def _directories() -> Any:
+    from deployments.process import replica_directory
 
-    return directory_for(key)
-
-
-def _entry(replica: ServeReplica) -> Any:
-    from deployments.process.replica_directory import RunningReplica
-
-    metadata = tuple(sorted((k, str(v)) for k, v in replica.replica_metadata.items()))
-    return RunningReplica(replica.replica_id.unique_id, metadata)
-
-
-def _gone(uid: str) -> Exception:
-    from deployments.process.replica_directory import ReplicaGone
-
-    return ReplicaGone(uid)
+    return replica_directory
 
 
 class PinRouter(RequestRouter):
@@ -44,14 +31,20 @@ class PinRouter(RequestRouter):
 
     def initialize_state(self, **kwargs: Any) -> None:
         """`key`: of the directory to keep, "application/deployment"."""
-        self._directory = _directory(kwargs["key"])
+        self._directory = _directories().directory_for(kwargs["key"])
         self._by_uid: dict[str, ServeReplica] = {}
         self._turn = itertools.count()
 
     def update_replicas(self, replicas: list[ServeReplica]) -> None:
         super().update_replicas(replicas)
         self._by_uid = {r.replica_id.unique_id: r for r in replicas}
-        self._directory.update([_entry(r) for r in replicas])
+        entry = _directories().RunningReplica
+        self._directory.update(
+            [
+                entry(uid, tuple(sorted((k, str(v)) for k, v in r.replica_metadata.items())))
+                for uid, r in self._by_uid.items()
+            ]
+        )
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
@@ -63,18 +56,15 @@ class PinRouter(RequestRouter):
     ) -> ServeReplica:
         uid = pending_request.metadata.session_id
         if not uid:
-            return await self._any()
+            while not self._by_uid:
+                self._replicas_updated_event.clear()
+                await self._replicas_updated_event.wait()
+            running = list(self._by_uid.values())
+            return running[next(self._turn) % len(running)]
         replica = self._by_uid.get(uid)
         if replica is None or is_retry:
-            raise _gone(uid)
+            raise _directories().ReplicaGone(uid)
         return replica
-
-    async def _any(self) -> ServeReplica:
-        while not self._by_uid:
-            self._replicas_updated_event.clear()
-            await self._replicas_updated_event.wait()
-        replicas = list(self._by_uid.values())
-        return replicas[next(self._turn) % len(replicas)]
 
     async def choose_replicas(
         self, candidate_replicas: list[ServeReplica], pending_request: PendingRequest | None = None

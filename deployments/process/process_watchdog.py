@@ -51,7 +51,7 @@ class Thread:
 
 
 @dataclass(slots=True)
-class Silence:
+class SilenceTimer:
     """For how long a process has been silent although it could have sent a heartbeat."""
 
     every_s: float  # between two looks
@@ -59,11 +59,11 @@ class Silence:
     _looked_at: float | None = None
     _threads: dict[int, Thread] = field(default_factory=dict)  # at the last look
 
-    def heard(self, now: float) -> None:
+    def beat(self, now: float) -> None:
         """A heartbeat has come."""
         self.seconds, self._looked_at, self._threads = 0.0, now, {}
 
-    def silent(self, threads: dict[int, Thread], now: float) -> float:
+    def missed(self, threads: dict[int, Thread], now: float) -> float:
         """No heartbeat has come since the last look. Returns the seconds of silence that count.
         `threads`: by thread id."""
         before, self._looked_at = self._looked_at, now
@@ -123,8 +123,8 @@ def process_watchdog() -> ProcessWatchdog | None:
 
 
 def _watch(pid: int, limit_s: float, every_s: float) -> None:
-    silence, beats = Silence(every_s), sys.stdin.fileno()
-    silence.heard(time.monotonic())
+    silence, beats = SilenceTimer(every_s), sys.stdin.fileno()
+    silence.beat(time.monotonic())
     said = _BEAT
     while True:
         time.sleep(every_s)
@@ -132,10 +132,10 @@ def _watch(pid: int, limit_s: float, every_s: float) -> None:
             said = os.read(beats, 4096)
             if not said:
                 return  # the watched process has ended
-            silence.heard(time.monotonic())
+            silence.beat(time.monotonic())
         elif said.endswith(_STALLED):
-            silence.heard(time.monotonic())
-        elif silence.silent(dict(_threads(pid)), time.monotonic()) >= limit_s:
+            silence.beat(time.monotonic())
+        elif silence.missed(dict(_threads(pid)), time.monotonic()) >= limit_s:
             if os.getppid() == pid:
                 _end(pid, silence.seconds)
             return

@@ -66,19 +66,23 @@ class ReplicaDirectory:
         """Add a listener. Returns the function that removes it."""
         self._listeners.append(listener)
         listener(self.replicas)
-        return lambda: self._listeners.remove(listener)
+        return lambda: self._remove(listener)
+
+    def _remove(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
 
     def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener(self.replicas)
 
 
-class JoinedDirectories:
-    """The replicas that run in several deployments: those of one model's groups."""
+class JoinedDirectories(ReplicaDirectory):
+    """The replicas that run in several deployments: those of one model's groups. When the last
+    listener is removed, so are the directories."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._parts: list[ReplicaDirectory] = []
-        self._listeners: list[Listener] = []
         self._stops: list[Callable[[], None]] = []
 
     @property
@@ -90,25 +94,14 @@ class JoinedDirectories:
         if any(part is directory for part in self._parts):
             return
         self._parts.append(directory)
-        self._stops.append(directory.listen(lambda replicas: self._notify()))
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """As `ReplicaDirectory.listen`. When the last listener is removed, so are the
-        directories."""
-        self._listeners.append(listener)
-        listener(self.replicas)
-        return lambda: self._remove(listener)
+        self._stops.append(directory.listen(lambda _: self._notify()))
 
     def _remove(self, listener: Listener) -> None:
-        self._listeners.remove(listener)
+        super()._remove(listener)
         if not self._listeners:
             for stop in self._stops:
                 stop()
             self._parts, self._stops = [], []
-
-    def _notify(self) -> None:
-        for listener in tuple(self._listeners):
-            listener(self.replicas)
 
 
 _DIRECTORIES: dict[str, ReplicaDirectory] = {}

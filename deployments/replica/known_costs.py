@@ -2,7 +2,7 @@
 
 A profile that `headrace profile` stored for exactly this model on this processor saves measuring at
 the start. It also brings the edges and the batch target that were found with it. It never changes
-what the settings state themselves (listed edges, `batch.fixed_size`).
+what the settings state themselves (listed edges).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def known_costs(
 
 
 def _of_stored(stored: StoredProfile, model: ModelSettings) -> KnownCosts:
-    target = stored.target_rows if model.batch.fixed_size is None else None
+    target = stored.target_rows
     most = max((rows for rows, _, _ in stored.points), default=0)
     if target is not None and most <= target < model.batch.max_size:
         target = None  # the profile saw no knee, and larger batches are allowed now

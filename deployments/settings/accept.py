@@ -83,7 +83,7 @@ class AcceptSettings(Section):
         description="A replica of a changed model does not start, and the live version goes on, if "
         "the replica's batches take more than this times as long as the live version's, compared "
         "by length, or if a single row misses the deadline and the live version's does not. 0: "
-        "costs are not compared. Not for a canary, which has `rollout.max_cost_ratio`.",
+        "costs are not compared. Not for a canary, which has `rollout.max_latency_ratio`.",
     )
 
     @property

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from deployments.settings.gone import GONE
 from deployments.settings.groups import Amount, NonEmptyText, not_rays_own
 from yaml_document.section import Section, listed, wrong
 
@@ -50,17 +51,13 @@ def _models(value: Any) -> Any:
 
 
 class PoolSettings(Section):
+    gone = GONE["pool"]
     min: int = Field(default=0, ge=0, le=10_000, description="Least number of pool replicas.")
     max: int = Field(
         default=1,
         ge=1,
         le=10_000,
         description="Largest number of pool replicas; at least `min`.",
-    )
-    auto: bool = Field(
-        default=True,
-        description="Whether the number of pool replicas, between `min` and `max`, is chosen by "
-        "what the pool would have been worth in recorded spikes; if not, it is `max`.",
     )
     models: Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_models)] = Field(
         default="all",
@@ -89,15 +86,6 @@ class PoolSettings(Section):
         le=3_600_000,
         description="A model's own replicas come first. The pool is used while the predicted wait "
         "for them is longer than this, or while there are none.",
-    )
-    residency_s: float = Field(
-        default=10, ge=0, le=86_400, description="A loaded model stays loaded at least so long."
-    )
-    residency_loads: float = Field(
-        default=10,
-        ge=0,
-        le=10_000,
-        description="A loaded model also stays at least this many times its load time.",
     )
     num_cpus: float = Field(
         default=0.5,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.channel import ChannelSettings, channel_ports
+from deployments.settings.gone import GONE
 from deployments.settings.groups import NonEmptyText
 from deployments.settings.tls import TlsSettings
 from yaml_document.section import Section, listed, wrong
@@ -49,6 +50,7 @@ def _priorities(value: Any) -> Any:
 
 
 class LimitSettings(Section):
+    gone = GONE["limits"]
     max_requests: int = Field(
         default=2000,
         ge=1,
@@ -57,16 +59,14 @@ class LimitSettings(Section):
         "with a large answer counts until its client has read the answer. One tenant may have all "
         "of them. A tenant below its share by weight is let in above this number, up to twice the "
         "number in all; HAProxy's own limit has room for that. Above 2,000, connections may "
-        "overflow HAProxy's listen queue.",
+        "overflow HAProxy's listen queue. Half of the number may be bodies that arrive later than "
+        "their headers.",
     )
     max_body_bytes: int = Field(
-        default=64 * MIB, ge=1024, le=2048 * MIB, description="Largest request body accepted."
-    )
-    max_inflated_bytes: int = Field(
-        default=256 * MIB,
+        default=64 * MIB,
         ge=1024,
-        le=8192 * MIB,
-        description="Largest size a gzip body may inflate to.",
+        le=2048 * MIB,
+        description="Largest request body accepted. A gzip body may inflate to four times as much.",
     )
     max_held_bytes: int = Field(
         default=1024 * MIB,
@@ -80,7 +80,8 @@ class LimitSettings(Section):
         default=30,
         gt=0,
         le=3600,
-        description="A body must have arrived within this time.",
+        description="A body must have arrived within this time; and from its fifth second on, at "
+        "500 bytes a second at least, at which clients must also read answers.",
     )
     headers_timeout_s: float = Field(
         default=10,
@@ -97,54 +98,27 @@ class LimitSettings(Section):
         "test is one address: leave this at 0 for a load test, and behind a load balancer leave it "
         "at 0 or name the balancer in `gateway.trusted_proxies`.",
     )
-    max_arriving_bodies: int = Field(
-        default=1000,
-        ge=1,
-        le=65_536,
-        description="Request bodies that one gateway reads at once, of those that did not arrive "
-        "together with their headers. Tenants share this number as they share `max_held_bytes`.",
-    )
-    min_bytes_per_s: float = Field(
-        default=500,
-        ge=0,
-        le=1_000_000_000,
-        description="Slowest rate at which a body may arrive and a client may read an answer. 0: "
-        "any rate.",
-    )
-    slow_grace_s: float = Field(
-        default=5,
-        gt=0,
-        le=3600,
-        description="Time that a body has before `min_bytes_per_s` applies to it.",
-    )
-    pool_threshold_bytes: int = Field(
-        default=65_536,
-        ge=0,
-        le=2048 * MIB,
-        description="Bodies larger than this are parsed by the threads of `preprocess`, not on the "
-        "event loop.",
-    )
+
+    @property
+    def max_inflated_bytes(self) -> int:
+        """Largest size a gzip body may inflate to: numbers in JSON shrink to 60 %, so four times is
+        more than honest callers need, and less than a bomb."""
+        return 4 * self.max_body_bytes
+
+    @property
+    def max_arriving_bodies(self) -> int:
+        """Request bodies that one gateway reads at once, of those that did not arrive together with
+        their headers: half of all requests, so that slow senders leave room for the others."""
+        return max(1, self.max_requests // 2)
 
 
 class PreprocessSettings(Section):
+    gone = GONE["preprocess"]
     workers: int = Field(
         default=2,
         ge=1,
         le=256,
         description="Threads that tokenise texts, decode images and parse large bodies.",
-    )
-    cache_bytes: int = Field(
-        default=64 * MIB,
-        ge=0,
-        le=65_536 * MIB,
-        description="Memory in which tokens of frequent texts are cached.",
-    )
-    max_pending: int = Field(
-        default=1024,
-        ge=1,
-        le=1_000_000,
-        description="Pieces of work that may wait for a thread. One tenant may have all of them. A "
-        "tenant below an even share is let in above this number, up to twice the number in all.",
     )
 
 

@@ -34,6 +34,7 @@ _OF_REPLICAS = (
     "resources", "labels", "threads",
 )  # fmt: skip
 _NUMBERS = ("count", "min", "max")
+_OWN = "As the model's, for the replicas of this group. Unset: the model's own."
 POOL_GROUP = "pool"  # of the replicas that belong to no model
 
 Complaint = tuple[tuple[str | int, ...], str]
@@ -70,36 +71,22 @@ class GroupSettings(Section):
     name: Annotated[str, AfterValidator(_a_name)] = Field(
         description="Name of the group, in metrics, logs and the name of its Serve deployment."
     )
-    runtime: RuntimeName | None = Field(default=None, description="The group's backend.")
-    precision: Precision | None = Field(default=None, description="The group's number format.")
-    options: Options | None = Field(
-        default=None, description="Options of the group's backend, in place of the model's."
-    )
-    count: int | None = Field(
-        default=None, ge=1, le=10_000, description="Fixed number of the group's replicas."
-    )
-    min: int | None = Field(
-        default=None, ge=0, le=10_000, description="Least number of the group's replicas."
-    )
-    max: int | None = Field(
-        default=None, ge=1, le=10_000, description="Largest number of the group's replicas."
-    )
-    cost_per_hour: float | None = Field(
-        default=None, ge=0, le=1_000_000, description="As the model's."
-    )
-    slots: int | None = Field(
-        default=None, ge=1, le=64, description="Batches that a replica of the group may hold."
-    )
-    num_cpus: float | None = Field(default=None, ge=0, le=4096, description="As the model's.")
-    num_gpus: float | None = Field(default=None, ge=0, le=64, description="As the model's.")
-    memory_mib: int | None = Field(default=None, ge=1, le=16_777_216, description="As the model's.")
+    runtime: RuntimeName | None = Field(default=None, description=_OWN)
+    precision: Precision | None = Field(default=None, description=_OWN)
+    options: Options | None = Field(default=None, description=_OWN)
+    count: int | None = Field(default=None, ge=1, le=10_000, description=_OWN)
+    min: int | None = Field(default=None, ge=0, le=10_000, description=_OWN)
+    max: int | None = Field(default=None, ge=1, le=10_000, description=_OWN)
+    cost_per_hour: float | None = Field(default=None, ge=0, le=1_000_000, description=_OWN)
+    slots: int | None = Field(default=None, ge=1, le=64, description=_OWN)
+    num_cpus: float | None = Field(default=None, ge=0, le=4096, description=_OWN)
+    num_gpus: float | None = Field(default=None, ge=0, le=64, description=_OWN)
+    memory_mib: int | None = Field(default=None, ge=1, le=16_777_216, description=_OWN)
     resources: Annotated[dict[NonEmptyText, Amount], AfterValidator(not_rays_own)] | None = Field(
-        default=None, description="As the model's."
+        default=None, description=_OWN
     )
-    labels: dict[NonEmptyText, NonEmptyText] | None = Field(
-        default=None, description="As the model's."
-    )
-    threads: int | None = Field(default=None, ge=0, le=4096, description="As the model's.")
+    labels: dict[NonEmptyText, NonEmptyText] | None = Field(default=None, description=_OWN)
+    threads: int | None = Field(default=None, ge=0, le=4096, description=_OWN)
     overflow: OverflowSettings | None = Field(
         default=None,
         description="Makes the group a reserve: it is used only while waiting requests would wait "

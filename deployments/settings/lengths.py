@@ -6,11 +6,11 @@ listed start as powers of two and then adapt to the lengths that arrive; listed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from deployments.settings.gone import GONE
 from yaml_document.section import Section, listed, wrong
 
 SHORTEST_BUCKET = 16
@@ -38,28 +38,8 @@ def _buckets(value: Any) -> Any:
     return edges
 
 
-class AdaptSettings(Section):
-    gone: ClassVar[Mapping[str, str]] = {"minimise": "edges minimise predicted device seconds"}
-    every_s: float = Field(
-        default=60, gt=0, le=86_400, description="Time between two computations of new edges."
-    )
-    half_life_s: float = Field(
-        default=600,
-        gt=0,
-        le=604_800,
-        description="A length that arrived this long ago counts half as much as one that arrives "
-        "now.",
-    )
-    min_gain: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="New edges come into force only if they save at least this share of the "
-        "predicted device seconds that the edges in force waste.",
-    )
-
-
 class LengthSettings(Section):
+    gone = GONE["lengths"]
     max: int = Field(
         default=512,
         ge=1,
@@ -73,17 +53,6 @@ class LengthSettings(Section):
         f"most so many (`auto`: {AUTO_BUCKETS}), whose upper edges start as powers of two from "
         f"{SHORTEST_BUCKET} and adapt to the lengths that arrive. A list: fixed upper edges, in "
         "tokens, ascending, the last one equal to `max`.",
-    )
-    adapt: AdaptSettings = Field(
-        default_factory=AdaptSettings,
-        description="How edges that are not listed adapt to the lengths that arrive.",
-    )
-    switch_ms: float = Field(
-        default=0,
-        ge=0,
-        le=3_600_000,
-        description="Time that a device loses when it runs another bucket than the last time. For "
-        "backends that are compiled for certain lengths; these lengths then are the edges.",
     )
     input: str | None = Field(
         default=None,

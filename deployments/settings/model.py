@@ -148,7 +148,7 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
     plain = LengthSettings(max=model.lengths.max)
-    for name in ("input", "axis", "mask", "truncate", "switch_ms", "adapt"):
+    for name in ("input", "axis", "mask", "truncate"):
         if getattr(model.lengths, name) != getattr(plain, name):
             yield ("lengths", name), "must be left out: a prompt has no tensors and is not padded"
 

@@ -8,15 +8,14 @@ exist is checked by `sources.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
-from deployments.settings.crashes import CrashSettings
 from deployments.settings.generation import GenerationSettings
+from deployments.settings.gone import GONE
 from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
@@ -26,8 +25,9 @@ from deployments.settings.reuse import CacheSettings
 from deployments.settings.rollout import RolloutSettings
 from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.scheduling import (
-    AdmissionSettings,
+    AdmissionModes,
     BatchSettings,
+    CrashSettings,
     HedgeSettings,
     OutlierSettings,
     QueueSettings,
@@ -67,8 +67,8 @@ class SloSettings(Section):
         default=99,
         gt=0,
         lt=100,
-        description="Share of requests, in %, that should meet the deadline. `headrace simulate` "
-        "judges a run by it; a server does not act on it.",
+        description="Share of requests, in %, that should meet the deadline. The autoscaler plans "
+        "for it, and `headrace simulate` judges a run by it.",
     )
     late: Literal["demote", "refuse"] = Field(
         default="demote",
@@ -94,9 +94,7 @@ class SloSettings(Section):
 class ModelFields(Section):
     """The fields of one model. `ModelSettings` adds the rules between them."""
 
-    gone: ClassVar[Mapping[str, str]] = {
-        "policies": "each question of scheduling has one answer (docs/policies/)"
-    }
+    gone = GONE["model"]
     runtime: RuntimeName = Field(description="Backend that runs the model.")
     source: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,
@@ -143,14 +141,19 @@ class ModelFields(Section):
     )
     generation: GenerationSettings = Field(
         default_factory=GenerationSettings,
-        description="How generated tokens are weighed and predicted, and how replicas are chosen "
-        "for prompts; for task `generate`.",
+        description="How long outputs may get, and how replicas are chosen for prompts; for task "
+        "`generate`.",
     )
     queue: QueueSettings = Field(
         default_factory=QueueSettings, description="How much work may wait at one gateway."
     )
-    admission: AdmissionSettings = Field(
-        default_factory=AdmissionSettings, description="Which requests are refused because of load."
+    admission: AdmissionModes = Field(
+        default_factory=dict,
+        examples=["{feasibility: observe}"],
+        description="The mode of `feasibility`: whether a request counts as late on arrival if the "
+        "work ahead of it cannot be served before its deadline, and late work waits only as far as "
+        "idle moments can serve it. Not asked (`off`), only counted (`observe`), or acted on "
+        "(`enforce`, where left out).",
     )
     hedge: HedgeSettings = Field(
         default_factory=HedgeSettings,

@@ -19,7 +19,7 @@ from yaml_document.document import Document
 from yaml_document.mistakes import DocumentErrors, explain
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
-_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"max_pixels"}}
+_SHAPE_NO_ANSWERS = {"lengths": {"buckets"}, "image": {"max_pixels"}}
 # Optional sections that shape answers. They enter the digest only where they differ from their
 # defaults, so that the version of a model without them does not depend on them.
 _SHAPE_SOME = ("image", "classify")

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from deployments.settings.gone import GONE
 from yaml_document.section import Section, listed, wrong
 
 Percent = Annotated[float, Field(gt=0, le=100)]
@@ -19,6 +20,7 @@ Share = Annotated[float, Field(gt=0, lt=100)]
 
 
 class AgreementSettings(Section):
+    gone = GONE["agreement"]
     cosine: float | None = Field(
         default=None,
         ge=-1,
@@ -35,11 +37,6 @@ class AgreementSettings(Section):
         default=False,
         description="Whether the largest number of a row's output must be at the same place.",
     )
-    min_percent: Percent = Field(
-        default=99,
-        description="Share, in %, of a request's rows that must agree for the request to agree, "
-        "and of the requests that must agree.",
-    )
 
     @property
     def asked(self) -> bool:
@@ -47,6 +44,7 @@ class AgreementSettings(Section):
 
 
 class RolloutSettings(Section):
+    gone = GONE["rollout"]
     steps_percent: Annotated[tuple[Share, ...], BeforeValidator(listed)] = Field(
         default=(5, 25, 50),
         min_length=1,
@@ -93,15 +91,8 @@ class RolloutSettings(Section):
         ge=1,
         le=1000,
         description="The new version's median and p90 latency, by length, may be at most so many "
-        "times the live version's.",
-    )
-    max_cost_ratio: float = Field(
-        default=1.5,
-        ge=1,
-        le=1000,
-        description="The new version's batches, by length, may take at most so many times as long "
-        "as the live version's, both as measured before they serve. A slower version gets no "
-        "request at all.",
+        "times the live version's; and so may the time of its batches, measured before it serves. "
+        "A slower version gets no request at all.",
     )
     agreement: AgreementSettings = Field(
         default_factory=AgreementSettings,

@@ -2,8 +2,9 @@
 
 A policy is one of those that come with Headrace (`autoscaling/policies/`), or a user's file with
 the same fields. The content of a user's file is copied into the settings when they are read, so
-nothing opens the file later. A field beside `policy` replaces the policy's value. What the fields
-do is described in `autoscaling/settings.py`.
+nothing opens the file later. Three fields may stand beside `policy` and replace the policy's
+values; a policy's file alone sets the others. What the fields do is described in
+`autoscaling/settings.py`.
 """
 
 from __future__ import annotations
@@ -16,29 +17,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from deployments.settings.gone import GONE
 from yaml_document.document import read_document
-from yaml_document.section import Section, listed, off_is_a_word, wrong
+from yaml_document.section import Section, off_is_a_word, wrong
 
 POLICY_ENDINGS = (".yaml", ".yml")
-_LONGEST_WINDOW_S = 3600.0
-
-
-def _windows(value: Any) -> Any:
-    windows = listed(value)
-    if not isinstance(windows, tuple) or not windows:
-        raise wrong("must be a list of seconds, the shortest first")
-    for position, seconds in enumerate(windows):
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not 1 <= seconds <= _LONGEST_WINDOW_S:
-            raise wrong(f"is {seconds!r}; must be 1 to {_LONGEST_WINDOW_S:g}", position)
-        if position and seconds <= windows[position - 1]:
-            raise wrong(f"is {seconds:g}; must be longer than the one before it", position)
-    return tuple(float(seconds) for seconds in windows)
 
 
 class PolicyTuning(Section):
-    """The fields that a policy may set, and a model may set in place of its policy. None: not
-    set."""
+    """The fields that a policy may set, and a model may set beside its policy. None: not set."""
 
     mode: Annotated[Literal["off", "observe", "enforce"] | None, BeforeValidator(off_is_a_word)] = (
         Field(
@@ -52,6 +39,29 @@ class PolicyTuning(Section):
         gt=0,
         le=1,
         description="Largest share of its time that a replica is planned to be busy.",
+    )
+    idle_s: float | None = Field(
+        default=None,
+        ge=1,
+        le=31_622_400,
+        description="With `replicas.min` 0: time without a request after which the last replica is "
+        "removed.",
+    )
+
+
+class PolicyFile(PolicyTuning):
+    """The fields of a policy's file."""
+
+    gone = GONE["policy"]
+
+    spare: int | None = Field(
+        default=None, ge=0, le=10_000, description="Hot replicas beyond the wanted number."
+    )
+    survive: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="Number of replicas that may be lost while the rest still keeps the SLO.",
     )
     forecast: bool | None = Field(
         default=None,
@@ -68,17 +78,6 @@ class PolicyTuning(Section):
         ge=0.5,
         lt=1,
         description="Quantile of the forecast's measured error that the plan covers.",
-    )
-    instant: bool | None = Field(
-        default=None,
-        description="Whether replicas are added at once for a spike or a backlog, without waiting "
-        "for the next plan.",
-    )
-    windows_s: Annotated[tuple[float, ...], BeforeValidator(_windows)] | None = Field(
-        default=None,
-        examples=["[8, 16, 32, 64]"],
-        description="Windows in which demand is compared with the plan to find a spike, the "
-        "shortest first.",
     )
     spike_sigmas: float | None = Field(
         default=None,
@@ -105,34 +104,6 @@ class PolicyTuning(Section):
         gt=0,
         le=1,
         description="Largest share of the replicas that is removed at once.",
-    )
-    idle_s: float | None = Field(
-        default=None,
-        ge=1,
-        le=31_622_400,
-        description="With `replicas.min` 0: time without a request after which the last replica is "
-        "removed.",
-    )
-    pending_limit_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=86_400,
-        description="Once a replica has waited this long for a node with room, no further one is "
-        "ordered.",
-    )
-
-
-class PolicyFile(PolicyTuning):
-    """The fields of a policy's file."""
-
-    spare: int | None = Field(
-        default=None, ge=0, le=10_000, description="Hot replicas beyond the wanted number."
-    )
-    survive: int | None = Field(
-        default=None,
-        ge=0,
-        le=1000,
-        description="Number of replicas that may be lost while the rest still keeps the SLO.",
     )
 
 
@@ -167,6 +138,7 @@ def _name_or_fields(value: Any) -> Any:
 
 
 class ModelScalingSettings(PolicyTuning):
+    gone = GONE["scaling"]
     policy: Annotated[
         str | dict[str, Any] | None, BeforeValidator(_name_or_fields), AfterValidator(_policy)
     ] = Field(

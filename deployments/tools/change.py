@@ -14,9 +14,7 @@ from pathlib import Path
 
 import click
 
-from deployments.control.manual_target import ManualTarget
-from deployments.control.remote_cluster import Deployment
-from deployments.control.rollout_reasons import BY_HAND, STILL_IN_FILE
+from deployments.control.plan import BY_HAND, STILL_IN_FILE, Deployment
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
 from deployments.settings.plain import dump, settings_digest
@@ -33,7 +31,7 @@ def apply(path: Path, where: Where, *, wait: bool) -> int:
     and its rollouts are over."""
     settings = where.settings(path)
     cluster = where.cluster()
-    _say_later(cluster.heard_later(settings))
+    _say_later(cluster.waiting_for_restart(settings))
     with where.audited("apply", str(path.absolute()), settings_digest(dump(settings))):
         done = cluster.deploy(settings, settles=not wait)
     _say_deployment(done)
@@ -43,7 +41,7 @@ def apply(path: Path, where: Where, *, wait: bool) -> int:
 def diff(path: Path, where: Where) -> int:
     """Print what `apply` would do, and why."""
     settings, cluster = where.settings(path), where.cluster()
-    _say_later(cluster.heard_later(settings))
+    _say_later(cluster.waiting_for_restart(settings))
     _say_deployment(cluster.diff(settings))
     return 0
 
@@ -90,18 +88,17 @@ def freeze(frozen: bool, where: Where) -> int:
     return 0
 
 
-def scale(target: ManualTarget, where: Where) -> int:
+def scale(model: str, group: str, replicas: int | None, where: Where) -> int:
     """Set a model's number of replicas by hand. It holds until `auto`, also when the autoscaler
     restarts or a settings file is applied."""
-    with where.audited("scale", str(target)):
-        where.cluster().scale(target)
-    what = f"{target.model}, group {target.group}" if target.group else target.model
-    group = f" --group {target.group}" if target.group else ""
-    if target.replicas is None:
+    what = f"{model}, group {group}" if group else model
+    with where.audited("scale", f"{what}: {'auto' if replicas is None else replicas}"):
+        where.cluster().scale(model, group, replicas)
+    if replicas is None:
         click.echo(f"{what}: as many replicas as its policy decides")
     else:
-        until = f"`headrace scale {target.model} auto{group}`"
-        click.echo(f"{what}: {target.replicas} replicas, until {until}")
+        until = f"headrace scale {model} auto{group and f' --group {group}'}"
+        click.echo(f"{what}: {replicas} replicas, until `{until}`")
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from deployments.control.ray_env import HARD_STOP_S, Layer, variables
+from deployments.control.ray_env import HARD_STOP_S, EnvLayer, variables
 from deployments.control.serve_config import DEREGISTER_S, GRACE_S, REPLICA_HEALTH_S
 from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
@@ -114,7 +114,7 @@ def _environment() -> dict[str, Any]:
     return {
         each.name: {"value": each.value, "in_config": each.in_config}
         for each in variables(GatewaySettings())
-        if each.layer is Layer.IMAGE
+        if each.layer is EnvLayer.IMAGE
     }
 
 

@@ -18,15 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.control import addresses, ray_env
-from deployments.control.dashboard import Dashboard, address_of, token_of
+from deployments.control import ray_env
+from deployments.control.dashboard import JobFailed, RayDashboard, RayJobs, address_of, token_of
 from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_facts, node_survey, preflight
 from deployments.control.preflight.node_facts import UNLIMITED, NodeFacts
-from deployments.control.preflight.preflight import Finding
-from deployments.control.ray_env import Layer, Variable
-from deployments.control.ray_jobs import JobFailed, RayJobs
-from deployments.control.serve_config import serve_config
+from deployments.control.preflight.preflight import NodeFinding
+from deployments.control.ray_env import EnvLayer, EnvVariable
+from deployments.control.serve_config import in_cluster, serve_config
 from deployments.control.supervisor import server_files
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.plain import SettingsErrors
@@ -38,9 +37,9 @@ _CHECK_S = 180.0
 # The interpreter of the process that starts the command: jobs do not always have it on their PATH.
 _PYTHON = "python"
 _SAYS = {
-    Layer.IMAGE: "the same for every settings file: an image may bake them",
-    Layer.NODE: "of this node: must stand before `ray start`",
-    Layer.CONFIG: "of the settings: the Serve config's controller_options may set them instead",
+    EnvLayer.IMAGE: "the same for every settings file: an image may bake them",
+    EnvLayer.NODE: "of this node: must stand before `ray start`",
+    EnvLayer.CONFIG: "of the settings: the Serve config's controller_options may set them instead",
 }
 
 
@@ -68,10 +67,10 @@ def gateway_of(file: Path | None) -> GatewaySettings:
     """The gateway's settings for a cluster of several nodes; the defaults without a file. Raises
     SettingsErrors."""
     if file is None:
-        return addresses.in_cluster(GatewaySettings())
+        return in_cluster(GatewaySettings())
     settings = load(file, here=False).gateway
     _check_ingress(file, settings)
-    return addresses.in_cluster(settings)
+    return in_cluster(settings)
 
 
 def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
@@ -93,19 +92,19 @@ def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-def _as_json(wanted: Sequence[Variable]) -> str:
+def _as_json(wanted: Sequence[EnvVariable]) -> str:
     return json.dumps([asdict(v) | {"in_config": v.in_config} for v in wanted], indent=2)
 
 
-def exports(wanted: Sequence[Variable]) -> str:
+def exports(wanted: Sequence[EnvVariable]) -> str:
     """For a shell's `eval`, layer by layer; in_config is what a comment says of each layer."""
     lines = []
-    for layer in Layer:
+    for layer in EnvLayer:
         of_layer = [each for each in wanted if each.layer is layer]
         if of_layer:
             lines.append(f"# {_SAYS[layer]}")
         for each in of_layer:
-            late = "" if each.in_config or layer is Layer.NODE else "  # before `ray start` only"
+            late = "" if each.in_config or layer is EnvLayer.NODE else "  # before `ray start` only"
             lines.append(f"export {each.name}={shlex.quote(each.value)}{late}")
     return "\n".join(lines)
 
@@ -121,7 +120,7 @@ def check(file: Path | None, address: str | None, as_json: bool) -> int:
     try:
         with jobs_of(address) as jobs:
             found = preflight.of_token(jobs.lets_anybody_in())
-            nodes = asked(jobs, preflight.question(gateway, wanted))
+            nodes = asked(jobs, preflight.node_query(gateway, wanted))
     except JobFailed as error:
         click.echo(_explained(error), err=True)
         return 1
@@ -134,10 +133,10 @@ def check(file: Path | None, address: str | None, as_json: bool) -> int:
 
 
 def jobs_of(address: str | None) -> RayJobs:
-    return RayJobs(Dashboard(address_of(address), token_of()))
+    return RayJobs(RayDashboard(address_of(address), token_of()))
 
 
-def asked(jobs: RayJobs, question: node_facts.Question) -> list[node_facts.NodeFacts]:
+def asked(jobs: RayJobs, question: node_facts.NodeQuery) -> list[node_facts.NodeFacts]:
     """The findings of every node. Raises JobFailed, ClusterError."""
     told = shlex.quote(json.dumps(asdict(question)))
     output = jobs.run(f"{_PYTHON} -m {node_survey.__name__} {told}", _CHECK_S)
@@ -159,7 +158,7 @@ _TOPICS = {"ENV": "environment", "WRAPPER": "wrapper", "CACHES": "caches", "PORT
 _STYLE = {"error": "red", "warning": "yellow"}
 
 
-def findings_json(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> str:
+def findings_json(nodes: Sequence[NodeFacts], found: Sequence[NodeFinding]) -> str:
     """JSON; `ok` says that no finding is an error."""
     return json.dumps(
         {
@@ -171,7 +170,7 @@ def findings_json(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> str:
     )
 
 
-def table(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> Table:
+def table(nodes: Sequence[NodeFacts], found: Sequence[NodeFinding]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("NODE", "HEADRACE", "RAY", "PYTHON", *_TOPICS):
         made.add_column(heading, overflow="fold")
@@ -183,7 +182,7 @@ def table(nodes: Sequence[NodeFacts], found: Sequence[Finding]) -> Table:
 
 
 def show(
-    nodes: Sequence[NodeFacts], found: Sequence[Finding], console: Console | None = None
+    nodes: Sequence[NodeFacts], found: Sequence[NodeFinding], console: Console | None = None
 ) -> None:
     target = console or Console(soft_wrap=True)
     target.print(table(nodes, found))
@@ -198,7 +197,7 @@ def show(
         target.print("nothing is wrong")
 
 
-def _cells(node: NodeFacts, found: Sequence[Finding]) -> list[str]:
+def _cells(node: NodeFacts, found: Sequence[NodeFinding]) -> list[str]:
     name = f"{node.address} (head)" if node.head else node.address
     if node.error:
         return [name, "cannot be asked"]
@@ -208,6 +207,6 @@ def _cells(node: NodeFacts, found: Sequence[Finding]) -> list[str]:
     return [name, *versions, *(_worst(topic, found) for topic in _TOPICS.values()), clock, files]
 
 
-def _worst(topic: str, found: Sequence[Finding]) -> str:
+def _worst(topic: str, found: Sequence[NodeFinding]) -> str:
     levels = {each.level for each in found if each.topic == topic}
     return "error" if "error" in levels else "warning" if levels else "ok"

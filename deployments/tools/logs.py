@@ -26,10 +26,15 @@ from typing import TextIO
 import click
 
 from deployments.contract.rollout.terms import canary_of
-from deployments.control import replica_logs
-from deployments.control.dashboard import ClusterError, Dashboard
-from deployments.control.serve_rest import ServeRest
-from deployments.control.supervisor import server_files, server_log
+from deployments.control.dashboard import (
+    ClusterError,
+    RayDashboard,
+    ServeRest,
+    gateway_actors,
+    replica_actors,
+    replica_log,
+)
+from deployments.control.supervisor import server_files
 from deployments.control.supervisor.server_files import NoServer
 from deployments.process.logs import FIELDS
 from deployments.tools.where import Where
@@ -73,10 +78,10 @@ def why(request_id: str, where: Where) -> int:
     Raises NoServer, ClusterError."""
     if where.address is None:
         path = _log_file(where)
-        streams = [_read(each) for each in (server_log.older(path), path) if each.is_file()]
+        streams = [_read(each) for each in (server_files.older_log(path), path) if each.is_file()]
     else:
         dashboard = where.dashboard()
-        actors = replica_logs.gateways(ServeRest(dashboard).details())
+        actors = gateway_actors(ServeRest(dashboard).details())
         streams = [_of_replica(dashboard, *each, Wanted()) for each in actors.items()]
     lines = (line for stream in streams for line in stream if request_id in line)
     said = (found for found in map(_decision, lines) if found.get("request_id") == request_id)
@@ -163,16 +168,16 @@ def _ago(seconds: int) -> str:
 
 def _there(model: str, where: Where, wanted: Wanted) -> list[Iterator[Stamped]]:
     dashboard = where.dashboard()
-    actors = replica_logs.replicas(ServeRest(dashboard).details(), model)
+    actors = replica_actors(ServeRest(dashboard).details(), model)
     return [
         _stamped(_of_replica(dashboard, name, actor, wanted), name)
         for name, actor in actors.items()
     ]
 
 
-def _of_replica(dashboard: Dashboard, name: str, actor: str, wanted: Wanted) -> Iterator[str]:
+def _of_replica(dashboard: RayDashboard, name: str, actor: str, wanted: Wanted) -> Iterator[str]:
     try:
-        yield from replica_logs.lines(dashboard, actor, wanted.tail, follow=wanted.follow)
+        yield from replica_log(dashboard, actor, wanted.tail, follow=wanted.follow)
     except ClusterError as error:  # its node may be gone; the others' logs are still there
         click.echo(f"{name}: {error}", err=True)
 
@@ -212,7 +217,7 @@ def _log_file(where: Where) -> Path:
 
 def _of_file(path: Path, models: Set[str], wanted: Wanted) -> Iterator[str]:
     """The lines about these models; with `follow` also those that are yet to come."""
-    before = server_log.older(path)
+    before = server_files.older_log(path)
     file = path.open(encoding="utf-8", errors="replace")
     there = [*before.open(encoding="utf-8", errors="replace")] if before.is_file() else []
     found = _about(models, itertools.chain(there, file))

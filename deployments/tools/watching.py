@@ -19,14 +19,14 @@ from rich.live import Live
 from rich.text import Text
 
 from deployments.contract.app_names import is_model_app, model_app, model_name
-from deployments.control.rollout_reasons import STILL_IN_FILE
 from deployments.tools.console import status_table
 from deployments.tools.console.status_table import progress_key, rollout_line
 from deployments.tools.where import Where
 
 if TYPE_CHECKING:  # slow to import, and needed for a cluster alone
     from deployments.contract.rollout.account import RolloutRecord
-    from deployments.control.remote_cluster import Deployment, RemoteCluster
+    from deployments.control.plan import Deployment
+    from deployments.control.remote_cluster import RemoteCluster
     from deployments.settings.tree import Settings
 
 _LOOKS_S = 1.0
@@ -183,6 +183,8 @@ def _outcome(found: Mapping[str, RolloutRecord]) -> int:
     for name, why in aborted.items():
         click.echo(f"{name}: aborted, the live version goes on: {why}", err=True)
     if aborted:
+        from deployments.control.plan import STILL_IN_FILE
+
         click.echo(STILL_IN_FILE, err=True)
     return 1 if aborted else 0
 

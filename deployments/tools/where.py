@@ -27,7 +27,7 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deployments.control.dashboard import Dashboard
+    from deployments.control.dashboard import RayDashboard
     from deployments.control.remote_cluster import RemoteCluster
     from deployments.control.supervisor.server_files import ServerState
     from deployments.settings.tree import Settings
@@ -80,21 +80,20 @@ class Where:
         """Where the server of this machine is reached; waits for a host that hangs."""
         return self.ask({"do": "where"}, _HUNG_S)
 
-    def dashboard(self) -> Dashboard:
+    def dashboard(self) -> RayDashboard:
         """The dashboard of the cluster, or of the server of this machine. Raises ClusterError if
         the address cannot be one, NoServer and ServerRefused."""
-        from deployments.control.dashboard import Dashboard, address_of, token_of
-        from deployments.control.serve_rest import ANSWER_S
+        from deployments.control.dashboard import SERVE_ANSWER_S, RayDashboard, address_of, token_of
 
         if self.address is None:
             told = self._server_told()
-            return Dashboard(told["dashboard"], told["token"], answer_s=ANSWER_S)
-        return Dashboard(address_of(self.address), token_of(), answer_s=ANSWER_S)
+            return RayDashboard(told["dashboard"], told["token"], answer_s=SERVE_ANSWER_S)
+        return RayDashboard(address_of(self.address), token_of(), answer_s=SERVE_ANSWER_S)
 
     def cluster(self) -> RemoteCluster:
         """What changes the cluster, or the server of this machine. Raises as `dashboard`."""
+        from deployments.control.dashboard import ServeRest
         from deployments.control.remote_cluster import RemoteCluster
-        from deployments.control.serve_rest import ServeRest
 
         here = self.address is None
         rest = ServeRest(self.dashboard(), _DASHBOARD_S if here else 0.0)
@@ -110,7 +109,7 @@ class Where:
         if self.address is not None:
             return portable(path)
         written = load(path, absolute=False)  # what is wrong with it is said without a server, too
-        origin = Origin.told(self._server_told()["origin"])
+        origin = Origin.from_plain(self._server_told()["origin"])
         return origin.settings(written, path.absolute().parent)
 
     def audited(self, verb: str, what: str, after: str = "") -> AbstractContextManager[object]:

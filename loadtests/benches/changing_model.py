@@ -1,37 +1,35 @@
-"""Rolls out one version of a model after another, good and bad ones, while callers send requests.
+"""Rolls out one version of a model after another, good and bad ones.
 
 `headrace apply` rolls out each version: first the canary gets copies of requests, then requests of
 its own in two steps. Every third version is good. The others cannot be loaded, cost too much, are
 slow, answer wrongly, answer NaN, or end their process; their rollouts must abort by themselves.
-Callers send requests at a fixed rate (open loop). Times are those of `time.monotonic`.
+Times are those of `time.monotonic`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
 import yaml
 
-from loadtests.benches.launched import RunningServer
-from loadtests.benches.request_log import LoggedRequest
 from loadtests.benches.runner import say
-from loadtests.benches.server import SETTINGS_DIR, Settings, command_line
+from loadtests.benches.server import SETTINGS_DIR, RunningServer, Settings
 from loadtests.results.report_table import Table
+from loadtests.versus import command_line
 
 MODEL = "changing"
 REPLICAS, SERVICE_MS, LOAD = 2, 50, 0.5
+RATE = LOAD * REPLICAS / (SERVICE_MS / 1000)  # requests a second that callers send
 RUBBISH = "no-graph.onnx"
-ANSWER_S, CHANGE_S = 60.0, 300.0
+CHANGE_S = 300.0
 ROLLOUT = {
     "steps_percent": [20, 50], "hold_s": 1, "min_requests": 20, "shadow_percent": 50,
     "agreement": {"max_abs": 0.1},
@@ -76,58 +74,6 @@ def write_rubbish() -> None:
     (SETTINGS_DIR / RUBBISH).write_bytes(b"no graph")
 
 
-# ---- callers ------------------------------------------------------------------------------------
-
-
-class Callers:
-    """Sends requests at a fixed rate (`LOAD` of the model's capacity) until `stop` is called.
-
-    Each request's outcome is given to `told`.
-    """
-
-    def __init__(self, url: str, told: Callable[[LoggedRequest], object]) -> None:
-        self._url, self._told = f"{url}/v2/models/{MODEL}/infer", told
-        self._rate = LOAD * REPLICAS / (SERVICE_MS / 1000)
-        self._over = asyncio.Event()
-
-    async def run(self) -> None:
-        """Returns after `stop`, once every request has an outcome."""
-        async with httpx.AsyncClient(timeout=ANSWER_S, limits=httpx.Limits()) as http:
-            asked, due = set[asyncio.Task[None]](), time.monotonic()
-            while not self._over.is_set():
-                asked.add(task := asyncio.create_task(self._ask(http)))
-                task.add_done_callback(asked.discard)
-                due += 1 / self._rate
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-            await asyncio.gather(*asked)
-
-    def stop(self) -> None:
-        self._over.set()
-
-    async def _ask(self, http: httpx.AsyncClient) -> None:
-        ids = {"name": "ids", "datatype": "INT64", "shape": [1, len(ASKED)], "data": ASKED}
-        began_s, why, refused = time.monotonic(), "", False
-        try:
-            answer = await http.post(self._url, json={"inputs": [ids]})
-            if answer.status_code != 200 or answer.json()["outputs"][0]["data"] != [sum(ASKED)]:
-                why = f"{answer.status_code} {answer.text[:200]}"
-                refused = answer.status_code in (429, 503) and "retry-after" in answer.headers
-        except httpx.HTTPError as error:
-            why = f"{type(error).__name__}: {error}"
-        self._told(LoggedRequest(MODEL, began_s, time.monotonic(), why, refused))
-
-
-# ---- changes ------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class KindOfChange:
-    """The changes to versions of one kind."""
-
-    made: int = 0
-    decided: list[float] = field(default_factory=list)  # seconds of those that ended as they should
-
-
 @dataclass(frozen=True, slots=True)
 class MadeChange:
     """One change, and how it ended."""
@@ -170,29 +116,19 @@ def _apply(running: RunningServer, file: Path, home: Path) -> tuple[int | None, 
     return done.returncode, (done.stderr or done.stdout).strip()[-1000:]
 
 
-def by_kind(made: Sequence[MadeChange]) -> dict[str, KindOfChange]:
-    kinds: dict[str, KindOfChange] = {}
-    for each in made:
-        kind = kinds.setdefault(each.kind, KindOfChange())
-        kind.made += 1
-        if each.ended:
-            kind.decided.append(each.ended_s - each.began_s)
-    return kinds
-
-
 def undecided(made: Sequence[MadeChange], *, good: bool) -> int:
     """The number of changes to good (or bad) versions that did not end as they should."""
     return sum(not each.ended for each in made if (each.kind == GOOD) is good)
 
 
-def table_of_changes(kinds: Mapping[str, KindOfChange]) -> Table:
-    rows = tuple(
-        (name, kind.made, len(kind.decided), median(kind.decided or [nan]),
-         max(kind.decided, default=nan))
-        for name, kind in kinds.items()
-    )  # fmt: skip
+def table_of_changes(made: Sequence[MadeChange]) -> Table:
+    rows = []
+    for kind in dict.fromkeys(each.kind for each in made):
+        mine = [each for each in made if each.kind == kind]
+        took = [each.ended_s - each.began_s for each in mine if each.ended] or [nan]
+        decided = sum(each.ended for each in mine)
+        rows.append((kind, len(mine), decided, median(took), max(took)))
+    headers = ("versions", "number", "ended as they should", "after s (median)", "after s (most)")
     return Table(
-        f"{REPLICAS} replicas, asked at {LOAD:.0%} of what they can do",
-        ("versions", "number", "ended as they should", "after s (median)", "after s (most)"),
-        rows,
+        f"{REPLICAS} replicas, asked at {LOAD:.0%} of what they can do", headers, tuple(rows)
     )

@@ -18,31 +18,18 @@ from loadtests.results.report_table import FIGURES, REPORT_DIR, BenchReport, as_
 PAGE = Path("docs/benchmarks.md")
 ORDER = (
     "generator",
-    "answers",
     "overhead",
     "compare",
     "overload",
-    "tails",
     "ragged_embeddings",
-    "images",
-    "backend_modes",
-    "gpu_modes",
-    "generation_routing",
     "generation",
     "memory_start",
-    "soak",
-    "observability",
     "simulated_against_real",
     "policies",
-    "lengths_in_overload",
-    "scaling_spike",
-    "scale_to_zero",
-    "scaling_churn",
-    "model_changes",
     "endurance",
 )
-# Run only by name: they need `make compare`, `make vllm`, root, an NVIDIA GPU, or an hour.
-APART = ("compare", "generation", "nodes", "gpu_modes", "endurance")
+# Run only by name: they need `make compare`, `make vllm`, root, or an hour.
+APART = ("compare", "generation", "nodes", "endurance")
 # In virtual time. These import the scheduling core, so they are in the folder of its tests.
 SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # on nodes in network namespaces; in the folder of the cluster's tests

@@ -2,7 +2,8 @@
 
 `python -m loadtests.benches.endurance --minutes 60`: `loadtests.benches.endurance_run` describes
 the load, the changes of a model and the faults. The ragged model and the streaming model get the
-share `--load` of their capacity, the changing model half of its own.
+share `--load` of their capacity, the changing model half of its own. `--no-faults` leaves the
+faults out: then what is lost or slow is the changes' doing.
 
 Promises: only requests that were under way at a process that died are lost; no answer is wrong;
 good versions are promoted (unless a fault hits the change) and bad ones never; every process that
@@ -17,32 +18,37 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import inf, nan
-from statistics import median
 from typing import Any
 
-from loadtests.benches.changing_model import GOOD, by_kind, table_of_changes, undecided
+from loadtests.benches.changing_model import GOOD, table_of_changes, undecided
 from loadtests.benches.endurance_run import Endured, endured
-from loadtests.benches.memory_growth import RAYS, MemoryGrowth, at_same_age, lived, whole
-from loadtests.benches.request_log import (
-    ANYBODY,
-    CONNECT_S,
-    LoggedRequest,
-    beyond,
-    by_fault,
-    silence_s,
+from loadtests.benches.memory_growth import (
+    LEVELS,
+    RAYS,
+    MemoryGrowth,
+    lived,
+    peak,
+    whole,
 )
+from loadtests.benches.request_log import ANYBODY, CONNECT_S, beyond, by_fault, silence_s
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
-from loadtests.benches.soak import faults as wrong_errors
-from loadtests.benches.soak_watch import LEVELS, peak
+from loadtests.client.load import LoadResult
 from loadtests.results.report_table import BenchVerdict, Table, at_most, spread_of
 
 MAX_GROWTH = 0.05
 MAX_GAP_S = 2.0
 DRIFT = "headrace_accounting_drift"
+WRONG = ("500", "501", "502")
 
 
 def runs(options: Options) -> Iterator[BenchRun]:
     yield BenchRun("endured", endured(options))
+
+
+def wrong_errors(result: LoadResult) -> dict[str, int]:
+    """Numbers of answers that not even a malformed request may get."""
+    kinds = {**result.errors, **result.client_faults}
+    return {kind: count for kind, count in kinds.items() if kind.rpartition(" ")[2] in WRONG}
 
 
 # ---- the report ---------------------------------------------------------------------------------
@@ -52,32 +58,29 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     (found,) = done.results
     yield table_of_callers(found)
     yield table_of_faults(found)
-    yield table_of_changes(by_kind(found.changes))
+    yield table_of_changes(found.changes)
     if found.ragged:
-        outcomes = tuple(sorted(found.ragged.mischief.items()))
+        outcomes = tuple(sorted(found.ragged.client_faults.items()))
         yield Table("Those that misbehaved", ("outcome", "requests"), outcomes)
     rows = tuple(
         (name, peak(found.samples, name), sum(each.get(name, 0) for each in found.levels.values()))
         for name in LEVELS
     )
     yield Table("Held", ("level", "peak at a gateway", "at all when nobody asked"), rows)
-    yield from tables_of_memory(found)
+    if found.samples:
+        yield table_of_memory(found)
 
 
 def table_of_callers(found: Endured) -> Table:
     outside = Counter(each.caller for each in beyond(found.log.lost, found.faults))
+    log = found.log
     rows = tuple(
         (
-            name,
-            counts["answered"],
-            counts["refused"],
-            counts["lost"],
-            outside[name],
-            found.log.longest_s.get(name, 0.0),
-            found.log.gaps.get(name, (0.0, 0.0))[0],
+            name, counts["answered"], counts["refused"], counts["lost"], outside[name],
+            log.longest_s.get(name, 0.0), log.gaps.get(name, (0.0, 0.0))[0],
         )
-        for name, counts in sorted(found.log.counts.items())
-    )
+        for name, counts in sorted(log.counts.items())
+    )  # fmt: skip
     headers = (
         "model", "answered", "refused", "lost", "of these more than a fault promises",
         "longest answer s", "longest time without an answer s",
@@ -86,33 +89,21 @@ def table_of_callers(found: Endured) -> Table:
 
 
 def table_of_faults(found: Endured) -> Table:
-    failed = by_fault(found.log.failed, found.faults)
-    rows = tuple(
-        (
-            str(each.fault),
-            (each.at_s - found.started_s) / 60,
-            sum(not request.refused for request in failed.get(index, ())),
-            len(beyond(_lost(failed.get(index, ())), found.faults)),
-            sum(request.refused for request in failed.get(index, ())),
+    failed, rows = by_fault(found.log.failed, found.faults), []
+    for index, each in enumerate(found.faults):
+        lost = [request for request in failed.get(index, ()) if not request.refused]
+        refused = len(failed.get(index, ())) - len(lost)
+        rows.append((
+            str(each.fault), (each.at_s - found.started_s) / 60, len(lost),
+            len(beyond(lost, found.faults)), refused,
             silence_s(found.log, each.at_s, each.gone_s + CONNECT_S),
-            each.gone_s - each.at_s,
-            each.back_s,
-        )
-        for index, each in enumerate(found.faults)
-    )
+            each.gone_s - each.at_s, each.back_s,
+        ))  # fmt: skip
     headers = (
         "fault", "at min", "lost", "more than it promises", "refused",
         "longest time without an answer to anybody s", "gone, or on, after s", "all back after s",
     )  # fmt: skip
-    return Table("Faults, and what was lost and refused until the next", headers, rows)
-
-
-def _lost(failed: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    return [each for each in failed if not each.refused]
-
-
-def _roles(grown: Sequence[MemoryGrowth]) -> list[str]:
-    return sorted({each.role for each in grown})
+    return Table("Faults, and what was lost and refused until the next", headers, tuple(rows))
 
 
 def _least_and_most(grown: Sequence[MemoryGrowth]) -> tuple[str, str]:
@@ -122,28 +113,17 @@ def _least_and_most(grown: Sequence[MemoryGrowth]) -> tuple[str, str]:
     return spread_of(grown, lambda each: each.began_mib), " to ".join(dict.fromkeys(said))
 
 
-def tables_of_memory(found: Endured) -> Iterator[Table]:
-    if not found.samples:
-        return
+def table_of_memory(found: Endured) -> Table:
     grown = lived(found.samples)
-    roles = {role: [each for each in grown if each.role == role] for role in _roles(grown)}
-    rows = tuple((role, len(own), *_least_and_most(own)) for role, own in roles.items())
+    roles = sorted({each.role for each in grown})
+    mine = {role: [each for each in grown if each.role == role] for role in roles}
+    rows = tuple((role, len(own), *_least_and_most(own)) for role, own in mine.items())
     everything = ("all processes, the others too", None, *_least_and_most([whole(found.samples)]))
     headers = ("process", "number", "MiB each, a third in", "grown by")
-    yield Table("Memory of what lived through the last two thirds", headers, (*rows, everything))
-    same = {role: mib for role, mib in at_same_age(found.samples).items() if len(mib) > 1}
-    halves = tuple(
-        (role, len(mib), median(mib[: len(mib) // 2]), median(mib[len(mib) // 2 :]))
-        for role, mib in sorted(same.items())
-    )
-    yield Table(
-        "Memory of what was started meanwhile, a minute old (medians)",
-        ("process", "number", "the first half MiB", "the second half MiB"),
-        halves,
-    )
+    return Table("Memory of what lived through the last two thirds", headers, (*rows, everything))
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     (found,) = done.results
     log = found.log
     outside = beyond(log.lost, found.faults)
@@ -160,7 +140,12 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     yield at_most("good changes not made, no fault about", undecided(calm, good=True), 0)
     yield at_most("bad changes not taken back", undecided(found.changes, good=False), 0)
     yield from bars_of_levels(found)
-    yield from bars_of_memory(found)
+    if found.samples:
+        grown = lived(found.samples)
+        ours = [each for each in grown if each.role not in RAYS]
+        yield _flat("memory of our processes that lived throughout", ours)
+        yield _flat("memory of Ray's own", [each for each in grown if each.role in RAYS])
+        yield _flat("memory of all together", [whole(found.samples)])
 
 
 def silence_otherwise_s(found: Endured) -> float:
@@ -169,39 +154,25 @@ def silence_otherwise_s(found: Endured) -> float:
     if ANYBODY not in found.log.gaps:
         return inf
     hung = [each for each in found.faults if each.fault.struck.name == "HAProxy" and not each.ends]
-    return max(
-        (
-            gap_s
-            for gap_s, at_s in found.log.silences
-            if not any(at_s <= each.gone_s and at_s + gap_s >= each.at_s for each in hung)
-        ),
-        default=0.0,
+    gaps = (
+        gap_s
+        for gap_s, at_s in found.log.silences
+        if not any(at_s <= each.gone_s and at_s + gap_s >= each.at_s for each in hung)
     )
+    return max(gaps, default=0.0)
 
 
 def bars_of_levels(found: Endured) -> Iterator[BenchVerdict]:
-    held = {
-        f"{name} at {gateway}": value
+    held = [
+        f"{name} at {gateway}: {value:g}"
         for gateway, levels in found.levels.items()
         for name, value in levels.items()
         if value
-    }
-    said = ", ".join(f"{name}: {value:g}" for name, value in held.items())
-    yield BenchVerdict(
-        "nothing is held at the end", said or "nothing", bool(found.levels) and not held
-    )
+    ]
+    none = bool(found.levels) and not held
+    yield BenchVerdict("nothing is held at the end", ", ".join(held) or "nothing", none)
     drift = max((abs(each.levels.get(DRIFT, 0.0)) for each in found.samples), default=inf)
     yield at_most("accounted − actual, at any time", drift, 0)
-
-
-def bars_of_memory(found: Endured) -> Iterator[BenchVerdict]:
-    if not found.samples:
-        return
-    grown = lived(found.samples)
-    ours = [each for each in grown if each.role not in RAYS]
-    yield _flat("memory of our processes that lived throughout", ours)
-    yield _flat("memory of Ray's own", [each for each in grown if each.role in RAYS])
-    yield _flat("memory of all together", [whole(found.samples)])
 
 
 def _flat(what: str, grown: Sequence[MemoryGrowth]) -> BenchVerdict:
@@ -230,8 +201,8 @@ def notes(done: Runs, options: Options) -> Iterator[str]:
         if not each.ended and each.kind == GOOD:
             faults = ", ".join(str(met.fault) for met in found.struck_during(each))
             yield f"A good change that was not made ({faults or 'no fault'}): {_reason(each.said)}"
-    reasons = Counter(" ".join(each.why.split())[:120] for each in found.log.lost)
-    for why, number in reasons.most_common(12):
+    reasons = Counter(" ".join(each.why.split())[:60] for each in found.log.lost)
+    for why, number in reasons.most_common(8):
         yield f"Lost: {number} × {why}"
 
 
@@ -242,27 +213,19 @@ def _reason(said: str) -> str:
 
 
 def record(found: Endured) -> dict[str, Any]:
-    """The run as data for the report; times are seconds since its start."""
-    start = found.started_s
+    """The run as data for the report; times are those of `time.monotonic`."""
     return {
-        "faults": [
-            [str(f.fault), f.at_s - start, f.gone_s - start, f.back_s] for f in found.faults
-        ],
+        "started_s": found.started_s,
+        "faults": [[str(f.fault), f.at_s, f.gone_s, f.back_s] for f in found.faults],
         "not_struck": found.not_struck,
-        "changes": [
-            {**asdict(each), "began_s": each.began_s - start, "ended_s": each.ended_s - start}
-            for each in found.changes
-        ],
+        "changes": [asdict(each) for each in found.changes],
         "counts": {who: dict(each) for who, each in found.log.counts.items()},
         "longest_s": dict(found.log.longest_s),
-        "failed": [
-            [each.caller, each.began_s - start, each.ended_s - start, each.refused, each.why]
-            for each in found.log.failed
-        ],
-        "gaps": {who: [gap, at - start] for who, (gap, at) in found.log.gaps.items()},
-        "silences": [[gap, at - start] for gap, at in found.log.silences],
+        "failed": [asdict(each) for each in found.log.failed],
+        "gaps": dict(found.log.gaps),
+        "silences": found.log.silences,
         "ragged": found.ragged.summary() if found.ragged else None,
-        "samples": [[s.at_s, s.rss_bytes, s.levels] for s in found.samples],
+        "samples": [asdict(each) for each in found.samples],
         "levels": found.levels,
     }
 
@@ -274,13 +237,14 @@ BENCH = Bench(
     options={
         "minutes": Option(60.0),
         "load": Option(0.6, "share of what models can do"),
+        "faults": Option(True),
         "every": Option(100.0, "s from a fault to the next"),
-        "mischief": Option(0.06, "share of ragged requests that misbehave"),
+        "client_faults": Option(0.06, "share of ragged requests that misbehave"),
         "seed": Option(17),
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=notes,
     record=record,
 )

@@ -1,9 +1,9 @@
 """Runs one server under ragged load, streams, changes of a model and faults, all at once.
 
-The server has two gateways and three models. One is changed again and again; one gets ragged
-requests from two tenants, some of which misbehave; one streams to callers, some of whom read
-slowly. Meanwhile faults hit one process after another. The result has a log of all requests, the
-changes, the faults, samples of memory, and the gateways' queues and leases after the load's end.
+The server has two gateways and three models: `changing_model` is changed again and again, the other
+two are those of `endurance_callers`. Meanwhile faults hit one process after another. The result has
+a log of all requests, the changes, the faults, samples of memory, and the gateways' queues and
+leases after the load's end. Times are those of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from loadtests.benches import changing_model, metrics_page, ragged_load
+from loadtests.benches import changing_model, metrics_page
 from loadtests.benches.changing_model import MadeChange
-from loadtests.benches.endurance_callers import WRITER, Asking, asking
-from loadtests.benches.launched import RunningServer
+from loadtests.benches.endurance_callers import (
+    RAGGED,
+    RAGGED_SETTINGS,
+    SEQUENCES,
+    TENANTS,
+    WRITER,
+    WRITER_SETTINGS,
+    Asking,
+    asking,
+    capacity,
+)
+from loadtests.benches.memory_growth import ServerSample, levels_of, watching
 from loadtests.benches.process_faults import (
     Injected,
     Struck,
@@ -29,26 +38,15 @@ from loadtests.benches.process_faults import (
 )
 from loadtests.benches.request_log import RequestLog
 from loadtests.benches.runner import Options, say
-from loadtests.benches.server import SETTINGS_DIR, Settings, headrace
-from loadtests.benches.soak_watch import LEVELS, SoakSample, SoakWatch
-from loadtests.client.tally import LoadResult
+from loadtests.benches.server import BENCH_DIR, SETTINGS_DIR, RunningServer, Settings, headrace
+from loadtests.client.load import LoadResult
 
 NAME = "endurance"
-HOME = Path("out/bench") / NAME
+HOME = BENCH_DIR / NAME
 GATEWAYS = 2
-SEQUENCES = 8
-WRITER_SETTINGS: Settings = {
-    "runtime": "synthetic",
-    "task": "generate",
-    "slo": {"ttft_ms": 5000, "tpot_ms": 200},
-    "lengths": {"max": 2048},
-    "replicas": {"count": 2},
-    "options": {"base_ms": 100, "max_sequences": SEQUENCES},
-}
-SLOW_SHARE = 0.3
 CAPACITY_S, PAUSE_S, SAMPLE_S, SETTLE_S = 10.0, 5.0, 5.0, 45.0
 LAST_CHANGE_S = 40.0
-ALL = frozenset({changing_model.MODEL, ragged_load.MODEL, WRITER})
+ALL = frozenset({changing_model.MODEL, RAGGED, WRITER})
 STREAMS = frozenset({WRITER})
 _OF_MODELS = (
     Struck("a replica of the model that changes", r"^ray::ServeReplica:model-changing:model", 2),
@@ -61,7 +59,7 @@ STRUCK = server_processes(_OF_MODELS, GATEWAYS, streams=STREAMS, everybody=ALL)
 
 @dataclass(slots=True)
 class Endured:
-    """The result of a run. Times are those of `time.monotonic`."""
+    """The result of a run."""
 
     started_s: float
     capacity: float  # of the ragged model, requests a second, measured before the run
@@ -70,7 +68,7 @@ class Endured:
     faults: list[Injected] = field(default_factory=list)
     not_struck: list[str] = field(default_factory=list)
     ragged: LoadResult | None = None
-    samples: list[SoakSample] = field(default_factory=list)
+    samples: list[ServerSample] = field(default_factory=list)
     levels: dict[str, dict[str, float]] = field(default_factory=dict)  # by gateway, at the end
 
     def struck_during(self, change: MadeChange) -> list[Injected]:
@@ -86,10 +84,10 @@ def settings() -> Settings:
     return {
         "models": {
             changing_model.MODEL: changing_model.version(0),
-            ragged_load.MODEL: ragged_load.MODEL_SETTINGS,
+            RAGGED: RAGGED_SETTINGS,
             WRITER: WRITER_SETTINGS,
         },
-        "tenants": ragged_load.TENANTS,
+        "tenants": TENANTS,
         "gateway": {"replicas": GATEWAYS},
     }
 
@@ -97,28 +95,20 @@ def settings() -> Settings:
 def endured(options: Options) -> Endured:
     changing_model.write_rubbish()
     with headrace(settings(), name=NAME, home=HOME) as running:
-        found = Endured(time.monotonic(), ragged_load.capacity(running.url, CAPACITY_S))
+        found = Endured(time.monotonic(), capacity(running.url, CAPACITY_S))
         say(f"{found.capacity:.0f} ragged requests/s in a closed loop")
-        with (
-            SoakWatch(running, SAMPLE_S) as watch,
-            asking(plan_of(running, found, options)) as all_,
-        ):
+        plan = Asking(
+            running.url,
+            rate=options.load * found.capacity,
+            seconds=options.minutes * 60,
+            client_faults=options.client_faults,
+            streams=round(options.load * SEQUENCES * 2),
+        )
+        with watching(running, SAMPLE_S) as samples, asking(plan) as all_:
             _Disturbance(running, found, options).run()
-        found.log, found.ragged, found.samples = all_.log, all_.ragged, watch.samples
+        found.log, found.ragged, found.samples = all_.log, all_.ragged, samples
         found.levels = levels_by_gateway(running, SETTLE_S)
     return found
-
-
-def plan_of(running: RunningServer, found: Endured, options: Options) -> Asking:
-    streams = round(options.load * SEQUENCES * 2)
-    return Asking(
-        running.url,
-        rate=options.load * found.capacity,
-        seconds=options.minutes * 60,
-        mischief=options.mischief,
-        streams=streams,
-        slow=round(streams * SLOW_SHARE),
-    )
 
 
 class _Disturbance:
@@ -131,9 +121,11 @@ class _Disturbance:
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Runs both threads to their end. Raises what either of them raises."""
+        """Runs the threads to their end. Raises what either of them raises."""
         with ThreadPoolExecutor(2) as pool:
-            done = [pool.submit(self._change_again_and_again), pool.submit(self._strike_one_by_one)]
+            done = [pool.submit(self._change_again_and_again)]
+            if self._options.faults:
+                done.append(pool.submit(self._strike_one_by_one))
             try:
                 wait(done, timeout=self._seconds, return_when=FIRST_EXCEPTION)
             finally:
@@ -184,10 +176,9 @@ def levels_by_gateway(running: RunningServer, limit_s: float) -> dict[str, dict[
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         page = metrics_page.fetch(running.url)
-        present = {line.name: line.labels.get("gateway", "") for line in page}
-        levels = {name: metrics_page.total(page, name) for name in LEVELS if name in present}
-        if levels:
-            found[present[next(iter(levels))]] = levels
+        if levels := levels_of(page):
+            gateway = next(line.labels.get("gateway", "") for line in page if line.name in levels)
+            found[gateway] = levels
         held = any(any(each.values()) for each in found.values())
         if len(found) >= GATEWAYS and not held:
             break

@@ -13,56 +13,68 @@ must be equal token for token. After 200 streams are cancelled at once, nothing 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
 from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
-from loadtests.benches.launched import Launch, RunningServer, free_port, launched
+import httpx
+
+from loadtests.benches import metrics_page
+from loadtests.benches.played import percentile
 from loadtests.benches.runner import (
     Bench,
     BenchRun,
-    Column,
     Option,
     Options,
     Runs,
-    in_turn,
+    alternate,
     median,
-    say,
     spread,
-    table,
 )
-from loadtests.benches.server import HOME_DIR, changed, example, headrace
-from loadtests.benches.streams_client import Streamed, abandoned, punctual, texts, throughput
-from loadtests.results.report_table import (
-    BenchVerdict,
-    Table,
-    at_least,
-    at_most,
-    number,
-    ratio,
+from loadtests.benches.server import (
+    BENCH_DIR,
+    HOME_DIR,
+    Launch,
+    RunningServer,
+    changed,
+    example,
+    free_port,
+    headrace,
+    launched,
 )
+from loadtests.results.report_table import BenchVerdict, at_least, at_most, number, ratio
 
 HEADRACE, VLLM, AS_IT_COMES = "headrace", "vllm", "vllm as it comes"
-MODELS_DIR = Path("out/bench/llm")
+MODEL = "llm"
 SIZES = {"toy": (128, 2), "large": (1024, 8)}  # hidden width, layers
 MIN_SHARE = {"toy": 0.0, "large": 0.95}
 JUDGED = ("large",)  # engine steps of 30 ms and more
 MAX_TIMES, MAX_MORE_MS = 1.05, 10.0
 GONE_S = 2.0
+RUNNING = {HEADRACE: "headrace_replica_running_sequences"}  # metric; of the others vLLM's own
 _SEQUENCES, _CONTEXT, _BLOCK = 32, 2048, 32
 _PROCESSORS = len(os.sched_getaffinity(0))
 _THREADS = max(1, _PROCESSORS - 1)
+_SEED = 11
+_LEFT, _LEAVE_S, _POLL_S, _LIMIT_S = 200, 1.5, 0.05, 30.0
+
+
+# ---- servers -------------------------------------------------------------------------------------
 
 
 def made(size: str) -> Path:
     """The model's folder, which the first call creates."""
     hidden, layers = SIZES[size]
-    folder = MODELS_DIR / f"{hidden}x{layers}"
+    folder = BENCH_DIR / "llm" / f"{hidden}x{layers}"
     if not (folder / "model.safetensors").is_file():
         command = [sys.executable, "-m", "examples.make_llm", str(folder)]
         sizes = [f"--hidden={hidden}", f"--layers={layers}", f"--context={_CONTEXT}"]
@@ -91,7 +103,7 @@ def theirs(size: str, name: str = VLLM) -> AbstractContextManager[RunningServer]
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server",
         "--host", "127.0.0.1", "--port", str(port),
-        "--model", str(made(size)), "--served-model-name", "llm", "--dtype", "float32",
+        "--model", str(made(size)), "--served-model-name", MODEL, "--dtype", "float32",
         "--max-model-len", str(_CONTEXT), "--max-num-seqs", str(_SEQUENCES),
         "--block-size", str(_BLOCK), "--kv-cache-memory-bytes", str(2**30),
         "--scheduling-policy", "priority", "--enable-prefix-caching", "--seed", "0",
@@ -109,50 +121,193 @@ def theirs(size: str, name: str = VLLM) -> AbstractContextManager[RunningServer]
             "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(_THREADS),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }  # fmt: skip
-    return launched(
-        Launch(f"{name}-{size}".replace(" ", "-"), command, url, f"{url}/health", environ)
-    )
+    log = f"{name}-{size}".replace(" ", "-")
+    return launched(Launch(log, command, url, f"{url}/health", environ))
+
+
+# ---- the client ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Streamed:
+    """The result of a measurement. A token is an event with text; its time is when the event's
+    bytes were read."""
+
+    seconds: float
+    tokens: int = 0
+    first_s: list[float] = field(default_factory=list)  # time to the first token, by stream
+    gaps_s: list[float] = field(default_factory=list)  # between two tokens of a stream
+    texts: list[str] = field(default_factory=list)  # greedy answers to fixed prompts
+    gone_s: float = 0.0  # from cancelling streams until nothing ran
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def gap_ms(self) -> float:
+        return percentile(self.gaps_s, 50) * 1e3
+
+    def first_ms(self, percent: int) -> float:
+        return percentile(self.first_s, percent) * 1e3
+
+
+@contextmanager
+def punctual() -> Iterator[bool]:
+    """Gives this thread, but no process that it starts, real-time priority; yields whether the
+    system allowed it.
+
+    On a machine whose processors a model keeps busy, a client of ordinary priority would read
+    answers late, and the delay would count against the server.
+    """
+    try:
+        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+        first = os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, first)
+    except (AttributeError, PermissionError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        # Without the flag, a user who may not raise priorities could not lower this one either.
+        os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)
+
+
+class StreamsClient:
+    """Streams completions from one event loop. Prompts and lengths are drawn from a seed, the same
+    for every server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(120.0))
+
+    async def measured(self, running: str, options: Options) -> Streamed:
+        """`running`: the metric of the sequences that run at the server."""
+        async with self._http:
+            found = await self.throughput(options.clients, options.warmup, options.seconds)
+            found.texts = await self.texts()
+            found.gone_s = await self.abandoned(running)
+        return found
+
+    async def throughput(self, clients: int, warmup_s: float, seconds: float) -> Streamed:
+        """Runs a closed loop, whose clients start one after another within the warm-up.
+
+        After the warm-up, every token of the next `seconds` counts, and the first token of every
+        stream that began in them, however late it came.
+        """
+        found, begin = Streamed(seconds), time.perf_counter() + warmup_s
+
+        async def client(number: int) -> None:
+            drawn = random.Random(_SEED * 1000 + number)
+            await asyncio.sleep(warmup_s * number / clients)
+            while time.perf_counter() < begin + seconds:
+                prompt = [drawn.randrange(10, 250) for _ in range(drawn.randrange(8, 200))]
+                await self._counted(found, begin, prompt, drawn.randrange(32, 128))
+
+        await asyncio.gather(*map(client, range(clients)))
+        return found
+
+    async def _counted(self, found: Streamed, begin: float, prompt: list[int], tokens: int) -> None:
+        began, last = time.perf_counter(), 0.0
+        async with self._stream(prompt, tokens) as texts:
+            async for _ in texts:
+                now = time.perf_counter()
+                if not last and began >= begin:
+                    found.first_s.append(now - began)
+                if now > begin + found.seconds:
+                    return
+                if now >= begin:
+                    found.tokens += 1
+                    if last:
+                        found.gaps_s.append(now - last)
+                last = now
+
+    async def texts(self) -> list[str]:
+        """Greedy answers to 16 fixed prompts, which are sent all at once."""
+        drawn = random.Random(_SEED)
+        prompts = [[drawn.randrange(10, 250) for _ in range(24)] for _ in range(16)]
+
+        async def text(prompt: list[int]) -> str:
+            async with self._stream(prompt, 64) as texts:
+                return "".join([text async for text in texts])
+
+        return list(await asyncio.gather(*map(text, prompts)))
+
+    async def abandoned(self, running: str) -> float:
+        """Starts 200 long streams, cancels all of them, and reads the server's metrics until no
+        sequence runs. Returns the seconds that this took; `inf` after half a minute."""
+
+        async def leave(number: int) -> None:
+            async with self._stream([10 + number % 200] * 8, 1500) as texts:
+                async for _ in texts:
+                    pass
+
+        tasks = [asyncio.create_task(leave(number)) for number in range(_LEFT)]
+        await asyncio.sleep(_LEAVE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        left = time.perf_counter()
+        while time.perf_counter() - left < _LIMIT_S:
+            samples = await asyncio.to_thread(metrics_page.fetch, self._url)
+            if not metrics_page.total(samples, running):
+                return time.perf_counter() - left
+            await asyncio.sleep(_POLL_S)
+        return float("inf")
+
+    @asynccontextmanager
+    async def _stream(self, prompt: list[int], tokens: int) -> AsyncIterator[AsyncIterator[str]]:
+        """The texts of a completion, one for each event."""
+        body: dict[str, Any] = {
+            "model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
+            "temperature": 0, "stream": True,
+        }  # fmt: skip
+        asked = self._http.stream("POST", f"{self._url}/v1/completions", json=body)
+        async with asked as answer:
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:300]}")
+            yield _texts(answer)
+
+
+async def _texts(answer: httpx.Response) -> AsyncIterator[str]:
+    rest = b""  # httpx's own lines would also end at U+2028 or U+0085 in a text
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                    yield choice["text"]
+
+
+# ---- the bench -----------------------------------------------------------------------------------
 
 
 def runs(options: Options) -> Iterator[BenchRun]:
     for size in options.sizes:
-        for _, name in in_turn((HEADRACE, VLLM, AS_IT_COMES), options.repeats):
-            with ours(size) if name == HEADRACE else theirs(size, name) as running, punctual():
-                found = asyncio.run(streamed(running.url, name == HEADRACE, options))
-            say(
-                f"{size:>6} {name:>16} {found.tokens_per_s:8.0f} tokens/s first token p50 "
-                f"{found.first_ms(50):7.1f} ms p99 {found.first_ms(99):7.1f} ms, gap "
-                f"{found.gap_ms:5.1f} ms, left {found.gone_s:.2f} s"
-            )
-            yield BenchRun(name, found, size)
+
+        def start(side: str, size: str = size) -> AbstractContextManager[RunningServer]:
+            return ours(size) if side == HEADRACE else theirs(size, side)
+
+        def drive(side: str, running: RunningServer, case: str) -> Streamed:
+            metric = RUNNING.get(side, "vllm:num_requests_running")
+
+            async def measured() -> Streamed:
+                return await StreamsClient(running.url).measured(metric, options)
+
+            with punctual():
+                return asyncio.run(measured())
+
+        yield from alternate((HEADRACE, VLLM, AS_IT_COMES), options.repeats, start, drive, (size,))
 
 
-async def streamed(url: str, ours: bool, options: Options) -> Streamed:
-    found = await throughput(url, options.clients, options.warmup, options.seconds)
-    found.texts = await texts(url)
-    found.gone_s = await abandoned(url, ours)
-    return found
+def caption(size: str, options: Options) -> str:
+    hidden, layers = SIZES[size]
+    return f"{size}: {layers} layers of {hidden}, {options.clients} streams at once"
 
 
-COLUMNS: tuple[Column, ...] = (
-    ("output tokens/s", median("tokens_per_s")),
-    ("least–most", spread("tokens_per_s")),
-    ("first token p50 ms", median(lambda each: each.first_ms(50))),
-    ("p99 ms", median(lambda each: each.first_ms(99))),
-    ("between tokens, median ms", median("gap_ms")),
-    ("200 left streams gone, s", median("gone_s")),
-)
-
-
-def tables(done: Runs, options: Options) -> Iterator[Table]:
-    for size in options.sizes:
-        hidden, layers = SIZES[size]
-        caption = f"{size}: {layers} layers of {hidden}, {options.clients} streams at once"
-        rows = {name: done.of(name, size) for name in (HEADRACE, VLLM, AS_IT_COMES)}
-        yield table(caption, COLUMNS, rows, "system")
-
-
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for size in options.sizes:
         mine, other = done.of(HEADRACE, size), done.of(VLLM, size)
         share = ratio(mine.median("tokens_per_s"), other.median("tokens_per_s"))
@@ -189,8 +344,17 @@ BENCH = Bench(
         "repeats": Option(3),
     },
     measure=runs,
-    tables=tables,
-    bars=bars,
+    columns=(
+        ("output tokens/s", median("tokens_per_s")),
+        ("least–most", spread("tokens_per_s")),
+        ("first token p50 ms", median(methodcaller("first_ms", 50))),
+        ("p99 ms", median(methodcaller("first_ms", 99))),
+        ("between tokens, median ms", median("gap_ms")),
+        ("200 left streams gone, s", median("gone_s")),
+    ),
+    caption=caption,
+    first="system",
+    thresholds=thresholds,
     notes=(
         "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32. The engine computes with "
         f"{_THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "

@@ -35,42 +35,30 @@ PACKAGES = (
     "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-python", "openvino", "numpy",
 )  # fmt: skip
 QUERY = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
-HALF = {"cosine": 0.9999}  # tolerance of 16-bit modes: a row's embedding against that in fp32
+
+
+def way(
+    runtime: str, precision: str = "fp32", cosine: float | None = None, **options: Any
+) -> dict[str, Any]:
+    """Changes to a model's settings. `cosine`: least, of a row's embedding with that in fp32."""
+    found: dict[str, Any] = {"runtime": runtime, "options": {"device": "cuda", **options}}
+    if cosine is not None:
+        found |= {"precision": precision, "accept": {"cosine": cosine}}
+    return found
+
+
 GPU_MODES: Mapping[str, Mapping[str, Any]] = {
-    "torch eager": {"runtime": "torch", "options": {"device": "cuda"}},
-    "torch unpinned": {"runtime": "torch", "options": {"device": "cuda", "pinned": False}},
-    "torch compile": {"runtime": "torch", "options": {"device": "cuda", "mode": "compile"}},
-    "torch cuda_graphs": {"runtime": "torch", "options": {"device": "cuda", "mode": "cuda_graphs"}},
-    "torch cuda_graphs fp16": {
-        "runtime": "torch",
-        "precision": "fp16",
-        "accept": HALF,
-        "options": {"device": "cuda", "mode": "cuda_graphs"},
-    },
-    "torch bf16": {
-        "runtime": "torch",
-        "precision": "bf16",
-        "accept": {"cosine": 0.999},
-        "options": {"device": "cuda"},
-    },
-    "torch int8": {  # 0.98986 at least on processors, where the same scales are used
-        "runtime": "torch",
-        "precision": "int8",
-        "accept": {"cosine": 0.985},
-        "options": {"device": "cuda"},
-    },
-    "onnxruntime cuda": {"runtime": "onnxruntime", "options": {"device": "cuda"}},
-    "onnxruntime cuda fp16": {
-        "runtime": "onnxruntime",
-        "precision": "fp16",
-        "accept": HALF,
-        "options": {"device": "cuda"},
-    },
-    "onnxruntime tensorrt": {
-        "runtime": "onnxruntime",
-        "options": {"device": "cuda", "tensorrt_engines": True},
-    },
-    "tensorrt fp16": {"runtime": "tensorrt", "precision": "fp16", "accept": HALF, "options": {}},
+    "torch eager": way("torch"),
+    "torch unpinned": way("torch", pinned=False),
+    "torch compile": way("torch", mode="compile"),
+    "torch cuda_graphs": way("torch", mode="cuda_graphs"),
+    "torch cuda_graphs fp16": way("torch", "fp16", 0.9999, mode="cuda_graphs"),
+    "torch bf16": way("torch", "bf16", 0.999),
+    "torch int8": way("torch", "int8", 0.985),  # 0.98986 on processors, with the same scales
+    "onnxruntime cuda": way("onnxruntime"),
+    "onnxruntime cuda fp16": way("onnxruntime", "fp16", 0.9999),
+    "onnxruntime tensorrt": way("onnxruntime", tensorrt_engines=True),
+    "tensorrt fp16": {**way("tensorrt", "fp16", 0.9999), "options": {}},
 }
 UNVERIFIED = "unverified here"  # in the suite's reason for skipping a backend without its hardware
 SUITE = ("tests/conformance", "tests/runtimes")

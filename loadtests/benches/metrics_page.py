@@ -9,7 +9,6 @@ Source: Prometheus exposition formats, text format 0.0.4.
 from __future__ import annotations
 
 import urllib.request
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -42,26 +41,25 @@ def total(samples: Iterable[MetricSample], name: str) -> float:
 
 
 def by_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[str, float]:
-    sums: dict[str, float] = defaultdict(float)
+    sums: dict[str, float] = {}
     for sample in samples:
         if sample.name == name:
-            sums[sample.labels.get(label, "")] += sample.value
-    return dict(sums)
+            key = sample.labels.get(label, "")
+            sums[key] = sums.get(key, 0.0) + sample.value
+    return sums
 
 
 def mean_by_label(
     before: list[MetricSample], after: list[MetricSample], histogram: str, label: str
 ) -> dict[str, tuple[float, float]]:
     """By value of `label`: observations between two pages, and their mean."""
-    sums_before = by_label(before, f"{histogram}_sum", label)
-    counts_before = by_label(before, f"{histogram}_count", label)
-    sums, counts = (
-        by_label(after, f"{histogram}_sum", label),
-        by_label(after, f"{histogram}_count", label),
+    (sums, counts), (old_sums, old_counts) = (
+        [by_label(page, f"{histogram}_{part}", label) for part in ("sum", "count")]
+        for page in (after, before)
     )
-    means = {}
-    for key, count in counts.items():
-        more = count - counts_before.get(key, 0.0)
-        if more > 0:
-            means[key] = (more, (sums.get(key, 0.0) - sums_before.get(key, 0.0)) / more)
-    return means
+    more = {key: count - old_counts.get(key, 0.0) for key, count in counts.items()}
+    return {
+        key: (count, (sums.get(key, 0.0) - old_sums.get(key, 0.0)) / count)
+        for key, count in more.items()
+        if count > 0
+    }

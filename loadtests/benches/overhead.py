@@ -1,24 +1,28 @@
 """Bench: how much do servers cost around a device that takes 2 ms for a batch of at most 32 rows?
 
 `python -m loadtests.benches.overhead`: 1, 32 and 128 clients send 24 INT64 a request as JSON over
-HTTP to Headrace, plain Ray Serve and Triton. The servers take turns within each repeat, so that
-drift of the machine affects all alike. Measured are requests a second, p50 and p99, ratios of
-medians, and CPU microseconds a request by process and by stage. Errors are shown too.
+HTTP to Headrace, plain Ray Serve and Triton, the same bytes to each. Measured are requests a
+second, p50 and p99, ratios of medians, and CPU microseconds a request by process and by stage.
 
 `ray-serve` is a plain Serve app with `max_ongoing_requests` raised so that batches can form;
-`ray-serve-defaults` has Serve's default. `triton` runs the device in Triton's Python backend;
-`pytriton` binds it through PyTriton.
+`ray-serve-defaults` has Serve's default. `triton` runs the device in Triton's Python backend.
+`headrace-traced` traces 1 % of the requests to a collector that discards spans, `headrace-scraped`
+besides has its `/metrics` read every second. Tracing may cost at most 5 % of the throughput.
 """
 
 from __future__ import annotations
 
+import random
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-from loadtests.benches.device_load import measure
-from loadtests.benches.launched import Launch, RunningServer, free_port, launched
+from loadtests.benches import metrics_page
 from loadtests.benches.runner import (
     Bench,
     BenchRun,
@@ -26,88 +30,178 @@ from loadtests.benches.runner import (
     Option,
     Options,
     Runs,
-    in_turn,
+    alternate,
+    meanwhile,
     median,
-    say,
     spread,
-    table,
     total,
 )
-from loadtests.benches.server import example, headrace
+from loadtests.benches.server import (
+    Launch,
+    RunningServer,
+    changed,
+    cpu_between,
+    example,
+    free_port,
+    headrace,
+    launched,
+)
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.peers import venvs
 from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most, ratio
+from loadtests.traffic.workload import infer_body
 
-HEADRACE = "headrace"
+HEADRACE, TRACED, SCRAPED = "headrace", "headrace-traced", "headrace-scraped"
+OURS = (HEADRACE, TRACED, SCRAPED)
+RAY_SERVE, RAY_SERVE_DEFAULTS, TRITON = "ray-serve", "ray-serve-defaults", "triton"
 PEERS_DIR = Path(__file__).parent.parent / "peers"
-RAY_SERVE = "ray-serve"
-RAY_SERVE_DEFAULTS = "ray-serve-defaults"
-TRITON = "triton"
-PYTRITON = "pytriton"
-PEERS = (RAY_SERVE, RAY_SERVE_DEFAULTS, TRITON, PYTRITON)
 DEVICE_MS = 2.0
+ROW_LENGTH = 24
+SCRAPE_EVERY_S = 1.0
 MIN_RATE = {32: 2500.0, 128: 3400.0}
-MIN_RATIO = 12.0
+MIN_TIMES = {RAY_SERVE: 12.0, TRITON: 1.0}
+MIN_OBSERVED = 0.95
 MAX_OVER_DEVICE_MS = 2.0
+STAGES = "headrace_stage_seconds"
 RATE = "result.rate"
 
 
-def system(name: str) -> AbstractContextManager[RunningServer]:
-    """Starts a server. A peer is started as its documentation says. Triton's environment is made
-    first if it does not exist, which takes half a minute."""
-    if name == HEADRACE:
-        return headrace(example("device"), name=name)
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    environ = {"RAY_USAGE_STATS_ENABLED": "0"}
-    ready_url = f"{url}/v2/models/device/ready"
-    return launched(Launch(name, command_of(name, port), url, ready_url, environ))
+@dataclass(frozen=True, slots=True)
+class DeviceTrial:
+    """One measurement of one server."""
+
+    result: LoadResult
+    cpu_us: dict[str, float]  # CPU time of a request by process role, the client's included
+    stages_us: dict[str, tuple[float, float]]  # by stage: observations a request, mean of one
+
+    @property
+    def server_cpu_us(self) -> float:
+        return sum(us for role, us in self.cpu_us.items() if role != "client")
+
+    def record(self) -> dict[str, Any]:
+        return {**self.result.summary(), "cpu_us": self.cpu_us, "stages_us": self.stages_us}
+
+
+# ---- servers -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(name: str) -> Iterator[RunningServer]:
+    """A peer is started as its documentation says. Triton's environment is made first if it does
+    not exist, which takes half a minute."""
+    if name not in OURS:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        environ = {"RAY_USAGE_STATS_ENABLED": "0"}
+        ready_url = f"{url}/v2/models/device/ready"
+        with launched(Launch(name, command_of(name, port), url, ready_url, environ)) as running:
+            yield running
+    elif name == HEADRACE:
+        with headrace(example("device"), name=name) as running:
+            yield running
+    else:
+        with span_sink() as endpoint:
+            tracing = {"otlp_endpoint": endpoint, "sample_ratio": 0.01}
+            settings = changed(example("device"), {"gateway.tracing": tracing})
+            with headrace(settings, name=name) as running:
+                scraping = meanwhile(SCRAPE_EVERY_S, lambda: metrics_page.fetch(running.url))
+                with scraping if name == SCRAPED else nullcontext():
+                    yield running
 
 
 def command_of(name: str, port: int) -> list[str]:
-    if name in (TRITON, PYTRITON):
+    if name == TRITON:
         python = str(venvs.make(venvs.PEERS["triton"]))
-        script = {TRITON: "serve.py", PYTRITON: "bind.py"}[name]
-        return [python, str(PEERS_DIR / "triton" / script), "--port", str(port)]
+        return [python, str(PEERS_DIR / "triton" / "serve.py"), "--port", str(port)]
     raised = ["--max-ongoing", "256"] if name == RAY_SERVE else []
     app = "loadtests.peers.ray_serve_plain.app"
     return [sys.executable, "-m", app, "--port", str(port), *raised]
 
 
+class _SpanSink(BaseHTTPRequestHandler):
+    """Accepts OTLP over HTTP and discards it, so a figure includes the cost of the server's
+    exporter, but not that of a real collector."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing, since that would mix with the bench's own output."""
+
+
+@contextmanager
+def span_sink() -> Iterator[str]:
+    """Yields the endpoint for the server's settings."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _SpanSink) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces"
+        server.shutdown()
+        thread.join()
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def device_load(url: str, clients: int, seconds: float) -> Load:
+    target = Target.parse(f"{url}/v2/models/device/infer")
+    rng = random.Random(24)
+    body = infer_body("ids", [rng.randrange(30_000) for _ in range(ROW_LENGTH)])
+    return Load(target, (Call(render(target, body)),), clients=clients, seconds=seconds)
+
+
+def measure(running: RunningServer, clients: int, seconds: float, warmup_s: float) -> DeviceTrial:
+    run(device_load(running.url, clients, warmup_s))
+    stages_before, before = metrics_of(running), running.usage()
+    result = run(device_load(running.url, clients, seconds))
+    spent = cpu_between(before, running.usage())
+    answers = max(1, result.answers)
+    cpu_us = {role: cpu_s / answers * 1e6 for role, cpu_s in spent.items() if cpu_s > 0}
+    cpu_us["client"] = result.cpu_us
+    means = metrics_page.mean_by_label(stages_before, metrics_of(running), STAGES, "stage")
+    stages = {stage: (count / answers, mean * 1e6) for stage, (count, mean) in means.items()}
+    return DeviceTrial(result, cpu_us, stages)
+
+
+def metrics_of(running: RunningServer) -> list[metrics_page.MetricSample]:
+    """The server's metrics; empty for a server without `/metrics`."""
+    try:
+        return metrics_page.fetch(running.url)
+    except (OSError, ValueError):
+        return []
+
+
 def runs(options: Options) -> Iterator[BenchRun]:
-    for repeat, name in in_turn(options.systems, options.repeats):
-        with system(name) as running:
-            for clients in options.clients:
-                trial = measure(running, clients, options.seconds, options.warmup)
-                result = trial.result
-                say(
-                    f"repeat {repeat + 1} {name:>18} {clients:>4} clients "
-                    f"{result.rate:8.0f}/s p50 {result.p50_ms:7.2f} ms "
-                    f"server {trial.server_cpu_us:5.0f} µs {result.errors or ''}"
-                )
-                yield BenchRun(name, trial, clients)
+    def drive(name: str, running: RunningServer, clients: int) -> DeviceTrial:
+        return measure(running, clients, options.seconds, options.warmup)
+
+    return alternate(options.systems, options.repeats, serving, drive, options.clients)
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("req/s", median(RATE)),
+    ("least–most", spread(RATE)),
+    ("p50 ms", median("result.p50_ms")),
+    ("p99 ms", median("result.p99_ms")),
+    ("headrace is ×", lambda mine: ratio(mine.beside(HEADRACE).median(RATE), mine.median(RATE))),
+    ("server CPU µs/req", median("server_cpu_us")),
+    ("errors", total("result.failed")),
+)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
-    for clients in options.clients:
-        yield speed_table(done, options, clients)
     if HEADRACE in options.systems:
         yield cpu_table(done, options)
         yield stage_table(done.of(HEADRACE, max(options.clients)), max(options.clients))
-
-
-def speed_table(done: Runs, options: Options, clients: int) -> Table:
-    ours = done.of(HEADRACE, clients).median(RATE)
-    columns: tuple[Column, ...] = (
-        ("req/s", median(RATE)),
-        ("least–most", spread(RATE)),
-        ("p50 ms", median("result.p50_ms")),
-        ("p99 ms", median("result.p99_ms")),
-        ("headrace is ×", lambda mine: ratio(ours, mine.median(RATE))),
-        ("server CPU µs/req", median("server_cpu_us")),
-        ("errors", total("result.failed")),
-    )
-    rows = {name: done.of(name, clients) for name in options.systems}
-    return table(f"{clients} client{'s' * (clients > 1)}", columns, rows, "system")
 
 
 def cpu_table(done: Runs, options: Options) -> Table:
@@ -136,21 +230,21 @@ def stage_table(mine: Runs, clients: int) -> Table:
     return Table(caption, ("stage", "times a request", "mean µs"), rows)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     if HEADRACE not in options.systems:
         return
-    for clients, least in MIN_RATE.items():
-        if clients not in options.clients:
-            continue
+    for clients in options.clients:
         ours = done.of(HEADRACE, clients).median(RATE)
-        yield at_least(f"at least {least:,.0f} req/s at {clients} clients", ours, least)
+        if least := MIN_RATE.get(clients):
+            yield at_least(f"at least {least:,.0f} req/s at {clients} clients", ours, least)
         for name in options.systems:
-            times = ratio(ours, done.of(name, clients).median(RATE))
-            if name == RAY_SERVE:
-                claim = f"at least 12 × plain Ray Serve at {clients} clients"
-                yield at_least(claim, times, MIN_RATIO, " ×")
-            elif name in (TRITON, PYTRITON):
-                yield at_least(f"no less than {name} at {clients} clients", times, 1, " ×")
+            theirs = done.of(name, clients).median(RATE)
+            if name in MIN_TIMES and clients in MIN_RATE:
+                claim = f"at least {MIN_TIMES[name]:g} × {name} at {clients} clients"
+                yield at_least(claim, ratio(ours, theirs), MIN_TIMES[name], " ×")
+            if name in (TRACED, SCRAPED):
+                claim = f"{name}: at least 95 % of the throughput at {clients} clients"
+                yield at_least(claim, ratio(theirs, ours), MIN_OBSERVED)
     if 1 in options.clients:
         over_ms = done.of(HEADRACE, 1).median("result.p50_ms") - DEVICE_MS
         claim = "one client's median at most 2 ms above the device's time"
@@ -162,22 +256,27 @@ BENCH = Bench(
     about=__doc__,
     title="Overhead around a device of 2 ms a batch",
     options={
-        "systems": Option([HEADRACE, RAY_SERVE, TRITON, PYTRITON], choices=(HEADRACE, *PEERS)),
+        "systems": Option(
+            [HEADRACE, RAY_SERVE, TRITON], choices=(*OURS, RAY_SERVE, RAY_SERVE_DEFAULTS, TRITON)
+        ),
         "clients": Option([1, 32, 128]),
         "seconds": Option(8.0, "a trial (%(default)s)"),
         "warmup": Option(2.0, "s before it (%(default)s)"),
         "repeats": Option(3),
     },
     measure=runs,
+    columns=COLUMNS,
+    caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
+    first="system",
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "`ray-serve` is plain Ray Serve (`loadtests/peers/ray_serve_plain`) with "
         "`max_ongoing_requests` raised so that batches can form; with its default of 5 "
         "(`ray-serve-defaults`) it is slower still. `triton` runs the device in Triton's "
-        "Python backend, `pytriton` binds it through PyTriton; both batch dynamically.",
+        "Python backend, which batches dynamically.",
     ),
-    record=lambda trial: trial.record(),
+    record=DeviceTrial.record,
 )
 
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from loadtests.benches.launched import RunningServer
-from loadtests.benches.processes import marked
+from loadtests.benches.server import RunningServer, marked, title_of
 
 STOPPED_S = 3.0
 BACK_S = 150.0
@@ -109,7 +108,7 @@ def titled(running: RunningServer) -> Iterator[tuple[psutil.Process, str]]:
     for process in marked(running.mark):
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_STOPPED:
-                yield process, " ".join(process.cmdline()) or process.name()
+                yield process, title_of(process)
 
 
 def missing(

@@ -8,25 +8,48 @@ alternate. The client shares the processors with the server; the loop has all of
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from loadtests.benches.backend_loop import looped
-from loadtests.benches.minilm_load import minilm_load
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
-from loadtests.benches.server import Settings, changed, example, headrace
-from loadtests.client.closed_loop import run
-from loadtests.client.tally import LoadResult
-from loadtests.results.report_table import BenchVerdict, Table, at_least, ratio
-from loadtests.traffic.workload import ragged_lengths
+import yaml
+
+from loadtests.benches.runner import (
+    Bench,
+    BenchRun,
+    Column,
+    Option,
+    Options,
+    Runs,
+    alternate,
+    median,
+    spread,
+)
+from loadtests.benches.server import (
+    HOME_DIR,
+    SETTINGS_DIR,
+    RunningServer,
+    Settings,
+    changed,
+    example,
+    headrace,
+)
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load, LoadResult, run
+from loadtests.results.report_table import BenchVerdict, at_least, ratio
+from loadtests.traffic.workload import binary_infer, infer_body, ragged_lengths, token_ids
 
 MIN_SHARE = 0.8
 # A CPU's time depends nearly only on tokens, so narrow buckets (little padding) beat full batches.
 EDGES = (12, 16, 20, 24, 28, 32, 72, 80, 96, 112, 128, 320, 384, 448, 512)
 LATENCY_MS = 5000.0  # this measures throughput, so no request may be late or refused
-SERVED, LOOP = "served", "loop"
+SERVED, LOOP = "through HTTP", "in a loop, sorted batches"
+INPUT = "input_ids"
 
 
 def settings_of(options: Options) -> Settings:
@@ -39,65 +62,75 @@ def settings_of(options: Options) -> Settings:
     return changed(example("minilm"), changes)
 
 
-def served(settings: Settings, lengths: list[int], options: Options) -> LoadResult:
-    with headrace(settings, name="ragged") as running:
-        for seconds in (options.warmup, options.seconds):
-            load = minilm_load(
-                running.url,
-                lengths,
-                clients=options.clients,
-                seconds=seconds,
-                binary=options.wire == "binary",
-            )
-            result = run(load)
-    return result
+def minilm_load(
+    url: str, lengths: Sequence[int], *, clients: int, seconds: float, binary: bool = True
+) -> Load:
+    """One row of ids a request, in random order; a call's weight is its number of tokens."""
+    target, rng, calls = Target.parse(f"{url}/v2/models/minilm/infer"), random.Random(1), []
+    for length in lengths:
+        ids = token_ids(length, rng)
+        body, headers = binary_infer(INPUT, ids) if binary else (infer_body(INPUT, ids), None)
+        calls.append(Call(render(target, body, headers=headers), length))
+    return Load(target, tuple(calls), clients=clients, seconds=seconds)
+
+
+def looped(settings: Settings, lengths: Sequence[int], seconds: float) -> dict[str, float]:
+    """Runs the backend in a separate process without a server; the loop's record: tokens and rows a
+    second, padding. Raises CalledProcessError."""
+    SETTINGS_DIR.mkdir(parents=True, exist_ok=True)
+    file, rows = SETTINGS_DIR / "loop.yaml", SETTINGS_DIR / "lengths.txt"
+    file.write_text(yaml.safe_dump(settings))
+    rows.write_text("\n".join(map(str, lengths)))
+    command = [sys.executable, "-m", "deployments.replica.backend_loop", str(file), "minilm"]
+    command += ["--lengths", str(rows), "--seconds", str(seconds), "--rounds", "1"]
+    environ = {**os.environ, "XDG_CACHE_HOME": str((HOME_DIR / "cache").absolute())}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def runs(options: Options) -> Iterator[BenchRun]:
     settings, lengths = settings_of(options), ragged_lengths(options.rows, random.Random(0))
-    for repeat in range(options.repeats):
-        through = served(settings, lengths, options)
-        yield BenchRun(SERVED, through)
-        (loop,) = looped(settings, ["minilm"], lengths, options.seconds)
-        say(
-            f"repeat {repeat + 1}: served {through.weight_rate:,.0f}, "
-            f"loop {loop['tokens_per_s']:,.0f} tokens/s {through.errors or ''}"
-        )
-        yield BenchRun(LOOP, loop)
+
+    def start(side: str) -> AbstractContextManager[RunningServer | None]:
+        return headrace(settings, name="ragged") if side == SERVED else nullcontext()
+
+    def drive(side: str, running: RunningServer | None, case: str) -> LoadResult | dict[str, float]:
+        if running is None:
+            return looped(settings, lengths, options.seconds)
+        for seconds in (options.warmup, options.seconds):
+            binary = options.wire == "binary"
+            result = run(
+                minilm_load(
+                    running.url, lengths, clients=options.clients, seconds=seconds, binary=binary
+                )
+            )
+        return result
+
+    return alternate((SERVED, LOOP), options.repeats, start, drive)
 
 
-def loop_rate(record: dict[str, float]) -> float:
-    return record["tokens_per_s"]
+def tokens_per_s(found: Any) -> float:
+    return found.weight_rate if isinstance(found, LoadResult) else float(found["tokens_per_s"])
 
 
-def tables(done: Runs, options: Options) -> Iterator[Table]:
-    through, loop = done.of(SERVED), done.of(LOOP)
-    rows = (
-        (
-            f"through HTTP ({options.wire}), {options.clients} clients",
-            through.median("weight_rate"),
-            through.spread("weight_rate"),
-            through.median("rate"),
-            through.median("p50_ms"),
-            through.median("p99_ms"),
-            through.total("failed"),
-        ),
-        (
-            "in a loop, sorted batches",
-            loop.median(loop_rate),
-            loop.spread(loop_rate),
-            loop.median(lambda record: record["rows_per_s"]),
-            *(None, None, None),
-        ),
-    )
-    headers = ("", "tokens/s", "least–most", "rows/s", "p50 ms", "p99 ms", "errors")
-    yield Table("", headers, rows)
+def rows_per_s(found: Any) -> float:
+    return found.rate if isinstance(found, LoadResult) else float(found["rows_per_s"])
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
-    share = ratio(done.of(SERVED).median("weight_rate"), done.of(LOOP).median(loop_rate))
+def latency(percent: int) -> Column:
+    def p_ms(found: Any) -> float:
+        return found.latency_ms(percent) if isinstance(found, LoadResult) else float("nan")
+
+    return f"p{percent} ms", median(p_ms)
+
+
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    share = ratio(done.of(SERVED).median(tokens_per_s), done.of(LOOP).median(tokens_per_s))
     claim = "through HTTP at least 80 % of sorted batches in a loop"
     yield at_least(claim, share, MIN_SHARE)
+    failed = done.of(SERVED).total("failed")
+    yield BenchVerdict("every request is answered", f"{failed} errors", failed == 0)
 
 
 BENCH = Bench(
@@ -115,8 +148,15 @@ BENCH = Bench(
         "repeats": Option(3),
     },
     measure=runs,
-    tables=tables,
-    bars=bars,
+    columns=(
+        ("tokens/s", median(tokens_per_s)),
+        ("least–most", spread(tokens_per_s)),
+        ("rows/s", median(rows_per_s)),
+        latency(50),
+        latency(99),
+    ),
+    caption=lambda case, options: f"{options.clients} clients, {options.wire} tensors",
+    thresholds=thresholds,
     record=lambda found: found.summary() if isinstance(found, LoadResult) else found,
 )
 

@@ -1,17 +1,21 @@
-"""Runs a bench that is described as data: options, measured runs, tables' columns, and bars.
+"""Runs a bench that is described as data: options, measured runs, tables' columns, and thresholds.
 
 A *run* is one measurement of one *side* (a server, a mode, a kind of start) in one *case* (a number
-of clients, a model). Sides alternate, in reverse order every other repeat, so that drift of the
-machine affects all of them alike. Columns are medians, spreads and sums over a side's runs. A *bar*
-compares a figure with the promised bound. The report is printed and written under `out/bench`; its
-bars decide the exit code.
+of clients, a model). `alternate` starts the sides' servers in turn, in reverse order every other
+repeat, so that drift of the machine affects all of them alike, and drives each through all cases.
+`columns` are medians, spreads and sums over a side's runs: a table for each case, a row for each
+side. A *bar* compares a figure with the promised bound. The report is printed and written under
+`out/bench`; its thresholds decide the exit code.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -24,11 +28,13 @@ from loadtests.results.report_table import (
     Picture,
     Table,
     median_of,
+    number,
     publish,
     spread_of,
 )
 
 Side = TypeVar("Side")
+Server = TypeVar("Server")
 Value = str | Callable[[Any], float]
 """How to get a number from a run's result: an attribute's dotted path, or a function."""
 
@@ -45,8 +51,17 @@ class BenchRun:
 class Runs(tuple[BenchRun, ...]):
     """A bench's runs: all of them, or those of a side."""
 
+    whole: Runs | None = None  # all of them, where these are only some
+
     def of(self, side: str, case: Any = None) -> Runs:
-        return Runs(r for r in self if r.side == side and case in (None, r.case))
+        some = Runs(r for r in self if r.side == side and case in (None, r.case))
+        some.whole = self if self.whole is None else self.whole
+        return some
+
+    def beside(self, side: str) -> Runs:
+        """The runs of another side in the case of these."""
+        whole = self if self.whole is None else self.whole
+        return whole.of(side, self[0].case) if self else Runs()
 
     @property
     def results(self) -> list[Any]:
@@ -97,6 +112,40 @@ def in_turn(sides: Sequence[Side], repeats: int) -> Iterator[tuple[int, Side]]:
     for repeat in range(repeats):
         for side in sides if repeat % 2 == 0 else sides[::-1]:
             yield repeat, side
+
+
+def alternate(
+    sides: Sequence[str],
+    repeats: int,
+    start: Callable[[str], AbstractContextManager[Server]],
+    drive: Callable[[str, Server, Any], Any],
+    cases: Sequence[Any] = ("",),
+) -> Iterator[BenchRun]:
+    """Starts each side's server in turn; `drive(side, server, case)` measures it in each case."""
+    for _, side in in_turn(sides, repeats):
+        with start(side) as server:
+            for case in cases:
+                yield BenchRun(side, drive(side, server, case), case)
+
+
+@contextmanager
+def meanwhile(every_s: float, act: Callable[[], object]) -> Iterator[None]:
+    """While this context is entered, a thread calls `act` at once, then every so many seconds."""
+    ended = threading.Event()
+
+    def again_and_again() -> None:
+        begin, turn = time.perf_counter(), 0
+        while not ended.wait(max(0.0, begin + turn * every_s - time.perf_counter())):
+            act()
+            turn += 1
+
+    thread = threading.Thread(target=again_and_again, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def say(text: str) -> None:
@@ -152,8 +201,11 @@ class Bench:
     about: str | None  # for `--help`
     title: str | Callable[[Options], str]
     measure: Callable[[Options], Iterable[BenchRun]]  # yields each run when it has ended
-    tables: Callable[[Runs, Options], Iterable[Table]]
-    bars: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
+    columns: Sequence[Column] = ()  # of a table for each case; none: `tables` are all there are
+    caption: Callable[[Any, Options], str] = lambda case, options: str(case)  # of a case's table
+    first: str = ""  # what sides are, over their names
+    tables: Callable[[Runs, Options], Iterable[Table]] = lambda runs, options: ()  # further ones
+    thresholds: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
     options: Mapping[str, Option] = field(default_factory=dict)
     notes: tuple[str, ...] | Callable[[Runs, Options], Iterable[str]] = ()
     record: Callable[[Any], Any] = lambda result: result  # what the report keeps of a run's result
@@ -168,12 +220,26 @@ class Bench:
             option.add_to(parser, name)
         return parser
 
+    def of_cases(self, runs: Runs, options: Options) -> Iterator[Table]:
+        for case in dict.fromkeys(run.case for run in runs) if self.columns else ():
+            sides = dict.fromkeys(run.side for run in runs if run.case == case)
+            rows = {side: runs.of(side, case) for side in sides}
+            yield table(self.caption(case, options), self.columns, rows, self.first)
+
+    def told(self, options: Options) -> Iterator[BenchRun]:
+        """Measures, and prints each run as it ends."""
+        for run in self.measure(options):
+            if self.columns:
+                cells = (f"{name} {number(cell(Runs([run])))}" for name, cell in self.columns)
+                say(f"{run.side} {run.case}: {', '.join(cells)}")
+            yield run
+
     def report(self, runs: Runs, options: Options) -> BenchReport:
         return BenchReport(
             name=self.name,
             title=self.title if isinstance(self.title, str) else self.title(options),
-            tables=tuple(self.tables(runs, options)),
-            verdicts=tuple(self.bars(runs, options)),
+            tables=(*self.of_cases(runs, options), *self.tables(runs, options)),
+            verdicts=tuple(self.thresholds(runs, options)),
             notes=tuple(self.notes if isinstance(self.notes, tuple) else self.notes(runs, options)),
             raw={"runs": [[run.side, run.case, self.record(run.result)] for run in runs]},
             pictures=tuple(self.pictures(runs)),
@@ -182,4 +248,4 @@ class Bench:
     def main(self, argv: list[str] | None = None) -> int:
         """Runs the bench and publishes its report; returns 0 if every bar was met, else 1."""
         options = self.parser().parse_args(argv)
-        return publish(self.report(Runs(self.measure(options)), options), argv, self.package)
+        return publish(self.report(Runs(self.told(options)), options), argv, self.package)

@@ -99,23 +99,6 @@ PEERS = {
             "8 HTTP threads",
             ready="/v2/health/ready",
         ),
-        Peer(
-            "infinity",
-            "loadtests.peers.infinity.serve",
-            "infinity",
-            {MINILM: adapters.INFINITY},
-            "torch bfloat16, its own sorting and batching, no vector cache",
-            ready="/health",
-        ),
-        Peer(
-            "triton-equal-shapes",
-            "loadtests.peers.triton.ragged",
-            "triton",
-            {DEVICE: adapters.TENSORS},
-            "as `triton`, but without ragged batching: only rows of one length share a batch",
-            variant="equal-shapes",
-            ready="/v2/health/ready",
-        ),
     )
 }
 

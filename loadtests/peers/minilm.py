@@ -8,15 +8,12 @@ Imported in the peer's own environment; needs numpy, openvino and tokenizers the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import openvino
 from tokenizers import Tokenizer
-
-from loadtests.peers.minilm_files import MODEL, TOKENIZER
 
 LONGEST = 512
 PAD_MULTIPLE = 8
@@ -32,16 +29,13 @@ OPTIONS = {
 class Embedder:
     """A compiled model with one inference request, so it runs one batch at a time."""
 
-    def __init__(self) -> None:
-        if MODEL not in os.environ:
-            raise SystemExit(
-                f"{MODEL} must name a folder with model.xml, {TOKENIZER} its tokeniser"
-            )
-        self._tokenizer = Tokenizer.from_file(os.environ[TOKENIZER])
+    def __init__(self, model: Path, tokenizer: Path) -> None:
+        """`model`: a folder with model.xml."""
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._tokenizer.enable_truncation(LONGEST)
         self._tokenizer.enable_padding(pad_to_multiple_of=PAD_MULTIPLE)
-        file = str(Path(os.environ[MODEL]) / "model.xml")
-        self._request = openvino.Core().compile_model(file, "CPU", OPTIONS).create_infer_request()
+        compiled = openvino.Core().compile_model(str(model / "model.xml"), "CPU", OPTIONS)
+        self._request = compiled.create_infer_request()
 
     def run(self, texts: Sequence[str]) -> list[list[float]]:
         found = self._tokenizer.encode_batch(list(texts))

@@ -6,14 +6,19 @@ Needs only the standard library, because it is imported in every peer's own envi
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from loadtests.peers.device import FakeDevice, Speed
 
 DEVICE, MINILM = "device", "minilm"
 WORKS = (DEVICE, MINILM)
+# Environment variables that say where a peer finds MiniLM.
+MODEL = "PEER_MODEL"  # the folder with model.xml that Headrace has staged
+TOKENIZER = "PEER_TOKENIZER"  # tokenizer.json in the model's own folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +47,8 @@ def work_of(name: str) -> Callable[[Sequence[Any]], list[Any]]:
         return FakeDevice(Speed()).run
     from loadtests.peers.minilm import Embedder  # imports a backend, which the device does not need
 
-    embed: Callable[[Sequence[Any]], list[Any]] = Embedder().run
+    if MODEL not in os.environ:
+        raise SystemExit(f"{MODEL} must name a folder with model.xml, {TOKENIZER} its tokeniser")
+    embedder = Embedder(Path(os.environ[MODEL]), Path(os.environ[TOKENIZER]))
+    embed: Callable[[Sequence[Any]], list[Any]] = embedder.run
     return embed

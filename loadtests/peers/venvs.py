@@ -46,7 +46,6 @@ PEERS = {
         _peer("litserve"),
         _peer("bentoml"),
         _peer("mlserver"),
-        _peer("infinity"),
     )
 }
 

@@ -13,15 +13,14 @@ import datetime
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import yaml
 
-from loadtests.benches.launched import RunningServer
-from loadtests.benches.processes import marked
-from loadtests.benches.server import SETTINGS_DIR, headrace
+from loadtests.benches.runner import meanwhile
+from loadtests.benches.server import SETTINGS_DIR, RunningServer, headrace, marked
 from loadtests.client.http1 import Target
 from loadtests.client.player import PlayedRequest, PlayerSettings, play
 from loadtests.client.protocols.open_inference import OpenInference
@@ -81,28 +80,8 @@ def scraping(recorder: series_file.SeriesRecorder, urls: dict[str, str]) -> Iter
                 pages[name] = answer.read().decode()
         recorder.add(round(time.time(), 3), pages)
 
-    with meanwhile(scrape, EVERY_S):
+    with meanwhile(EVERY_S, scrape):
         yield
-
-
-@contextlib.contextmanager
-def meanwhile(act: Callable[[], None], every_s: float) -> Iterator[None]:
-    """`act` at once, then every so often, on a thread of its own."""
-    ended = threading.Event()
-
-    def loop() -> None:
-        begin, turn = time.perf_counter(), 0
-        while not ended.wait(max(0.0, begin + turn * every_s - time.perf_counter())):
-            act()
-            turn += 1
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -7,12 +7,10 @@ from math import inf
 from pathlib import Path
 
 from loadtests.report import page
-from loadtests.report.figures import busiest
+from loadtests.report.figures import busiest, distribution, grid_of, over, percentiles, spans
 from loadtests.report.html import facts
-from loadtests.report.latency_figures import distribution, percentiles
 from loadtests.report.plots import Figure
 from loadtests.report.table import aligned, length_name, percent, verdict
-from loadtests.report.time_series_figures import grid_of, over, spans
 from loadtests.results.compare import Comparison, Difference
 from loadtests.results.record import Record, TenantLengthStats
 from loadtests.results.report_table import Table, number

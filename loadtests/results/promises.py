@@ -1,4 +1,4 @@
-"""Promises about a server, and the check whether a run kept them. Pure.
+"""Promises about a server, their file, and the check whether a run kept them.
 
 A promise is one or more bounds on a record's figures, for all requests or those of one tenant or
 length. It is kept if all bounds are. Percentiles are of *offered* requests: a request without an
@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, sqrt
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Record, TenantLengthStats, merged
 from loadtests.results.report_table import number
-from yaml_document.section import Section
+from loadtests.traffic.scenario_file import read_part
+from yaml_document.section import Section, listed
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -206,3 +208,51 @@ MEASURES = {
     "offered_per_s": Measure("offered", "/s", False, _rate(lambda cell: cell.offered)),
     "streams": Measure("under way", "", False, _under_way),
 }
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+class PromiseFile(Section):
+    """Files are relative to this one."""
+
+    scenario: str = Field(description="The scenario's file.")
+    url: str = Field(default="", description="The server; `--url` goes before it.")
+    protocol: str = Field(default="oip", description="As `--protocol` of `headrace load`.")
+    adapter: str = Field(default="", description="The file of a `custom` protocol.")
+    model: str = Field(default="", description="Unset, the scenario's.")
+    slo_ms: Positive | None = Field(
+        default=None, description="Unset, the settings file's, else the server's."
+    )
+    changes: Annotated[tuple[str, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Changes to the scenario, such as `arrivals.rate=300`."
+    )
+    processes: int = Field(default=1, ge=1, le=256, description="Generators.")
+    promises: Annotated[tuple[Promise, ...], BeforeValidator(listed)] = Field(
+        min_length=1, description="What must come of it."
+    )
+
+
+def load_file(path: Path) -> PromiseFile:
+    """With its files' paths made whole. Raises ScenarioErrors."""
+    found = read_part(path, PromiseFile, "a file of promises")
+    adapter = str(path.parent / found.adapter) if found.adapter else ""
+    return found.model_copy(
+        update={"scenario": str(path.parent / found.scenario), "adapter": adapter}
+    )
+
+
+def about_nobody(
+    promises: Iterable[Promise], tenants: Iterable[str], edges: Iterable[int]
+) -> Iterator[str]:
+    """What the promises speak of and the scenario does not have."""
+    known, lengths = list(tenants), list(edges)
+    for place, promise in enumerate(promises):
+        if promise.tenant is not None and promise.tenant not in known:
+            yield f"promises[{place}].tenant: is {promise.tenant}; must be {_one_of(known)}"
+        if promise.length is not None and promise.length not in lengths:
+            yield f"promises[{place}].length: is {promise.length}; must be {_one_of(lengths)}"
+
+
+def _one_of(values: Iterable[object]) -> str:
+    return " or ".join(map(str, values))

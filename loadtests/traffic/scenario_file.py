@@ -21,6 +21,19 @@ from yaml_document.section import Section
 Kind = TypeVar("Kind", bound=Section)
 SHIPPED = Path(__file__).parents[1] / "scenarios"
 MAX_VALUES = 100_000
+SCENARIO = "a scenario"
+# Files that are taken for one another: a name that each alone has at its top, and what takes it.
+_TOLD_BY = {
+    "models": ("a server's settings file", "`headrace serve` takes it"),
+    "gateway": ("a server's settings file", "`headrace serve` takes it"),
+    "promises": ("a file of promises", "`headrace load smoke` takes it"),
+    "duration_s": (SCENARIO, "`headrace load` and `headrace simulate` take it"),
+}
+_INSTEAD = {
+    SCENARIO: "a scenario says duration_s, arrivals and lengths, and may name a settings file "
+    "under settings; some come with Headrace, such as `steady`",
+    "a file of promises": "it names a scenario, and says promises",
+}
 
 
 class ScenarioErrors(ValueError):
@@ -37,7 +50,7 @@ def located(path: Path) -> Path:
 def load(path: Path, changes: Iterable[str] = (), trace: Path | None = None) -> Scenario:
     """`changes`: `dotted.path=value`, the value in YAML. `trace`: a recording that all tenants'
     requests come from instead. Raises ScenarioErrors."""
-    document = _read(path)
+    document = _read(path, SCENARIO)
     if trace is not None:
         _replay(document.data, trace)
     for each in changes:
@@ -50,17 +63,22 @@ def check(data: Any) -> Scenario:
     return _checked(Scenario, Document("", data))
 
 
-def read_part(path: Path, kind: type[Kind]) -> Kind:
-    """Another file of parts, with the same care. Raises ScenarioErrors."""
-    return _checked(kind, _read(path))
+def read_part(path: Path, kind: type[Kind], what: str) -> Kind:
+    """Another file of parts, with the same care; `what` it is, in words. Raises ScenarioErrors."""
+    return _checked(kind, _read(path, what))
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path, wanted: str) -> Document:
     document = read_file(path, as_yaml=True, max_nodes=MAX_VALUES)
     if not document.mistakes and not isinstance(document.data, dict):
         document.mistakes.append(document.mistake((), "must be a mapping of names to values"))
     if document.mistakes:
         raise ScenarioErrors(str(DocumentErrors(document.mistakes)))
+    kinds = dict(_TOLD_BY[name] for name in document.data if name in _TOLD_BY)
+    if kinds and wanted not in kinds:
+        kind, taker = next(iter(kinds.items()))
+        instead = f"; {_INSTEAD[wanted]}" if wanted in _INSTEAD else ""
+        raise ScenarioErrors(f"{path}: is {kind} and not {wanted}: {taker}{instead}")
     return document
 
 

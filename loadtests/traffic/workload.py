@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gamma, sqrt
 
 RAMP_STEPS = 100
+HEADER_LENGTH = "inference-header-content-length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,25 @@ def infer_body(name: str, ids: Sequence[int]) -> bytes:
     """An Open Inference Protocol request of one row of INT64 ids."""
     tensor = {"name": name, "shape": [1, len(ids)], "datatype": "INT64", "data": list(ids)}
     return json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+
+
+def binary_infer(name: str, ids: Sequence[int]) -> tuple[bytes, dict[str, str]]:
+    """The same with the row as raw bytes after a JSON header, and the headers that belong to it.
+
+    Costs a server far less than JSON numbers, so that a figure shows batching rather than number
+    formatting. Source: Open Inference Protocol, binary tensor data extension.
+    """
+    data = struct.pack(f"<{len(ids)}q", *ids)
+    tensor = {
+        "name": name,
+        "shape": [1, len(ids)],
+        "datatype": "INT64",
+        "parameters": {"binary_data_size": len(data)},
+    }
+    request = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    head = json.dumps(request, separators=(",", ":")).encode()
+    headers = {HEADER_LENGTH: str(len(head)), "content-type": "application/octet-stream"}
+    return head + data, headers
 
 
 def token_ids(length: int, rng: random.Random, low: int = 1000, high: int = 29999) -> list[int]:

@@ -30,8 +30,9 @@ class BucketSettings:
     adaptive: bool = False  # solve edges from a histogram of the lengths that arrive
     max_edges: int = 8
     solve_every_s: float = 60.0
-    half_life_s: float = 600.0  # of the histogram
-    min_gain: float = 0.1  # switch to new edges when predicted waste falls by this share
+    half_life_s: float = 600.0  # of the histogram: ten looks, so that one burst moves no edge
+    # Switch to new edges when predicted waste falls by this share; less is noise of the lengths.
+    min_gain: float = 0.1
 
     # The edges are the shapes that the model was compiled for: they never adapt, and every batch is
     # padded to its bucket's edge.
@@ -63,13 +64,16 @@ class HedgeParameters:
     """
 
     mode: str = "hedge"
-    quantile: float = 0.95  # of its bucket's times
+    # Of its bucket's times: about one copy for 20 first leases, which is also the budget below (The
+    # Tail at Scale, CACM'13).
+    quantile: float = 0.95
     fixed_delay_s: float | None = None  # hedge after this time instead of the quantile
     # Device seconds of extra work a second of first leases. Hedges, ties, probes and retries are
     # paid from this one budget; probes and retries are sent even when it is empty.
     budget: float = 0.05
-    max_utilisation: float = 0.8  # above it there are neither hedges nor ties
-    min_samples: int = 30  # of a bucket, before which it has no quantile
+    # Above it there are neither hedges nor ties: they would take the place of first leases.
+    max_utilisation: float = 0.8
+    min_samples: int = 30  # of a bucket: fewer have no 95th percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class OutlierParameters:
     # A replica is ejected when its slowdown (measured over predicted time) exceeds the median of
     # its group by this factor; inf: never.
     eject_ratio: float = 2.0
-    max_ejected: float = 0.5  # largest share of a group's replicas that may be ejected
+    max_ejected: float = (
+        0.5  # largest share of a group's replicas: the median must be of the others
+    )
     probe_s: float = 1.0  # from one probe to the next; doubles while the replica stays slow
     max_probe_s: float = 30.0
 
@@ -105,7 +111,7 @@ class GenerationParameters:
 
     # Flows are compared by weighted tokens: prompt tokens that were not cached x `input_weight`
     # + output tokens x `output_weight`.
-    input_weight: float = 1.0
+    input_weight: float = 1.0  # both as in VTC (OSDI'24)
     output_weight: float = 2.0
 
     # Fixed values of what is learnt; None: learnt.
@@ -114,7 +120,8 @@ class GenerationParameters:
     prompt_tokens_per_s: float | None = None  # that a replica reads
 
     reserve_quantile: float = 0.9  # of output lengths: room in the cache is kept for this one
-    long_tokens: int = 2048  # a prompt with more tokens to be read is long
+    # A prompt with more tokens to be read is long: engines usually read it in several steps.
+    long_tokens: int = 2048
     max_long_tokens: float = 4096.0  # of long prompts that a replica may be reading at once
 
     affinity: str = "prefix"  # or "session", or "off"

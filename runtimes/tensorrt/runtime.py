@@ -3,9 +3,8 @@
 The source is staged as ONNX, in fp32 and, where it is another, in the configured precision. From
 that, three engines are built and staged as plans: for one row,
 for full batches, and for every other batch (`profiles`). A plan runs on one model of GPU only
-(`plans`). The edges of buckets are fixed, since each edge has a profile; the settings say what
-switching between profiles costs (`lengths.switch_ms`). CUDA graphs are captured for each bucket's
-shapes.
+(`plans`). The edges of buckets are fixed, since each edge has a profile. CUDA graphs are captured
+for each bucket's shapes.
 
 Unverified here: see docs/runtimes.md. The libraries are imported when a model is loaded.
 """

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.chaos
 TITLE = "ray::ServeReplica:headrace-pool:pool"
 # More than two of its own take at once at the peak, so that the pool has work of it then.
 MODEL = synthetic(options={"base_ms": 20}, batch={"max_size": 4}) | {"replicas": {"count": 2}}
-POOL = {"min": 1, "max": 1, "auto": False, "after_ms": 5}
+POOL = {"min": 1, "max": 1, "after_ms": 5}
 HANGS_S, LASTS_S, GAP_S, WATCHED_S = 60.0, 8.0, 2.0, 15.0
 FAULTS = [
     Fault("a replica of the pool", number, load, HANGS_S if number is SIGSTOP else 0.0)

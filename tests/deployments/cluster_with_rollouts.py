@@ -11,12 +11,12 @@ from typing import Any
 from rolled_out import RegistryCalls
 
 from deployments.contract.app_names import is_model_app, model_app, model_name
+from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
 from deployments.control.driver import Driver
-from deployments.control.listed import Listed
+from deployments.control.plan import Deployment
 from deployments.control.registry.registry import Registry
-from deployments.control.remote_cluster import Deployment, RemoteCluster
+from deployments.control.remote_cluster import RemoteCluster
 from deployments.settings.tree import Settings
 
 THEIRS = {
@@ -200,8 +200,8 @@ class Stand:
         return self.serve.running
 
     @property
-    def listed(self) -> Listed:
-        return Listed.of({n: app for n, app in self.serve.listed.items() if n != "theirs"})
+    def listed(self) -> AppList:
+        return AppList.of({n: app for n, app in self.serve.listed.items() if n != "theirs"})
 
     def record(self, name: str) -> dict[str, Any]:
         return dict(next(each for each in self.remote.rollouts() if each["model"] == name))

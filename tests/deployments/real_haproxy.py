@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from deployments.control.ingress import haproxy
 from deployments.control.supervisor import ports
 
 CONFIG = """\
@@ -47,10 +48,12 @@ listen stats
 
 @contextlib.asynccontextmanager
 async def in_front_of(
-    *servers: asyncio.Server | int, folder: Path, wrapper: str, **told: object
+    *servers: asyncio.Server | int, folder: Path, wrapper: str = "", **told: object
 ) -> AsyncIterator[str]:
-    """The real HAProxy, with these, or what listens on these ports, as its gateways; its URL.
-    `told`: HEADRACE_HAPROXY_… by the end of its name."""
+    """The real HAProxy, with these, or what listens on these ports, as its gateways; its URL, once
+    it listens. `wrapper`: the program in its place; "": one is made. `told`: HEADRACE_HAPROXY_… by
+    the end of its name."""
+    wrapper = wrapper or str(haproxy.program(folder / "program", folder))
     (port, metrics, stats), config = ports.several_free(3), folder / "haproxy.cfg"
     lines = [
         f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{_port(each)}"
@@ -61,6 +64,9 @@ async def in_front_of(
     environ = os.environ | {f"HEADRACE_HAPROXY_{name}": str(told[name]) for name in told}
     process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config), env=environ)
     try:
+        while not ((folder / "admin.sock").exists() and await listens(port)):  # it tells nobody
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
         yield f"http://127.0.0.1:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -69,6 +75,15 @@ async def in_front_of(
         for server in servers:
             if not isinstance(server, int):
                 server.close()
+
+
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def _port(server: asyncio.Server | int) -> int:

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 
 import routers.core
 from deployments import cli
-from deployments.control.manual_target import ManualTarget
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings_files.load import load
 from deployments.tools import change
@@ -134,8 +133,8 @@ def test_mistakes_met_by_serve_exit_2(monkeypatch: pytest.MonkeyPatch, bad: Path
         (["stop", "--port", "8001"], ("stop", Where(8001), {})),
         (["freeze", "on"], ("freeze", True, HERE, {})),
         (["freeze", "off", "--url", "http://g"], ("freeze", False, Where(url="http://g"), {})),
-        (["scale", "m", "3"], ("scale", ManualTarget("m", "", 3), HERE, {})),
-        (["scale", "m", "auto", "--group", "g"], ("scale", ManualTarget("m", "g", None), HERE, {})),
+        (["scale", "m", "3"], ("scale", "m", "", 3, HERE, {})),
+        (["scale", "m", "auto", "--group", "g"], ("scale", "m", "g", None, HERE, {})),
         (["rollout", "promote", "m"], ("promote", "m", HERE, {})),
         (["rollout", "abort", "m", "--address", HEAD], ("abort", "m", "", THERE, {})),
         (["rollout", "back", "m"], ("back", "m", HERE, {})),

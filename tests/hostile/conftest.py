@@ -31,7 +31,6 @@ from raw_http import Target
 from real_haproxy import in_front_of
 from uvicorn_server import serving
 
-from deployments.control.ingress import haproxy
 from deployments.control.supervisor import ports
 from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.gateway.http import strict_protocol, whole_response
@@ -39,9 +38,7 @@ from deployments.gateway.http.direct_server import DirectServer
 from deployments.settings.gateway import GatewaySettings
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}
-GATEWAY = {
-    "limits": {"max_body_bytes": 400_000, "max_inflated_bytes": 500_000, "body_timeout_s": 1}
-}
+GATEWAY = {"limits": {"max_body_bytes": 400_000, "body_timeout_s": 1}}
 EDGE = {"BODY_S": 2, "HEADERS_S": 1, "MAX_BODY_BYTES": 400_000}
 
 
@@ -72,9 +69,8 @@ class Servers:
             http=strict_protocol.StrictProtocol,
         )  # fmt: skip
         port = await self._running.enter_async_context(serving(config))
-        wrapper = str(haproxy.program(self._folder / "program", self._folder))
         url = await self._running.enter_async_context(
-            in_front_of(port, folder=self._folder, wrapper=wrapper, **told)
+            in_front_of(port, folder=self._folder, **told)
         )
         edge = Target("edge", urlsplit(url).port or 0, arrived=self._arrived)
         others = (Target("gateway", port), Target("direct", direct))

@@ -46,7 +46,7 @@ from tests.deployments.conftest import described  # noqa: E402
 
 SEED = 17
 MODELS = {"device": {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}}
-LIMITS = {"max_body_bytes": 65_536, "max_inflated_bytes": 131_072, "body_timeout_s": 0.01}
+LIMITS = {"max_body_bytes": 65_536, "body_timeout_s": 0.01}
 _SAID_EVERY = 2000
 _AGAIN_LATER = 503
 _LOOKS = 10

@@ -18,7 +18,7 @@ import psutil
 import yaml
 from served import CHECKOUT, HEADRACE, environment, free_port, listens_on, name_of, patient
 
-from deployments.control.addresses import serve_host
+from deployments.control.serve_config import serve_host
 from deployments.settings.gateway import GatewaySettings
 
 HERE = "127.0.0.1"

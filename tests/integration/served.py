@@ -83,7 +83,7 @@ def synthetic(**fields: Any) -> dict[str, Any]:
 # How fast a busy machine answers is no matter here.
 QUICK_ROLLOUT = {
     "steps_percent": [20, 50], "hold_s": 1, "min_requests": 20,
-    "max_latency_ratio": 100, "max_cost_ratio": 100,
+    "max_latency_ratio": 100,
 }  # fmt: skip
 
 

@@ -12,8 +12,7 @@ import psutil
 import pytest
 from served import Server, patient, synthetic, total
 
-from deployments.control.dashboard import Dashboard, token_of
-from deployments.control.serve_rest import ServeRest
+from deployments.control.dashboard import RayDashboard, ServeRest, token_of
 from deployments.control.supervisor import server_files
 from deployments.gateway.tenancy.tenants import new_key
 
@@ -118,7 +117,7 @@ def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     state = server_files.find(server.port, server_files.state_folder(server.environ))
     (pid,) = server.replicas("a")
     token = token_of(psutil.Process(pid).environ())
-    serve = ServeRest(Dashboard(state.dashboard_url, token))
+    serve = ServeRest(RayDashboard(state.dashboard_url, token))
     assert serve.details()["applications"]["model-c"]["status"] == "RUNNING"
     refused = server.infer("c", [1])
     assert (refused.status_code, "rubbish.onnx" in refused.text) == (503, True), refused.text

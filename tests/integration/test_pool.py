@@ -33,7 +33,7 @@ MODELS = {name: synthetic(options=OPTIONS, replicas={"num_cpus": 0.1}) for name 
     )
 }
 POOL = {
-    "min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 128,
+    "min": 1, "max": 1, "num_cpus": 0.1, "memory_mib": 128,
     "memory_limit_mib": LIMIT_MIB,
 }  # fmt: skip
 

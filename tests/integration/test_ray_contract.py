@@ -33,7 +33,7 @@ from ray.serve.generated import serve_pb2
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from deployments.control import ray_env, serve_list
+from deployments.control import ray_env, serve_controller
 from deployments.control.ingress import haproxy, haproxy_wrapper
 from deployments.control.serve_config import serve_config
 from deployments.gateway.http import fast_path
@@ -85,7 +85,7 @@ def test_serves_controller_lists_applications_as_the_registry_reads_them():
         overview("model-c", states.Value("APPLICATION_STATUS_DELETING")),
         overview("gateway", states.Value("APPLICATION_STATUS_RUNNING")),
     ]
-    assert serve_list.model_names(listed) == {"a", "b"}
+    assert serve_controller.model_names(listed) == {"a", "b"}
     for method in ("list_serve_statuses", "get_serve_instance_details"):
         assert callable(getattr(controller.ServeController, method))
     assert "target_num_replicas" in schema.DeploymentDetails.model_fields

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from deployments.control.addresses import in_cluster
 from deployments.control.ray_env import variables
+from deployments.control.serve_config import in_cluster
 from deployments.settings.gateway import GatewaySettings
 from tests.kube.chart import Object
 

@@ -30,7 +30,7 @@ _GATEWAY: dict[str, list[Any]] = {
     "limits": [
         {},
         {"max_requests": 1},
-        {"body_timeout_s": 0.001, "pool_threshold_bytes": 0},
+        {"body_timeout_s": 0.001, "max_held_bytes": 1024},
         {"headers_timeout_s": 2.5, "connections_per_source": 9, "max_body_bytes": 1024},
     ],
     "metrics_host": ["10.1.2.3"],
@@ -64,7 +64,7 @@ _MODEL: dict[str, list[Any]] = {
     "lengths": [{}, {"max": 1_048_576, "buckets": [16, 1_048_576]}],
     "batch": [{}, {"max_size": 1}],
     "coalesce": [True, False],
-    "scaling": [{}, {"policy": "cost-first"}, {"mode": False}, {"knee": 1, "season_s": 0}],
+    "scaling": [{}, {"policy": "cost-first"}, {"mode": False}, {"knee": 1, "idle_s": 60}],
     "options": [{}, {"base_ms": 0}, {"base_ms": 2, "per_token_us": 0.00000025}],
 }
 _TENANT: dict[str, list[Any]] = {
@@ -78,7 +78,7 @@ _CAPACITY: list[dict[str, Any]] = [
     {"pool": {}},
     {"pool": {"min": 0, "num_cpus": 0, "models": ["a"]}},
     {"pool": {"min": 3, "max": 3, "models": "all", "memory_mib": 1, "after_ms": 0.5}},
-    {"pool": {"models": [], "resources": {"licence": 0.5}, "residency_s": 0, "auto": False}},
+    {"pool": {"models": [], "resources": {"licence": 0.5}}},
 ]  # fmt: skip
 
 

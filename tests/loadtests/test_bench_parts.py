@@ -1,24 +1,31 @@
-"""Do the benches tell processes, metrics, settings and growth apart rightly?"""
+"""Do the benches tell processes, metrics and settings apart, and count tries where they belong?"""
 
 import json
 import math
-import random
 import sys
 
-import numpy as np
 import pytest
 
-from loadtests.benches import metrics_page
-from loadtests.benches.answers import Variant, cosines
-from loadtests.benches.launched import Launch, ServerTrouble, launched
-from loadtests.benches.processes import Usage, cpu_between, memory_by_role, role_of
-from loadtests.benches.server import changed, example, on_free_ports
-from loadtests.benches.soak import faults, lost_processes
-from loadtests.benches.soak_watch import MIB, SoakSample, growth_mib_per_hour
-from loadtests.client.binary_tensors import HEADER_LENGTH, binary_infer
-from loadtests.client.tally import LoadResult, LoadTally
+from loadtests.benches import metrics_page, overload
+from loadtests.benches.overload import BURST, BURST_END_S, WARMUP_S, after, back_s
+from loadtests.benches.played import Played, counted
+from loadtests.benches.runner import BenchRun, Runs
+from loadtests.benches.server import (
+    Launch,
+    ServerTrouble,
+    Usage,
+    changed,
+    cpu_between,
+    example,
+    launched,
+    memory_by_role,
+    on_free_ports,
+    role_of,
+)
+from loadtests.client.player import PlayedRequest
 from loadtests.peers import venvs
-from loadtests.traffic.texts import spread_lengths, texts
+from loadtests.traffic.plan import Planned
+from loadtests.traffic.workload import HEADER_LENGTH, binary_infer
 
 PAGE = """# TYPE headrace_stage_seconds histogram
 headrace_stage_seconds_bucket{model="m",stage="run",le="+Inf"} %d
@@ -88,63 +95,12 @@ def test_every_port_of_a_server_under_test_is_its_own():
     assert len(set(ports)) == len(ports) == 4
 
 
-def test_variant_changes_the_example_and_nothing_else():
-    settings = Variant.parse("onnxruntime:fp32").settings()["models"]["minilm"]
-    assert (settings["runtime"], settings["precision"]) == ("onnxruntime", "fp32")
-    assert settings["source"] == example("minilm")["models"]["minilm"]["source"]
-    assert str(Variant.parse("torch")) == "torch fp32"
-
-
-def test_cosine_ignores_length_and_sees_direction():
-    served = np.array([[2, 0], [0, 1], [-1, 0]], np.float32)
-    reference = np.array([[1, 0], [1, 0], [1, 0]], np.float32)
-    assert cosines(served, reference).tolist() == [1.0, 0.0, -1.0]
-
-
-def test_lengths_cover_both_ends_and_texts_have_words_to_match():
-    lengths = spread_lengths(100, random.Random(0))
-    assert (min(lengths), max(lengths), len(lengths)) == (3, 512, 100)
-    assert [len(text.split()) for text in texts([3, 4, 512], random.Random(0))] == [1, 2, 510]
-
-
 def test_binary_body_says_where_its_json_ends():
     body, headers = binary_infer("input_ids", [1, -2, 3])
     end = int(headers[HEADER_LENGTH])
     tensor = json.loads(body[:end])["inputs"][0]
     assert tensor["parameters"]["binary_data_size"] == len(body) - end == 24
     assert int.from_bytes(body[end + 8 : end + 16], "little", signed=True) == -2
-
-
-def samples(*rss_mib: float) -> list[SoakSample]:
-    return [
-        SoakSample(i * 60.0, {"gateway replica 1": int(r * MIB)}, {}) for i, r in enumerate(rss_mib)
-    ]
-
-
-def test_growth_is_the_slope_after_the_first_third():
-    assert growth_mib_per_hour(samples(5, 50, 100, 101, 102, 103), "gateway replica 1") == (
-        pytest.approx(60.0)
-    )
-    assert growth_mib_per_hour(samples(9, 100, 100, 100, 100), "gateway replica 1") == (
-        pytest.approx(0.0, abs=1e-6)
-    )
-    assert math.isnan(growth_mib_per_hour(samples(1, 2), "gateway replica 1"))
-
-
-def test_replica_that_is_gone_is_named():
-    after = SoakSample(99.0, {"gateway replica 2": 1}, {})
-    assert lost_processes(samples(1, 1), after) == ["gateway replica 1"]
-    assert lost_processes([], after) == []
-
-
-def test_only_500_and_its_like_are_faults():
-    tally = LoadTally(begin=0.0)
-    for status in (200, 503, 504, 500):
-        tally.answered(1.0, 0.9, status, 1)
-    for kind in ("malformed 400", "malformed 500", "disconnect left"):
-        tally.misbehaved(1.0, kind)
-    result = LoadResult.of(tally, 1.0, 0.0)
-    assert faults(result) == {"status 500": 1, "malformed 500": 1}
 
 
 def test_peer_environment_is_made_again_only_when_its_requirements_change(tmp_path):
@@ -161,8 +117,8 @@ def test_peer_environment_is_made_again_only_when_its_requirements_change(tmp_pa
 
 
 def test_server_that_ends_at_once_shows_its_last_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("loadtests.benches.launched.LOG_DIR", tmp_path)
-    monkeypatch.setattr("loadtests.benches.launched.POLL_S", 0.002)
+    monkeypatch.setattr("loadtests.benches.server.LOG_DIR", tmp_path)
+    monkeypatch.setattr("loadtests.benches.server.POLL_S", 0.002)
     command = [sys.executable, "-S", "-c", "print('no such port'); raise SystemExit(3)"]
     url = "http://127.0.0.1:9/"
     with (
@@ -170,3 +126,80 @@ def test_server_that_ends_at_once_shows_its_last_words(tmp_path, monkeypatch):
         launched(Launch("x", command, url, url)),
     ):
         pass
+
+
+# ---- scenarios that are played, and overload -----------------------------------------------------
+
+
+AFTER_S = WARMUP_S + BURST_END_S
+
+
+def end(at_s: float, status: int = 200, took_s: float = 0.1, late_s: float = 0.0) -> PlayedRequest:
+    left_s = at_s + late_s
+    return PlayedRequest(Planned(at_s, "default", (8,)), left_s, left_s + took_s, status)
+
+
+def test_refusals_count_from_when_they_left_and_answers_from_when_they_were_meant_to():
+    ends = [
+        end(1.0, 503, 0.004, late_s=0.3),
+        end(1.0, 200, 0.3, late_s=0.3),
+        end(1.0, 429, 0.002),
+    ]
+    found = Played(ends, 2.0, slo_s=0.5, cpu_s={"client": 3.0}, whole_s=6.0)
+    assert (found.offered_per_s, found.in_time) == (1.5, 0)
+    assert found.refusal_ms(503, 99) == pytest.approx(4.0)
+    assert found.refusal_ms(429, 99) == pytest.approx(2.0)
+    assert math.isnan(found.refusal_ms(504, 99))
+    assert found.latency_ms(50) == pytest.approx(600)
+    assert found.statuses == {"200": 1, "429": 1, "503": 1}
+    assert found.cores("client") == 0.5
+
+
+def test_warm_up_is_not_counted():
+    scenario = overload.load_of("at once", 2.0, 2.0).scenario
+    ends = [end(WARMUP_S - 0.01), end(WARMUP_S), end(WARMUP_S + 1.99), end(WARMUP_S + 2.0)]
+    assert counted(scenario, ends) == ends[1:3]
+
+
+@pytest.mark.parametrize(
+    ("kept", "offered", "back"),
+    [
+        ((40,) * 8, 40, 0.0),
+        ((45,) * 8, 500, 0.0),
+        ((0, 45, 45, 45, 45, 45, 45, 45), 500, 1.0),
+        ((45,) * 7 + (30,), 500, math.nan),
+    ],
+)
+def test_back_is_when_all_that_could_be_kept_is(kept, offered, back):
+    found = back_s([(offered, each) for each in kept], best=45.0)
+    assert found == pytest.approx(back, nan_ok=True)
+
+
+def test_seconds_after_a_burst_count_what_was_sent_in_them():
+    ends = [
+        end(AFTER_S - 0.01, 503), end(AFTER_S, 503), end(AFTER_S + 0.5), end(AFTER_S + 1.0),
+        end(AFTER_S + 1.5, took_s=0.6),
+    ]  # fmt: skip
+    assert after(Played(ends, 35.0, slo_s=0.5))[:3] == [(2, 1), (2, 1), (0, 0)]
+
+
+@pytest.mark.parametrize(("caller", "honours"), [("at once", False), ("after Retry-After", True)])
+def test_callers_look_at_retry_after_only_where_they_are_said_to(caller, honours):
+    for of in (overload.load_of(caller, 1.0, 1.0), overload.burst_of(caller)):
+        assert {each.retry.retry_after for each in of.scenario.tenants.values()} == {honours}
+
+
+def test_overload_is_judged_beside_the_best_rate():
+    case = ("ids", "at once")
+    good = Played([end(WARMUP_S + n / 40) for n in range(400)], 10.0, slo_s=0.5)
+    few = Played([*good.ends[:300], *[end(5.0, 503, 0.002), end(5.0, 429, 0.02)]], 10.0, slo_s=0.5)
+    calm = Played([end(AFTER_S + n / 40) for n in range(800)], 35.0, slo_s=0.5)
+    options = overload.BENCH.parser().parse_args(
+        ["--bodies", "ids", "--callers", "at once", "--loads", "1", "10"]
+    )
+    done = Runs(
+        BenchRun(side, of, case) for side, of in (("1x", good), ("10x", few), (BURST, calm))
+    )
+    report = overload.BENCH.report(done, options)
+    assert [verdict.held for verdict in report.verdicts] == [False, False, True, True]
+    assert report.tables[0].rows[1][:3] == ("10x", 30.2, 30.0)

@@ -1,22 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import signal
+import threading
 from collections import Counter
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
-from loadtests.benches import process_faults
-from loadtests.benches.changing_model import MadeChange
-from loadtests.benches.endurance import BENCH, bars, notes, record, tables
+from loadtests.benches import changing_model, memory_growth, process_faults
+from loadtests.benches.changing_model import BAD, GOOD, MODEL, MadeChange, change, kind_of, version
+from loadtests.benches.endurance import BENCH, notes, record, tables, thresholds, wrong_errors
+from loadtests.benches.endurance_callers import StreamCallers, why_not, why_not_streamed
 from loadtests.benches.endurance_run import ALL, STREAMS, STRUCK, Endured
-from loadtests.benches.memory_growth import at_same_age, lived, whole
+from loadtests.benches.memory_growth import LEVELS, ServerSample, lived, whole
 from loadtests.benches.process_faults import Injected, ProcessFault, Struck, schedule
-from loadtests.benches.ragged_load import why_not as why_not_ragged
 from loadtests.benches.request_log import (
     ANYBODY,
     LoggedRequest,
@@ -26,10 +29,9 @@ from loadtests.benches.request_log import (
     silence_s,
 )
 from loadtests.benches.runner import BenchRun, Options, Runs
-from loadtests.benches.slow_streams import StreamCallers
-from loadtests.benches.slow_streams import why_not as why_not_streamed
-from loadtests.benches.soak_watch import LEVELS, MIB, SoakSample
+from loadtests.benches.server import MIB
 from loadtests.client.http1 import Response, Target
+from loadtests.client.load import LoadResult, LoadTally
 
 GATEWAY = Struck("a gateway", r"^gateway", 2, frozenset({"writer"}))
 EDGE = Struck("HAProxy", r"^haproxy", 1, ALL, port=True)
@@ -139,7 +141,7 @@ def test_what_is_to_end_is_not_there_in_its_own_place(monkeypatch):
     ],
 )
 def test_a_ragged_answer_must_be_its_rows_sum(answer, why):
-    assert why_not_ragged(answer, 3.0) == why
+    assert why_not(answer, 3.0) == why
 
 
 @pytest.mark.parametrize(
@@ -173,18 +175,65 @@ async def test_streams_are_asked_again_until_all_is_over():
     async with server:
         port = server.sockets[0].getsockname()[1]
         target = Target("127.0.0.1", port, "/v1/completions")
-        callers = StreamCallers(target, "writer", 1, 0, told.append)
-        await asyncio.wait_for(callers.run(over), 10)
+        callers = StreamCallers(target, "writer", told.append)
+        await asyncio.wait_for(callers.run(1, over), 10)
     assert len(asked) >= 3
     assert {each.why for each in told} == {""}
+
+
+def test_only_500_and_its_like_are_wrong_whatever_was_asked():
+    tally = LoadTally(begin=0.0)
+    for status in (200, 503, 504, 500):
+        tally.answered(1.0, 0.9, status, 1)
+    for kind in ("malformed 400", "malformed 500", "disconnect left"):
+        tally.misbehaved(1.0, kind)
+    found = wrong_errors(LoadResult.of(tally, 1.0, 0.0))
+    assert found == {"status 500": 1, "malformed 500": 1}
+
+
+# ---- changes ------------------------------------------------------------------------------------
+
+
+def test_every_third_version_is_good_the_others_take_turns_and_none_is_the_one_before():
+    kinds = [kind_of(change) for change in range(1, 10)]
+    assert kinds[2::3] == [GOOD] * 3
+    assert [kind for kind in kinds if kind != GOOD] == list(BAD)
+    for step in (1, 3):
+        versions = [version(change) for change in range(0, 28, step)]
+        assert all(before != after for before, after in itertools.pairwise(versions))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said", "ended"),
+    [
+        (3, 0, "changed: changing", True),
+        (3, 1, "changing: aborted, the live version goes on", False),
+        (3, None, "not ended after 300 s", False),
+        (1, 1, "model changing cannot start and goes on as it was", True),
+        (1, 1, "changing: aborted, the live version goes on", True),
+        (1, 1, "ClusterError: no Ray dashboard answers", False),
+        (1, 0, "changing: promoted", False),
+        (1, None, "not ended after 300 s", False),
+    ],
+)
+def test_a_bad_version_is_taken_back_for_what_it_is(
+    monkeypatch, tmp_path, number, code, said, ended
+):
+    file = tmp_path / "settings.yaml"
+    file.write_text("models: {other: {runtime: synthetic}}")
+    monkeypatch.setattr(changing_model, "_apply", lambda *_: (code, said))
+    assert change(object(), number, file=file, home=tmp_path).ended is ended
+    assert yaml.safe_load(file.read_text())["models"] == {
+        "other": {"runtime": "synthetic"}, MODEL: yaml.safe_load(yaml.safe_dump(version(number))),
+    }  # fmt: skip
 
 
 # ---- memory -------------------------------------------------------------------------------------
 
 
-def sample(at_s: float, **mib: float) -> SoakSample:
+def sample(at_s: float, **mib: float) -> ServerSample:
     rss = {name.replace("_", " "): int(each * MIB) for name, each in mib.items()}
-    return SoakSample(at_s, rss, dict.fromkeys(LEVELS, 0.0))
+    return ServerSample(at_s, rss, dict.fromkeys(LEVELS, 0.0))
 
 
 def test_memory_grows_by_the_slope_of_the_last_two_thirds():
@@ -194,13 +243,13 @@ def test_memory_grows_by_the_slope_of_the_last_two_thirds():
     assert whole(samples).share == pytest.approx(0.1)
 
 
-def test_processes_that_were_replaced_are_compared_at_the_same_age():
-    samples = [
-        sample(60.0 * n, **{"gateway_0": 90.0, f"gateway_{1 + n // 2}": 100.0 + n})
-        for n in range(1, 7)
-    ]
-    assert lived(samples)[0].name == "gateway 0"
-    assert at_same_age(samples) == {"gateway": [103.0, 105.0]}
+def test_samples_are_taken_until_the_watch_is_over(monkeypatch):
+    taken = threading.Event()
+    monkeypatch.setattr(memory_growth, "sample", lambda running, at_s: (taken.set(), at_s)[1])
+    with memory_growth.watching(object(), 0.001) as samples:
+        assert taken.wait(10)
+    assert samples
+    assert samples == sorted(samples)
 
 
 # ---- the report ---------------------------------------------------------------------------------
@@ -221,7 +270,9 @@ def endured() -> Endured:
 
 def broken(found: Endured) -> list[str]:
     return [
-        each.claim for each in bars(Runs((BenchRun("endured", found),)), Options()) if not each.held
+        each.claim
+        for each in thresholds(Runs((BenchRun("endured", found),)), Options())
+        if not each.held
     ]
 
 
@@ -266,7 +317,7 @@ def test_each_promise_is_seen_broken():
 def test_the_report_has_all_of_it():
     runs = Runs((BenchRun("endured", endured()),))
     options = Options(seed=1, load=0.6, minutes=1)
-    assert len(list(tables(runs, options))) == 6
+    assert len(list(tables(runs, options))) == 5
     assert any("struck" in note for note in notes(runs, options))
     assert json.loads(json.dumps(asdict(BENCH.report(runs, options))))["raw"]
     assert record(runs[0].result)["faults"] == [["a gateway: SIGKILL", 100.0, 101.0, 5.0]]

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from loadtests.console.live import LiveView
+from loadtests.live_view import LiveView
 from loadtests.results.record import TenantLengthStats
 from loadtests.workers import Glimpse
 

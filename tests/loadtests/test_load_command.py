@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from loadtests.benches.launched import free_port
+from loadtests.benches.server import free_port
 from loadtests.command import main
 from loadtests.results.record import Client, Record, load
 from loadtests.run import PreparedRun
@@ -146,6 +146,39 @@ def test_what_is_wrong_is_said_in_a_line(scenario, arguments, said):
 def test_scenario_that_is_not_there_is_said(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path / "none.yaml"), "--url", "http://x"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+SETTINGS = "models: {device: {runtime: synthetic}}\ngateway: {port: 8000}\n"
+PROMISES = "scenario: some.yaml\npromises: [{in_slo: 0.9}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "said"),
+    [
+        (SETTINGS, [], "is a server's settings file and not a scenario: `headrace serve` takes it"),
+        (SETTINGS, ["goodput", "--low", "5"], "a scenario says duration_s, arrivals and lengths"),
+        (PROMISES, [], "is a file of promises and not a scenario: `headrace load smoke` takes it"),
+        (SETTINGS, ["smoke"], "is a server's settings file and not a file of promises: `headrace"),
+        (SCENARIO, ["smoke"], "is a scenario and not a file of promises: `headrace load` and"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_apart_and_what_takes_it_is_said(
+    tmp_path, text, command, said
+):
+    file = tmp_path / "given.yaml"
+    file.write_text(text)
+    name, more = command[:1], command[1:]
+    result = CliRunner().invoke(main, [*name, str(file), "--url", "http://127.0.0.1:1", *more])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{file}: is ")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_scenario_that_has_a_mistake_besides_is_still_one(scenario):
+    scenario.write_text(SCENARIO + "models: {}\n")
+    result = CliRunner().invoke(main, [str(scenario), "--url", "http://127.0.0.1:1"])
+    assert "models: unknown" in result.stderr
 
 
 @pytest.mark.integration

@@ -13,7 +13,7 @@ from loadtests.client.player import PlayedRequest, Player, PlayerSettings
 from loadtests.client.protocols.types import AnswerFacts
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
-from tests.loadtests.test_closed_loop import BUSY, OK, free_port, serving
+from tests.loadtests.test_load import BUSY, OK, free_port, serving
 
 WAIT = b"HTTP/1.1 503 Busy\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n"
 CALLERS_FAULT = b"HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n"

@@ -10,14 +10,13 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
+from loadtests import command
 from loadtests.command import main
-from loadtests.commands import play
-from loadtests.results import promise_file
-from loadtests.results.promises import Promise, judge
+from loadtests.results.promises import Promise, PromiseFile, judge, load_file
 from loadtests.results.record import Client, Record, Second, TenantLengthStats, load, save
 from loadtests.traffic.scenario_file import ScenarioErrors
 
-SHIPPED = Path(promise_file.__file__).parents[1] / "promises"
+SHIPPED = Path(command.__file__).parent / "promises"
 SCENARIO = """
 duration_s: 1
 arrivals: {rate: 200}
@@ -117,20 +116,20 @@ def test_a_promise_of_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_manual_names_everything_that_can_be_promised() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "load-reports.md").read_text()
-    names = [*Promise.model_fields, *promise_file.PromiseFile.model_fields]
+    names = [*Promise.model_fields, *PromiseFile.model_fields]
     assert [name for name in names if f"`{name}`" not in manual] == []
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_files_that_ship_are_right(path: Path) -> None:
-    assert Path(promise_file.load(path).scenario).is_file()
+    assert Path(load_file(path).scenario).is_file()
 
 
 def test_a_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("scenario: some.yaml\npromises:\n  - {p95ms: 3}\n")
     with pytest.raises(ScenarioErrors, match=r"p\.yaml:3: promises\[0\]\.p95ms: unknown"):
-        promise_file.load(path)
+        load_file(path)
 
 
 # ---- the commands --------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def smoke(tmp_path: Path, monkeypatch, found: Record, *more: str, **changes: Any
     promised = PLAYED | {"url": "http://127.0.0.1:1", "promises": [{"in_slo": 0.9}]} | changes
     (tmp_path / "some.yaml").write_text(SCENARIO)
     (tmp_path / "p.yaml").write_text(json.dumps(promised))
-    monkeypatch.setattr(play, "watched", lambda ready, quiet: found)
+    monkeypatch.setattr(command, "watched", lambda ready, quiet: found)
     files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
     return CliRunner().invoke(main, ["smoke", str(tmp_path / "p.yaml"), *files, *more])
 

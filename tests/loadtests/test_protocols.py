@@ -9,7 +9,7 @@ from loadtests.client.http1 import Response
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.malformed import with_malformed
 from loadtests.client.protocols.open_inference import Inputs
-from loadtests.client.protocols.sse import EventReader, TokenStream
+from loadtests.client.protocols.openai import EventReader, TokenStream
 from loadtests.client.protocols.types import Endpoint, WireError
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import ScenarioErrors

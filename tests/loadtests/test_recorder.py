@@ -5,8 +5,7 @@ import pytest
 from loadtests.client.player import PlayedRequest
 from loadtests.client.protocols.types import AnswerFacts
 from loadtests.results.record import Client, Record
-from loadtests.results.recorder import RecordingRules, RunRecorder
-from loadtests.results.token_limits import TokenLimits
+from loadtests.results.recorder import RecordingRules, RunRecorder, TokenLimits
 from loadtests.traffic.plan import Planned
 
 TERMS = RecordingRules({"a": 0.1, "b": None}, (32, 128), 10.0, 13.0)

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.report.figures import MAX_SERIES, binned, figures
+from loadtests.report.figures import MAX_SERIES, MAX_SPANS, binned, curve, figures, spans
 from loadtests.report.html import html, write
-from loadtests.report.latency_figures import curve
 from loadtests.report.plots import thinned
 from loadtests.report.scale import MAX_TICKS, Scale, linear, logarithmic
 from loadtests.report.table import aligned, lines, share
-from loadtests.report.time_series_figures import MAX_SPANS, spans
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Client, Record, Second, TenantLengthStats
 from loadtests.results.report_table import Table

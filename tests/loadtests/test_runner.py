@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
@@ -12,6 +13,7 @@ from loadtests.benches.runner import (
     BenchRun,
     Option,
     Runs,
+    alternate,
     in_turn,
     median,
     spread,
@@ -24,6 +26,7 @@ from loadtests.results.report_table import Table, at_least
 MEASURED = (("a", 10.0, 1), ("b", 5.0, 1), ("a", 20.0, 2), ("a", 30.0, 2))
 RUNS = Runs(BenchRun(side, {"rate": rate}, case) for side, rate, case in MEASURED)
 SPECS = [f"loadtests.benches.{name}" for name in ORDER if name != "compare"]
+SPECS += ["loadtests.benches.compare.__main__"]
 SPECS += [f"tests.simulation.benches.{name}" for name in (*SIMULATED, "core_speed")]
 SPECS += [f"tests.cluster.benches.{name}" for name in ON_NODES]
 
@@ -58,6 +61,39 @@ def test_table_has_a_row_a_side():
     assert made.rows == (("a", 20.0, "10.00–30.00", 60.0), ("b", 5.0, "5.00–5.00", 5.0))
 
 
+def test_each_side_is_started_in_turn_and_driven_through_all_cases(monkeypatch, capsys):
+    started = []
+
+    @contextmanager
+    def start(side):
+        started.append(side)
+        yield side.upper()
+
+    def measure(options):
+        return alternate("ab", 2, start, lambda side, server, case: len(started) + case, (10, 20))
+
+    bench = Bench(
+        name="x",
+        about="",
+        title="x",
+        measure=measure,
+        columns=(
+            ("median", median(float)),
+            ("of a", lambda mine: mine.beside("a").median(float)),
+        ),
+        caption=lambda case, options: f"{case} clients",
+        first="side",
+    )
+    options = bench.parser().parse_args([])
+    tables = bench.report(Runs(bench.told(options)), options).tables
+    assert started == ["a", "b", "b", "a"]
+    assert [(each.caption, each.headers) for each in tables] == [
+        ("10 clients", ("side", "median", "of a")), ("20 clients", ("side", "median", "of a")),
+    ]  # fmt: skip
+    assert tables[0].rows == (("a", 12.5, 12.5), ("b", 12.5, 12.5))
+    assert "a 10: median 11.00, of a 11.00" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("least", "code"), [(1.0, 0), (99.0, 1)])
 def test_a_report_is_written_and_its_bars_decide_the_exit_code(
     least, code, tmp_path, monkeypatch, capsys
@@ -70,7 +106,7 @@ def test_a_report_is_written_and_its_bars_decide_the_exit_code(
         options={"times": Option(2), "sides": Option(["a", "b"], choices="abc")},
         measure=lambda options: [BenchRun(s, options.times) for s in options.sides],
         tables=lambda runs, options: [Table("", ("side",), tuple((r.side,) for r in runs))],
-        bars=lambda runs, options: [at_least("enough", runs.total(float), least)],
+        thresholds=lambda runs, options: [at_least("enough", runs.total(float), least)],
         notes=("A note.",),
     )
     assert bench.main(["--times", "3", "--sides", "c", "a"]) == code
@@ -101,6 +137,6 @@ def test_options_take_the_kind_of_their_default(given, found):
 @pytest.mark.parametrize("name", SPECS)
 def test_every_bench_is_found_by_its_name_and_takes_its_defaults(name):
     bench = import_module(name).BENCH
-    assert f"{bench.package}.{bench.name}" == name
+    assert f"{bench.package}.{bench.name}" == name.removesuffix(".__main__")
     defaults = vars(bench.parser().parse_args([]))
     assert defaults.keys() == bench.options.keys()

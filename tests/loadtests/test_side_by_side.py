@@ -5,20 +5,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from loadtests.benches.compare import __main__ as comparison
 from loadtests.benches.compare import rounds as keeping
-from loadtests.benches.compare.loads import LONG, LoadTrial, mix, noisy, trial_of
-from loadtests.benches.compare.pictures import PERFECT, points_of
-from loadtests.benches.compare.rounds import Round, search_of
-from loadtests.benches.compare.shares import kept_shares, water_filled
-from loadtests.benches.compare.tables import (
-    goodput_table,
-    interval,
-    names_of,
-    report,
-    same_table,
-    verdicts,
-)
-from loadtests.benches.compare.works import WORKS, cost_ms
+from loadtests.benches.compare.rounds import LONG, LoadTrial, Round, mix, noisy, search_of, trial_of
+from loadtests.benches.compare.shares import cost_ms, water_filled
+from loadtests.benches.compare.systems import WORKS
+from loadtests.benches.compare.tables import PERFECT, interval, kept_shares, points_of, rounds_of
+from loadtests.benches.played import Played
+from loadtests.benches.runner import BenchRun, Runs
+from loadtests.benches.server import ServerTrouble
 from loadtests.client.player import PlayedRequest
 from loadtests.traffic.plan import Planned
 
@@ -56,9 +51,20 @@ def round_of(system, number, holds, **changes):
     return Round(**found | changes)
 
 
+def report(rounds):
+    runs = Runs(BenchRun(each.system, each, each.work) for each in rounds)
+    return comparison.BENCH.report(runs, comparison.BENCH.parser().parse_args([]))
+
+
+def of(rounds):
+    return rounds_of(Runs(BenchRun(each.system, each, each.work) for each in rounds), DEVICE)
+
+
 def test_refused_requests_count_as_the_second_that_they_were_waited_for():
     ends = [played(8, 0.01)] * 96 + [played(8, 0.001, 503)] * 3 + [played(300, 0.15)]
-    found = trial_of(ends, 10.0, 0.1, 2.0)
+    cpu_s = {"client": 9.0, "host": 0.1}
+    found = trial_of(Played(ends, 10.0, 0.1, cpu_s, tries=100))
+    assert found.cpu_ms == pytest.approx(1.0)
     assert (found.offered, found.in_time, found.share) == (100, 96, 0.96)
     assert found.by_length == {"32": (99, 96), "128": (0, 0), "512": (1, 0)}
     assert found.p50_ms == pytest.approx(10)
@@ -95,12 +101,8 @@ def test_water_is_filled_up_to_what_is_wanted():
 
 
 def test_starved_long_rows_show_in_their_part():
-    of = trial()
-    starved = LoadTrial(
-        *(of.rate, of.seconds, 300, 200, 1.0, 1.0),
-        {"32": (100, 100), "128": (100, 100), "512": (100, 0)},
-        *(of.statuses, 0.0, 0.0),
-    )
+    by_length = {"32": (100, 100), "128": (100, 100), "512": (100, 0)}
+    starved = LoadTrial(100.0, 10.0, 300, 200, 1.0, 1.0, by_length, {}, 0.0, 0.0)
     parts = {share.name: share.part for share in kept_shares(starved)}
     assert parts["256-512"] == 0
     assert parts["8-32"] > 0.9
@@ -109,10 +111,11 @@ def test_starved_long_rows_show_in_their_part():
 def test_peaks_are_medians_and_intervals_span_all_rounds():
     rounds = [round_of("headrace", n, holds) for n, holds in enumerate((600.0, 700.0, 650.0))]
     rounds += [round_of("litserve", 0, 300.0), round_of("bentoml", 0, 310.0)]
-    assert names_of(rounds) == ["headrace", "bentoml", "litserve"]
-    assert interval(rounds[:3]) == "600–770"
-    assert interval([round_of("x", 0, 1.0, fails=inf)]) == "1.00–?"
-    table = goodput_table(rounds, DEVICE)
+    found = of(rounds)
+    assert list(found) == ["headrace", "bentoml", "litserve"]
+    assert interval(found["headrace"]) == "600–770"
+    assert interval(of([round_of("x", 0, 1.0, fails=inf)])["x"]) == "1.00–?"
+    table = report(rounds).tables[0]
     first, second = table.rows[0], table.rows[1]
     assert first[:3] == ("headrace", 32, 650.0)
     assert second[4] == pytest.approx(650 / 310)
@@ -139,14 +142,14 @@ def test_the_picture_is_one_file_that_names_every_system():
 
 def test_all_are_also_compared_at_the_same_rate():
     rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 90.0, same=trial(p99=1000.0))]
-    table = same_table(rounds, DEVICE)
+    table = report(rounds).tables[1]
     assert table.rows[1][:4] == ("litserve", "100.0%", 500.0, "≥ 1,000")
 
 
 def test_promises_name_the_best_peer_and_say_where_headrace_is_behind():
     rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 300.0)]
     rounds.append(round_of("triton", 0, 280.0, half=trial(140.0, cpu=0.3)))
-    found = {verdict.claim: verdict for verdict in verdicts(rounds, DEVICE)}
+    found = {verdict.claim: verdict for verdict in report(rounds).verdicts}
     assert found["goodput at least 2.3 × the best peer's (litserve)"].held
     cpu = found["CPU a request below every peer's"]
     assert not cpu.held
@@ -168,11 +171,37 @@ def test_rounds_outlive_the_run(tmp_path):
 def test_rounds_without_overload_leave_its_medians_alone():
     rounds = [round_of("headrace", 0, 800.0), round_of("litserve", 0, 300.0)]
     rounds.append(round_of("headrace", 2, 800.0, over={}, victim=None))
-    table = goodput_table(rounds, DEVICE)
-    assert table.rows[0][9] == "800 (100%)"
-    assert [verdict.held for verdict in verdicts(rounds, DEVICE)][:2] == [True, True]
+    found = report(rounds)
+    assert found.tables[0].rows[0][9] == "800 (100%)"
+    assert [verdict.held for verdict in found.verdicts][:2] == [True, True]
 
 
 def test_report_holds_without_peers_and_of_one_system():
     assert report([round_of("headrace", 0, 700.0)]).verdicts == ()
     assert "litserve" in str(report([round_of("litserve", 0, 300.0)]).tables)
+
+
+def test_systems_take_turns_and_one_that_does_not_start_is_left_out(tmp_path, monkeypatch):
+    tried = []
+
+    def played_round(system, work, number, before, seconds, multiples):
+        tried.append((system.name, number, len(before), seconds))
+        if system.name == "triton":
+            raise ServerTrouble("triton ended with 1:\nno library")
+        return round_of(system.name, number, 700.0 if system.name == "headrace" else 300.0)
+
+    monkeypatch.setattr(keeping.keep, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(keeping.kept, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(keeping.forget, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(comparison, "round_of", played_round)
+    line = ["--systems", "headrace", "litserve", "triton", "--repeats", "2"]
+    options = comparison.BENCH.parser().parse_args(line)
+    found = comparison.BENCH.report(Runs(comparison.BENCH.told(options)), options)
+    assert [name for name, *_ in tried] == [
+        "headrace", "litserve", "triton", "litserve", "headrace"
+    ]  # fmt: skip
+    assert tried[-1][1:] == (1, 1, 5.0)
+    assert found.notes[-1] == "`triton` was left out of `device`: no library."
+    assert found.tables[0].rows[0][:3] == ("headrace", 32, 700.0)
+    again = comparison.BENCH.parser().parse_args(["--report-only"])
+    assert len(list(comparison.runs(again))) == 4

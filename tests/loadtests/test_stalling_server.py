@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.benches.trivial_server import Manner, TrivialServer
-from loadtests.client.closed_loop import run_async
 from loadtests.client.http1 import Target, render
-from loadtests.client.load import Call, Load
+from loadtests.client.load import Call, Load, run_async
 from loadtests.client.player import Player, PlayerSettings
 from loadtests.results.record import TenantLengthStats, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder

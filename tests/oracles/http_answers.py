@@ -40,7 +40,7 @@ TENANTS = {
     "slow": {"rate": {"requests_per_s": 0.01, "burst_s": 100}},
     "default": {},
 }
-GATEWAY = {"limits": {"max_body_bytes": 4096, "max_inflated_bytes": 8192, "body_timeout_s": 0.05}}
+GATEWAY = {"limits": {"max_body_bytes": 4096, "body_timeout_s": 0.05}}
 PATHS = """
 /v2 /v2/health/live /v2/health/ready /v2/models/device /v2/models/device/ready
 /v2/models/device/config /v2/models/device/versions/7 /v2/models/nope /v2/models/nope/ready

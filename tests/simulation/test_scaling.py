@@ -82,7 +82,7 @@ def test_a_spike_starts_replicas_which_serve_after_their_start():
 
 
 def test_the_pool_serves_a_spike_while_replicas_start():
-    pooled = result(whole={"pool": {"min": 2, "max": 2, "auto": False}})
+    pooled = result(whole={"pool": {"min": 2, "max": 2}})
     assert unanswered(pooled) <= 0.1 * unanswered(spike())
     assert pooled.summary.total().in_slo_share > spike().summary.total().in_slo_share
     assert pooled.scaling.pool_hours == pytest.approx(2 * 100 / 3600, rel=0.05)

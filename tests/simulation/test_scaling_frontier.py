@@ -22,7 +22,7 @@ from tests.simulation.benches.scaling_frontier.frontier import (
 from tests.simulation.benches.scaling_frontier.load import Burst, Load, bursty, flat, recorded
 from tests.simulation.benches.scaling_frontier.ours import Headrace
 from tests.simulation.benches.scaling_frontier.pool import play_shared
-from tests.simulation.benches.scaling_frontier.report import bars, pictures, points, tables
+from tests.simulation.benches.scaling_frontier.report import pictures, points, tables, thresholds
 from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Informed, Kpa, Static
 from tests.simulation.benches.scaling_frontier.world import (
     DRAIN_S,
@@ -337,7 +337,7 @@ RUNS = Runs(
 
 
 def promised(runs):
-    return {verdict.claim.split(": ")[1]: verdict for verdict in bars(runs, None)}
+    return {verdict.claim.split(": ")[1]: verdict for verdict in thresholds(runs, None)}
 
 
 def test_gains_are_told_at_equal_hours():

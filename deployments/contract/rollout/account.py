@@ -19,7 +19,7 @@ class RolloutAccount(TypedDict):
 
     model: str
     number: int
-    phase: str  # `control.registry.rollout.Phase`
+    phase: str  # `control.registry.rollout.RolloutPhase`
     share: float  # of the requests that the canary gets now, 0..1
     step: int  # counted from 1
     steps: int

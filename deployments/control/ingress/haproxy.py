@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.control.ingress import haproxy_wrapper
-from deployments.control.ingress.haproxy_options import Options, Refused
+from deployments.control.ingress.haproxy_options import HAProxyConfigError, HAProxyOptions
 
 NAME = "headrace-haproxy"
 _LAUNCHER = """#!/bin/sh
@@ -32,8 +32,8 @@ def program(folder: Path, scripts: Path | None = None) -> Path:
     Raises FileNotFoundError if there is no HAProxy for it to run.
     """
     try:
-        haproxy_wrapper.program(Options.of(os.environ), os.environ)
-    except Refused as why:
+        haproxy_wrapper.program(HAProxyOptions.of(os.environ), os.environ)
+    except HAProxyConfigError as why:
         raise FileNotFoundError(
             f"{why}; one gateway on one machine needs none (gateway.ingress: direct)"
         ) from None

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PREFIX = "HEADRACE_HAPROXY_"
 MAX_USED = 2  # a gateway takes so many times its bound, of all tenants together (`SharedBound`)
 _BEING_REFUSED = 64  # requests that a full gateway is refusing, and pages that it does not count
-_ADDRESS = r"[0-9A-Za-z.:_%-]+"
+_VARIABLES = {"max_connections": "MAXCONN", "operators_only": "CLIENT_CA_OPERATORS"}
+"""Of options: their variable, where it is not called like the option."""
+_ADDRESS = (r"[0-9A-Za-z.:_%-]+", "an address, such as 127.0.0.1")
+_RULES = {  # by option or its type: what a value looks like, and that in words
+    "host": _ADDRESS,
+    "admin_host": _ADDRESS,
+    "file": (r"/[0-9A-Za-z._/+@-]+", "an absolute path of letters, digits and ._/+@-"),
+    "source_connections": (r"[0-9]{1,10}", "a whole number from 0"),
+    "int": (r"(?=.{1,10}$)0*[1-9][0-9]*", "a whole number from 1"),
+    "bool": (r"[01]", "0 or 1"),
+}
 
 
-class Refused(Exception):
+class HAProxyConfigError(Exception):
     """HAProxy must not be started with these options. The message says why, and what is right."""
 
 
-class Options(NamedTuple):
+class HAProxyOptions(NamedTuple):
     """What HAProxy is to do."""
 
     host: str = ""  # where requests are accepted; "": as Serve says
@@ -47,63 +57,29 @@ class Options(NamedTuple):
         return MAX_USED * self.max_requests + _BEING_REFUSED
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Options:
+    def of(cls, environ: Mapping[str, str]) -> HAProxyOptions:
         """The options that the environment sets. Raises Refused for an invalid one."""
-        default = cls()
-        return cls(
-            host=_address(environ, "HOST", default.host),
-            admin_host=_address(environ, "ADMIN_HOST", default.admin_host),
-            headers_s=_number(environ, "HEADERS_S", default.headers_s),
-            body_s=_number(environ, "BODY_S", default.body_s),
-            max_body_bytes=_number(environ, "MAX_BODY_BYTES", default.max_body_bytes),
-            max_requests=_number(environ, "MAX_REQUESTS", default.max_requests),
-            max_connections=_number(environ, "MAXCONN", default.max_connections),
-            source_connections=_number(
-                environ, "SOURCE_CONNECTIONS", default.source_connections, least=0
-            ),
-            trusted_proxies=_networks(environ, "TRUSTED_PROXIES"),
-            certificate=_file(environ, "CERTIFICATE"),
-            key=_file(environ, "KEY"),
-            client_ca=_file(environ, "CLIENT_CA"),
-            operators_only=_switch(environ, "CLIENT_CA_OPERATORS", default.operators_only),
-            program=environ.get(f"{PREFIX}PROGRAM", ""),
-            replay=_switch(environ, "REPLAY", default.replay),
-            compression=_switch(environ, "COMPRESSION", default.compression),
-        )
+        default = cls()._asdict()
+        return cls(**{name: _option(environ, name, default[name]) for name in default})
 
 
-def _address(environ: Mapping[str, str], name: str, default: str) -> str:
-    value = environ.get(PREFIX + name) or default
-    if value and not re.fullmatch(_ADDRESS, value):
-        raise Refused(f"{PREFIX}{name} is {value!r}; must be an address, such as 127.0.0.1")
-    return value
-
-
-def _number(environ: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
-    value = environ.get(PREFIX + name) or str(default)
-    if not re.fullmatch(r"[0-9]{1,10}", value) or int(value) < least:
-        raise Refused(f"{PREFIX}{name} is {value!r}; must be a whole number from {least}")
-    return int(value)
-
-
-def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    value = environ.get(PREFIX + name) or str(int(default))
-    if value not in ("0", "1"):
-        raise Refused(f"{PREFIX}{name} is {value!r}; must be 0 or 1")
-    return value == "1"
-
-
-def _file(environ: Mapping[str, str], name: str) -> str:
-    value = environ.get(PREFIX + name, "")
-    if value and not re.fullmatch(r"/[0-9A-Za-z._/+@-]+", value):
-        raise Refused(
-            f"{PREFIX}{name} is {value!r}; must be an absolute path of letters, digits and ._/+@-"
-        )
-    return value
-
-
-def _networks(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
-    found = tuple(environ.get(PREFIX + name, "").split())
-    if wrong := [each for each in found if not re.fullmatch(r"[0-9a-fA-F.:]+(/\d{1,3})?", each)]:
-        raise Refused(f"{PREFIX}{name} has {wrong[0]!r}; must be networks such as 10.0.0.0/8")
-    return found
+def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
+    """The option's value: of its default's type."""
+    variable = PREFIX + _VARIABLES.get(name, name.upper())
+    value = environ.get(variable, "")
+    if not value or name == "program":
+        return value or default
+    if isinstance(default, tuple):
+        for network in value.split():
+            if not re.fullmatch(r"[0-9a-fA-F.:]+(/\d{1,3})?", network):
+                raise HAProxyConfigError(
+                    f"{variable} has {network!r}; must be networks such as 10.0.0.0/8"
+                )
+        return tuple(value.split())
+    kind = name if name in _RULES else type(default).__name__
+    pattern, rule = _RULES.get(kind, _RULES["file"])
+    if not re.fullmatch(pattern, value):
+        raise HAProxyConfigError(f"{variable} is {value!r}; must be {rule}")
+    if isinstance(default, bool):
+        return value == "1"
+    return int(value) if isinstance(default, int) else value

@@ -20,7 +20,7 @@ Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `s
 
 from __future__ import annotations
 
-from deployments.control.ingress.haproxy_options import Options
+from deployments.control.ingress.haproxy_options import HAProxyOptions
 
 _MAX_TAKEN = 0.8  # of the connections, before a source is held against its share
 _SOURCE_SHARE = 0.1
@@ -70,7 +70,7 @@ backend {_ALL}
 """
 
 
-def listening(options: Options, combined: str) -> str:
+def listening(options: HAProxyOptions, combined: str) -> str:
     """What stands behind the frontend's address. HTTP/1.1 alone: gateways speak nothing else, and
     HAProxy would take HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
     words = f"proto h1 tcp-ut {_CALLER_SILENCE_S}s"
@@ -83,7 +83,7 @@ def listening(options: Options, combined: str) -> str:
     return words
 
 
-def frontend(options: Options, connections: int, gateways: int) -> str:
+def frontend(options: HAProxyOptions, connections: int, gateways: int) -> str:
     """The lines below the frontend's `bind`. `connections`: as many as HAProxy takes; `gateways`:
     that it knows."""
     lines = [
@@ -96,7 +96,7 @@ def frontend(options: Options, connections: int, gateways: int) -> str:
     return "".join(f"    {line}\n" for line in lines)
 
 
-def _of_connections(options: Options, connections: int) -> list[str]:
+def _of_connections(options: HAProxyOptions, connections: int) -> list[str]:
     taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
     own, most = _unless_trusted(options), options.source_connections
     bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
@@ -108,7 +108,7 @@ def _of_connections(options: Options, connections: int) -> list[str]:
     ]
 
 
-def _unambiguous(options: Options) -> list[str]:
+def _unambiguous(options: HAProxyOptions) -> list[str]:
     """In order: what is refused, then what is said of where it came from."""
     own = _unless_trusted(options)
     scheme = "https" if options.certificate else "http"
@@ -134,7 +134,9 @@ def _unambiguous(options: Options) -> list[str]:
         _refused("path", "!{ path,url_dec -m found }"),
         # Serve's own list of routes and applications, which needs no key.
         _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
-        *_of_operators(options),
+        # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
+        *[_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
+        * bool(options.client_ca and options.operators_only),
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",
@@ -145,7 +147,7 @@ def _unambiguous(options: Options) -> list[str]:
     ]
 
 
-def _compression(options: Options) -> list[str]:
+def _compression(options: HAProxyOptions) -> list[str]:
     """Of whole JSON, for who asks: no event of a stream, no tensor's bytes. It is decided before
     these rules; what is to stay as it is, a gateway says by `no-transform`
     (deployments/gateway/http/exchange.py), which nobody else needs to read.
@@ -160,14 +162,7 @@ def _compression(options: Options) -> list[str]:
     return [said, "compression algo gzip", "compression type application/json"]
 
 
-def _of_operators(options: Options) -> list[str]:
-    if not (options.client_ca and options.operators_only):
-        return []
-    # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
-    return [_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
-
-
-def _of_bodies(options: Options, places: int) -> list[str]:
+def _of_bodies(options: HAProxyOptions, places: int) -> list[str]:
     """Waits for what fits the buffer, and bounds what does not. A length that the gateway refuses
     by the head alone is not waited for: nobody shall be asked to send it."""
     of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
@@ -206,6 +201,6 @@ def refusal(status: int, message: str, code: str, later: bool | None = None) -> 
     return f"status {status} content-type application/json lf-string '{body}'{ask_again}"
 
 
-def _unless_trusted(options: Options) -> str:
+def _unless_trusted(options: HAProxyOptions) -> str:
     networks = " ".join(options.trusted_proxies)
     return f" unless {{ src {networks} }}" if networks else ""

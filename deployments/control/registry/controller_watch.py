@@ -25,9 +25,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
@@ -46,11 +45,12 @@ SET_BACK_S = 10.0  # in which Serve checks each replica at least three times
 PAUSE_S, MAX_PAUSE_S = 30.0, 960.0
 _TOLD_S = 5.0  # of silence, before an operator is told
 _ON_TIME_S = 3 * LOOKS_S  # between looks: one may wait for an answer and then as long again
+_NEVER = float("-inf")
 logger = logging.getLogger("headrace.registry")
 
 
-class Sight(Enum):
-    """What one look at the controller has shown. AWAY: Ray reports it as not running."""
+class ProbeResult(Enum):
+    """What one question to the controller has shown. AWAY: Ray reports it as not running."""
 
     ANSWERED = "answered"
     SILENT = "silent"
@@ -69,27 +69,34 @@ class ControllerWatch:
         self._answered = False  # since its process last started
         self._longest_s = 0.0  # its longest recent answer, decayed
         self._looked_at: float | None = None
-        self._furthest_s: float | None = None  # wall clock less monotonic clock, the maximum seen
+        self._furthest_s = _NEVER  # wall clock less monotonic clock, the maximum seen
         self._pause_s = PAUSE_S  # the next one
-        self._not_before = float("-inf")  # end of the pause after the last kill
+        self._not_before = _NEVER  # end of the pause after the last kill
 
-    def look(self, sight: Sight, now: float, wall_s: float) -> str | None:
+    def look(self, result: ProbeResult, now: float, wall_s: float) -> str | None:
         """Take in one look. Returns why the controller must be killed, or None."""
         before, self._looked_at = self._looked_at, now
-        if sight is Sight.SILENT:
+        if result is ProbeResult.SILENT:
             if before is not None and now - before <= _ON_TIME_S:
                 self.silent_s += now - before
-        elif sight is Sight.ANSWERED:
+        elif result is ProbeResult.ANSWERED:
             self._longest_s = max(self.silent_s, _KEEPS * self._longest_s)
             self.silent_s, self._answered = 0.0, True
             if now >= self._not_before + MAX_PAUSE_S:
                 self._pause_s = PAUSE_S
         else:
-            self.silent_s, self._answered, self._furthest_s = 0.0, False, None
-        behind_s = self._behind_s(wall_s - now)
-        if now < self._not_before and not self._hangs_again():
+            self.silent_s, self._answered, self._furthest_s = 0.0, False, _NEVER
+        # By how much the wall clock was set back since this controller's process started.
+        ahead_s = wall_s - now
+        self._furthest_s = max(self._furthest_s, ahead_s)
+        behind_s = self._furthest_s - ahead_s
+        hangs_again = self._answered and self.silent_s >= STARTS_S  # it restarted well
+        if now < self._not_before and not hangs_again:
             return None
-        if self.silent_s >= self._limit_s():
+        limit_s = STARTS_S
+        if self._answered:
+            limit_s = min(max(HANGS_S, _TIMES_BUSY * self._longest_s), STARTS_S)
+        if self.silent_s >= limit_s:
             return f"it has not answered for {self.silent_s:.0f} s"
         if behind_s >= SET_BACK_S:
             return f"the clock was set back by {behind_s:.0f} s, for which its checks would wait"
@@ -97,43 +104,12 @@ class ControllerWatch:
 
     def ended(self, now: float) -> None:
         """The controller was killed: start over, and begin the pause."""
-        self.silent_s, self._answered, self._furthest_s = 0.0, False, None
+        self.silent_s, self._answered, self._furthest_s = 0.0, False, _NEVER
         self._not_before = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
-    def _hangs_again(self) -> bool:
-        """Whether it restarted well after its kill and hangs again."""
-        return self._answered and self.silent_s >= STARTS_S
 
-    def _limit_s(self) -> float:
-        """Seconds of silence after which it counts as hung."""
-        if not self._answered:
-            return STARTS_S
-        return min(max(HANGS_S, _TIMES_BUSY * self._longest_s), STARTS_S)
-
-    def _behind_s(self, ahead_s: float) -> float:
-        """By how many seconds the wall clock was set back since this controller's process started.
-        `ahead_s`: wall clock less monotonic clock."""
-        furthest_s = ahead_s if self._furthest_s is None else max(self._furthest_s, ahead_s)
-        self._furthest_s = furthest_s
-        return furthest_s - ahead_s
-
-
-class Controller(Protocol):
-    def ask(self) -> Awaitable[int]:
-        """The id of the controller's process, once it answers. Raises what Ray raises."""
-        ...
-
-    def runs(self) -> bool:
-        """Whether Ray reports it as running: neither starting nor gone."""
-        ...
-
-    def end(self) -> None:
-        """Kill it; Ray restarts it."""
-        ...
-
-
-class ServeController:
+class ControllerActor:
     """Serve's controller of this cluster. Constructing one raises ValueError if Serve does not run.
     The private API of Ray that this uses is tested by tests/integration/test_ray_contract.py."""
 
@@ -141,18 +117,21 @@ class ServeController:
         self._actor: Any = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
 
     def ask(self) -> Awaitable[int]:
+        """The id of the controller's process, once it answers. Raises what Ray raises."""
         asked: Awaitable[int] = self._actor.get_pid.remote()
         return asked
 
     def runs(self) -> bool:
+        """Whether Ray reports it as running: neither starting nor gone."""
         return bool(self._actor._get_local_state() == ActorTableData.ALIVE)
 
     def end(self) -> None:
-        """If the process ignores this, its node sends it SIGKILL after 5 s."""
+        """Kill it; Ray restarts it. If the process ignores this, its node sends it SIGKILL after
+        5 s."""
         ray.kill(self._actor, no_restart=False)
 
 
-class ControllerKeeper:
+class ControllerWatchdog:
     """Asks Serve's controller once a second and kills it when it hangs, and so each successor.
 
     Use it on one event loop's thread only. `find` gets the controller; it blocks and may raise, so
@@ -160,12 +139,12 @@ class ControllerKeeper:
     """
 
     def __init__(
-        self, on_end: Callable[[], None], find: Callable[[], Controller] = ServeController
+        self, on_end: Callable[[], None], find: Callable[[], ControllerActor] = ControllerActor
     ) -> None:
         self.watch = ControllerWatch()
         self._on_end = on_end
         self._find = find
-        self._controller: Controller | None = None
+        self._controller: ControllerActor | None = None
         self._answer: asyncio.Future[int] | None = None
         self._process = 0
 
@@ -191,36 +170,34 @@ class ControllerKeeper:
 
     async def look(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         """Look once, which takes up to `LOOKS_S`, and kill the controller if it must be."""
-        sight = await self._look()
-        if why := self.watch.look(sight, clock(), wall()):
-            self._end(why, clock())
+        result = await self._look()
+        why = self.watch.look(result, clock(), wall())
+        if why is None or self._controller is None:
+            return
+        self._controller.end()
+        self.watch.ended(clock())
+        logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
+        ended = f"process {self._process}"
+        audit.record(AuditLine("the registry", "end", "Serve's controller", ended, detail=why))
+        self._on_end()
 
-    async def _look(self) -> Sight:
+    async def _look(self) -> ProbeResult:
         """Ask once, or wait on for the answer to the last question: a late answer counts too."""
         if self._controller is None:
             try:
                 self._controller = await asyncio.to_thread(self._find)
             except ValueError:
-                return Sight.AWAY
+                return ProbeResult.AWAY
         controller = self._controller
         answer = self._answer or asyncio.ensure_future(controller.ask())
         self._answer = answer
         if not (await asyncio.wait({answer}, timeout=LOOKS_S))[0]:
-            return Sight.SILENT if controller.runs() else Sight.AWAY
+            return ProbeResult.SILENT if controller.runs() else ProbeResult.AWAY
         self._answer = None
         if answer.exception() is None:
             self._process = answer.result()
-            return Sight.ANSWERED
+            return ProbeResult.ANSWERED
         if controller.runs():
-            return Sight.SILENT
+            return ProbeResult.SILENT
         self._controller = None  # a restarted Serve has another
-        return Sight.AWAY
-
-    def _end(self, why: str, now: float) -> None:
-        assert self._controller is not None  # otherwise the look would have shown AWAY
-        self._controller.end()
-        self.watch.ended(now)
-        logger.error("Serve's controller, process %d, is ended: %s", self._process, why)
-        line = AuditLine("the registry", "end", "Serve's controller", f"process {self._process}")
-        audit.record(replace(line, detail=why))
-        self._on_end()
+        return ProbeResult.AWAY

@@ -2,22 +2,25 @@
 
 Every bound is tested with confidence. One failure or one slow answer among few aborts nothing, and
 the more has been seen, the smaller a difference counts. Shares are bounded by Wilson's interval
-(Wilson 1927), latencies by the ranks of `latencies`. Reasons are sentences for people.
+(Wilson 1927). A quantile is bounded by the values at the ranks that a binomial distribution leaves
+(normal approximation; Conover, Practical Nonparametric Statistics, 3rd edition, 3.2). Reasons are
+sentences for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from math import sqrt
 
-from deployments.contract.rollout.latencies import Histogram
+from deployments.contract.rollout.latencies import Histogram, seconds_of
 from deployments.contract.rollout.observations import (
     Observations,
     VersionObservations,
     commonest,
 )
 from deployments.contract.rollout.terms import RolloutTerms
-from deployments.control.registry.quantiles import at_least, at_most, whole
 
 _Z = 2.0  # standard deviations: about 95 %, two-sided
 _MIN_FAILURES = 5  # fewer abort nothing
@@ -46,8 +49,10 @@ def _complaints(seen: Observations, terms: RolloutTerms, share: float) -> Iterat
 def _failures(
     what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
-    allowed = _upper(live.failed, live.requests) + terms.max_errors
-    if canary.failed >= _MIN_FAILURES and _lower(canary.failed, canary.requests) > allowed:
+    # A live version that has not failed excuses no failure.
+    usual = _wilson(live.failed, live.requests, _Z) if live.failed else 0.0
+    allowed = usual + terms.max_errors
+    if canary.failed >= _MIN_FAILURES and _wilson(canary.failed, canary.requests, -_Z) > allowed:
         yield (
             f"{canary.failed} of {canary.requests} {what} failed (the live version: "
             f"{live.failed} of {live.requests}), most of them with {commonest(canary.reasons)}"
@@ -57,7 +62,7 @@ def _failures(
 def _disagreement(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
     least = terms.agreement.least
     wrong = seen.compared - seen.agreed
-    if terms.agreement.asked and wrong and 1 - _lower(wrong, seen.compared) < least:
+    if terms.agreement.asked and wrong and 1 - _wilson(wrong, seen.compared, -_Z) < least:
         yield (
             f"{seen.agreed} of {seen.compared} compared requests agree with the live version's; "
             f"{least:.1%} must"
@@ -88,20 +93,57 @@ def _slower(
             )
 
 
-def _lower(hits: int, total: int) -> float:
-    """A bound that the true share is almost certainly above."""
-    return _wilson(hits, total, -_Z)
-
-
-def _upper(hits: int, total: int) -> float:
-    """A bound that the true share is almost certainly below; 0 without hits, so that a live version
-    that has not failed excuses no failure."""
-    return _wilson(hits, total, _Z) if hits else 0.0
-
-
 def _wilson(hits: int, total: int, z: float) -> float:
-    """The end of Wilson's score interval at `z` standard deviations."""
+    """The end of Wilson's score interval at `z` standard deviations: a bound that the true share is
+    almost certainly above (`z` negative) or below."""
     share, z2 = hits / total, z * z
     centre = share + z2 / (2 * total)
     spread = z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
     return (centre + spread) / (1 + z2 / total)
+
+
+# ---- bounds of a histogram's quantiles -----------------------------------------------------------
+
+
+_Z = 2.0  # standard deviations: about 95 %, two-sided
+
+
+def at_least(histogram: Histogram, quantile: float) -> float | None:
+    """Seconds that the true quantile is almost certainly above; None if there are too few
+    requests."""
+    total = sum(histogram.values())
+    rank = math.floor(total * quantile - _spread(total, quantile))
+    return None if rank < 1 else seconds_of(_at(histogram, rank) - 1)
+
+
+def at_most(histogram: Histogram, quantile: float) -> float | None:
+    """Seconds that the true quantile is almost certainly below; None if there are too few
+    requests."""
+    total = sum(histogram.values())
+    rank = math.ceil(total * quantile + _spread(total, quantile)) + 1
+    return None if rank > total else seconds_of(_at(histogram, rank))
+
+
+def median_s(histogram: Histogram) -> float | None:
+    """The median in seconds, rounded up to a step; None without requests."""
+    total = sum(histogram.values())
+    return seconds_of(_at(histogram, (total + 1) // 2)) if total else None
+
+
+def whole(by_length: Mapping[int, Histogram]) -> Counter[int]:
+    """One histogram over all lengths."""
+    return sum((Counter(each) for each in by_length.values()), Counter())
+
+
+def _spread(total: int, quantile: float) -> float:
+    return _Z * math.sqrt(total * quantile * (1 - quantile))
+
+
+def _at(histogram: Histogram, rank: int) -> int:
+    """The step of the request at that rank, counted from 1."""
+    passed = 0
+    for step in sorted(histogram):
+        passed += histogram[step]
+        if passed >= rank:
+            return step
+    raise ValueError(f"rank {rank} of {passed}")

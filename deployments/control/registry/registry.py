@@ -15,7 +15,7 @@ Pure state, given the time; `registry_actor.py` is the actor around it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
@@ -34,9 +34,8 @@ from deployments.contract.registry import (
 )
 from deployments.contract.rollout.account import RolloutAccount
 from deployments.contract.rollout.costs import Fit, LiveCosts
-from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
-from deployments.control.registry.rollouts import Rollouts
+from deployments.control.registry.rollout import Rollout, account
 
 GATHERS_S = 2 * LEASE_S  # a new registry gives anchors this time to announce again
 _MAX_PROGRESS = 1024
@@ -53,20 +52,13 @@ class RegistryEntry:
 
 
 @dataclass(slots=True)
-class PoolEntry:
-    """What a pool replica serves, and until when its lease runs."""
-
-    members: tuple[PoolMember, ...]
-    until: float
-
-
-@dataclass(slots=True)
 class Registry:
     """The registry's state. Times are seconds on one monotonic clock, except where a parameter is
     called `wall_s` (seconds since the epoch)."""
 
     born_s: float  # when it started
     revision: int = 1  # must start above every revision that a predecessor gave
+    on_change: Callable[[], None] = lambda: None  # called whenever the revision has grown
     complete: bool = False
     listed: bool = False  # Serve has said which models are `declared`
     draining: bool = False
@@ -76,35 +68,34 @@ class Registry:
     blobs: dict[str, bytes] = field(default_factory=dict)  # tokenisers, by digest
     progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
     gateways: dict[str, tuple[float, GatewaySnapshot]] = field(default_factory=dict)
-    pool: dict[str, PoolEntry] = field(default_factory=dict)  # by pool replica
+    # By pool replica: until when its lease runs, and what it serves.
+    pool: dict[str, tuple[float, tuple[PoolMember, ...]]] = field(default_factory=dict)
     last_generation: int = 0
-    rollouts: Rollouts = field(default_factory=Rollouts)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)  # the last one of each model
+    last_rollout: int = 0
     controller_ends: int = 0
     # By model, the digests of replicas' settings that have been announced, the newest last.
     served: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def declare(self, names: Collection[str], now: float) -> bool:
-        """Set the whole list of models that ought to exist; all others become unknown (404).
-        Returns whether gateways must hear of it."""
-        changed = not self.listed or self.declared != set(names)
+    def declare(self, names: Collection[str], now: float) -> None:
+        """Set the whole list of models that ought to exist; all others become unknown (404). A
+        rollout ends with its canary."""
+        news = not self.listed or self.declared != set(names)
         self.declared, self.listed = set(names), True
         self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
         self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
         self.served = {n: d for n, d in self.served.items() if n in self.declared}
-        self.rollouts.declare(self.declared)
-        changed |= self._complete_gathering(now)
-        if changed:
-            self._grow_revision()
-        return changed
+        self.rollouts = {n: r for n, r in self.rollouts.items() if r.canary in self.declared}
+        self._changed(news)
+        self._complete_gathering(now)
 
     def forget_failures(self, names: Collection[str]) -> None:
         """Drop failed starts of models that are about to be started again."""
         kept = {
             k: p for k, p in self.progress.items() if p.model not in names or p.phase != "failed"
         }
-        if len(kept) < len(self.progress):
-            self.progress = kept
-            self._grow_revision()
+        self._changed(len(kept) < len(self.progress))
+        self.progress = kept
 
     def begin(self, name: str, wall_s: float, outline: ModelOutline) -> int:
         """A new anchor of `name` has started. Returns its generation, which is above all before,
@@ -112,7 +103,7 @@ class Registry:
         self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
         if self._may_exist(name):
             self.outlines[name] = outline
-        self._grow_revision()
+        self._changed()
         return self.last_generation
 
     def announce(self, description: ModelDescription, tokenizer: bytes, now: float) -> None:
@@ -121,18 +112,23 @@ class Registry:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = RegistryEntry(description, now + LEASE_S)
-        self._remember(description)
+        model, new = model_of(description.name), tuple(description.group_digests().values())
+        known = (each for each in self.served.get(model, ()) if each not in new)
+        self.served[model] = (*known, *new)[-_MAX_SERVED:]
         # An earlier registry gave this generation, and the clock may have been set back since.
         self.last_generation = max(self.last_generation, description.generation)
+        self._changed()
         self._complete_gathering(now)
-        self._grow_revision()
 
     def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
         """The profile measured by replicas that run with these settings, of the live version or of
         its canary; () if there is none."""
         models = self.view().models
-        known = (models[each] for each in (name, canary_of(name)) if each in models)
-        return next((found for each in known if (found := _profile(each, digest))), ())
+        for each in (models[n] for n in (name, canary_of(name)) if n in models):
+            known = {each.digest: each.profile} | {g.digest: g.profile for g in each.groups}
+            if known.get(digest):
+                return known[digest]
+        return ()
 
     def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
         """What the costs of a group's replica with these settings are to be compared with before
@@ -154,12 +150,6 @@ class Registry:
         said = (snapshot.models.get(name) for _, snapshot in self.gateways.values())
         return tuple(each.cost_fit for each in said if each is not None and each.cost_fit)
 
-    def _remember(self, description: ModelDescription) -> None:
-        """That these settings have served."""
-        name, new = model_of(description.name), tuple(description.group_digests().values())
-        known = (each for each in self.served.get(name, ()) if each not in new)
-        self.served[name] = (*known, *new)[-_MAX_SERVED:]
-
     def serves(self, name: str) -> bool:
         """Whether an anchor of any generation has announced it and its lease still runs."""
         return any(each == name for each, _ in self.entries)
@@ -177,14 +167,12 @@ class Registry:
         """Whether the model is declared; until Serve's list is known, any may be."""
         return name in self.declared or not self.listed
 
-    def _complete_gathering(self, now: float) -> bool:
-        """Set `complete` once Serve's list is known and all have announced or had the time to.
-        Returns whether that happened in this call."""
-        if self.complete or not self.listed:
-            return False
-        announced = {name for name, _ in self.entries}
-        self.complete = self.declared <= announced or now - self.born_s >= GATHERS_S
-        return self.complete
+    def _complete_gathering(self, now: float) -> None:
+        """Set `complete` once Serve's list is known and all have announced or had the time to."""
+        if not self.complete and self.listed:
+            announced = {name for name, _ in self.entries}
+            self.complete = self.declared <= announced or now - self.born_s >= GATHERS_S
+            self._changed(self.complete)
 
     def renew(self, name: str, generation: int, now: float) -> bool:
         """Renew a lease. False if it is unknown (it ran out, or the registry restarted): the anchor
@@ -200,61 +188,48 @@ class Registry:
         if self.entries.pop((name, generation), None) is None:
             return False
         self._drop_blobs()
-        self._grow_revision()
+        self._changed()
         return True
 
-    def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> bool:
-        """Take in all that a pool replica serves; without members the replica is leaving. Returns
-        whether gateways must hear of it."""
-        known = self.pool.pop(replica, None)
+    def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> None:
+        """Take in all that a pool replica serves; without members the replica is leaving."""
+        _, known = self.pool.pop(replica, (now, ()))
         if members:
-            self.pool[replica] = PoolEntry(members, now + LEASE_S)
-        changed = members != (known.members if known else ())
-        if changed:
-            self._grow_revision()
-        return changed
+            self.pool[replica] = (now + LEASE_S, members)
+        self._changed(members != known)
 
-    def sweep(self, now: float) -> bool:
-        """End leases that have run out, and the time of gathering. Returns whether anything
-        changed."""
+    def sweep(self, now: float) -> None:
+        """End leases that have run out, and the time of gathering."""
         late = [key for key, entry in self.entries.items() if entry.until < now]
         for key in late:
             del self.entries[key]
-        silent = [replica for replica, entry in self.pool.items() if entry.until < now]
+        silent = [replica for replica, (until, _) in self.pool.items() if until < now]
         for replica in silent:
             del self.pool[replica]
         self.gateways = {
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
-        gathered = self._complete_gathering(now)
-        if late:
-            self._drop_blobs()
-        changed = bool(late or silent or gathered)
-        if changed:
-            self._grow_revision()
-        return changed
+        self._drop_blobs()
+        self._changed(bool(late or silent))
+        self._complete_gathering(now)
 
     def controller_ended(self) -> None:
         """Serve's controller hung and was killed. Gateways export the count as a metric."""
         self.controller_ends += 1
-        self._grow_revision()
+        self._changed()
 
     def drain(self, draining: bool) -> None:
         self.draining = draining
-        self._grow_revision()
+        self._changed()
 
-    def report(self, progress: ReplicaProgress) -> bool:
-        """Take in a replica's progress. Beyond `_MAX_PROGRESS` the oldest report is dropped.
-        Returns whether gateways must hear of it."""
+    def report(self, progress: ReplicaProgress) -> None:
+        """Take in a replica's progress. Beyond `_MAX_PROGRESS` the oldest report is dropped."""
         before = failures(self.progress.values()).get(progress.model)
         self.progress.pop((progress.model, progress.replica), None)  # so that the newest is last
         self.progress[(progress.model, progress.replica)] = progress
         if len(self.progress) > _MAX_PROGRESS:
             del self.progress[next(iter(self.progress))]
-        changed = before != failures(self.progress.values()).get(progress.model)
-        if changed:
-            self._grow_revision()
-        return changed
+        self._changed(before != failures(self.progress.values()).get(progress.model))
 
     def silent_gateways(self, now: float) -> dict[str, float]:
         """Gateways that have missed several pushes, and how long ago each was seen: they may have
@@ -272,36 +247,49 @@ class Registry:
         )
 
     def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
-        """Begin a rollout of the model's declared canary. Returns the rollout's number."""
-        return self.rollouts.begin(model, terms, wall_s, now)
+        """Begin a rollout of the model's declared canary; one that is under way goes on. Returns
+        its number, which is above all earlier ones, across restarts too; for that the wall clock is
+        used."""
+        known = self.rollouts.get(model)
+        if known is not None and not known.ended:
+            return known.number
+        self.last_rollout = max(self.last_rollout + 1, int(wall_s * 1000))
+        self.rollouts[model] = Rollout(model, self.last_rollout, terms, now)
+        return self.last_rollout
 
-    def look_at_rollouts(self, now: float) -> bool:
-        """Decide what is due in each rollout, once views are complete. Returns whether gateways
-        must hear of it."""
-        if not self.rollouts.by_model or not self.complete:
-            return False
-        return self._decided(self.rollouts.look(now, self.view().models, self._observations()))
+    def look_at_rollouts(self, now: float) -> None:
+        """Decide what is due in each rollout, once views are complete."""
+        if self.rollouts and self.complete:
+            models = self.view().models
+            said = [each for _, told in self.gateways.values() for each in told.rollouts]
+            for name, rollout in self.rollouts.items():
+                self._changed(rollout.look(now, models.get(name), models.get(rollout.canary), said))
 
     def promote(self, model: str, now: float) -> bool:
-        return self._decided(self.rollouts.promote(model, now))
+        """False if the model has no undecided rollout."""
+        return model in self.rollouts and self._changed(self.rollouts[model].promote(now))
 
     def finish_rollout(self, model: str) -> bool:
-        return self._decided(self.rollouts.finish(model))
+        """False if the model is not being promoted."""
+        return model in self.rollouts and self._changed(self.rollouts[model].finish())
 
     def abort_rollout(self, model: str, why: str) -> bool:
-        return self._decided(self.rollouts.abort(model, why))
+        """False if no rollout of the model is under way."""
+        return model in self.rollouts and self._changed(self.rollouts[model].abort(why))
 
     def rollout_accounts(self, now: float) -> list[RolloutAccount]:
-        return self.rollouts.accounts(now, self.view().models)
+        models = self.view().models
+        return [
+            account(rollout, now, models.get(name), models.get(rollout.canary))
+            for name, rollout in sorted(self.rollouts.items())
+        ]
 
-    def _decided(self, changed: bool) -> bool:
+    def _changed(self, changed: bool = True) -> bool:
+        """Gateways must hear of a change, if there is one. Returns `changed`."""
         if changed:
-            self._grow_revision()
+            self.revision += 1
+            self.on_change()
         return changed
-
-    def _observations(self) -> list[Observations]:
-        """The latest observations of each gateway."""
-        return [each for _, said in self.gateways.values() for each in said.rollouts]
 
     def view(self) -> View:
         """What gateways route by now."""
@@ -309,6 +297,9 @@ class Registry:
         for (name, generation), entry in self.entries.items():
             if self._may_exist(name) and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
+        pool: dict[str, tuple[PoolMember, ...]] = {}
+        for member in (each for _, members in self.pool.values() for each in members):
+            pool[member.model] = (*pool.get(member.model, ()), member)
         return View(
             self.revision,
             live,
@@ -316,27 +307,17 @@ class Registry:
             self.draining,
             self.complete,
             {name: outline.fallback for name, outline in self.outlines.items()},
-            self._pool_members(),
+            pool,
             frozenset(name for name, outline in self.outlines.items() if outline.optional)
             | {name for name in self.declared if is_canary(name)},
-            self.rollouts.routes(),
+            {name: route for name, each in self.rollouts.items() if (route := each.route)},
             self.controller_ends,
             failures(self.progress.values()),
         )
 
-    def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:
-        found: dict[str, tuple[PoolMember, ...]] = {}
-        for entry in self.pool.values():
-            for member in entry.members:
-                found[member.model] = (*found.get(member.model, ()), member)
-        return found
-
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}
         self.blobs = {digest: blob for digest, blob in self.blobs.items() if digest in used}
-
-    def _grow_revision(self) -> None:
-        self.revision += 1
 
 
 def failures(progress: Iterable[ReplicaProgress]) -> dict[str, str]:
@@ -346,8 +327,3 @@ def failures(progress: Iterable[ReplicaProgress]) -> dict[str, str]:
     return {
         name: each.detail[:_SHOWN_REASON] for name, each in ended.items() if each.phase == "failed"
     }
-
-
-def _profile(d: ModelDescription, digest: str) -> tuple[tuple[int, int, float], ...]:
-    profiles = {group.digest: group.profile for group in d.groups}
-    return {d.digest: d.profile, **profiles}.get(digest, ())

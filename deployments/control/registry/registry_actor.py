@@ -49,16 +49,16 @@ class RegistryActor:
     """The shell around `Registry`: reads clocks, asks Serve, and wakes gateways that long-poll."""
 
     def __init__(self) -> None:
-        self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
+        self._registry = Registry(clock(), int(time.time() * 1000), self._wake)
         self._changed = asyncio.Event()
         self._code = code_version()
         logs.configure_from_environment()
         # Serve's modules are slow to import: only the actor needs them, not who creates it.
-        from deployments.control.registry.controller_watch import ControllerKeeper
-        from deployments.control.serve_list import ServeList
+        from deployments.control.registry.controller_watch import ControllerWatchdog
+        from deployments.control.serve_controller import AsyncServeController
 
-        self._serve = ServeList()
-        self._controller = ControllerKeeper(self._controller_ended)
+        self._serve = AsyncServeController()
+        self._controller = ControllerWatchdog(self._registry.controller_ended)
         loop = asyncio.get_running_loop()
         work = (self._sweep(), self._follow_serve(), keep_autoscaler(), self._controller.run())
         self._tasks = [loop.create_task(each) for each in work]
@@ -67,34 +67,27 @@ class RegistryActor:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 10)
-            swept = self._registry.sweep(clock())
-            if self._registry.look_at_rollouts(clock()) or swept:
-                self._wake()
+            self._registry.sweep(clock())
+            self._registry.look_at_rollouts(clock())
 
     async def _follow_serve(self) -> None:
         while True:
             await self.refresh()
             await asyncio.sleep(_ASKS_SERVE_S)
 
-    async def refresh(self) -> bool:
-        """Ask Serve now. Returns False if it does not answer; then nothing changes."""
+    async def refresh(self) -> None:
+        """Ask Serve now. If it does not answer, nothing changes."""
         try:
             models = await self._serve.models()
         except Exception as fault:
             logger.debug("Serve does not list its applications: %s", fault)
-            return False
-        if self._registry.declare(models, clock()):
-            self._wake()
-        return True
+            return
+        self._registry.declare(models, clock())
 
     def _wake(self) -> None:
         """Answer every gateway that waits in `watch`."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _controller_ended(self) -> None:
-        self._registry.controller_ended()
-        self._wake()
 
     async def code(self) -> str:
         """Which code this process runs (`code_version`)."""
@@ -112,38 +105,30 @@ class RegistryActor:
 
     async def forget_failures(self, names: list[str]) -> None:
         self._registry.forget_failures(names)
-        self._wake()
 
     async def begin(self, name: str, outline: bytes) -> int:
         if name not in self._registry.declared:
             await self.refresh()
-        generation = self._registry.begin(name, time.time(), OUTLINE.decode(outline))
-        self._wake()
-        return generation
+        return self._registry.begin(name, time.time(), OUTLINE.decode(outline))
 
     async def serves(self, name: str) -> bool:
         return self._registry.serves(name)
 
     async def announce(self, description: bytes, tokenizer: bytes) -> None:
         self._registry.announce(DESCRIPTION.decode(description), tokenizer, clock())
-        self._wake()
 
     async def renew(self, name: str, generation: int) -> bool:
         return self._registry.renew(name, generation, clock())
 
     async def withdraw(self, name: str, generation: int) -> bool:
-        gone = self._registry.withdraw(name, generation)
-        self._wake()
-        return gone
+        return self._registry.withdraw(name, generation)
 
     async def hold(self, replica: str, members: bytes) -> None:
         """As `Registry.hold`: all that this replica of the shared pool serves now."""
-        if self._registry.hold(replica, MEMBERS.decode(members), clock()):
-            self._wake()
+        self._registry.hold(replica, MEMBERS.decode(members), clock())
 
     async def drain(self, draining: bool) -> None:
         self._registry.drain(draining)
-        self._wake()
 
     async def blob(self, digest: str) -> bytes:
         return self._registry.blobs.get(digest, b"")
@@ -162,8 +147,7 @@ class RegistryActor:
         return self._registry.loading_beside(name, digest)
 
     async def report(self, progress: bytes) -> None:
-        if self._registry.report(PROGRESS.decode(progress)):
-            self._wake()
+        self._registry.report(PROGRESS.decode(progress))
 
     async def progress(self) -> bytes:
         """The latest `ReplicaProgress` of each replica."""
@@ -177,24 +161,18 @@ class RegistryActor:
         return self._registry.begin_rollout(model, TERMS.decode(terms), time.time(), clock())
 
     async def promote(self, model: str) -> bool:
-        return self._wake_if(self._registry.promote(model, clock()))
+        return self._registry.promote(model, clock())
 
     async def finish_rollout(self, model: str) -> bool:
-        return self._wake_if(self._registry.finish_rollout(model))
+        return self._registry.finish_rollout(model)
 
     async def abort_rollout(self, model: str, why: str) -> bool:
-        return self._wake_if(self._registry.abort_rollout(model, why))
+        return self._registry.abort_rollout(model, why)
 
     async def rollouts(self) -> list[RolloutAccount]:
         return self._registry.rollout_accounts(clock())
 
-    def _wake_if(self, changed: bool) -> bool:
-        if changed:
-            self._wake()
-        return changed
-
     async def status(self) -> bytes:
-        """The `RegistryStatus`."""
         return STATUS.encode(self._status())
 
     def _status(self) -> RegistryStatus:

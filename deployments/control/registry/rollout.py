@@ -5,13 +5,11 @@
          +----------+---------- aborted <-----------+
 
 It is judged by the same bounds as long as the canary has a share: also while the new version starts
-in the live one's place. What does not run there is aborted, too.
+in the live one's place. What does not run there is aborted, too. At either end the canary gets no
+more requests.
 
-At either end the canary gets no more requests, and is taken away.
-
-The registry keeps it and decides; gateways route by `route` and say what they see; the host carries
-out what was decided: puts the new version in
-the place of the live one, or takes the canary away. Pure state, given the time.
+The registry keeps it and decides; gateways route by `route` and say what they see; the driver puts
+the new version in the live one's place, or takes the canary away. Pure state, given the time.
 """
 
 from __future__ import annotations
@@ -21,13 +19,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.observations import Observations, summed
+from deployments.contract.rollout.account import RolloutAccount, VersionAccount
+from deployments.contract.rollout.observations import Observations, VersionObservations, summed
 from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import RolloutTerms, canary_of
-from deployments.control.registry.judge import complaint
+from deployments.control.registry.judge import complaint, median_s, whole
 from deployments.process.cost_gate import too_costly
 
-Phase = Literal["checking", "step", "promoting", "promoted", "aborted"]
+RolloutPhase = Literal["checking", "step", "promoting", "promoted", "aborted"]
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class Rollout:
     number: int
     terms: RolloutTerms
     since_s: float
-    phase: Phase = "checking"
+    phase: RolloutPhase = "checking"
     step: int = 0
     why: str = ""
     away_since_s: float | None = None
@@ -145,3 +144,36 @@ class Rollout:
     def _abort(self, why: str) -> bool:
         self.phase, self.why = "aborted", why
         return True
+
+
+def account(
+    rollout: Rollout, now: float, live: ModelDescription | None, canary: ModelDescription | None
+) -> RolloutAccount:
+    """`now`: on the registry's clock; `live`, `canary`: the two versions as announced, or None."""
+    seen, route, terms = rollout.seen, rollout.route, rollout.terms
+    return RolloutAccount(
+        model=rollout.model,
+        number=rollout.number,
+        phase=rollout.phase,
+        share=route.share if route else 0.0,
+        step=rollout.step + 1,
+        steps=len(terms.shares),
+        held_s=now - rollout.since_s,
+        hold_s=terms.hold_s,
+        why=rollout.why,
+        live=_version(live, seen.live),
+        canary=_version(canary, seen.canary),
+        copies=_version(canary, seen.copies),
+        compared=seen.compared,
+        agreed=seen.agreed,
+    )
+
+
+def _version(description: ModelDescription | None, seen: VersionObservations) -> VersionAccount:
+    half_s = median_s(whole(seen.latencies))
+    return VersionAccount(
+        version=description.version if description else "",
+        answered=seen.answered,
+        failed=seen.failed,
+        median_ms=None if half_s is None else half_s * 1000,
+    )

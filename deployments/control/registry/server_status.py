@@ -14,7 +14,6 @@ from typing import Any, NotRequired, TypedDict
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
 from deployments.contract.registry import (
     ModelOutline,
-    ModelSnapshot,
     RegistryStatus,
     ReplicaProgress,
 )
@@ -100,6 +99,7 @@ def _model(name: str, target: int, known: RegistryStatus) -> ModelStatus:
     ready = max((s.replicas for s in seen), default=0)
     outline = known.outlines.get(name, ModelOutline())
     told = [p for p in known.progress if p.model == name]
+    starts = [p.spent for p in told if p.phase == "ready"]
     state = _state(
         live is not None and ready > 0,
         any(s.asleep for s in seen),
@@ -123,22 +123,12 @@ def _model(name: str, target: int, known: RegistryStatus) -> ModelStatus:
         rows_by_bucket=_summed((s.rows_by_bucket for s in seen), key=int),
         rows_by_tenant=_summed(s.rows_by_tenant for s in seen),
         tokens_per_s=sum(s.tokens_per_s for s in seen),
-        engines=_engines(seen),
+        # All gateways report the same of a replica, apart from the moment of the report.
+        engines={replica: load for s in seen for replica, load in s.engines.items()},
         ejected=sorted({replica for s in seen for replica in s.ejected}),
         profile=live.profile_from if live else "",
-        start_s=_start_s(told),
+        start_s=dict(starts[-1]) if starts else {},
     )
-
-
-def _start_s(told: Sequence[ReplicaProgress]) -> dict[str, float]:
-    starts = [p.spent for p in told if p.phase == "ready"]
-    return dict(starts[-1]) if starts else {}
-
-
-def _engines(seen: list[ModelSnapshot]) -> dict[str, list[float]]:
-    """By replica. All gateways report the same of a replica, apart from the moment of the
-    report."""
-    return {replica: load for s in seen for replica, load in s.engines.items()}
 
 
 def _summed(each: Iterable[dict[str, int]], key: Any = None) -> dict[str, int]:

@@ -5,8 +5,8 @@ fetches the decisions (`target_reader`), gateways get them as the answer to thei
 replicas while they wait for an order. Settings come from the cluster's store. The actor's own state
 is saved there every 10 s, and when an operator pins a number of replicas. Blocking calls run in
 threads. An actor that hangs is killed, and Ray restarts it for ever; while it is away, all targets
-stay as they are.
-Messages come and go as bytes (`contract/codec.py`).
+stay as they are. Messages come and go as bytes (`contract/codec.py`). The private API of Ray that
+this uses is tested by tests/integration/test_ray_contract.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import ray
+from ray._private.state import state
+
 from deployments.contract.codec import OtherVersion
 from deployments.contract.scaling import document
 from deployments.contract.scaling.messages import (
@@ -30,7 +33,6 @@ from deployments.contract.scaling.messages import (
     START,
 )
 from deployments.control.scaling import store
-from deployments.control.scaling.cluster_resources import available_resources, max_resources
 from deployments.control.scaling.decider import Decider
 from deployments.process import logs
 from deployments.process.code_version import code_version
@@ -152,11 +154,10 @@ class AutoscalerActor:
         if not (self._decider.seen.unsettled(now) or self._decider.gateways.silent(now)):
             return
         if self._serve is None:
-            self._serve = await asyncio.to_thread(_serve_list)
+            self._serve = await asyncio.to_thread(_serve_controller)
         self._decider.detail(await self._serve.applications(), clock())
 
     async def _count(self) -> None:
-        """Count the cluster's resources."""
         most, available = await asyncio.to_thread(lambda: (max_resources(), available_resources()))
         self._decider.resources(most, available)
 
@@ -171,7 +172,14 @@ class AutoscalerActor:
     async def _recall(self) -> None:
         """Load what an earlier actor saved. Waits until the store answers: state that is not read
         now would be overwritten."""
-        text = await self._stored_state()
+        while True:
+            try:
+                await self._reread()
+                text = await asyncio.to_thread(store.get, store.STATE)
+                break
+            except Exception:
+                logger.exception("the cluster's store does not answer; trying again")
+                await asyncio.sleep(DECIDES_S)
         if text is None:
             return
         try:
@@ -179,15 +187,6 @@ class AutoscalerActor:
             self._decider.load(state["core"], clock(), time.time() - state["at"])
         except Exception:
             logger.exception("what an earlier autoscaler knew is lost")
-
-    async def _stored_state(self) -> str | None:
-        while True:
-            try:
-                await self._reread()
-                return await asyncio.to_thread(store.get, store.STATE)
-            except Exception:
-                logger.exception("the cluster's store does not answer; trying again")
-                await asyncio.sleep(DECIDES_S)
 
 
 async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
@@ -201,8 +200,22 @@ async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
             await asyncio.sleep(max(every_s, DECIDES_S))
 
 
-def _serve_list() -> Any:
+def _serve_controller() -> Any:
     """Made late, because Serve's modules are slow to import."""
-    from deployments.control.serve_list import ServeList
+    from deployments.control.serve_controller import AsyncServeController
 
-    return ServeList()
+    return AsyncServeController()
+
+
+def max_resources() -> dict[str, float]:
+    """The most that the cluster has or may come to have, by Ray's name of the resource."""
+    may_become = state.get_max_resources_from_cluster_config()
+    found: Any = ray.cluster_resources
+    has = found() if may_become is None else may_become
+    return {name: float(amount) for name, amount in has.items()}
+
+
+def available_resources() -> dict[str, float]:
+    """What is free now, by Ray's name of the resource."""
+    found: Any = ray.available_resources
+    return {name: float(amount) for name, amount in found().items()}

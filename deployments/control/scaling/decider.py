@@ -8,28 +8,35 @@ no I/O; `autoscaler_actor` is the shell that asks and stores.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ModelTerms, ScalingSettings
-from autoscaling.types import Decisions, DemandReading, GroupReading, StartReading
+from autoscaling.types import (
+    Decisions,
+    GroupReading,
+    ModelDecision,
+    Reason,
+    StartReading,
+)
 from deployments.contract.app_names import GATEWAY_APP, POOL_DIRECTORY, directory_key
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import (
     GatewayReport,
-    ModelLoad,
     ModelOutlook,
     Observed,
     PoolOrder,
     PoolReport,
 )
-from deployments.control.scaling.deployments_seen import DeploymentsSeen, running_ids
-from deployments.control.scaling.gateway_reports import GatewayReports
-from deployments.control.scaling.group_readings import group_readings
-from deployments.control.scaling.outlooks import as_plain, changes, outlook
-from deployments.control.scaling.pool_orders import PoolOrders
+from deployments.control.scaling.pool_orders import PoolOrderBook
+from deployments.control.scaling.readings import (
+    GatewayReports,
+    ServeObservations,
+    group_readings,
+    running_ids,
+)
 from deployments.control.scaling.start_orders import StartOrders
 
 logger = logging.getLogger("headrace.autoscaler")
@@ -42,10 +49,10 @@ class Decider:
     def __init__(self, now: float, first_revision: int) -> None:
         self.document = ScalingDocument()
         self.decisions = Decisions()
-        self.seen = DeploymentsSeen()
+        self.seen = ServeObservations()
         self.gateways = GatewayReports()
         self.available: Mapping[str, float] = {}
-        self.pool = PoolOrders(first_revision)
+        self.pool = PoolOrderBook(first_revision)
         self._core = Autoscaler(ScalingSettings(), now)
         self._orders = StartOrders()
         self._groups: dict[str, tuple[GroupReading, ...]] = {}
@@ -65,18 +72,17 @@ class Decider:
         terms = self.document.settings.models
         loads = {name: load for name, load in report.models.items() if name in terms}
         for name, load in loads.items():
-            self._hear(report.gateway, name, load.demand, now)
-        return any(_is_urgent(load, terms[name]) for name, load in loads.items())
-
-    def _hear(self, gateway: str, model: str, demand: DemandReading, now: float) -> None:
-        try:
-            self._core.record_demand(gateway, model, demand, now)
-        except ValueError as wrong:
-            if model not in self._spoilt:
-                logger.warning("%s", wrong, extra={"model": model})
-            self._spoilt.add(model)
-        else:
-            self._spoilt.discard(model)
+            try:
+                self._core.record_demand(report.gateway, name, load.demand, now)
+                self._spoilt.discard(name)
+            except ValueError as wrong:
+                if name not in self._spoilt:
+                    logger.warning("%s", wrong, extra={"model": name})
+                self._spoilt.add(name)
+        return any(
+            load.demand.urgent or load.demand.backlog_s > terms[name].slo_s
+            for name, load in loads.items()
+        )
 
     def exchange(self, observed: Mapping[str, Observed], now: float) -> dict[str, int]:
         """Take in what Serve runs, by "application/deployment". Returns the targets, likewise."""
@@ -123,25 +129,23 @@ class Decider:
             self._core.pool_gone(replica)
         self._core.frozen(self.gateways.frozen(now))
         terms = self.document.settings.models
-        self._groups = {name: self._runs(each, now) for name, each in terms.items()}
+        self._groups = {
+            name: group_readings(
+                each, self.gateways.loads(name, now), self.seen, self.available, now
+            )
+            for name, each in terms.items()
+        }
         for name, groups in self._groups.items():
             if groups:
                 self._core.record_replicas(name, groups, self.seen.at)
         before, self.decisions = self.decisions, self._core.decide(now)
-        self._outlooks = {
-            name: outlook(
-                terms[name], decision, self._groups.get(name, ()), self._begun_s(terms[name], now)
-            )
-            for name, decision in self.decisions.models.items()
-        }
+        outlooks: dict[str, ModelOutlook] = {}
+        for name, decision in self.decisions.models.items():
+            begun_s = self._orders.begun_s(name, [each.name for each in terms[name].groups], now)
+            groups = self._groups.get(name, ())
+            outlooks[name] = outlook(terms[name], decision, groups, begun_s)
+        self._outlooks = outlooks
         return changes(before, self.decisions)
-
-    def _begun_s(self, terms: ModelTerms, now: float) -> float:
-        return self._orders.begun_s(terms.name, [group.name for group in terms.groups], now)
-
-    def _runs(self, terms: ModelTerms, now: float) -> tuple[GroupReading, ...]:
-        loads = self.gateways.loads(terms.name, now)
-        return group_readings(terms, loads, self.seen, self.available, now)
 
     def order_pool(self) -> bool:
         """Give pool replicas their orders. Returns whether any order has changed."""
@@ -151,7 +155,7 @@ class Decider:
     def targets(self) -> dict[str, int]:
         """Targets by "application/deployment", without models whose decisions are only
         observed."""
-        targets = self._least() | {
+        targets = self._minimums() | {
             directory_key(name, group.name): group.target
             for name, decision in self.decisions.models.items()
             if not decision.observed
@@ -161,18 +165,15 @@ class Decider:
             targets[POOL_DIRECTORY] = self.decisions.pool.replicas
         return targets
 
-    def _least(self) -> dict[str, int]:
+    def _minimums(self) -> dict[str, int]:
         """The least numbers of replicas, for groups that Serve runs with fewer. Serve starts an
         optional model with none."""
-        least = {
-            directory_key(name, group.name): group.min
+        return {
+            key: group.min
             for name, terms in self.document.settings.models.items()
             for group in terms.groups
-        }
-        return {
-            key: number
-            for key, number in least.items()
-            if key in self.seen.observed and self.seen.observed[key].target < number
+            if (seen := self.seen.observed.get(key := directory_key(name, group.name)))
+            and seen.target < group.min
         }
 
     def outlooks(self) -> dict[str, ModelOutlook]:
@@ -236,7 +237,75 @@ def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: i
     return ""
 
 
-def _is_urgent(load: ModelLoad, terms: ModelTerms) -> bool:
-    """Whether the demand is too urgent to wait for the next regular decision."""
-    demand = load.demand
-    return demand.urgent or demand.backlog_s > terms.slo_s
+# ---- what gateways and operators are told --------------------------------------------------------
+
+
+def outlook(
+    terms: ModelTerms,
+    decision: ModelDecision,
+    groups: Iterable[GroupReading],
+    begun_s: float = 0.0,
+) -> ModelOutlook:
+    """What gateways are told of a model. `groups`: the readings that the decision was made from;
+    `begun_s`: seconds since the next replica to come was ordered."""
+    runs = list(groups)
+    starting = sum(each.starting for each in runs)
+    # The operator or a freeze keeps it at no replicas, so that no request can wake it.
+    held = decision.reason in (Reason.FROZEN, Reason.MANUAL) and decision.groups
+    held_at_none = held and not any(each.target for each in decision.groups)
+    may_sleep = terms.may_sleep and not decision.observed and not held_at_none
+    return ModelOutlook(
+        may_sleep=may_sleep,
+        wakes=may_sleep and not any(each.hot or each.starting for each in runs),
+        ready_in_s=max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0)),
+        targets={each.name: each.target for each in decision.groups},
+        wanted={each.name: each.wanted for each in decision.groups},
+        starting=starting,
+        reason=decision.reason.value,
+        offered_s=decision.offered_s,
+        planned_s=decision.planned_s,
+        forecast_s=decision.forecast_s,
+        forecast_trusted=decision.forecast_trusted,
+    )
+
+
+def changes(before: Decisions, after: Decisions) -> list[str]:
+    """A sentence for each model whose targets or reason have changed."""
+    said = []
+    for name, decision in after.models.items():
+        old = before.models.get(name)
+        targets = [each.target for each in decision.groups]
+        if old is None or targets != [each.target for each in old.groups]:
+            was = "?" if old is None else _numbers(old)
+            said.append(f"{name}: {was} -> {_numbers(decision)} replicas, {_why(decision)}")
+        elif old.reason is not decision.reason:
+            said.append(f"{name}: {_numbers(decision)} replicas, {_why(decision)}")
+    if after.pool.replicas != before.pool.replicas:
+        said.append(f"pool: {before.pool.replicas} -> {after.pool.replicas}: {after.pool.text}")
+    return said
+
+
+def _why(decision: ModelDecision) -> str:
+    only = " (observed, not done)" if decision.observed else ""
+    return f"{decision.reason.value}{only}: {decision.text}"
+
+
+def _numbers(decision: ModelDecision) -> str:
+    named = [f"{each.name} {each.target}" if each.name else f"{each.target}"
+             for each in decision.groups]  # fmt: skip
+    return ", ".join(named) or "no"
+
+
+def as_plain(decision: ModelDecision, groups: Iterable[GroupReading]) -> dict[str, Any]:
+    """The decision as plain values for `status`, each group with what runs of it."""
+    runs = {each.name: each for each in groups}
+    plain = asdict(decision)
+    plain["reason"] = decision.reason.value
+    for group in plain["groups"]:
+        reading = runs.get(group["name"], GroupReading())
+        group |= {
+            "serve_target": reading.target, "running": reading.hot, "starting": reading.starting,
+            "draining": reading.draining, "unplaced_s": reading.unplaced_s,
+            "missing": reading.missing,
+        }  # fmt: skip
+    return plain

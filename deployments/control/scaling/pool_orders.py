@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoscaling.types import PoolReading, ResidentReading
-from deployments.contract.scaling.messages import PoolModel, PoolOrder, PoolReport, Resident
+from deployments.contract.scaling.messages import PoolModel, PoolOrder, PoolReport
 
 SILENT_S = 10.0
 
 
 @dataclass(slots=True)
-class PoolOrders:
+class PoolOrderBook:
     """The reports and orders of all pool replicas. `revision`: of the latest order, to any of
     them."""
 
@@ -28,7 +28,10 @@ class PoolOrders:
     def on_report(self, report: PoolReport, now: float) -> PoolReading:
         """Take in a report. Returns it as a reading for the autoscaling core."""
         self._reports[report.replica] = (now, report)
-        residents = tuple(_reading(each, now) for each in report.residents)
+        residents = tuple(
+            ResidentReading(r.model, r.serves, r.size_bytes, r.load_s, now - r.age_s, r.busy)
+            for r in report.residents
+        )
         return PoolReading(report.replica, residents, report.free_bytes)
 
     def order(self, replica: str) -> PoolOrder:
@@ -61,10 +64,3 @@ class PoolOrders:
 
     def reports(self) -> list[PoolReport]:
         return [report for _, report in self._reports.values()]
-
-
-def _reading(resident: Resident, now: float) -> ResidentReading:
-    return ResidentReading(
-        resident.model, resident.serves, resident.size_bytes, resident.load_s,
-        now - resident.age_s, resident.busy,
-    )  # fmt: skip

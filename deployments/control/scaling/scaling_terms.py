@@ -23,8 +23,7 @@ from deployments.contract.model_arguments import pool_arguments
 from deployments.contract.rollout.terms import is_canary
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import PoolModel
-from deployments.settings.capacity import BudgetSettings, PoolSettings
-from deployments.settings.channel import ChannelSettings
+from deployments.settings.capacity import PoolSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.plain import parse, settings_digest
 from deployments.settings.replicas import ReplicaSettings
@@ -37,19 +36,25 @@ Resources = tuple[tuple[str, float], ...]
 def scaling_document(settings: Settings) -> ScalingDocument:
     """The document that the autoscaler reads. `settings`: with paths as the user wrote them, as for
     `serve_config`."""
-    pooled = _pooled(settings)
-    keys = {each.name: each.key for each in pooled}
+    pool, budget = settings.scaling.pool, settings.scaling.budget
+    held: list[PoolModel] = []
+    for name, model in () if pool is None else pooled(settings, pool):
+        args = pool_arguments(name, model, settings.gateway.channel)
+        held.append(PoolModel(name, settings_digest(args["settings"]), args))
+    keys = {each.name: each.key for each in held}
+    own = _amounts(budget.cpus, budget.gpus, budget.memory_mib)
+    bounds = {name: bound for name, bound in own.items() if bound is not None} | budget.resources
     return ScalingDocument(
         ScalingSettings(
             {name: model_terms(name, m, keys.get(name)) for name, m in settings.models.items()},
-            _budget(settings.scaling.budget),
-            _pool(settings.scaling.pool),
+            Budget(_sorted(bounds.items()), budget.cost_per_hour),
+            _pool(pool),
         ),
-        pooled,
+        tuple(held),
     )
 
 
-def scaling_told(control: Control) -> ScalingDocument:
+def published_scaling(control: Control) -> ScalingDocument:
     """What the autoscaler is told. Models of `versions` hold instead of the file's, or besides.
     They need not go together with those, as one file's models do: an old live version may name a
     model that the file has no more."""
@@ -120,12 +125,6 @@ def _sorted(amounts: Iterable[tuple[str, float]]) -> Resources:
     return tuple(sorted((name, float(amount)) for name, amount in amounts))
 
 
-def _budget(budget: BudgetSettings) -> Budget:
-    own = _amounts(budget.cpus, budget.gpus, budget.memory_mib)
-    bounds = {name: bound for name, bound in own.items() if bound is not None}
-    return Budget(_sorted({**bounds, **budget.resources}.items()), budget.cost_per_hour)
-
-
 def _pool(pool: PoolSettings | None) -> PoolTerms | None:
     if pool is None:
         return None
@@ -134,19 +133,8 @@ def _pool(pool: PoolSettings | None) -> PoolTerms | None:
         min=pool.min,
         max=pool.max,
         memory_bytes=pool.memory_mib * _MIB,
-        residency_s=pool.residency_s,
-        residency_loads=pool.residency_loads,
         needs=Needs(_taken(amounts, pool.resources), pool.cost_per_hour),
-        auto=pool.auto,
     )
-
-
-def _pooled(settings: Settings) -> tuple[PoolModel, ...]:
-    pool = settings.scaling.pool
-    if pool is None:
-        return ()
-    channel = settings.gateway.channel
-    return tuple(_pool_model(name, model, channel) for name, model in pooled(settings, pool))
 
 
 def pooled(settings: Settings, pool: PoolSettings) -> list[tuple[str, ModelSettings]]:
@@ -158,8 +146,3 @@ def pooled(settings: Settings, pool: PoolSettings) -> list[tuple[str, ModelSetti
         for name, model in settings.models.items()
         if name in named and model.poolable and not is_canary(name)
     ]
-
-
-def _pool_model(name: str, model: ModelSettings, channel: ChannelSettings) -> PoolModel:
-    args = pool_arguments(name, model, channel)
-    return PoolModel(name, settings_digest(args["settings"]), args)

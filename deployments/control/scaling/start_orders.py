@@ -39,7 +39,10 @@ class StartOrders:
         """Take in the numbers of all deployments that there are."""
         for key, each in observed.items():
             orders = self._orders.setdefault(key, deque())
-            rise = self._rise(key, each)
+            if key in self._observed:
+                rise = each.target - self._observed[key].target
+            else:  # new since: the replicas that it starts with were ordered just now
+                rise = each.target - each.running if self._began else 0
             orders.extend([now] * rise)
             for _ in range(min(len(orders), -rise)):
                 orders.pop()
@@ -65,13 +68,6 @@ class StartOrders:
         """How many seconds ago the next replica to come was ordered; 0.0 if none is ordered."""
         waiting = [self._orders.get(directory_key(model, group)) for group in groups]
         return max([now - orders[0] for orders in waiting if orders], default=0.0)
-
-    def _rise(self, key: str, each: Observed) -> int:
-        """By how many replicas the deployment's target rose."""
-        if key in self._observed:
-            return each.target - self._observed[key].target
-        # A deployment that is new since: the replicas that it starts with were ordered just now.
-        return each.target - each.running if self._began else 0
 
     def whole(self, start: StartReading, now: float) -> StartReading | None:
         """The start timed from its order on. `start` is as the replica told it when it was ready,

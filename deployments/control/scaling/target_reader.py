@@ -11,21 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
 
 from deployments.contract.scaling.messages import OBSERVED, Observed
 
 STALE_S = 5.0
 EVERY_S = 0.25
 _ANSWER_S = 2.0
-_MOST = 1_000_000  # replicas; a larger target is not believed
-Exchange = Callable[[Mapping[str, Observed]], Mapping[str, int]]
+_MAX_TARGET = 1_000_000  # replicas; a larger target is not believed
+ExchangeTargets = Callable[[Mapping[str, Observed]], Mapping[str, int]]
 
 
 class TargetReader:
     """Keeps the last targets. `exchange` may block and raise; `clock` is monotonic."""
 
-    def __init__(self, exchange: Exchange, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, exchange: ExchangeTargets, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._exchange = exchange
         self._clock = clock
         self._observed: dict[str, tuple[float, Observed]] = {}
@@ -46,7 +48,8 @@ class TargetReader:
             is_now = Observed(context.current_num_replicas, context.target_num_replicas)
             self._observed[key] = (now, is_now)
             target = targets.get(key) if now - at < STALE_S else None
-            if _is_number_of_replicas(target) and target != is_now.target:
+            # NaN, infinity or no number at all would end the controller's tick.
+            if type(target) is int and 0 <= target < _MAX_TARGET and target != is_now.target:
                 changed[deployment] = target
         return changed
 
@@ -68,12 +71,6 @@ class TargetReader:
             except Exception:
                 time.sleep(EVERY_S)
             time.sleep(EVERY_S)
-
-
-def _is_number_of_replicas(target: Any) -> TypeGuard[int]:
-    """Whether the target can be believed: NaN, infinity or no number at all would end the
-    controller's tick."""
-    return type(target) is int and 0 <= target < _MOST
 
 
 class _Autoscaler:

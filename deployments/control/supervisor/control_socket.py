@@ -1,4 +1,8 @@
-"""The host's end of `control`: a Unix socket that answers one JSON line a connection."""
+"""How the host and the command line talk: answers at a Unix socket, and events that it prints.
+
+The socket answers one JSON line per connection. Events are JSON lines on standard output that are
+never waited for: the reader may be a stopped terminal, a pipe that nobody empties, or gone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import socketserver
 import threading
 from collections.abc import Callable
@@ -13,7 +18,7 @@ from typing import Any
 
 from deployments.control.dashboard import ClusterError
 from deployments.control.supervisor.server_files import control_socket
-from deployments.process.store_error import StoreError
+from deployments.process.cluster_store import StoreError
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 IDLE_S = 10.0  # without a byte, after which a connection is closed: each has a thread
@@ -70,3 +75,34 @@ def _answer(line: bytes, handlers: dict[str, Handler]) -> dict[str, Any]:
     except Exception as fault:
         logger.exception("control request failed")
         return {"error": f"{type(fault).__name__}: {fault}"}
+
+
+MAX_LINES = 10_000  # that wait to be written; further ones are lost
+
+
+class EventLines:
+    """Writes to `descriptor`, an open file, which stays open."""
+
+    def __init__(self, descriptor: int, most: int = MAX_LINES) -> None:
+        self._descriptor = descriptor
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(most)
+        self._writer = threading.Thread(target=self._write, name="event-lines", daemon=True)
+        self._writer.start()
+
+    def say(self, event: str, **fields: Any) -> None:
+        """Queue an event. Returns at once; any thread may call it."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(json.dumps({"event": event, **fields}).encode() + b"\n")
+
+    def close(self, limit_s: float = 1.0) -> None:
+        """Return when all is written, or after the limit: a reader that does not read delays no
+        exit."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._writer.join(limit_s)
+
+    def _write(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            while (line := self._waiting.get()) is not None:
+                while line:
+                    line = line[os.write(self._descriptor, line) :]

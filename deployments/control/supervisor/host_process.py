@@ -28,11 +28,10 @@ from deployments.control.key_revocation import KeyRevocation
 from deployments.control.origin import Origin
 from deployments.control.ray_env import apply_environment
 from deployments.control.supervisor import orphaned_processes, ports, server_files
-from deployments.control.supervisor.control_socket import ControlSocket, Handler
-from deployments.control.supervisor.event_lines import EventLines
+from deployments.control.supervisor.control_socket import ControlSocket, EventLines, Handler
 from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.control.supervisor.ready_message import ready_message
-from deployments.control.supervisor.server_log import ServerLog
+from deployments.control.supervisor.server_files import ServerLog
 from deployments.process import audit, logs
 from deployments.process.audit import AUDIT_FILE, AuditLine
 from deployments.process.certificate_files import CertificateFiles
@@ -40,7 +39,6 @@ from deployments.process.listening_socket import INGRESS_SOCKET
 from deployments.process.logs import LOG_SOCKET, LogSocket
 from deployments.settings.gateway import GatewaySettings, one_machines_ingress
 from deployments.settings.plain import SettingsErrors, dump, settings_digest, with_address
-from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 from deployments.settings_files.sources import FOLDER
@@ -97,7 +95,7 @@ class Host:
     def run(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=self._until_parent_leaves, daemon=True).start()
+        threading.Thread(target=self._stop_with_parent, daemon=True).start()
         if refusal := self._clear_the_way():
             self._say("failed", message=refusal)
             return 1
@@ -115,7 +113,7 @@ class Host:
             self._end()
         return 0
 
-    def _until_parent_leaves(self) -> None:
+    def _stop_with_parent(self) -> None:
         sys.stdin.read()
         self._stop.set()
 
@@ -125,16 +123,24 @@ class Host:
         known = server_files.known(self._port, self._states)
         for state in known:
             if state.alive:
-                return _already_served(self._port, state.server.pid)
+                return (
+                    f"port {self._port} is served by Headrace already (process {state.server.pid});"
+                    f" `headrace stop --port {self._port}` ends it, `headrace apply` changes its "
+                    "models"
+                )
         try:
             for state in known:
                 if sentence := orphaned_processes.clear(state, self._states):
                     self._say("log", message=sentence)
         except TimeoutError as error:
             return str(error)
-        gateway = self._complete()
+        gateway, unusable = self._complete(), None
+        if (tls := gateway.tls) is not None:
+            unusable = CertificateFiles(tls.certificate, tls.key, tls.client_ca or "").problem()
         return (
-            haproxy_wrapper.too_few_files() or ports.refusal(gateway) or _tls_refusal(gateway.tls)
+            haproxy_wrapper.too_few_files()
+            or ports.refusal(gateway)
+            or (f"gateway.tls: {unusable}" if unusable else None)
         )
 
     def _complete(self) -> GatewaySettings:
@@ -163,6 +169,7 @@ class Host:
         apply_environment(self._settings.gateway, folder, self._own_variables(folder))
         self._say("phase", name="ray", message="starting Ray")
         from deployments.control.supervisor.local_cluster import LocalCluster
+        from deployments.process import tenants_store
 
         self._cluster = LocalCluster(self._port, tls=self._settings.gateway.tls is not None)
         # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
@@ -172,7 +179,7 @@ class Host:
         )
         self._say("cluster", processes=[each.event() for each in self._cluster.processes])
         self._keys = KeyRevocation(
-            self._cluster, server_files.revoked_keys(self._states), self._settings.gateway
+            tenants_store, server_files.revoked_keys(self._states), self._settings.gateway
         )
         self._keys.recall()
         self._record("serve", after=settings_digest(dump(self._settings)))
@@ -203,7 +210,12 @@ class Host:
     def _own_variables(self, folder: Path) -> dict[str, str]:
         """The variables that this start adds to the cluster's environment."""
         log = ServerLog(server_files.log_file(self._port, self._states))
-        self._logs = LogSocket(folder / "log.sock", lambda line: self._said(line, log))
+
+        def on_line(line: str) -> None:
+            log.write(line)
+            self._say("log", message=line)
+
+        self._logs = LogSocket(folder / "log.sock", on_line)
         http, grpc = ports.several_free(2)
         gateway, ingress = self._settings.gateway, folder / "ingress.sock"
         if gateway.ingress == "direct":
@@ -217,10 +229,6 @@ class Host:
             AUDIT_FILE: str(server_files.audit_file(self._port, self._states)),
             FOLDER: str(self._path.parent),
         }
-
-    def _said(self, line: str, log: ServerLog) -> None:
-        log.write(line)
-        self._say("log", message=line)
 
     def _state(self, address: str, dashboard_url: str) -> server_files.ServerState:
         return server_files.ServerState(
@@ -294,20 +302,18 @@ class Host:
         with ControlSocket(self._port, self._handlers()):
             self._until_ready()
             self._is_ready = True
-            threading.Thread(target=self._keep_revoked, name="revoked-keys", daemon=True).start()
-            threading.Thread(target=self._keep_dashboard, name="dashboard", daemon=True).start()
+            # On threads: what hangs may hold up neither the watch nor a stop.
+            self._repeat(self._keys.keep, _POLL_S)
+            self._repeat(self._cluster.keep_dashboard, _DASHBOARD_S)
             while not self._stop.wait(_POLL_S):
                 self._check_cluster()
 
-    def _keep_revoked(self) -> None:
-        """Runs in a thread: a store that hangs may hold up neither the watch nor a stop."""
-        while not self._stop.wait(_POLL_S):
-            self._keys.keep()
+    def _repeat(self, work: Callable[[], None], every_s: float) -> None:
+        def run() -> None:
+            while not self._stop.wait(every_s):
+                work()
 
-    def _keep_dashboard(self) -> None:
-        """Runs in a thread, like `_keep_revoked`."""
-        while not self._stop.wait(_DASHBOARD_S):
-            self._cluster.keep_dashboard()
+        threading.Thread(target=run, name=work.__name__, daemon=True).start()
 
     def _check_cluster(self) -> None:
         if lost := self._cluster.lost():
@@ -319,21 +325,15 @@ class Host:
     def _handlers(self) -> dict[str, Handler]:
         return {
             "status": lambda _: self._status(),
-            "where": self._once_ready(self._where),
+            "where": lambda _: self._where(),
             "keys": lambda _: self._keys.listing(),
             "revoke": self._keys.revoke,
         }
 
-    def _once_ready(self, handler: Handler) -> Handler:
-        def answer(request: dict[str, Any]) -> dict[str, Any]:
-            if not self._is_ready:
-                return {"error": f"the server is still starting: wait for {self._url()}/readyz"}
-            return handler(request)
-
-        return answer
-
-    def _where(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _where(self) -> dict[str, Any]:
         """How this server changes: see `Where`."""
+        if not self._is_ready:
+            return {"error": f"the server is still starting: wait for {self._url()}/readyz"}
         return {
             "dashboard": self._cluster.dashboard_url,
             "token": token_of(),
@@ -373,7 +373,10 @@ class Host:
         drain_s = self._settings.gateway.drain_s
         if self._cluster.lost():
             self._term_s = _LOST_S
-            _at_most(_LOST_S, self._cluster.drain, min(drain_s, _LOST_S))
+            limit_s = min(drain_s, _LOST_S)
+            drain = threading.Thread(target=self._cluster.drain, args=(limit_s,), daemon=True)
+            drain.start()  # it may wait for a process that is gone
+            drain.join(_LOST_S)
             return
         self._cluster.drain(drain_s + _CUT_S)
         self._say("phase", name="stop", message="stopping Ray")
@@ -391,50 +394,24 @@ class Host:
         server_files.remove(self._port, self._states, self._id)
 
 
-def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -> None:
-    """Make the call, but go on after the limit: it may wait for a process that is gone."""
-    caller = threading.Thread(target=call, args=(argument,), daemon=True)
-    caller.start()
-    caller.join(limit_s)
-
-
-def _tls_refusal(tls: TlsSettings | None) -> str | None:
-    if tls is None:
-        return None
-    why = CertificateFiles(tls.certificate, tls.key, tls.client_ca or "").problem()
-    return f"gateway.tls: {why}" if why else None
-
-
-def _already_served(port: int, pid: int) -> str:
-    return (
-        f"port {port} is served by Headrace already (process {pid}); "
-        f"`headrace stop --port {port}` ends it, `headrace apply` changes its models"
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("settings", type=Path)
     parser.add_argument("--port", type=int)
     parser.add_argument("--host")
     args = parser.parse_args()
+    given = {"host": args.host, "port": args.port}
+    address = {name: value for name, value in given.items() if value is not None}
     events = EventLines(sys.stdout.fileno())
     try:
-        return _serve(args, events.say)
+        settings = with_address(load(args.settings, absolute=False), address)
+        logs.configure(settings.gateway.log.level, settings.gateway.log.format)
+        return Host(settings, args.settings, events.say, address).run()
+    except SettingsErrors as wrong:
+        events.say("failed", message=str(wrong))
+        return 2
     finally:
         events.close()
-
-
-def _serve(args: argparse.Namespace, say: Callable[..., None]) -> int:
-    try:
-        given = {"host": args.host, "port": args.port}
-        address = {name: value for name, value in given.items() if value is not None}
-        settings = with_address(load(args.settings, absolute=False), address)
-    except SettingsErrors as wrong:
-        say("failed", message=str(wrong))
-        return 2
-    logs.configure(settings.gateway.log.level, settings.gateway.log.format)
-    return Host(settings, args.settings, say, address).run()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -20,22 +20,24 @@ from ray._private.node import Node
 
 from deployments.contract.app_names import model_app
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ANSWER_S, STATUS, ReplicaProgress
-from deployments.control import publisher, serve_rest
-from deployments.control.dashboard import ClusterError, Dashboard, token_of
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
-from deployments.control.merging import ours
+from deployments.contract.registry import ANSWER_S, STATUS
+from deployments.control import publisher
+from deployments.control.application_list import AppList, by_name, ours
+from deployments.control.dashboard import (
+    SERVE_ANSWER_S,
+    ClusterError,
+    RayDashboard,
+    ServeRest,
+    token_of,
+)
 from deployments.control.remote_cluster import RemoteCluster
 from deployments.control.scaling.scaling_terms import scaling_settings
 from deployments.control.serve_config import serve_config
-from deployments.control.serve_rest import ServeRest
 from deployments.control.served_models import ServedModels, states_of
-from deployments.control.supervisor import dashboard_process, ports, ray_processes
-from deployments.control.supervisor.waiting import why_waiting
-from deployments.process import tenants_store
+from deployments.control.supervisor import ports, ray_processes
 from deployments.process.actors import NAMESPACE, registry
 from deployments.settings.model import ModelSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -51,7 +53,10 @@ class LocalCluster(ServedModels):
     only, for which this process has no certificate."""
 
     def __init__(self, port: int, *, tls: bool = False) -> None:
-        _leave_monitors_out()
+        # Ray starts two processes of which nothing here hears: one reads workers' logs for a
+        # driver, one adds nodes. Each takes 2 s of a processor at the start.
+        for name in ("start_log_monitor", "start_monitor"):
+            setattr(Node, name, lambda _: None)
         context: Any = ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -64,14 +69,16 @@ class LocalCluster(ServedModels):
             logging_level=logging.WARNING,
         )
         self.address = str(context.address_info["gcs_address"])
-        addresses = {"gcs_server": self.address, "raylet": _raylet_address()}
+        (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+        raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        addresses = {"gcs_server": self.address, "raylet": raylet}
         self.processes = ray_processes.among(psutil.Process().children(), addresses)
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls
-        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
+        self._dashboard = RayDashboard(self.dashboard_url, token_of(), answer_s=SERVE_ANSWER_S)
         self._rest = ServeRest(self._dashboard)
-        self._own = dashboard_process.own(self.dashboard_url)
+        self._own = ray_processes.own_dashboard(self.dashboard_url)
         self._deployer = RemoteCluster(self._rest, one_machine=True)
         super().__init__(self._rest, registry())
 
@@ -80,18 +87,18 @@ class LocalCluster(ServedModels):
         listed = by_name(serve_config(settings, one_machine=True))
         self.follow(listed)
         # As `headrace-control` would, whose start nobody has to wait for then.
-        publisher.publish(Listed.of(listed).control)
+        publisher.publish(AppList.of(listed).control)
         self._deployer.deploy(settings)
 
     def declared(self) -> Mapping[str, ModelSettings]:
         """Settings of the models that are to run, with what the autoscaler is told of them; by
         name."""
-        return scaling_settings(Listed.of(ours(self.details())).control).models
+        return scaling_settings(AppList.of(ours(self.details())).control).models
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:
         """Those, too, that were taken off the list meanwhile because they could not."""
         details = self._serve.details()
-        entries = Listed.of(ours(details)).entries
+        entries = AppList.of(ours(details)).entries
         gone = [n for n in names if model_app(n) not in details["applications"] and n in entries]
         taken_back = {n: entries[n].why for n in gone if entries[n].why}
         return taken_back | self.failures(names, states_of(details))
@@ -101,19 +108,16 @@ class LocalCluster(ServedModels):
         if self._own and not any(self._rest.answers() for _ in range(_SILENT_LOOKS)):
             self._own.start_again(self._rest.answers)
 
-    def published_tenants(self) -> str | None:
-        """The text of the tenants in force; None if none was published."""
-        return tenants_store.fetch()
-
-    def revoke(self, key_hash: str) -> None:
-        tenants_store.revoke(key_hash)
-
-    def revoked(self) -> frozenset[str]:
-        return tenants_store.revoked()
-
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has reported: the phases that it passed, then the present one."""
-        return [row for each in self.replica_progress() for row in _progress_rows(each)]
+        return [
+            {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
+            for each in self.replica_progress()
+            for phase, fraction, detail in [
+                *((passed, 1.0, "") for passed in each.passed),
+                (each.phase, each.fraction, each.detail),
+            ]
+        ]
 
     def waits(self, models: Mapping[str, ModelSettings]) -> dict[str, str]:
         """Why each of these models has no process yet, by name."""
@@ -123,27 +127,18 @@ class LocalCluster(ServedModels):
 
     def ready(self, gateways: int) -> bool:
         """Whether every model that is not optional is hot at every gateway."""
-        if not (self._listens() if self._tls else self._answers()):
-            return False
-        return (gateways == 1 and not self._tls) or self._all_see_all(gateways)
-
-    def _answers(self) -> bool:
         try:
-            url = f"http://127.0.0.1:{self._port}/readyz"
-            return httpx.get(url, timeout=_READY_ANSWER_S).status_code == 200
-        except httpx.HTTPError:
+            if self._tls:
+                socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S).close()
+            else:
+                url = f"http://127.0.0.1:{self._port}/readyz"
+                if httpx.get(url, timeout=_READY_ANSWER_S).status_code != 200:
+                    return False
+        except (OSError, httpx.HTTPError):
             return False
-
-    def _listens(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S):
-                return True
-        except OSError:
-            return False
-
-    def _all_see_all(self, gateways: int) -> bool:
-        said = self.try_registry("status")
-        if said is None:
+        if gateways == 1 and not self._tls:
+            return True
+        if (said := self.try_registry("status")) is None:
             return False
         known = STATUS.decode(said)
         seen = [g.models for g in known.gateways.values()]
@@ -187,22 +182,34 @@ class LocalCluster(ServedModels):
         ray.shutdown()
 
 
-def _leave_monitors_out() -> None:
-    """Ray starts two processes of which nothing here hears: one reads workers' logs for a driver,
-    one adds nodes. Each takes 2 s of a processor at the start."""
-    for name in ("start_log_monitor", "start_monitor"):
-        setattr(Node, name, lambda _: None)
+# ---- what a model without a process waits for ----------------------------------------------------
 
 
-def _raylet_address() -> str:
-    """Of this node, the cluster's only one."""
-    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
-    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+_MIB = 1 << 20
+STARTS = "its process is starting"
 
 
-def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:
-    past = [(phase, 1.0, "") for phase in each.passed]
-    return [
-        {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
-        for phase, fraction, detail in [*past, (each.phase, each.fraction, each.detail)]
-    ]
+def why_waiting(model: ModelSettings, total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """A sentence's end for a model without a report. `total`, `free`: of this machine."""
+    reasons: dict[str, None] = {}
+    for view in (model.views() or {"": model}).values():
+        for name, setting, wanted in _wanted(view.replicas):
+            has, left = total.get(name, 0.0), free.get(name, 0.0)
+            if wanted > left:
+                unit, what = (_MIB, "MiB of memory") if name == "memory" else (1, name)
+                there = f"{left / unit:g} of {has / unit:g} are free"
+                if wanted > has:
+                    there = f"this machine has {has / unit:g}"
+                reasons[f"waits for {wanted / unit:g} {what} ({setting}): {there}"] = None
+    return "; ".join(reasons) or STARTS
+
+
+def _wanted(replicas: ReplicaSettings) -> Iterator[tuple[str, str, float]]:
+    """Ray's name, the setting's path and the amount of what a replica reserves beside processors,
+    of which this server declares more than enough."""
+    if replicas.num_gpus:
+        yield "GPU", "replicas.num_gpus", replicas.num_gpus
+    if replicas.memory_mib is not None:
+        yield "memory", "replicas.memory_mib", replicas.memory_mib * _MIB
+    for name, amount in replicas.resources.items():
+        yield name, f"replicas.resources.{name}", amount

@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -58,17 +57,11 @@ def end(server_id: str, term_s: float = TERM_S, kill_s: float = _KILL_S) -> list
             with contextlib.suppress(psutil.Error):
                 names[process.pid] = process.name()
                 signal_one(process)
-        _wait(met, wait_s)
+        waits_until = time.monotonic() + wait_s
+        while any(map(runs, met)) and time.monotonic() < waits_until:
+            time.sleep(_POLL_S)
         signal_one, wait_s = psutil.Process.kill, 1.0
     return sorted(names.values())
-
-
-def _wait(processes: Sequence[psutil.Process], limit_s: float) -> None:
-    """Wait until none of them runs, or the limit. A zombie counts as ended: its parent may never
-    reap it."""
-    deadline = time.monotonic() + limit_s
-    while any(runs(process) for process in processes) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
 
 
 def runs(process: psutil.Process) -> bool:

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 
 import psutil
 
-from deployments.control.addresses import LOOPBACK
+from deployments.process.loopback import LOOPBACK
 from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5
 _CHOICE = range(20_000, 30_000)
 UNCALLED = ("haproxy_stats_port", "haproxy_metrics_port", "metrics_port")
+_WILDCARDS = {"0.0.0.0", "::", "*"}
 SOMEBODY = "another user's process"
 
 
@@ -53,7 +54,7 @@ def refusal(gateway: GatewaySettings) -> str | None:
         if unusable := _unusable(setting, getattr(gateway, setting)):
             return unusable
     taken = [
-        f"port {port} ({_setting(what)}) is taken by {who}"
+        f"port {port} ({setting_of(what)}) is taken by {who}"
         for what, port in of(gateway).items()
         if (who := listener(host_of(what, gateway), port))
     ]
@@ -63,7 +64,8 @@ def refusal(gateway: GatewaySettings) -> str | None:
     return "\n".join(taken) + f"; {ending}"
 
 
-def _setting(what: str) -> str:
+def setting_of(what: str) -> str:
+    """The setting of the port for `what`."""
     return "gateway.port" if what == "http" else f"gateway.{what}_port"
 
 
@@ -80,16 +82,14 @@ def free_instead(gateway: GatewaySettings) -> dict[str, int]:
             host, count = gateway.metrics_host or LOOPBACK, gateway.replicas  # one for each gateway
         first = getattr(gateway, name)
         if any(listener(host, port) for port in range(first, first + count)):
-            found[name] = _free_run(count)
+            # The first of so many consecutive ports that nobody listens on.
+            tried = iter(any_free, None)
+            found[name] = next(
+                first
+                for first in tried
+                if not any(_bind_refused(LOOPBACK, first + at) for at in range(count))
+            )
     return found
-
-
-def _free_run(count: int) -> int:
-    """The first of so many consecutive ports that nobody listens on."""
-    while True:
-        first = any_free()
-        if all(not _bind_refused(LOOPBACK, first + at) for at in range(count)):
-            return first
 
 
 def _unusable(setting: str, host: str) -> str | None:
@@ -121,7 +121,7 @@ def several_free(count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class PortListener:
     """A process that listens. `pid` is None if the system does not tell whose it is."""
 
     port: int
@@ -136,19 +136,19 @@ class Listener:
         return f"{self.name}, pid {self.pid} ({' '.join(self.command)[:120]})"
 
 
-def listener(host: str, port: int) -> Listener | None:
+def listener(host: str, port: int) -> PortListener | None:
     """The listener that binding `host:port` would conflict with; one with a known pid first."""
     wanted = _addresses(host)
     met = [
         _described(pid, address, port)
         for pid, address, at in _listening()
-        if at == port and _conflict(wanted, address)
+        if at == port and (address in wanted or ({address} | wanted) & _WILDCARDS)
     ]
     met.sort(key=lambda each: each.pid is None)
     if met:
         return met[0]
     if any(_bind_refused(address, port) or _answers(address, port) for address in wanted):
-        return Listener(port, host)
+        return PortListener(port, host)
     return None
 
 
@@ -171,11 +171,6 @@ def _plain(address: str) -> str:
     return str(mapped or parsed)
 
 
-def _conflict(wanted: set[str], address: str) -> bool:
-    wildcards = {"0.0.0.0", "::", "*"}
-    return address in wanted or address in wildcards or bool(wanted & wildcards)
-
-
 def _listening() -> Iterator[tuple[int | None, str, int]]:
     """Pid, address and port of every listening TCP socket that the system shows this process."""
     try:
@@ -195,22 +190,19 @@ def _listening_of_own_processes() -> Iterator[tuple[int | None, str, int]]:
                     yield process.pid, _plain(found.laddr.ip), found.laddr.port
 
 
-def _described(pid: int | None, address: str, port: int) -> Listener:
+def _described(pid: int | None, address: str, port: int) -> PortListener:
     if pid is None:
-        return Listener(port, address)
+        return PortListener(port, address)
     try:
         process = psutil.Process(pid)
-        return Listener(port, address, pid, process.name(), tuple(process.cmdline()))
+        return PortListener(port, address, pid, process.name(), tuple(process.cmdline()))
     except psutil.Error:
-        return Listener(port, address, pid)
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+        return PortListener(port, address, pid)
 
 
 def _bind_refused(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket(_family(address)) as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family) as probe:
         # Otherwise a connection that has just ended would count as a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,15 +1,24 @@
-"""Ray's own processes of a local cluster, which must all live.
+"""Ray's own processes of a local cluster: do they live, do they answer?
 
-`ray.init` starts GCS and raylet as children of its process. Neither is restarted when it ends, and
-the rest of the cluster falls apart within a minute: replicas end, nothing is replaced, and calls to
-Ray block.
+`ray.init` starts GCS, raylet and dashboard as children of its process, and nothing of Ray starts
+them again. Without GCS or raylet the rest of the cluster falls apart within a minute: replicas end,
+nothing is replaced, and calls to Ray block. Without the dashboard no model could be changed any
+more, though requests are served; so it is started again if it is missing or hangs, with the
+command, the environment and so the address that it had. Nothing here imports Ray.
+Source: the protocol `grpc.health.v1`, whose empty message asks for the whole server. GCS and raylet
+answer it, with and without Ray's token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+import grpc
 import psutil
 
 from deployments.control.supervisor.orphaned_processes import runs
@@ -56,3 +65,74 @@ def _name(process: psutil.Process) -> str:
         return process.name()
     except psutil.Error:
         return ""
+
+
+# ---- whether they answer -------------------------------------------------------------------------
+
+_METHOD = "/grpc.health.v1.Health/Check"
+_SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+
+
+def answers(address: str, limit_s: float) -> bool:
+    """Whether the process at `address` ("host:port") answers within `limit_s`, whatever it says."""
+    with grpc.insecure_channel(address) as channel:
+        check = channel.unary_unary(_METHOD, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            check(b"", timeout=limit_s)
+        except grpc.RpcError as error:
+            return error.code() not in _SILENT
+        return True
+
+
+# ---- the dashboard -------------------------------------------------------------------------------
+
+_PROGRAM = "dashboard.py"
+_STARTS_S = 60.0  # its imports take 3 to 6 s on a busy machine
+_LOOKS_S = 0.2
+logger = logging.getLogger("headrace.host")
+
+
+class DashboardProcess:
+    """`found`: the process as Ray started it."""
+
+    def __init__(self, found: psutil.Process) -> None:
+        self._process = found
+        self._command, self._environ, self._folder = found.cmdline(), found.environ(), found.cwd()
+
+    def start_again(self, answers: Callable[[], bool]) -> None:
+        """End it, if it hangs, and start another; returns once that answers, has ended too, or a
+        minute is over. `answers` has a limit of its own."""
+        self._start()
+        end = time.monotonic() + _STARTS_S
+        while not answers() and runs(self._process) and time.monotonic() < end:
+            time.sleep(_LOOKS_S)
+
+    def _start(self) -> None:
+        why = "hangs and is ended" if runs(self._process) else "has ended"
+        logger.warning("Ray's dashboard, process %d, %s; another starts", self._process.pid, why)
+        if runs(self._process):
+            self._process.kill()
+            psutil.wait_procs([self._process], timeout=_STARTS_S)
+        self._process = psutil.Popen(
+            self._command,
+            env=self._environ,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def own_dashboard(
+    address: str, children: Sequence[psutil.Process] | None = None
+) -> DashboardProcess | None:
+    """The dashboard at this address among this process's children; None where it is another's."""
+    port = f"--port={urlsplit(address).port}"
+    for child in psutil.Process().children() if children is None else children:
+        try:
+            command = child.cmdline()
+            if port in command and any(word.endswith(_PROGRAM) for word in command):
+                return DashboardProcess(child)
+        except psutil.Error:
+            continue
+    return None

@@ -1,6 +1,6 @@
-"""The files of the servers on this machine: a state file each, and a run folder while one runs.
+"""The files of the servers on this machine: state and log each, and a run folder while one runs.
 
-`serve` writes one JSON file a port; `status`, `apply` and `stop` read it. A process is identified
+`serve` writes one JSON file per port; `status`, `apply` and `stop` read it. A process is identified
 by its pid and its start in ticks since this machine's boot. So neither a pid that was used again,
 nor a step of the wall clock, nor another machine with the same home is mistaken for it. Files are
 replaced atomically; the file of a dead server is stale, not wrong.
@@ -22,9 +22,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
+
+from deployments.process import line_files
 
 CREATED_TOLERANCE_S = 2.0  # the system derives it from the boot time, which clock steps move
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -58,16 +59,13 @@ class ProcessMark:
         """The process; None if it is gone, a zombie, or another process with that pid."""
         try:
             found = psutil.Process(self.pid)
-            if not self._is(found):
-                return None
-            return None if found.status() == psutil.STATUS_ZOMBIE else found
+            if self.started_ticks:
+                same = self.of_this_boot and _started_ticks(self.pid) == self.started_ticks
+            else:
+                same = abs(found.create_time() - self.created_s) <= CREATED_TOLERANCE_S
+            return found if same and found.status() != psutil.STATUS_ZOMBIE else None
         except psutil.Error:
             return None
-
-    def _is(self, found: psutil.Process) -> bool:
-        if self.started_ticks:
-            return self.of_this_boot and _started_ticks(self.pid) == self.started_ticks
-        return abs(found.create_time() - self.created_s) <= CREATED_TOLERANCE_S
 
 
 def boot_id() -> str:
@@ -139,7 +137,8 @@ def write(state: ServerState, folder: Path) -> Path:
 def read(port: int, folder: Path) -> ServerState | None:
     """The state in the port's file, alive or stale; None if there is no valid file."""
     try:
-        return _state(json.loads(file_of(port, folder).read_text(encoding="utf-8")))
+        data = json.loads(file_of(port, folder).read_text(encoding="utf-8"))
+        return ServerState(**data | {"server": ProcessMark(**data["server"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -186,10 +185,6 @@ def find(port: int | None, folder: Path) -> ServerState:
         raise NoServer(f"several servers run here; name one with --port ({ports})")
     at = "here" if port is None else f"on port {port}"
     raise NoServer(f"no server runs {at}; start one with `headrace serve`")
-
-
-def _state(data: dict[str, Any]) -> ServerState:
-    return ServerState(**data | {"server": ProcessMark(**data["server"])})
 
 
 def audit_file(port: int, folder: Path) -> Path:
@@ -246,3 +241,24 @@ def remove_run_folder(port: int, server_id: str | None = None) -> None:
 def control_socket(port: int) -> Path:
     """The socket at which the host of the server on `port` answers the command line."""
     return run_folder(port) / "control.sock"
+
+
+_MAX_BYTES = 8 << 20
+
+
+class ServerLog:
+    """Appends lines to the file at `path`. Belongs to one thread."""
+
+    def __init__(self, path: Path, max_bytes: int = _MAX_BYTES) -> None:
+        self._path, self._most = path, max_bytes
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._path.exists() and self._path.stat().st_size >= self._most:
+                os.replace(self._path, older_log(self._path))
+            line_files.append(self._path, line.encode("utf-8", "replace") + b"\n")
+
+
+def older_log(path: Path) -> Path:
+    """The file with the lines before those at `path`."""
+    return path.with_name(f"{path.name}.1")

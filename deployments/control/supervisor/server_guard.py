@@ -18,14 +18,14 @@ from typing import Any
 
 import psutil
 
-from deployments.control.supervisor import orphaned_processes, ray_health, server_files
+from deployments.control.supervisor import orphaned_processes, ray_processes, server_files
 from deployments.control.supervisor.orphaned_processes import runs
 from deployments.control.supervisor.ray_processes import RayProcess, ended
+from deployments.process.loop_watch import Heartbeat
 
-HANG_S = 90.0  # without an answer, until a part of Ray counts as hung
+HANG_S = 90.0  # without an answer, while this process was on time, until a part of Ray is hung
 HOST_ENDS_S = 10.0  # the host has this long to end when a part of Ray has ended; it needs about 4
 _CHECK_S = 3.0  # a health check's limit, and the time between two
-_CHECKS = 10  # that must fail, too: this process may have been stopped itself
 _POLL_S = 0.5
 
 
@@ -38,7 +38,7 @@ class ServerGuard:
         host: subprocess.Popen[str],
         port: int,
         say: Callable[[str], None],
-        answers: Callable[[str, float], bool] = ray_health.answers,
+        answers: Callable[[str, float], bool] = ray_processes.answers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
@@ -65,15 +65,13 @@ class ServerGuard:
 
     def _clear(self) -> str | None:
         folder = server_files.state_folder()
-        left = [each for each in server_files.known(self._port, folder) if self._is_ours(each)]
+        known = server_files.known(self._port, folder)
+        left = [s for s in known if s.server.pid == self._host.pid and not s.alive]
         try:
             said = [orphaned_processes.clear(each, folder) for each in left]
         except TimeoutError as error:
             return f"{error}; `headrace stop --port {self._port}` tries again"
         return next((sentence for sentence in said if sentence), None)
-
-    def _is_ours(self, state: server_files.ServerState) -> bool:
-        return state.server.pid == self._host.pid and not state.alive
 
     def _until_host_ends(self, processes: Sequence[RayProcess]) -> None:
         while self._host.poll() is None:
@@ -95,37 +93,16 @@ class ServerGuard:
             )
 
     def _until_it_hangs(self, watched: RayProcess) -> None:
-        hang = HangWatch(self._clock)
+        heartbeat, answers = Heartbeat(2 * _CHECK_S), 0
         while self._host.poll() is None and runs(watched.process):
-            if hang.heard(self._answers(watched.address, _CHECK_S)):
-                _kill(watched.process)
+            answers += self._answers(watched.address, _CHECK_S)
+            if heartbeat.look(answers, self._clock()) >= HANG_S:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    watched.process.kill()
                 self._say(f"Ray's {watched}, had not answered for {HANG_S:g} s: it was killed")
                 return
             time.sleep(_CHECK_S)
 
 
-class HangWatch:
-    """Tells from health checks when a process hangs."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._answered_at = clock()
-        self._failed = 0
-
-    def heard(self, answered: bool) -> bool:
-        """Count one check. Returns whether the process hangs: no answer for `HANG_S`, in which at
-        least `_CHECKS` checks failed."""
-        if answered:
-            self._answered_at, self._failed = self._clock(), 0
-            return False
-        self._failed += 1
-        return self._failed >= _CHECKS and self._clock() - self._answered_at >= HANG_S
-
-
 def _in_background(run: Callable[[Any], None], argument: Any) -> None:
     threading.Thread(target=run, args=(argument,), name="server-guard", daemon=True).start()
-
-
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.kill()

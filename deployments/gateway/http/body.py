@@ -96,6 +96,10 @@ def _numbers(d: ModelDescription, datatype: str, axes: tuple[int, ...]) -> float
     return prod(d.max_length if size == -1 else size for size in axes)
 
 
+# As Apache's mod_reqtimeout: slower than any line that people use. The grace is for a connection's
+# first packets, one of which may have to be sent again.
+MIN_BYTES_PER_S = 500.0
+SLOW_GRACE_S = 5.0
 _SMALL_ARRIVING = 256  # of requests that say a word or two
 _READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
@@ -181,7 +185,7 @@ class ArrivingBodies:
         """Raises Overloaded."""
         if not self._bodies.fits(quota_key, 1):
             raise Overloaded(
-                "too many bodies are arriving at the gateway (gateway.limits.max_arriving_bodies)",
+                "too many bodies are arriving at the gateway (half of gateway.limits.max_requests)",
                 retry_after_s=SOON_S,
                 reason="arriving_full",
             )

@@ -70,8 +70,8 @@ class QueueRequest(NamedTuple):
     priority: int  # 0: the most urgent
 
     # How long it has, in seconds from now.
-    deadline_s: float  # until its SLO
-    expires_s: float  # until its timeout
+    slo_budget_s: float  # until its SLO
+    budget_s: float  # until its timeout, or as its caller said
 
     # The tenant's.
     weight: float = 1.0
@@ -131,7 +131,7 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
             retry_after_s=retry_after_s,
         )
     message = {
-        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows, queue.max_work_s)",
+        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows)",
         Reason.LATE: "the request cannot be answered before its deadline",
     }[reason]
     return errors.Overloaded(message, retry_after_s=retry_after_s)
@@ -251,7 +251,7 @@ class DispatcherDriver(Generic[P]):
         if dispatcher.is_full(demand.tenant, demand.weight):
             raise self.turned_away(Reason.QUEUE_FULL, demand, dispatcher.retry_after_s())
         wait_s = dispatcher.fast_reject(
-            demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
+            demand.tenant, demand.priority, demand.slo_budget_s, demand.budget_s, clock()
         )
         if wait_s is not None:
             raise self.turned_away(Reason.LATE, demand, wait_s)
@@ -284,8 +284,8 @@ class DispatcherDriver(Generic[P]):
             next(self._ids),
             lengths,
             arrival=now,
-            deadline=now + demand.deadline_s,
-            expires=now + demand.expires_s,
+            deadline=now + demand.slo_budget_s,
+            expires=now + demand.budget_s,
             tenant=demand.tenant,
             priority=demand.priority,
             retryable=terms.retryable and demand.repeatable,

@@ -89,9 +89,9 @@ class CanaryAssignment:
         if canary is None or self.pinned:
             return demand
         self._repeatable = demand.repeatable and canary.description.scheduling.retry
-        left_s = demand.expires_s
+        budget_s = demand.budget_s
         return demand._replace(
-            expires_s=left_s - slo_s if left_s >= 2 * slo_s else left_s,
+            budget_s=budget_s - slo_s if budget_s >= 2 * slo_s else budget_s,
             repeatable=demand.repeatable and canary.replicas > 1,
         )
 

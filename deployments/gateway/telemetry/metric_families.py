@@ -287,9 +287,9 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("channel_received_bytes", MODEL, "Bytes of them.", lambda m: m.links.received_bytes),
 
     counter("bucket_switches", CORE, "Times that edges moved.", lambda c: c.edge_switches),
-    counter("hedges", CORE, "ShadowTraffic of batches that took long.", lambda c: c.hedges),
+    counter("hedges", CORE, "Copies of batches that took long.", lambda c: c.hedges),
     counter("hedges_won", CORE, "Of those, first to answer.", lambda c: c.hedges_won),
-    counter("ties", CORE, "ShadowTraffic of batches that stood behind another.", lambda c: c.ties),
+    counter("ties", CORE, "Copies of batches that stood behind another.", lambda c: c.ties),
     counter("probes", CORE, "Batches to replicas that are left out.", lambda c: c.probes),
     counter("retries", CORE, "Batches of rows that had been lost.", lambda c: c.retries),
     counter("suspensions", CORE, "Replicas that stopped talking.", lambda c: c.suspensions),

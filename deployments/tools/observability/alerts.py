@@ -125,7 +125,7 @@ def _alert(
         ),
         look_at=(
             "The dashboard by tenant: which outcome, which stage? If all tenants are affected, the "
-            "war room: queue depth, replicas, batch times."
+            "overview: queue depth, replicas, batch times."
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The dashboards: the war room for an incident, and what each tenant asks for and gets."""
+"""The dashboards: the overview for an incident, and what each tenant asks for and gets."""
 
 from __future__ import annotations
 
@@ -228,8 +228,8 @@ COPIES = Row(
 )  # fmt: skip
 
 WAR_ROOM = Dashboard(
-    "headrace-war-room",
-    "Headrace: war room",
+    "headrace-overview",
+    "Headrace: overview",
     "Arrivals, queue, latency, batches, replicas and devices.",
     (Variable("namespace", "headrace_arrivals_total"), Variable("model", "headrace_replicas")),
     (ARRIVALS, QUEUE, LATENCY, BATCHES, DEVICES, COPIES),

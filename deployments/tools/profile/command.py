@@ -68,8 +68,7 @@ def _notes(found: ChosenModel, findings: Findings) -> Iterator[str]:
     if findings.target is None:
         yield f"Batch target: none below batch.max_size ({model.batch.max_size}); it still gains."
     else:
-        yield (f"Batch target: {findings.target} rows (batch.max_size is {model.batch.max_size})"
-               + _unless(model.batch.fixed_size is not None, "batch.fixed_size"))  # fmt: skip
+        yield f"Batch target: {findings.target} rows (batch.max_size is {model.batch.max_size})."
     if findings.edges:
         edges = ", ".join(map(str, findings.edges))
         why = "" if lengths.given else "; not stored: the lengths are made up (--lengths FILE)"

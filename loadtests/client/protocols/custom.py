@@ -22,9 +22,8 @@ import orjson
 from pydantic import BeforeValidator, Field
 
 from loadtests.client.http1 import Response
-from loadtests.client.protocols.heads import Heads
 from loadtests.client.protocols.openai import DEFAULT_OUTPUT
-from loadtests.client.protocols.types import AnswerFacts, Endpoint
+from loadtests.client.protocols.types import AnswerFacts, Endpoint, Heads
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import read_part
 from loadtests.traffic.texts import Texts
@@ -61,7 +60,7 @@ class Custom:
 
     def __init__(self, place: Endpoint) -> None:
         self.place = place
-        self._adapter = read_part(Path(place.adapter), CustomAdapter)
+        self._adapter = read_part(Path(place.adapter), CustomAdapter, "an adapter")
         path = _filled(self._adapter.path, {"model": place.model})
         self._heads = Heads(place, path, self._adapter.method)
         self._more = "".join(f"{k}: {v}\r\n" for k, v in self._adapter.headers.items()).encode()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from loadtests.client.client_faults import malformed_requests
 from loadtests.client.http1 import HEAD_END
-from loadtests.client.mischief import malformed_requests
 from loadtests.client.protocols.types import Endpoint, ResponseListener, Wire
 from loadtests.traffic.plan import Planned
 

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.client.binary_tensors import HEADER_LENGTH
-from loadtests.client.protocols.heads import Heads
-from loadtests.client.protocols.types import Endpoint, WireError
+from loadtests.client.protocols.types import Endpoint, Heads, WireError
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.texts import Texts
-from loadtests.traffic.workload import token_ids
+from loadtests.traffic.workload import HEADER_LENGTH, token_ids
 
 _FORMATS = {"INT64": "q", "INT32": "i"}
 _FIVE_DIGITS = (10_000, 29_999)  # so that the two that vary are found in no other place's digits

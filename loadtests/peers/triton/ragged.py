@@ -1,8 +1,8 @@
 """The work, served by Triton with a Python backend and ragged batching.
 
 Triton's dynamic batcher joins only requests of the same shape, unless an input has
-`allow_ragged_batch`: then rows of any length share a batch, as on the other servers (the variant
-`equal-shapes` does not set it). One instance owns the device. There is no queue delay, since
+`allow_ragged_batch`: then rows of any length share a batch, as on the other servers. One instance
+owns the device. There is no queue delay, since
 requests that come while the device is busy wait anyway. Against overload, requests that have waited
 for 60 ms are refused, so that the device's time goes to those that can still be answered within
 100 ms. This process becomes the server in the `nvidia-pytriton` wheel.
@@ -40,7 +40,7 @@ POLICY = "default_queue_policy {{ timeout_action: REJECT default_timeout_microse
 
 def config(asked: PeerOptions) -> str:
     on_device = asked.work == peer_options.DEVICE
-    ragged = "allow_ragged_batch: true" if on_device and asked.variant != "equal-shapes" else ""
+    ragged = "allow_ragged_batch: true" if on_device else ""
     return CONFIG.format(
         work=asked.work,
         batch=asked.batch,

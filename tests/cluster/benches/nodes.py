@@ -23,10 +23,8 @@ from pathlib import Path
 
 from loadtests.benches.metrics_page import by_label, fetch
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, median, say, table
-from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target, render
-from loadtests.client.load import Call, Load
-from loadtests.client.tally import LoadResult
+from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most, ratio
 from loadtests.traffic.workload import infer_body
 from tests.cluster.headrace_nodes import HeadraceNodes
@@ -189,7 +187,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     yield Table(f"{SKEW:.0%} of each tenant's requests at a gateway of its own", headers, rows)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     one, three = done.of(str(ONE)), done.of(str(THREE))
     gain = ratio(
         three.of(str(THREE), OVER).median("in_time_per_s"),
@@ -212,7 +210,7 @@ BENCH = Bench(
     title="Three nodes against one",
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=("Nodes and callers share the processors: the tail of three nodes holds that too.",),
     record=asdict,
     options={"seconds": Option(20.0, "of each load")},

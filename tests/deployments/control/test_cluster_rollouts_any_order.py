@@ -14,11 +14,10 @@ from rolled_out import model
 
 from deployments.contract.app_names import is_model_app, model_name
 from deployments.contract.listed import Entry
+from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
 from deployments.control.remote_cluster import Deployment
-from deployments.control.scaling.scaling_terms import scaling_told
+from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.control.serve_config import bounds
 
 _RESTS_S = 15
@@ -86,7 +85,7 @@ class _Watched(Stand):
         put, found = self.serve.put, self.before
 
         def noted(config: Any) -> None:
-            listed = Listed.of({n: a for n, a in by_name(config).items() if n != "theirs"})
+            listed = AppList.of({n: a for n, a in by_name(config).items() if n != "theirs"})
             last = listed.control.changes[-1:]
             if last == self.listed.control.changes[-1:]:
                 put(config)  # the driver's list, or a lease
@@ -114,7 +113,7 @@ class _Watched(Stand):
 
     def check(self) -> None:
         apps = self.serve.listed
-        told = scaling_told(self.listed.control).settings.models
+        told = published_scaling(self.listed.control).settings.models
         assert told.keys() == self.running.keys()
         for app in (app for name, app in apps.items() if is_model_app(name)):
             groups = told[model_name(app["name"])].groups

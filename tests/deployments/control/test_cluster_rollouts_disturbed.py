@@ -10,7 +10,7 @@ from rolled_out import model
 
 from deployments.contract.app_names import CONTROL_APP
 from deployments.control.dashboard import ClusterError
-from deployments.control.scaling.scaling_terms import scaling_told
+from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.control.serve_config import LOGGING
 
 OLD, NEW = {"m": model(1), "n": model(1)}, {"m": model(2), "n": model(1)}
@@ -171,7 +171,7 @@ def test_a_live_version_goes_on_with_a_fallback_and_a_pool_that_its_file_had():
     made.deploy({"m": model(1, fallback="n", rollout=None), "n": model(1)}, **pool)
     made.deploy({"m": model(2)}, **pool)
     assert made.running == {"m": 1, "m@canary": 2}
-    told = scaling_told(made.listed.control)
+    told = published_scaling(made.listed.control)
     assert told.settings.models.keys() == {"m", "m@canary"}
     assert [each.args["settings"]["options"]["base_ms"] for each in told.pool_models] == [1]
 
@@ -182,7 +182,7 @@ def test_scaling_of_the_file_holds_for_the_live_version_while_its_rollout_goes_o
     down = {"policy": {"mode": "observe"}}
     made.deploy({"m": model(2, replicas={"min": 2, "max": 5}, scaling=down)})
     section = made.listed.control.scaling["models"]["m"]
-    told = scaling_told(made.listed.control).settings.models["m"]
+    told = published_scaling(made.listed.control).settings.models["m"]
     assert section["scaling"] == down
     assert (told.groups[0].min, told.groups[0].max) == (2, 5)
     assert told.policy.mode.value == "observe"

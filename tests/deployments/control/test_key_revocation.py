@@ -32,7 +32,7 @@ class Store:
         self.text = text
         self.hashes: set[str] = set()
 
-    def published_tenants(self) -> str | None:
+    def fetch(self) -> str | None:
         return self.text
 
     def revoke(self, key_hash: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from deployments.contract.listed import parse
 from deployments.contract.scaling import document
@@ -12,7 +14,7 @@ from deployments.control import publisher
 from deployments.control.dashboard import ClusterError
 from deployments.control.publisher import pin
 from deployments.control.scaling import store
-from deployments.process import tenants_store
+from deployments.process import actors, tenants_store
 from deployments.process.audit import AuditLine
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import parse_tenants
@@ -111,29 +113,43 @@ def test_what_is_wrong_is_not_published_at_all(published: dict[str, Any]) -> Non
     assert published == {}
 
 
+def _autoscaler(monkeypatch: pytest.MonkeyPatch, pin_there: Any) -> None:
+    actor = SimpleNamespace(pin=SimpleNamespace(remote=pin_there))
+    monkeypatch.setattr(actors, "running_autoscaler", lambda: actor)
+    monkeypatch.setattr(ray, "get", lambda asked, timeout: asked)
+
+
 def test_numbers_by_hand_are_handed_on_once_and_taken_back(monkeypatch) -> None:
     kept: dict[str, str] = {}
     told: list[tuple[str, str, int | None]] = []
     monkeypatch.setattr(store, "put", kept.__setitem__)
     monkeypatch.setattr(store, "get", kept.get)
 
-    def set_target(target: Any) -> dict[str, Any]:
-        told.append((target.model, target.group, target.replicas))
-        return {}
+    def pin_there(*target: Any) -> str:
+        told.append(target)
+        return ""
 
-    monkeypatch.setattr(publisher, "set_target", set_target)
+    _autoscaler(monkeypatch, pin_there)
     for pins in ({"m/": 3}, {"m/": 3}, {"m/": 3, "n/a": 1}, {"n/a": 1}):
         pin(parse({"pins": pins}))
     assert told == [("m", "", 3), ("n", "a", 1), ("m", "", None)]
 
 
-def test_numbers_by_hand_are_handed_on_again_if_the_autoscaler_was_away(monkeypatch) -> None:
+def test_numbers_by_hand_are_handed_on_again_if_the_autoscaler_was_away(
+    monkeypatch, caplog
+) -> None:
+    def nobody() -> Any:
+        raise ValueError("Failed to look up actor")
+
+    monkeypatch.setattr(actors, "running_autoscaler", nobody)
     kept: dict[str, str] = {}
     monkeypatch.setattr(store, "put", kept.__setitem__)
     monkeypatch.setattr(store, "get", kept.get)
-    answers = [{"error": "the autoscaler is away", "away": True}, {}]
-    monkeypatch.setattr(publisher, "set_target", lambda target: answers.pop(0))
-    with pytest.raises(ClusterError, match="away"):
+    with pytest.raises(ClusterError, match="the autoscaler is away"):
         pin(parse({"pins": {"m/": 3}}))
+    assert kept == {}
+    _autoscaler(monkeypatch, lambda *target: "there is no model m")
     pin(parse({"pins": {"m/": 3}}))
-    assert (answers, kept[store.PINS]) == ([], '{"m/": 3}')
+    assert (caplog.messages, kept[store.PINS]) == (
+        ["replicas of m/ by hand: there is no model m"], '{"m/": 3}'
+    )  # fmt: skip

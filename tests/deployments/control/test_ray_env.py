@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.control import ray_env
-from deployments.control.ingress.haproxy_options import Options
-from deployments.control.ray_env import Layer, config_env, local_environment
+from deployments.control.ingress.haproxy_options import HAProxyOptions
+from deployments.control.ray_env import EnvLayer, config_env, local_environment
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import MAX_TIMEOUT_MS, SloSettings
 from deployments.tools import operator
@@ -64,7 +64,7 @@ def test_gateways_and_replicas_run_at_ordinary_priority(ingress):
 def test_the_image_says_nothing_of_the_settings():
     other = GatewaySettings(ingress="haproxy", host="10.0.0.7", haproxy_threads=3, drain_s=9)
     baked = [
-        [each for each in ray_env.variables(gateway, PROGRAM) if each.layer is Layer.IMAGE]
+        [each for each in ray_env.variables(gateway, PROGRAM) if each.layer is EnvLayer.IMAGE]
         for gateway in (HAPROXY, other)
     ]
     assert baked[0] == baked[1] != []
@@ -98,7 +98,7 @@ def test_the_wrapper_reads_what_the_settings_tell_it():
             "trusted_proxies": ["10.0.0.0/8", "fd00::/8"],
         }
     )
-    told = Options.of(env(gateway))
+    told = HAProxyOptions.of(env(gateway))
     assert (told.host, told.admin_host) == ("10.0.0.7", "10.0.0.8")
     assert (told.headers_s, told.body_s, told.max_body_bytes) == (7, 8, 2048)
     assert (told.max_requests, told.source_connections) == (50, 9)
@@ -106,8 +106,8 @@ def test_the_wrapper_reads_what_the_settings_tell_it():
 
 
 def test_an_untold_wrapper_does_as_the_settings_do_by_default():
-    told = Options.of(env(HAPROXY))
-    assert Options(host="127.0.0.1") == told
+    told = HAProxyOptions.of(env(HAPROXY))
+    assert HAProxyOptions(host="127.0.0.1") == told
 
 
 def test_an_operators_key_does_not_reach_replicas(tmp_path, monkeypatch):

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from deployments.control.application_list import merged
 from deployments.control.dashboard import ClusterError
-from deployments.control.merging import merged
-from deployments.control.remote_cluster import Deployment, RemoteCluster
+from deployments.control.plan import Deployment
+from deployments.control.remote_cluster import RemoteCluster
 from deployments.control.serve_config import serve_config
 from deployments.settings.tree import Settings
 
@@ -180,11 +181,11 @@ def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() 
             cluster(serve).deploy(settings(gateway=gateway))
     limits = {"limits": {"max_requests": 7}}
     later = settings(gateway=limits)
-    assert cluster(serve).heard_later(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
+    assert cluster(serve).waiting_for_restart(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
     assert [d.kind for d in cluster(serve).deploy(settings(gateway=limits)).differences] == [
         "restarted"
     ]
-    assert cluster(serve).heard_later(later) == []
+    assert cluster(serve).waiting_for_restart(later) == []
 
 
 def test_each_change_of_a_state_is_said_once_and_the_wait_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""What stands in a model's arguments, and what does not."""
+"""What stands in the list of applications, and what does not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.serve._private.build_app import build_app
 
 from deployments.contract.model_arguments import group_arguments
-from deployments.control.differences import by_name, differences
-from deployments.control.serve_config import serve_config
+from deployments.control.application_list import by_name, differences
+from deployments.control.serve_config import in_cluster, serve_config, serve_host
+from deployments.replica.application import model
+from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 
@@ -355,7 +358,7 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
         (("max: 2", "max: 3"), "updated"),
         (("memory_mib: 64", "memory_mib: 65"), "restarted"),
         (("[text, device]", "[device]"), "restarted"),
-        (("min: 1", "residency_s: 3"), "updated"),
+        (("min: 1", "cost_per_hour: 3"), "updated"),
     ],
 )
 def test_the_number_of_the_pools_replicas_changes_while_they_run(config, change, kind) -> None:
@@ -378,3 +381,56 @@ def test_a_difference_shows_no_key() -> None:
     (found,) = differences({"m": {"name": "m"}}, {"m": new})
     assert "token: unset -> hr_…" in found.reasons
     assert key[3:] not in str(found)
+
+
+def gateway(**fields) -> GatewaySettings:
+    return GatewaySettings.model_validate({"ingress": "haproxy"} | fields)
+
+
+def test_many_nodes_are_reached_from_everywhere_unless_the_file_says_where():
+    assert in_cluster(gateway()).host == "0.0.0.0"
+    assert in_cluster(gateway(host="127.0.0.1")).host == "127.0.0.1"
+    assert in_cluster(gateway(host="10.0.0.7")).host == "10.0.0.7"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "10.0.0.7"])
+def test_on_one_machine_gateways_are_behind_haproxy_alone(host):
+    assert serve_host(gateway(host=host), one_machine=True) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", "0.0.0.0"), ("10.0.0.7", "0.0.0.0"), ("::", "::")]
+)
+def test_haproxies_of_other_nodes_reach_a_gateway(host, expected):
+    assert serve_host(gateway(host=host), one_machine=False) == expected
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def built(example: str) -> dict[str, tuple[Any, ...]]:
+    """Arguments of the deployments of `device`; a handle is the name of what it leads to."""
+    config = serve_config(load(EXAMPLES / example, here=False, absolute=False))
+    application = build_app(
+        model(by_name(config)["model-device"]["args"]),
+        name="model-device",
+        make_deployment_handle=lambda deployment, app: deployment.name,  # type: ignore[arg-type, return-value]
+    )
+    assert application.ingress_deployment_name == "anchor"
+    return {deployment.name: deployment.init_args for deployment in application.deployments}
+
+
+def test_a_model_is_an_anchor_above_its_replicas() -> None:
+    found = built("device.yaml")
+    assert set(found) == {"anchor", "model"}
+    assert found["anchor"] == (*found["model"], "model")
+
+
+def test_each_group_is_a_deployment_below_the_same_anchor() -> None:
+    found = built("groups.yaml")
+    assert set(found) == {"anchor", "model-fast", "model-spare"}
+    args, *handles = found["anchor"]
+    assert handles == ["model-fast", "model-spare"]
+    assert [group["name"] for group in args["groups"]] == ["fast", "spare"]
+    (fast,) = found["model-fast"]
+    assert (fast["group"], fast["settings"]["options"]["base_ms"]) == ("fast", 4)

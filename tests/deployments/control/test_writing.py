@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
+from deployments.control.application_list import AppList, beside_others, by_name, ours
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
-from deployments.control.merging import beside_others, ours
 from deployments.control.serve_config import serve_config
-from deployments.control.writing import GAP_S, Undone, Writer
+from deployments.control.writing import GAP_S, ChangeLost, Writer
 from deployments.settings.tree import Settings
 
 MAX_DELAY_S = 1.9
@@ -104,12 +102,12 @@ class Serve:
 
     @property
     def pins(self) -> dict[str, int]:
-        return dict(Listed.of(self.apps).control.pins)
+        return dict(AppList.of(self.apps).control.pins)
 
 
 def pin(name: str) -> Callable[[Any], dict[str, Any]]:
     def change(details: Any) -> dict[str, Any]:
-        listed = Listed.of(ours(details))
+        listed = AppList.of(ours(details))
         pins = {**listed.control.pins, name: 1}
         return beside_others(listed.with_control(pins=pins).all().values(), details)
 
@@ -121,7 +119,7 @@ def driver(serve: Serve, until_s: float) -> None:
     turns = serve.turns
     while turns.now < until_s:
         asked, details = turns.now, serve.details()
-        listed = Listed.of(ours(details))
+        listed = AppList.of(ours(details))
         if listed.control.lease is None and turns.now - asked <= GAP_S:
             revision = (listed.control.revision or 0) + 1
             follows = listed.with_control(revision=revision)
@@ -146,7 +144,7 @@ def test_no_change_that_succeeded_is_undone_silently(seeds):
             try:
                 writer.change("apply", pin(name))
                 outcomes[name] = "stands"
-            except Undone:
+            except ChangeLost:
                 outcomes[name] = "undone"
             except ClusterError:
                 outcomes[name] = "refused"
@@ -186,8 +184,18 @@ class Quick(Serve):
     def _delay(self) -> None: ...
 
 
+@pytest.fixture
+def alone() -> Alone:
+    return Alone()
+
+
+@pytest.fixture
+def serve(alone: Alone) -> Quick:
+    return Quick(alone, 0)  # type: ignore[arg-type]
+
+
 def a_lease(serve: Quick, **fields: Any) -> None:
-    listed = Listed.of(serve.apps)
+    listed = AppList.of(serve.apps)
     block = {"holder": "x", "who": "user y (1)", "verb": "apply"}
     own = listed.with_control(revision=5).all()
     own["headrace-control"]["deployments"][0]["user_config"]["lease"] = block
@@ -198,22 +206,18 @@ def writer(serve: Quick, alone: Alone) -> Writer:
     return Writer(serve, alone.sleep, lambda: alone.now, "user z (2)")
 
 
-def test_a_lease_whose_holder_ended_is_taken_after_ten_seconds():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_lease_whose_holder_ended_is_taken_after_ten_seconds(alone, serve):
     a_lease(serve)
     writer(serve, alone).change("scale", pin("m"))
     assert serve.pins == {"m": 1}
     assert 10 <= alone.now < 17
 
 
-def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds(alone, serve):
     a_lease(serve)
 
     def another() -> None:
-        listed = Listed.of(serve.apps)
+        listed = AppList.of(serve.apps)
         serve.apps = listed.with_control(revision=(listed.control.revision or 0) + 1).all()
 
     alone.meanwhile = another
@@ -223,21 +227,17 @@ def test_a_lease_that_others_keep_taking_is_waited_for_twenty_seconds():
     assert serve.pins == {}
 
 
-def test_a_change_that_is_refused_gives_the_lease_back():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_change_that_is_refused_gives_the_lease_back(alone, serve):
 
     def refused(details: Any) -> dict[str, Any]:
         raise ClusterError("no such model")
 
     with pytest.raises(ClusterError, match="no such model"):
         writer(serve, alone).change("scale", refused)
-    assert Listed.of(serve.apps).control.lease is None
+    assert AppList.of(serve.apps).control.lease is None
 
 
-def test_a_list_that_was_read_long_before_is_not_put():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_list_that_was_read_long_before_is_not_put(alone, serve):
     tries = []
 
     def slow(details: Any) -> dict[str, Any]:
@@ -250,19 +250,15 @@ def test_a_list_that_was_read_long_before_is_not_put():
     assert (len(tries), serve.pins) == (3, {"m": 1})
 
 
-def test_an_operators_list_is_told_to_whoever_waits():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_an_operators_list_is_told_to_whoever_waits(alone, serve):
     change = writer(serve, alone).change("scale", pin("m"))
     writer(serve, alone).check(serve.details(), change)
     serve.apps = by_name(CONFIG)
-    with pytest.raises(Undone, match="by an operator"):
+    with pytest.raises(ChangeLost, match="by an operator"):
         writer(serve, alone).check(serve.details(), change)
 
 
-def test_a_newer_versions_list_is_left_alone():
-    alone = Alone()
-    serve = Quick(alone, 0)  # type: ignore[arg-type]
+def test_a_newer_versions_list_is_left_alone(alone, serve):
     before = serve.apps
     serve.apps["headrace-control"]["deployments"][0]["user_config"]["format"] = 99
     with pytest.raises(ClusterError, match="newer version of Headrace"):

@@ -24,7 +24,7 @@ from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Reason
 
 SMALL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}
-FULL = {**SMALL, "batch": {"max_size": 1}, "queue": {"max_rows": 1, "max_late_rows": 1}}
+FULL = {**SMALL, "batch": {"max_size": 1}, "queue": {"max_rows": 1}}
 DEVICE = {**FULL, "fallback": "small"}
 TENANTS = {"default": {}, "narrow": {"models": ["device"]}}
 
@@ -294,11 +294,11 @@ async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None
 async def test_a_way_holds_on_to_the_asked_models_promise(stand: Stand) -> None:
     selection = ModelSelection(stand.models, Tenant("t"), "device", None)
     asked = stand.models.find("device").description.scheduling
-    assert selection.promise is asked
+    assert selection.scheduling is asked
     held = await fill(stand)
     selection.check_room(QueueRequest("t", 1, 1.0, 1.0))
     assert selection.fallback == "small"
-    assert selection.promise is asked
+    assert selection.scheduling is asked
     await drained(stand, held)
 
 

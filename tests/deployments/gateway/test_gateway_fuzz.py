@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from in_process import Answer, Stand, ask
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 32}}
-GATEWAY = {"limits": {"max_body_bytes": 2048, "max_inflated_bytes": 4096, "body_timeout_s": 0.005}}
+GATEWAY = {"limits": {"max_body_bytes": 2048, "body_timeout_s": 0.005}}
 MODELS = st.sampled_from(["device", "encoder", "shout", "nope", "", "%00", "..", "dev ice"])
 Asker = Callable[..., Answer]
 

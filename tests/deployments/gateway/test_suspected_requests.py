@@ -24,7 +24,7 @@ from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import GatewaySnapshot
 from deployments.control.registry.registry import Registry
-from deployments.gateway import suspected_requests
+from deployments.gateway import services, suspected_requests
 from deployments.gateway.http.codecs import InferCodec
 from deployments.gateway.models.crash_exchange import CrashExchange
 from deployments.gateway.suspected_requests import Note, key_of
@@ -125,8 +125,8 @@ async def test_two_suspects_are_never_worked_on_at_once(tmp_path, monkeypatch):
         return decode(self, *args)
 
     monkeypatch.setattr(InferCodec, "decode", decodes)
-    in_pool = {"limits": {"pool_threshold_bytes": 0}}
-    async with standing(MODELS, tmp_path, gateway=in_pool) as stand:
+    monkeypatch.setattr(services, "POOL_THRESHOLD_BYTES", 0)
+    async with standing(MODELS, tmp_path) as stand:
         stand.app.suspected.watch(tmp_path / "notes", "own", 100)
         bodies = [body_of([n]) for n in range(20)]
         for known in (False, True):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RpcError
+from ray.experimental import internal_kv
 
 from deployments.process import cluster_store
-from deployments.process.store_error import StoreError
+from deployments.process.cluster_store import StoreError
 
 
 class HungStore:
@@ -17,9 +18,6 @@ class HungStore:
 
     def __init__(self) -> None:
         self.limits: list[float] = []
-
-    def internal_kv_get_gcs_client(self) -> HungStore:
-        return self
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*_: Any, timeout: float) -> Any:
@@ -41,7 +39,7 @@ class HungStore:
 )
 def test_a_store_that_hangs_is_an_error_that_says_so(call, monkeypatch):
     hung = HungStore()
-    monkeypatch.setattr(cluster_store, "internal_kv", hung)
+    monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: hung)
     with pytest.raises(StoreError, match=r"gcs_server\) does not answer within 5 s"):
         call()
     assert hung.limits == [cluster_store.ANSWER_S]

@@ -18,7 +18,7 @@ import requests
 from click.testing import CliRunner
 
 from deployments.cli import main
-from deployments.control.dashboard import Dashboard
+from deployments.control.dashboard import RayDashboard
 from deployments.control.ray_env import apply_environment
 from deployments.process.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
@@ -79,7 +79,7 @@ def test_every_client_reaches_loopback_directly(url: str) -> None:
             grpc.channel_ready_future(channel).result(timeout=5)
     finally:
         server.stop(None)
-    dashboard = Dashboard(url, None)
+    dashboard = RayDashboard(url, None)
     assert dashboard.ask("GET", "/").status_code == 200
     dashboard.close()
 

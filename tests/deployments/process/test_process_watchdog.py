@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from deployments.process import process_watchdog
-from deployments.process.process_watchdog import Silence, Thread
+from deployments.process.process_watchdog import SilenceTimer, Thread
 
 EVERY_S = 0.5
 
 
 @pytest.fixture
-def silence() -> Silence:
-    made = Silence(EVERY_S)
-    made.heard(0.0)
+def silence() -> SilenceTimer:
+    made = SilenceTimer(EVERY_S)
+    made.beat(0.0)
     return made
 
 
@@ -30,41 +30,41 @@ def threads(*each: tuple[str, float]) -> dict[int, Thread]:
 WAITS = threads(("S", 1.0), ("S", 2.0))
 
 
-def test_silence_of_one_whose_threads_all_wait_is_counted(silence: Silence) -> None:
-    assert [silence.silent(WAITS, at) for at in (0.5, 1.0, 1.5)] == [0.5, 1.0, 1.5]
+def test_silence_of_one_whose_threads_all_wait_is_counted(silence: SilenceTimer) -> None:
+    assert [silence.missed(WAITS, at) for at in (0.5, 1.0, 1.5)] == [0.5, 1.0, 1.5]
 
 
-def test_a_heartbeat_begins_anew(silence: Silence) -> None:
-    silence.silent(WAITS, 0.5)
-    silence.heard(1.0)
-    assert silence.silent(WAITS, 1.5) == 0.5
+def test_a_heartbeat_begins_anew(silence: SilenceTimer) -> None:
+    silence.missed(WAITS, 0.5)
+    silence.beat(1.0)
+    assert silence.missed(WAITS, 1.5) == 0.5
 
 
-def test_one_that_was_stopped_is_counted_however_much_it_wanted(silence: Silence) -> None:
+def test_one_that_was_stopped_is_counted_however_much_it_wanted(silence: SilenceTimer) -> None:
     stopped = threads(("T", 1.0), ("T", 2.0))
-    assert [silence.silent(stopped, at) for at in (0.5, 1.0)] == [0.5, 1.0]
+    assert [silence.missed(stopped, at) for at in (0.5, 1.0)] == [0.5, 1.0]
 
 
-def test_time_in_which_nobody_looked_says_nothing(silence: Silence) -> None:
-    silence.silent(WAITS, 0.5)
-    assert silence.silent(WAITS, 60.0) == 0.5
-    assert silence.silent(WAITS, 60.5) == 1.0
-    assert silence.silent(WAITS, 61.5) == 2.0  # on time to the last: twice the interval
-    assert silence.silent(WAITS, 62.51) == 2.0
+def test_time_in_which_nobody_looked_says_nothing(silence: SilenceTimer) -> None:
+    silence.missed(WAITS, 0.5)
+    assert silence.missed(WAITS, 60.0) == 0.5
+    assert silence.missed(WAITS, 60.5) == 1.0
+    assert silence.missed(WAITS, 61.5) == 2.0  # on time to the last: twice the interval
+    assert silence.missed(WAITS, 62.51) == 2.0
 
 
 def test_one_that_wants_a_processor_and_gets_little_of_it_is_slow_and_does_not_hang(
-    silence: Silence,
+    silence: SilenceTimer,
 ) -> None:
     for look in range(1, 20):
         starved = threads(("S", 1.0), ("R", 0.2 * look))
-        assert silence.silent(starved, 0.5 * look) == 0.0
+        assert silence.missed(starved, 0.5 * look) == 0.0
 
 
 def test_one_that_keeps_the_lock_and_its_processor_is_counted_from_the_second_look_on(
-    silence: Silence,
+    silence: SilenceTimer,
 ) -> None:
-    busy = [silence.silent(threads(("R", 0.3 * look)), 0.5 * look) for look in range(1, 4)]
+    busy = [silence.missed(threads(("R", 0.3 * look)), 0.5 * look) for look in range(1, 4)]
     assert busy == [0.0, 0.5, 1.0]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from ray.experimental import internal_kv
 
-from deployments.process import cluster_store, tenants_store
+from deployments.process import tenants_store
 
 
 class KeyValue:
@@ -12,9 +13,6 @@ class KeyValue:
 
     def __init__(self) -> None:
         self.data: dict[tuple[bytes, bytes], bytes] = {}
-
-    def internal_kv_get_gcs_client(self) -> KeyValue:
-        return self
 
     def internal_kv_put(
         self, key: bytes, value: bytes, overwrite: bool, namespace: bytes, timeout: float
@@ -39,7 +37,8 @@ class KeyValue:
 
 @pytest.fixture(autouse=True)
 def _store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_store, "internal_kv", KeyValue())
+    store = KeyValue()
+    monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: store)
 
 
 def test_revoked_hashes_add_up_whoever_writes_and_whatever_is_published() -> None:

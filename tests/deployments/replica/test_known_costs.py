@@ -83,7 +83,6 @@ def test_one_of_other_options_is_not_used_and_the_log_says_why(tmp_path: Path) -
         ({"lengths": {"buckets": [64, 512]}}, None, 8),
         ({"lengths": {"buckets": 4}}, None, 8),
         ({"lengths": {"max": 256}}, None, 8),
-        ({"batch": {"fixed_size": 16}}, (40, 512), None),
     ],
 )
 def test_what_the_settings_say_stands(

@@ -13,46 +13,17 @@ from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 from routers.api.settings import DispatcherSettings, Mode, validate
 
-# Every setting that the core acts on, none at its default.
+# Every setting that users have of the core, none at its default.
 WRITTEN: dict[str, Any] = {
     "runtime": "synthetic",
     "slo": {"latency_ms": 250, "late": "refuse"},
-    "lengths": {
-        "max": 64,
-        "buckets": 3,
-        "adapt": {"every_s": 5, "half_life_s": 50, "min_gain": 0.2},
-    },
-    "batch": {
-        "max_size": 16,
-        "max_tokens": 4096,
-        "max_slo_share": 0.3,
-        "fixed_size": 4,
-    },
-    "queue": {
-        "max_rows": 100,
-        "max_late_rows": 50,
-        "max_work_s": 2.5,
-        "ageing_ms": 300,
-    },
-    "admission": {
-        "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
-    },
-    "hedge": {
-        "mode": "tied",
-        "quantile": 0.9,
-        "delay_ms": 5,
-        "budget": 0.1,
-        "max_utilisation": 0.7,
-        "min_samples": 10,
-    },
-    "silence": {
-        "mode": "off",
-        "quantile": 0.9,
-        "min_ms": 100,
-        "max_ms": 5000,
-        "after_ms": 700,
-    },
-    "outliers": {"eject_ratio": 3, "max_ejected": 0.25, "probe_s": 2, "max_probe_s": 20},
+    "lengths": {"max": 64, "buckets": 3},
+    "batch": {"max_size": 16, "max_tokens": 4096, "max_slo_share": 0.3},
+    "queue": {"max_rows": 100},
+    "admission": {"feasibility": "observe"},
+    "hedge": {"mode": "tied"},
+    "silence": {"mode": "off"},
+    "outliers": {"mode": "off"},
 }
 # What the loaded model or the machine's own measurements say, not the file.
 NOT_WRITTEN = {
@@ -64,8 +35,17 @@ NOT_WRITTEN = {
     "preempt_streams",
     "queue_timeout_s",  # where queue.max_rows is not written, see below
     "buckets.fixed_shapes",
-    "buckets.switch_s",  # written, and acted on where shapes are fixed
 }
+# What nobody could choose: constants (docs/decisions/0057-fewer-settings.md).
+FIXED = {
+    "fixed_size", "ageing_s",
+    "buckets.solve_every_s", "buckets.half_life_s", "buckets.min_gain", "buckets.switch_s",
+    "admission.margin_s", "admission.best_effort_capacity_s", "admission.max_queue_s",
+    "hedge.quantile", "hedge.fixed_delay_s", "hedge.budget",
+    "hedge.max_utilisation", "hedge.min_samples",
+    "outliers.max_ejected", "outliers.probe_s", "outliers.max_probe_s",
+    "silence.quantile", "silence.least_s", "silence.most_s", "silence.fixed_s",
+}  # fmt: skip
 
 HOME = GatewayIdentity("g")
 Describe = Callable[..., ModelDescription]
@@ -87,13 +67,13 @@ def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
     return found
 
 
-def test_every_setting_of_the_core_is_reached_by_one_that_users_write(
+def test_a_setting_of_the_core_is_reached_by_one_that_users_write_or_fixed(
     description: Describe,
 ) -> None:
     model = ModelSettings.model_validate(WRITTEN)
     identity = GatewayIdentity("g", priorities=5, frozen=True)
     found = dispatcher_settings(description(scheduling=scheduling(model)), identity)
-    assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
+    assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN | FIXED
 
 
 def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:
@@ -120,7 +100,6 @@ def test_streams_may_be_silent_for_longer_than_between_two_signs_of_life(
     description: Describe,
 ) -> None:
     assert told(description, task="generate").silence.least_s == 2.5
-    assert told(description, task="generate", silence={"min_ms": 300}).silence.least_s == 0.3
 
 
 def test_the_core_starts_from_the_replicas_profile(description: Describe) -> None:
@@ -146,11 +125,16 @@ def test_listed_edges_stay_and_others_follow_the_lengths(
     assert (found.adaptive, found.max_edges) == (adaptive, most)
 
 
-def test_shapes_that_a_backend_was_compiled_for_stay_and_switching_costs() -> None:
-    model = ModelSettings.model_validate({"runtime": "synthetic", "lengths": {"switch_ms": 4}})
+def test_shapes_that_a_backend_was_compiled_for_stay() -> None:
+    model = ModelSettings.model_validate({"runtime": "synthetic"})
     fixed, free = (scheduling(model, fixed_shapes=each).core.buckets for each in (True, False))
-    assert (fixed.adaptive, fixed.fixed_shapes, fixed.switch_s) == (False, True, 0.004)
-    assert (free.adaptive, free.fixed_shapes, free.switch_s) == (True, False, 0.0)
+    assert (fixed.adaptive, fixed.fixed_shapes) == (False, True)
+    assert (free.adaptive, free.fixed_shapes) == (True, False)
+
+
+def test_late_rows_are_no_more_than_may_wait(description: Describe) -> None:
+    assert told(description, queue={"max_rows": 50}).max_late_rows == 50
+    assert told(description, queue={"max_rows": 5000}).max_late_rows == 1024
 
 
 def test_a_model_that_may_not_run_twice_is_not_hedged(description: Describe) -> None:
@@ -164,7 +148,7 @@ def test_no_outlier_is_ejected_when_that_is_off(description: Describe) -> None:
 
 def test_modes_are_the_cores(description: Describe) -> None:
     for written, mode in ((False, Mode.OFF), ("observe", Mode.OBSERVE)):
-        found = told(description, admission={"feasibility": {"mode": written}})
+        found = told(description, admission={"feasibility": written})
         assert found.admission.feasibility is mode
 
 

@@ -33,26 +33,15 @@ def test_what_is_written_of_generating_reaches_the_core() -> None:
         model(
             lengths={"max": 8192},
             generation={
-                "input_weight": 2,
-                "output_weight": 5,
                 "max_output_tokens": 100,
-                "predict": {
-                    "output_tokens": 50,
-                    "reserve_quantile": 1,
-                    "tokens_per_s": 1000,
-                    "prompt_tokens_per_s": 5000,
-                },
-                "prompts": {"long_tokens": 500, "max_long_tokens": None},
-                "affinity": {"mode": False, "max_blocks": 10},
+                "prompts": {"max_long_tokens": None},
+                "affinity": {"mode": False},
             },
         )
     )
     core = plan.core.generation
     assert core is not None
-    assert (core.input_weight, core.output_weight, core.output_tokens) == (2, 5, 50)
-    assert (core.tokens_per_s, core.prompt_tokens_per_s, core.reserve_quantile) == (1000, 5000, 1)
-    assert (core.long_tokens, core.max_long_tokens) == (500, float("inf"))
-    assert (core.affinity, core.max_blocks) == ("off", 10)
+    assert (core.affinity, core.max_long_tokens) == ("off", float("inf"))
     assert plan.max_output_tokens == 100
     assert not plan.core.buckets.adaptive
 
@@ -87,7 +76,7 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
             {"runtime": "vllm", "source": "m", "task": "generate", "image": {"size": 8}},
             "takes prompts, not images",
         ),
-        ({"runtime": "synthetic", "generation": {"output_weight": 3}}, "generates nothing"),
+        ({"runtime": "synthetic", "generation": {"max_output_tokens": 3}}, "generates nothing"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(written: Any, message: str) -> None:

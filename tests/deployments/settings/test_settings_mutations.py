@@ -23,13 +23,13 @@ models:
     slo: {latency_ms: 100, percentile: 99, late: demote}
     lengths: {max: 64, buckets: [16, 64], truncate: false}
     batch: &small {max_size: 8, max_tokens: 1024}
-    admission: {feasibility: {mode: off, margin_ms: 8}}
-    hedge: {mode: hedge, delay_ms: 5}
+    admission: {feasibility: off}
+    hedge: {mode: hedge}
     replicas: {count: 1, slots: 2, num_gpus: 0.5}
     options: {base_ms: 2}
   other:
     runtime: synthetic
-    lengths: {buckets: 4, adapt: {min_gain: 0.2}}
+    lengths: {buckets: 4, truncate: true}
     queue: {max_rows: 100}
     batch: *small
 tenants:
@@ -144,7 +144,7 @@ def test_any_value_in_any_place_loads_or_is_explained(
     [
         (("options", "base_ms"), "options.base_ms"),
         (("slo", "latency_ms"), "slo.latency_ms"),
-        (("hedge", "delay_ms"), "hedge.delay_ms"),
+        (("replicas", "hang_limit_s"), "replicas.hang_limit_s"),
         (("batch", "max_size"), "batch.max_size"),
     ],
 )

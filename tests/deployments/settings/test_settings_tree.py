@@ -81,7 +81,7 @@ def test_listed_edges_are_taken_as_they_are() -> None:
         (("models", "x", "batch", "max_size"), "a whole number, 1 to 65536"),
         (("models", "x", "slo", "timeout_ms"), "a number, above 0 and at most 86400000"),
         (("models", "x", "lengths", "buckets"), "auto, a whole number or a list of whole numbers"),
-        (("models", "x", "admission", "feasibility", "mode"), "off, observe or enforce"),
+        (("models", "x", "admission", "feasibility"), "off, observe or enforce"),
         (("models", "x", "retry"), "true or false"),
         (("models", "x", "runtime"), "onnxruntime, openvino, tensorrt, torch, vllm or synthetic"),
         (("models", "x"), "a mapping"),

@@ -6,11 +6,11 @@ import sys
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from deployments.control.dashboard import ClusterError
-from deployments.control.manual_target import ManualTarget
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer
 from deployments.tools import change
@@ -19,15 +19,15 @@ from deployments.tools.where import ServerRefused, Where
 ID = uuid.uuid4().hex  # other runs of these tests have processes of their own
 HERE = Where()
 FOLDER = server_files.state_folder
-TARGET = ManualTarget("m", "gpu", 3)
+TARGET = ("m", "gpu", 3)
 
 
 class FakeCluster:
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
-        self.scaled: list[ManualTarget] = []
+        self.scaled: list[tuple[str, str, int | None]] = []
 
-    def scale(self, target: ManualTarget) -> None:
+    def scale(self, *target: Any) -> None:
         if self.fault:
             raise ClusterError(self.fault)
         self.scaled.append(target)
@@ -52,7 +52,7 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
 
 
 def test_a_cluster_is_told_of_a_number_of_replicas(a_cluster, capsys) -> None:
-    assert change.scale(TARGET, Where(address="http://head")) == 0
+    assert change.scale(*TARGET, Where(address="http://head")) == 0
     assert a_cluster.scaled == [TARGET]
     said = "m, group gpu: 3 replicas, until `headrace scale m auto --group gpu`\n"
     assert capsys.readouterr().out == said
@@ -61,7 +61,7 @@ def test_a_cluster_is_told_of_a_number_of_replicas(a_cluster, capsys) -> None:
 def test_what_the_cluster_refuses_is_told(a_cluster) -> None:
     a_cluster.fault = "no such model"
     with pytest.raises(ClusterError, match="no such model"):
-        change.scale(TARGET, Where(address="http://head"))
+        change.scale(*TARGET, Where(address="http://head"))
 
 
 @pytest.mark.parametrize("where", [HERE, Where(address="http://head")])
@@ -83,7 +83,7 @@ def test_back_says_how_far_it_still_goes_or_why_it_did_not(a_cluster, capsys):
 
 
 def test_automatic_again_says_so(a_cluster, capsys) -> None:
-    assert change.scale(ManualTarget("m"), HERE) == 0
+    assert change.scale("m", "", None, HERE) == 0
     assert capsys.readouterr().out == "m: as many replicas as its policy decides\n"
 
 

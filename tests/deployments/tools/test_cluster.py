@@ -8,10 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.control.dashboard import Dashboard
+from deployments.control.dashboard import RayDashboard, RayJobs
 from deployments.control.preflight import node_survey
 from deployments.control.preflight.node_facts import NodeFacts, versions
-from deployments.control.ray_jobs import RayJobs
 from deployments.settings.plain import SettingsErrors
 from deployments.tools import cluster
 
@@ -109,7 +108,7 @@ def head(monkeypatch: pytest.MonkeyPatch):
 
         def reached(address: str | None) -> RayJobs:
             return RayJobs(
-                Dashboard("http://head", "secret", transport=httpx.MockTransport(answer))
+                RayDashboard("http://head", "secret", transport=httpx.MockTransport(answer))
             )
 
         monkeypatch.setattr(cluster, "jobs_of", reached)

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployments import cli
-from deployments.control.dashboard import Dashboard
+from deployments.control.dashboard import RayDashboard
 from deployments.control.supervisor import server_files
-from deployments.control.supervisor.server_log import ServerLog
+from deployments.control.supervisor.server_files import ServerLog
 from deployments.tools import logs
 from deployments.tools.where import Where
 
@@ -194,7 +194,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
         lines = written[actor] if tail < 0 else written[actor][-tail:]
         return httpx.Response(200, text="\n".join(lines))
 
-    made = Dashboard(HEAD, None, transport=httpx.MockTransport(answer))
+    made = RayDashboard(HEAD, None, transport=httpx.MockTransport(answer))
     monkeypatch.setattr(Where, "dashboard", lambda where: made)
     return written
 

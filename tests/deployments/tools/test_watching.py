@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.control.differences import Difference
+from deployments.control.application_list import AppDifference
 from deployments.control.origin import Origin
-from deployments.control.remote_cluster import ApplicationState, Deployment
+from deployments.control.plan import Deployment
 from deployments.settings.tree import Settings
 from deployments.tools import change, watching
 from deployments.tools.watching import wait_for
@@ -32,7 +32,7 @@ def told(monkeypatch, tmp_path):
     answers: list[list[dict[str, Any]]] = []
     going_on = Deployment(("model-m",), [], {}, {"m": 1}, {}, {})
     cluster = SimpleNamespace(
-        heard_later=lambda settings: [], deploy=lambda settings, settles: going_on,
+        waiting_for_restart=lambda settings: [], deploy=lambda settings, settles: going_on,
         watch=lambda *_: {}, rollouts=lambda *_: seen(answers),
     )  # fmt: skip
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -48,15 +48,6 @@ def seen(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def wait(told, pause=lambda seconds: None) -> int:
     return wait_for({"m": 1}, lambda: seen(told), pause)
-
-
-def test_what_serve_says_of_a_cluster_is_marked_as_last_seen(told, monkeypatch, capsys):
-    states = [ApplicationState("gateway", "RUNNING", 2, 2)]
-    monkeypatch.setattr(Where, "cluster", lambda where: SimpleNamespace(states=lambda: states))
-    assert watching.status(Where(address="http://head:8265"), as_json=False) == 0
-    first, last = capsys.readouterr().out.splitlines()
-    assert first == "gateway: running, 2/2 replicas"
-    assert last.startswith("as Ray Serve saw them last: ")
 
 
 def test_a_promoted_rollout_is_fine_and_each_step_is_said_once(told, capsys):
@@ -110,7 +101,7 @@ def test_a_file_that_is_applied_again_waits_for_the_rollout_that_goes_on(
 
 def started(*names: str) -> tuple[Settings, Deployment]:
     models = {name: {"runtime": "synthetic", "optional": name != "m"} for name in ("m", *names)}
-    found = [Difference(f"model-{name}", "added") for name in models]
+    found = [AppDifference(f"model-{name}", "added") for name in models]
     return Settings.model_validate({"models": models}), Deployment((), found, {}, {}, {}, {})
 
 

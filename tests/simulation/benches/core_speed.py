@@ -299,7 +299,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     yield Table("Ten times what one replica can serve in time", headers, refused)
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     us = {waiting: done.of(LEVEL, waiting).median("us") for waiting in options.levels}
     for waiting, max_us in MAX_US.items():
         if waiting in us:
@@ -324,7 +324,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=("Processor time of one thread; the garbage collector runs as always.",),
     record=asdict,
     package="tests.simulation.benches",

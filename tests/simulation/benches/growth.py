@@ -175,7 +175,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         )
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     ratios = [
         done.of(f"{DECISIONS} {tenants}", replicas).median("ratio")
         for replicas in options.replicas
@@ -205,7 +205,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=("Processor time of one thread; ratios are of runs side by side.",),
     record=asdict,
     package="tests.simulation.benches",

@@ -110,7 +110,7 @@ def _table(done: Runs, kind: str, values: tuple[float, ...], title: str) -> Tabl
     return Table(f"{title}; the worst seed", headers, tuple(rows))
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for busy in BUSY:
         worst = max(each.changes for each in done.of(OURS, (FLAT, busy)).results)
         yield at_most(f"{busy:g} busy: changes an hour after settling", worst, MAX_FLAT)
@@ -131,7 +131,7 @@ BENCH = Bench(
     options={"seeds": Option(5), "hours": Option(2.0, "counted")},
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     record=asdict,
     package="tests.simulation.benches",
 )

@@ -107,7 +107,7 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
         yield table(f"{traffic.capitalize()}", columns, rows, "policy")
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     ours = done.of(OURS, SHIFTING)
     for rival in RIVALS:
         theirs = done.of(rival, SHIFTING)
@@ -135,7 +135,7 @@ BENCH = Bench(
     options={"seeds": Option(5), "minutes": Option(60.0, "of traffic that count, a run")},
     measure=runs,
     tables=tables,
-    bars=bars,
+    thresholds=thresholds,
     notes=(
         "Medians over the seeds. A request that is not answered in 10 s has missed and counts with "
         "10 s in p99: with a static choice, those for every other model. In production such a "

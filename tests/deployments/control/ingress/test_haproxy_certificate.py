@@ -33,10 +33,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def listening(folder: Path, **told: object) -> AsyncIterator[int]:
     """HAProxy's port."""
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    wrapper = str(haproxy.program(folder / "program", folder))
-    async with in_front_of(server, folder=folder, wrapper=wrapper, **told) as url:
-        while not (folder / "admin.sock").exists():  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
+    async with in_front_of(server, folder=folder, **told) as url:
         yield urlsplit(url).port or 0
 
 

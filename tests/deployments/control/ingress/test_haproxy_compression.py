@@ -13,8 +13,6 @@ import httpx
 import pytest
 from real_haproxy import in_front_of
 
-from deployments.control.ingress import haproxy
-
 pytestmark = pytest.mark.slow  # a real HAProxy
 
 JSON = "application/json"
@@ -45,13 +43,11 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 @asynccontextmanager
 async def asking(folder: Path, **told: object) -> AsyncIterator[httpx.AsyncClient]:
     server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 20)
-    wrapper = str(haproxy.program(folder / "program", folder))
-    async with in_front_of(server, folder=folder, wrapper=wrapper, **told) as url:
-        while not (folder / "admin.sock").exists():  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
-        transport = httpx.AsyncHTTPTransport(retries=8)  # until it listens
-        async with httpx.AsyncClient(base_url=url, transport=transport) as client:
-            yield client
+    async with (
+        in_front_of(server, folder=folder, **told) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        yield client
 
 
 async def get(

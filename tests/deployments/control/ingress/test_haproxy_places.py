@@ -17,8 +17,7 @@ from slow_reader import head_of
 from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
-from deployments.control.ingress import haproxy
-from deployments.control.ingress.haproxy_options import MAX_USED, Options
+from deployments.control.ingress.haproxy_options import MAX_USED, HAProxyOptions
 from deployments.gateway.http import strict_protocol, whole_response
 from deployments.gateway.tenancy import rates
 
@@ -65,26 +64,18 @@ async def listening(folder: Path) -> AsyncIterator[Edge]:
     whole_response.offer()
     strict_protocol.enforce(30.0)
     try:
-        async with standing(MODELS, folder, gateway={"limits": limits}, tenants=TENANTS) as stand:
-            wrapper = str(haproxy.program(folder / "program", folder))
-            async with (
-                serving(uvicorn.Config(stand.app, port=0, log_config=None)) as port,
-                in_front_of(port, folder=folder, wrapper=wrapper, MAX_REQUESTS=PLACES) as url,
-            ):
-                edge = Edge(stand, urlsplit(url).port or 0)
-                while not await _answers(edge):  # noqa: ASYNC110 - HAProxy tells nobody
-                    await asyncio.sleep(0.02)
-                yield edge
+        async with (
+            standing(MODELS, folder, gateway={"limits": limits}, tenants=TENANTS) as stand,
+            serving(uvicorn.Config(stand.app, port=0, log_config=None)) as port,
+            in_front_of(port, folder=folder, MAX_REQUESTS=PLACES) as url,
+        ):
+            edge = Edge(stand, urlsplit(url).port or 0)
+            while await edge.status("device", "a") != 200:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.02)
+            yield edge
     finally:
         auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
         httptools_impl.RequestResponseCycle = whole_response._UvicornCycle
-
-
-async def _answers(edge: Edge) -> bool:
-    try:
-        return await edge.status("device", "a") == 200
-    except (OSError, asyncio.IncompleteReadError):
-        return False
 
 
 @pytest.mark.slow  # a real HAProxy
@@ -124,11 +115,11 @@ async def test_a_tenant_that_reads_slowly_leaves_another_its_share(tmp_path: Pat
 
 def test_haproxy_lets_all_through_that_a_gateway_may_take() -> None:
     assert MAX_USED == rates.MAX_USED
-    assert Options(max_requests=10).places > MAX_USED * 10
+    assert HAProxyOptions(max_requests=10).places > MAX_USED * 10
 
 
 def test_as_many_may_wait_to_be_accepted_as_haproxy_lets_through() -> None:
-    assert Options().places <= strict_protocol.LISTEN_QUEUE
+    assert HAProxyOptions().places <= strict_protocol.LISTEN_QUEUE
     strict_protocol.enforce()
     try:
         assert uvicorn.Config(lambda: None).backlog == strict_protocol.LISTEN_QUEUE

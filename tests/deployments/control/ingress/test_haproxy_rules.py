@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 from real_haproxy import in_front_of
 
-from deployments.control.ingress import haproxy, haproxy_rules
-from deployments.control.ingress.haproxy_options import Options
+from deployments.control.ingress import haproxy_rules
+from deployments.control.ingress.haproxy_options import HAProxyOptions
 from deployments.control.supervisor import ports
 
 pytestmark = pytest.mark.slow  # a real HAProxy each
@@ -50,24 +50,13 @@ async def _body(reader: asyncio.StreamReader, names: dict[bytes, bytes]) -> int:
 async def listening(folder: Path, **told: object) -> AsyncIterator[Edge]:
     """HAProxy as it is told, before one gateway."""
     server = await asyncio.start_server(echo, "127.0.0.1", 0, limit=1 << 20)
-    wrapper = str(haproxy.program(folder / "program", folder))
-    async with in_front_of(server, folder=folder, wrapper=wrapper, **told) as url:
-        edge = Edge(urlsplit(url).port or 0)
-        while not (await edge.listens() and (folder / "admin.sock").exists()):  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
-        yield edge
+    async with in_front_of(server, folder=folder, **told) as url:
+        yield Edge(urlsplit(url).port or 0)
 
 
 class Edge:
     def __init__(self, port: int) -> None:
         self._port = port
-
-    async def listens(self) -> bool:
-        try:
-            (await self.connected())[1].close()
-        except OSError:
-            return False
-        return True
 
     async def connected(
         self, source: str = "127.0.0.1"
@@ -224,12 +213,9 @@ async def test_what_a_gateway_or_serve_did_not_answer_has_the_shape_too(
         writer.close()
 
     server = await asyncio.start_server(answers, "127.0.0.1", 0)
-    wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
     gateway = ports.any_free() if said is None else server
-    async with in_front_of(gateway, folder=tmp_path, wrapper=wrapper) as url, server:
+    async with in_front_of(gateway, folder=tmp_path) as url, server:
         edge = Edge(urlsplit(url).port or 0)
-        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
         head, _, body = (await edge.said(ask(HOST, path=path))).partition(b"\r\n\r\n")
     assert head.split()[1] == b"%d" % status
     error = json.loads(body)["error"]
@@ -254,11 +240,8 @@ async def test_a_gateway_hears_that_a_caller_speaks_http_1_0_and_may_end_its_str
         writer.close()
 
     server = await asyncio.start_server(streams, "127.0.0.1", 0)
-    wrapper = str(haproxy.program(tmp_path / "program", tmp_path))
-    async with in_front_of(server, folder=tmp_path, wrapper=wrapper) as url:
+    async with in_front_of(server, folder=tmp_path) as url:
         edge = Edge(urlsplit(url).port or 0)
-        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
-            await asyncio.sleep(0.02)
         head = b"GET /v1/models HTTP/1.0\r\nhost: x\r\nconnection: keep-alive\r\n\r\n"
         answer = await edge.said(head)
     assert b"transfer-encoding" not in answer.lower()
@@ -433,7 +416,7 @@ async def test_the_admin_socket_is_its_owners_on_the_disk(edge: Edge, tmp_path: 
     assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("options", [Options(), Options(source_connections=5)])
+@pytest.mark.parametrize("options", [HAProxyOptions(), HAProxyOptions(source_connections=5)])
 def test_a_source_has_a_bound_of_its_own_only_where_one_is_set(options):
     rules = haproxy_rules.frontend(options, 1000, 1)
     assert ("sc0_conn_cur gt 5 }" in rules) == bool(options.source_connections)
@@ -441,6 +424,6 @@ def test_a_source_has_a_bound_of_its_own_only_where_one_is_set(options):
 
 
 def test_more_gateways_take_more_large_bodies():
-    rules = haproxy_rules.frontend(Options(max_requests=100), 1000, gateways=2)
+    rules = haproxy_rules.frontend(HAProxyOptions(max_requests=100), 1000, gateways=2)
     assert "gt 100 }" in rules
     assert "gt 150 }" in rules

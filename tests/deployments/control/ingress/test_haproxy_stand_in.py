@@ -22,7 +22,7 @@ import pytest
 
 from deployments.control.ingress import haproxy, haproxy_wrapper
 from deployments.control.ingress.haproxy_stand_in import (
-    Files,
+    HAProxyFiles,
     process_at,
     stand_ins,
     takes_over,
@@ -75,8 +75,8 @@ class Node:
     config: Path
 
     @property
-    def files(self) -> Files:
-        return Files(str(self.config))
+    def files(self) -> HAProxyFiles:
+        return HAProxyFiles(str(self.config))
 
     @property
     def exit_code(self) -> Path:
@@ -325,9 +325,9 @@ NEW = FRAME.format(admin="/run/a", host="::")
 
 
 @pytest.fixture
-def stood_in(tmp_path: Path) -> Iterator[Files]:
-    """Files of a stand-in that is some process with the right argument."""
-    files = Files(str(tmp_path / "haproxy.cfg"))
+def stood_in(tmp_path: Path) -> Iterator[HAProxyFiles]:
+    """HAProxyFiles of a stand-in that is some process with the right argument."""
+    files = HAProxyFiles(str(tmp_path / "haproxy.cfg"))
     Path(files.stand_in).write_text(KNOWN.format(admin="/run/2", host="::"))
     process = subprocess.Popen(["tail", "-f", "/dev/null", files.stand_in])
     Path(files.process).write_text(str(process.pid))
@@ -351,7 +351,7 @@ def test_gateways_of_its_own_or_another_address_stay(stood_in, config):
 
 
 def test_without_a_stand_in_nothing_is_taken_over(tmp_path):
-    files = Files(str(tmp_path / "haproxy.cfg"))
+    files = HAProxyFiles(str(tmp_path / "haproxy.cfg"))
     assert with_gateways(NEW, files) == NEW
     assert takes_over(["-db", "-sf", "7"], files) == ["-db", "-sf", "7"]
 

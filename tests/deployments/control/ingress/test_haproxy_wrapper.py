@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.control.ingress import haproxy_rules, haproxy_wrapper
-from deployments.control.ingress.haproxy_options import Options, Refused
+from deployments.control.ingress.haproxy_options import HAProxyConfigError, HAProxyOptions
 from deployments.control.ingress.haproxy_wrapper import connections, corrected, too_few_files
 from deployments.gateway.http import strict_protocol
 
@@ -47,7 +47,7 @@ WRAPPER = Path(haproxy_wrapper.__file__)
 
 
 def lines(config: str = CONFIG, **options) -> list[str]:
-    return [line.strip() for line in corrected(config, Options(**options)).splitlines()]
+    return [line.strip() for line in corrected(config, HAProxyOptions(**options)).splitlines()]
 
 
 def starting(word: str, found: list[str]) -> list[str]:
@@ -193,20 +193,22 @@ def test_before_there_are_gateways_there_is_nothing_to_bound():
     ],
 )
 def test_an_edit_that_finds_nothing_refuses_the_template_and_says_which(gone, what):
-    with pytest.raises(Refused, match=what):
-        corrected(CONFIG.replace(gone, ""), Options())
+    with pytest.raises(HAProxyConfigError, match=what):
+        corrected(CONFIG.replace(gone, ""), HAProxyOptions())
 
 
 @pytest.mark.parametrize("option", ["errorfile", "option splice-"])
 def test_an_edit_of_several_lines_refuses_when_none_is_left(option):
     config = "".join(line for line in CONFIG.splitlines(keepends=True) if option not in line)
-    with pytest.raises(Refused, match="found nothing to edit"):
-        corrected(config, Options())
+    with pytest.raises(HAProxyConfigError, match="found nothing to edit"):
+        corrected(config, HAProxyOptions())
 
 
 def test_a_gateway_under_another_name_is_not_left_unbounded():
-    with pytest.raises(Refused, match="neither a gateway nor the fallback: server REPLICA-1"):
-        corrected(CONFIG.replace("SERVE_REPLICA_gateway", "REPLICA"), Options())
+    with pytest.raises(
+        HAProxyConfigError, match="neither a gateway nor the fallback: server REPLICA-1"
+    ):
+        corrected(CONFIG.replace("SERVE_REPLICA_gateway", "REPLICA"), HAProxyOptions())
 
 
 @pytest.mark.parametrize(
@@ -224,8 +226,8 @@ def test_a_gateway_under_another_name_is_not_left_unbounded():
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_by_name(name, value):
-    with pytest.raises(Refused, match=f"HEADRACE_HAPROXY_{name} (is|has) .*must be"):
-        Options.of({f"HEADRACE_HAPROXY_{name}": value})
+    with pytest.raises(HAProxyConfigError, match=f"HEADRACE_HAPROXY_{name} (is|has) .*must be"):
+        HAProxyOptions.of({f"HEADRACE_HAPROXY_{name}": value})
 
 
 # ---- as Serve starts it --------------------------------------------------------------------
@@ -256,7 +258,7 @@ def test_it_becomes_haproxy_with_the_same_arguments_and_a_corrected_file(tmp_pat
     assert done.returncode == 0, done.stderr
     first, shown = done.stdout.split("\n", 1)
     assert first.split() == arguments
-    assert shown == corrected(CONFIG, Options(max_requests=77))
+    assert shown == corrected(CONFIG, HAProxyOptions(max_requests=77))
 
 
 def test_a_file_that_was_corrected_already_stays(tmp_path, stand_in):
@@ -264,7 +266,7 @@ def test_a_file_that_was_corrected_already_stays(tmp_path, stand_in):
     config.write_text(CONFIG)
     for _ in range(2):
         assert run(["-db", "-f", str(config)], PROGRAM=stand_in).returncode == 0
-    assert config.read_text() == corrected(CONFIG, Options())
+    assert config.read_text() == corrected(CONFIG, HAProxyOptions())
 
 
 def test_without_a_file_it_is_haproxy(stand_in):
@@ -329,5 +331,5 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch, whose):
         return os.stat_result(found)
 
     monkeypatch.setattr(haproxy_wrapper.os, "lstat", another_users)
-    with pytest.raises(Refused, match="belongs to user 4242; remove it"):
+    with pytest.raises(HAProxyConfigError, match="belongs to user 4242; remove it"):
         haproxy_wrapper.keep_to_its_owner(str(folder))

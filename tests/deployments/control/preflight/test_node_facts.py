@@ -11,28 +11,28 @@ from deployments.control.ingress import haproxy
 from deployments.control.preflight import node_survey
 from deployments.control.preflight.node_facts import (
     NodeFacts,
-    Question,
-    _serves,
+    NodeQuery,
     collected,
     folder,
+    is_serves_own,
     local_ports,
 )
-from deployments.control.supervisor.ports import Listener, any_free
+from deployments.control.supervisor.ports import PortListener, any_free
 
 
-def question(**ports: tuple[str, int]) -> Question:
-    return Question(("RAY_worker_niceness", "HEADRACE_HAPROXY_HOST"), ports)
+def query(**ports: tuple[str, int]) -> NodeQuery:
+    return NodeQuery(("RAY_worker_niceness", "HEADRACE_HAPROXY_HOST"), ports)
 
 
 def test_only_what_was_asked_for_is_told_of_an_environment():
     environ = {"RAY_worker_niceness": "0", "RAY_AUTH_TOKEN": "secret", "AWS_SECRET_KEY": "secret"}
-    facts = collected(question(), environ)
+    facts = collected(query(), environ)
     assert facts["environment"] == {"RAY_worker_niceness": "0"}
     assert "secret" not in repr(facts)
 
 
 def test_a_node_tells_what_it_runs_and_what_it_may_open():
-    facts = collected(question(), {})
+    facts = collected(query(), {})
     assert set(facts["versions"]) == {"headrace", "ray", "python"}
     assert facts["versions"]["ray"].startswith("2.")
     assert facts["open_files"] == -1 or facts["open_files"] > 0
@@ -43,7 +43,7 @@ def test_a_port_in_use_is_told_with_its_holder():
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         taken = holder.getsockname()[1]
-        asked = question(http=("127.0.0.1", taken), metrics=("127.0.0.1", any_free()))
+        asked = query(http=("127.0.0.1", taken), metrics=("127.0.0.1", any_free()))
         (busy,) = collected(asked, {})["busy"]
     assert (busy.what, busy.port, busy.serves) == ("http", taken, False)
     assert f"pid {os.getpid()}" in busy.who
@@ -59,15 +59,15 @@ def test_a_port_in_use_is_told_with_its_holder():
     ],
 )
 def test_serves_own_listeners_are_known(name, command, serves):
-    assert _serves(Listener(8000, "0.0.0.0", 7, name, command)) is serves
+    assert is_serves_own(PortListener(8000, "0.0.0.0", 7, name, command)) is serves
 
 
 def test_the_wrapper_is_tried_where_one_is_named(tmp_path):
     good = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy.program(tmp_path, tmp_path))}
     bad = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(tmp_path / "none")}
-    assert collected(question(), good)["wrapper"] is None
-    assert collected(question(), bad)["wrapper"] == f"{tmp_path / 'none'} is no program"
-    assert collected(question(), {})["wrapper"] is None
+    assert collected(query(), good)["wrapper"] is None
+    assert collected(query(), bad)["wrapper"] == f"{tmp_path / 'none'} is no program"
+    assert collected(query(), {})["wrapper"] is None
 
 
 def test_a_folder_that_is_not_there_yet_is_as_good_as_the_one_above_it(tmp_path):
@@ -93,12 +93,12 @@ def test_the_range_of_outgoing_ports_is_read_where_there_is_one(tmp_path, text, 
 
 
 def test_facts_and_questions_come_through_json_whole():
-    asked = question(http=("0.0.0.0", any_free()))
-    assert Question.of(json.loads(json.dumps(asdict(asked)))) == asked
+    asked = query(http=("0.0.0.0", any_free()))
+    assert NodeQuery.of(json.loads(json.dumps(asdict(asked)))) == asked
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        asked = question(http=("127.0.0.1", holder.getsockname()[1]))
+        asked = query(http=("127.0.0.1", holder.getsockname()[1]))
         facts = NodeFacts("a1", "10.0.0.1", True, **collected(asked, {}), clock_ahead_s=0.5)
     printed = f"noise\n{node_survey.MARK}{json.dumps([asdict(facts)])}\nmore\n"
     assert node_survey.read(printed) == [facts]
@@ -110,13 +110,13 @@ def test_output_without_nodes_is_none():
 
 def test_a_remote_traceback_is_told_by_its_last_line():
     error = RuntimeError("Traceback:\n  File x\nModuleNotFoundError: No module named 'a'\n\n")
-    assert node_survey._last_line(error) == "ModuleNotFoundError: No module named 'a'"
-    assert node_survey._last_line(RuntimeError()) == "RuntimeError"
+    assert node_survey.last_line(error) == "ModuleNotFoundError: No module named 'a'"
+    assert node_survey.last_line(RuntimeError()) == "RuntimeError"
 
 
 def test_what_is_not_installed_has_no_version(monkeypatch):
     monkeypatch.setattr("deployments.control.preflight.node_facts.metadata.version", _none)
-    assert collected(question(), {})["versions"]["headrace"] == "none"
+    assert collected(query(), {})["versions"]["headrace"] == "none"
 
 
 def _none(name: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deployments.control import ray_env
-from deployments.control.preflight.node_facts import BusyPort, Folder, NodeFacts
-from deployments.control.preflight.preflight import Finding, findings, of_token, question
+from deployments.control.preflight.node_facts import BusyPort, FolderFacts, NodeFacts
+from deployments.control.preflight.preflight import NodeFinding, findings, node_query, of_token
 from deployments.settings.gateway import GatewaySettings
 
 GATEWAY = GatewaySettings(ingress="haproxy")
@@ -17,18 +17,18 @@ HEAD = NodeFacts(
     "a1", "10.0.0.1", True,
     versions=OWN,
     environment={each.name: each.value for each in WANTED},
-    folders=(Folder("/cache", True, 1 << 40),),
+    folders=(FolderFacts("/cache", True, 1 << 40),),
     open_files=65_536,
     local_ports=(32_768, 60_999),
 )  # fmt: skip
 WORKER = replace(HEAD, node="b2", address="10.0.0.2", head=False)
 
 
-def found(*nodes: NodeFacts) -> list[Finding]:
+def found(*nodes: NodeFacts) -> list[NodeFinding]:
     return findings(nodes, GATEWAY, WANTED, OWN)
 
 
-def only(*nodes: NodeFacts) -> Finding:
+def only(*nodes: NodeFacts) -> NodeFinding:
     (finding,) = found(*nodes)
     return finding
 
@@ -106,8 +106,8 @@ def test_a_wrapper_that_cannot_serve_is_an_error_in_its_own_words():
 @pytest.mark.parametrize(
     ("folder", "level", "says"),
     [
-        (Folder("/cache", False, 1 << 40), "error", "/cache cannot be written"),
-        (Folder("/cache", True, 1 << 30), "warning", "/cache has 1.0 GiB left"),
+        (FolderFacts("/cache", False, 1 << 40), "error", "/cache cannot be written"),
+        (FolderFacts("/cache", True, 1 << 30), "warning", "/cache has 1.0 GiB left"),
     ],
 )
 def test_a_cache_that_cannot_hold_models_is_named(folder, level, says):
@@ -198,7 +198,7 @@ def test_a_dashboard_that_lets_anybody_in_is_a_warning():
 
 def test_nodes_are_asked_for_the_addresses_of_the_settings():
     gateway = GatewaySettings(ingress="haproxy", host="0.0.0.0", haproxy_stats_port=1234)
-    asked = question(gateway, WANTED)
+    asked = node_query(gateway, WANTED)
     assert asked.ports == {
         "http": ("0.0.0.0", 8000),
         "haproxy_stats": ("127.0.0.1", 1234),

@@ -18,13 +18,13 @@ from deployments.control.registry.controller_watch import (
     PAUSE_S,
     SET_BACK_S,
     STARTS_S,
-    ControllerKeeper,
     ControllerWatch,
-    Sight,
+    ControllerWatchdog,
+    ProbeResult,
 )
 from deployments.process import audit
 
-ANSWERED, SILENT, AWAY = Sight.ANSWERED, Sight.SILENT, Sight.AWAY
+ANSWERED, SILENT, AWAY = ProbeResult.ANSWERED, ProbeResult.SILENT, ProbeResult.AWAY
 
 
 class Looks:
@@ -34,7 +34,7 @@ class Looks:
         self.watch, self.now = ControllerWatch(), 0.0
         self.clock_is_ahead_s = 1e9
 
-    def see(self, sight: Sight, seconds: float = 1.0) -> bool:
+    def see(self, sight: ProbeResult, seconds: float = 1.0) -> bool:
         """Whether any look of so many seconds ends it; it is ended then."""
         end = self.now + seconds
         while self.now < end:
@@ -231,7 +231,7 @@ class Kept:
     def __init__(self) -> None:
         self.controller, self.there = Scripted(), True
         self.told = 0
-        self.keeper = ControllerKeeper(self.on_report, self.find)
+        self.keeper = ControllerWatchdog(self.on_report, self.find)
         self.now, self.finds = 0.0, 0
         self.clock_is_ahead_s = 1e9
 
@@ -351,7 +351,7 @@ async def test_it_is_looked_at_for_ever_whatever_goes_wrong(
 
     tries: list[int] = []
     loop = asyncio.get_running_loop()
-    task = asyncio.create_task(ControllerKeeper(lambda: None, find).run())
+    task = asyncio.create_task(ControllerWatchdog(lambda: None, find).run())
     async with asyncio.timeout(5.0):
         await found.wait()
     assert not task.done()

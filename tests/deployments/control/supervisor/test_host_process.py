@@ -132,7 +132,7 @@ def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, monkeypatc
     host._is_ready = True
     told = handlers["where"]({})
     assert (told["dashboard"], told["token"]) == ("http://127.0.0.1:1", "secret")
-    assert Origin.told(told["origin"]) == host._origin
+    assert Origin.from_plain(told["origin"]) == host._origin
 
 
 class LostCluster:

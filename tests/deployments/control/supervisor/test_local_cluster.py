@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import ray
 
@@ -18,11 +20,12 @@ from deployments.contract.registry import (
     ReplicaProgress,
     View,
 )
+from deployments.control.application_list import AppList, by_name
 from deployments.control.dashboard import ClusterError
-from deployments.control.differences import by_name
-from deployments.control.listed import Listed
 from deployments.control.serve_config import BUILDERS, serve_config
-from deployments.control.supervisor.local_cluster import LocalCluster
+from deployments.control.served_models import ServedModels
+from deployments.control.supervisor.local_cluster import STARTS, LocalCluster, why_waiting
+from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
 
@@ -71,9 +74,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
 @pytest.fixture
 def cluster() -> LocalCluster:
     made = LocalCluster.__new__(LocalCluster)
-    made._registry, made._serve = Hanging(), Serve()  # type: ignore[assignment]
-    made._heard = True
-    made._applications, made._digests = {}, {}
+    ServedModels.__init__(made, Serve(), Hanging())
+    made._answered = True
+    made._port, made._tls = 1, False
     return made
 
 
@@ -112,7 +115,7 @@ def test_a_stop_does_not_wait_for_gateways_that_cannot_be_told(
 def test_a_registry_that_starts_is_waited_for_longer_until_it_was_heard(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster._heard = False
+    cluster._answered = False
     waited: list[float | None] = []
 
     def get(_: object, timeout: float | None = None) -> Any:
@@ -145,7 +148,7 @@ def test_a_model_that_was_taken_off_the_list_could_not_start_either(
     monkeypatch.setattr(ray, "get", lambda _, timeout=None: ALL_PROGRESS.encode([]))
     settings = Settings.model_validate({"models": {"b": {"runtime": "synthetic"}}})
     applications = by_name(serve_config(settings, one_machine=True))
-    listed = Listed.of(applications).with_entry("a", Entry(1, "over", why="no such file"))
+    listed = AppList.of(applications).with_entry("a", Entry(1, "over", why="no such file"))
     cluster._serve.listed = {  # type: ignore[attr-defined]
         name: {"status": "RUNNING", "message": "", "deployed_app_config": app}
         for name, app in listed.all().items()
@@ -195,4 +198,46 @@ def test_readiness_does_without_canaries(
 ) -> None:
     said = seen_by({"a": (0, 0)}, {"a": (0, 0), **more})
     monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
-    assert cluster._all_see_all(2)
+    ready = SimpleNamespace(status_code=200)
+    monkeypatch.setattr(httpx, "get", lambda url, timeout: ready)
+    assert cluster.ready(2)
+    assert not cluster.ready(3)
+
+
+MIB = 1 << 20
+
+
+def model(**replicas: Any) -> ModelSettings:
+    return ModelSettings(runtime="synthetic", replicas={"count": 1, **replicas})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "total", "free", "said"),
+    [
+        ({"num_gpus": 1}, {}, {}, "waits for 1 GPU (replicas.num_gpus): this machine has 0"),
+        (
+            {"num_gpus": 0.5},
+            {"GPU": 1.0},
+            {"GPU": 0.25},
+            "waits for 0.5 GPU (replicas.num_gpus): 0.25 of 1 are free",
+        ),
+        ({"num_gpus": 1}, {"GPU": 1.0}, {"GPU": 1.0}, STARTS),
+        ({}, {}, {}, STARTS),
+        (
+            {"memory_mib": 4096},
+            {"memory": 2048 * MIB},
+            {"memory": 2048 * MIB},
+            "waits for 4096 MiB of memory (replicas.memory_mib): this machine has 2048",
+        ),
+        (
+            {"resources": {"mig": 1}},
+            {},
+            {},
+            "waits for 1 mig (replicas.resources.mig): this machine has 0",
+        ),
+    ],
+)
+def test_the_reason_names_what_is_short(
+    replicas: dict[str, Any], total: dict[str, float], free: dict[str, float], said: str
+) -> None:
+    assert why_waiting(model(**replicas), total, free) == said

@@ -16,6 +16,7 @@ import pytest
 from in_process import Stand, ask, standing
 
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
+from deployments.gateway import services
 from deployments.gateway.http.body import UNBOUNDED, BodyBound, BodyLimits, BodyRoom, Inflation
 
 INFER = "/v2/models/device/infer"
@@ -192,7 +193,7 @@ async def test_another_tenants_large_body_finds_room_beside_one_that_has_it_all(
 
 async def test_bodies_that_arrive_are_bounded_by_tenant(tmp_path: Path) -> None:
     model = {"runtime": "synthetic", "options": {"base_ms": 0}}
-    limits = {"max_arriving_bodies": 2, "body_timeout_s": 0.1}
+    limits = {"max_requests": 4, "body_timeout_s": 0.1}
     tenants: dict[str, Any] = {"default": {}, "other": {}}
     async with standing(
         {"device": model}, tmp_path, gateway={"limits": limits}, tenants=tenants
@@ -201,7 +202,7 @@ async def test_bodies_that_arrive_are_bounded_by_tenant(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         refused = await ask(stand.app, "POST", INFER, body=[b"{", None])
         assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
-        assert "max_arriving_bodies" in json.loads(refused.body)["error"]
+        assert "half of gateway.limits.max_requests" in json.loads(refused.body)["error"]
         assert (await ask(stand.app, "POST", INFER, body=GOOD)).status == 200
         other = [(b"x-tenant", b"other")]
         assert (await ask(stand.app, "POST", INFER, other, [GOOD[:9], GOOD[9:]])).status == 200
@@ -215,9 +216,13 @@ def test_a_body_is_due_by_its_rate_and_by_its_whole_time() -> None:
     assert replace(limits, min_bytes_per_s=0.0).due_s(0) == 30.0
 
 
-async def test_a_body_in_drops_is_408_long_before_its_whole_time(tmp_path: Path) -> None:
+async def test_a_body_in_drops_is_408_long_before_its_whole_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "SLOW_GRACE_S", 0.01)
+    monkeypatch.setattr(services, "MIN_BYTES_PER_S", 100_000.0)
     model = {"runtime": "synthetic", "options": {"base_ms": 0}}
-    limits = {"body_timeout_s": 3600, "slow_grace_s": 0.01, "min_bytes_per_s": 100_000}
+    limits = {"body_timeout_s": 3600}
     async with standing({"device": model}, tmp_path, gateway={"limits": limits}) as stand:
         answer = await ask(stand.app, "POST", INFER, body=[b"{", b" ", None])
         assert answer.status == 408

@@ -20,7 +20,7 @@ MODEL = {
     "runtime": "synthetic",
     "options": {"base_ms": 0},
     "lengths": {"max": 64},
-    "queue": {"max_rows": 16, "max_late_rows": 16},
+    "queue": {"max_rows": 16},
 }
 INFER, PREDICT = "/v2/models/device/infer", "/v1/models/device:predict"
 ZIPPED = (b"content-encoding", b"gzip")

@@ -80,7 +80,7 @@ class Race:
         arrays = [np.array([n], dtype=np.int64) for n in range(rows)]
         columns = {"x": RowColumn("INT64", arrays, [(1,)] * rows)}
         asked = Rows(rows, (1,) * rows, columns, None)
-        demand = QueueRequest("t", 0, deadline_s=1.0, expires_s=expires_s)
+        demand = QueueRequest("t", 0, slo_budget_s=1.0, budget_s=expires_s)
         return self.queue.submit(asked, VersionTerms("v", "s", retry), demand)
 
     async def submit(self, **request: Any) -> PendingBatchRequest:

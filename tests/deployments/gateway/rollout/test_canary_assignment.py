@@ -148,9 +148,9 @@ def test_what_the_canary_died_of_is_known_to_whoever_has_it_next() -> None:
 @pytest.mark.parametrize(("left_s", "asked_s"), [(10.0, 9.0), (2.0, 1.0), (1.99, 1.99), (0.5, 0.5)])
 def test_the_live_versions_slo_is_kept_back(left_s: float, asked_s: float) -> None:
     assignment, _ = begun()
-    assert assignment.asks(DEMAND._replace(expires_s=left_s), 1.0).expires_s == asked_s
+    assert assignment.asks(DEMAND._replace(budget_s=left_s), 1.0).budget_s == asked_s
     assert assignment.goes_on(LOST)
-    assert assignment.asks(DEMAND._replace(expires_s=left_s), 1.0).expires_s == left_s
+    assert assignment.asks(DEMAND._replace(budget_s=left_s), 1.0).budget_s == left_s
 
 
 @pytest.mark.parametrize(("replicas", "again"), [(1, False), (2, True)])

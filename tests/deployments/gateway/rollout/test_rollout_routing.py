@@ -117,7 +117,7 @@ async def fill(stand: Stand) -> None:
 
 
 HELD: list[asyncio.Task[Any]] = []
-TIGHT = {"batch": {"max_size": 1}, "queue": {"max_rows": 1, "max_late_rows": 1}}
+TIGHT = {"batch": {"max_size": 1}, "queue": {"max_rows": 1}}
 
 
 @pytest.mark.parametrize(

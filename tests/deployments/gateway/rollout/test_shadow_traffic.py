@@ -213,7 +213,7 @@ async def test_other_outputs_disagree_and_other_inputs_fail(tmp_path: Path) -> N
         stand.route(LIVE, 0.0, 1.0)
         assert version_of(await post(stand)) == "1"
         await copied(stand)
-        assert seen(stand).copies.reasons == {copies.OTHER_INPUTS: 1}
+        assert seen(stand).copies.reasons == {shadow_traffic.OTHER_INPUTS: 1}
 
 
 async def test_a_copy_costs_the_tenant_nothing_and_leaves_no_trace(tmp_path: Path) -> None:

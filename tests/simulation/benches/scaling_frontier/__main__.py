@@ -140,7 +140,7 @@ BENCH = Bench(
     },
     measure=runs,
     tables=report.tables,
-    bars=report.bars,
+    thresholds=report.thresholds,
     pictures=report.pictures,
     notes=report.NOTES,
     record=asdict,

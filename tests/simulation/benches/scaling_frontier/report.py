@@ -135,7 +135,7 @@ def _share(misses: float) -> str:
 # ---- promises ------------------------------------------------------------------------------------
 
 
-def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     found = done.of(AGREEMENT).results
     if found:
         most = max(abs(each.fast - each.real) for each in found)

@@ -78,7 +78,7 @@ class Tape:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded = [0]
         monkeypatch.setattr(json_body.Breaks, "take", lambda _: self.decoded.append(0))
-        for module in (slices, tensors):
+        for module in (json_body, tensors):
             monkeypatch.setattr(module, "_decoder", self._heard(module._decoder))
 
     def _heard(self, made: Any) -> Any:

@@ -1,1 +1,0 @@
-"""What `headrace load` can be asked, one file a command."""

@@ -1,1 +1,0 @@
-"""What a run looks like in a terminal while it goes on."""

@@ -1,1 +1,0 @@
-"""The comparison's embeddings, served by infinity."""
