@@ -1,16 +1,14 @@
 """When does a group's number of replicas follow the wanted number?
 
-Up: at once, for a spike, or if a little less work (`FIRM`) would need more replicas too. Down: only
-to the largest number that plans wanted within a window, only if fewer replicas would also serve a
-little more work (`RELAXED`), in steps, with a pause after each change, and never while a replica
-starts or a spike holds. So demand that scatters around a boundary changes nothing, and a lull that
-is shorter than a replica's start does not undo it (kserve#1247).
+It grows at once for a spike, or if a little less work (`FIRM`) would need more replicas too. It
+shrinks only to the largest number that plans wanted within a window, and only if fewer replicas
+would also serve a little more work (`RELAXED`). It shrinks in steps, pauses after each change, and
+never shrinks while a replica starts or a spike holds. So demand that scatters around a boundary
+changes nothing, and a lull shorter than a replica's start does not undo growth (kserve#1247).
 
-Replicas that a spike added go earlier: they follow the largest number that spikes wanted within
+Replicas added for a spike go earlier: they follow the largest number that spikes wanted within
 `hold_s`. Held for the whole window, short bursts would cost a quarter of all replica hours and
-serve nothing. If they were gone when the next spike came, within a quarter of an hour, those of the
-next spike stay for one and a half times that gap, so that repeated bursts find them there. Counts
-are replicas of one group; times are seconds.
+serve nothing. Counts are replicas of one group; times are seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +25,9 @@ be able to serve RELAXED before any is removed."""
 _MIN_WINDOW_S = 600.0
 _MIN_PAUSE_S = 60.0
 _MIN_FALL = 0.25  # of the target, while a spike is not over
+# If a spike's replicas were gone when the next spike came, at most `_LONGEST_GAP_S` later, those of
+# the next spike stay for `_GAPS_HELD` times the time between both, so that repeated bursts find
+# them there.
 _LONGEST_GAP_S, _GAPS_HELD = 900.0, 1.5
 
 

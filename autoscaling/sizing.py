@@ -1,14 +1,12 @@
 """How many replicas does this much work need for the SLO?
 
-The replicas of a model serve batches from one queue: M/G/c, with batches as jobs, and Allen and
-Cunneen's correction for arrivals that are not Poisson. The slack is the SLO less the 99th
+The replicas of a model serve batches from one queue: M/G/c with batches as jobs, and the
+Allen-Cunneen correction for arrivals that are not Poisson. The slack is the SLO less the 99th
 percentile of a batch's time. The share of batches that wait longer than the slack is Erlang's C
 times an exponential decay; it may be at most 1 - `percentile`. No replica is planned busier than
-the knee. For a spike the knee is `SPIKE_KNEE`: the usual room is kept for demand that has not come
-yet, and a spike has come already. The arrivals' variability is measured (variance over mean of work
-in short bins); if it exceeds Poisson's, C is raised to the power of its inverse. Several groups
-count as one queue with one server a replica, with mean service times.
-
+the knee. Several groups count as one queue with one server per replica and mean service times. The
+variability of arrivals is measured (variance over mean of work in short bins). If it exceeds
+Poisson's, C is raised to the power of its inverse.
 Checked against a simulation: never too few, at most two of 17 too many. Work: O(log n) steps of
 O(n); results are reused for work that differs by less than half a percent.
 """
@@ -23,6 +21,7 @@ from math import ceil, exp, log
 from autoscaling.settings import GroupTerms, ModelTerms
 from autoscaling.types import GroupReading
 
+# The knee during a spike. The usual room is for demand that has not come yet; a spike has.
 SPIKE_KNEE = 0.95
 _STEP = log(1.005)
 _KEPT = 64

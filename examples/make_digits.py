@@ -1,16 +1,14 @@
 """A small convolutional classifier of handwritten digits, trained here in seconds: `digits.yaml`'s.
 
-`python -m examples.make_digits [FOLDER]` trains on scikit-learn's bundled digits (1,797 images of
-8 x 8, a third of them held out), fits the temperature on a part of the training data that the
-weights never see, and writes what `headrace serve examples/digits.yaml` needs:
+`python -m examples.make_digits [FOLDER]` trains on scikit-learn's digits (1,797 images of 8 x 8, a
+third held out), at two sizes, resized by the code that serves (`deployments/preprocess`). It fits
+the temperature on training data that the weights never see. Seeded: the same machine makes the same
+model. It writes what `headrace serve examples/digits.yaml` needs:
 
     model.onnx           image [rows, 1, height, width] to logits [rows, 10], any height and width
     classify.json        labels, temperature, threshold
     preprocessing.json   what was done to the images it was trained on
     held_out/            the held-out images as PNG, named 0000-7.png: number and digit
-
-Training images are resized by the very code that serves (`deployments/preprocess`), to two sizes.
-Seeded: the same machine makes the same model.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """The rules of the MLPerf Inference scenarios: whether a run keeps them, and its figure.
 
 Server: queries come at Poisson times, 99 % of them within a bound. SingleStream: one query after
-the other, the figure is the 90th percentile of their latency. MultiStream: queries of eight
-samples, one after the other, the 99th percentile. Offline: as much as the system can do, samples a
-second. How many queries that takes is decided by early stopping: n queries of which t took too long
-show with 99 % confidence that the percentile holds if that few would be that rare otherwise, that
-is if P(Binomial(n, 1 - percentile) <= t) <= 0.01. An estimated percentile is the t-th highest
-latency, t being the most for which that holds; so 64 queries are the least for a 90th percentile
-and 662 for a 99th.
+the other; the figure is the 90th percentile of latency. MultiStream: queries of eight samples, one
+after the other; the 99th percentile. Offline: samples a second, as many as the system can do. Early
+stopping decides how many queries are enough: n queries with t too late show the percentile with
+99 % confidence if P(Binomial(n, 1 - percentile) <= t) <= 0.01.
 
-It is not MLPerf: nobody submits this, the data set is the scenario's lengths, and duration is the
-scenario's too (MLPerf's is ten minutes). Source: MLCommons, "MLPerf Inference Rules" and its
-appendix "Early Stopping Criterion" (tolerance 0); loadgen's early_stopping.cc.
+It is not MLPerf: nobody submits this, and the data set and duration are the scenario's (MLPerf's
+duration is ten minutes). Source: MLCommons, "MLPerf Inference Rules" and its appendix "Early
+Stopping Criterion" (tolerance 0); loadgen's early_stopping.cc.
 """
 
 from __future__ import annotations
@@ -85,6 +82,8 @@ def most_late(queries: int, percentile: float) -> int:
 
 def estimate_s(latency: LatencyHistogram, percentile: float) -> float | None:
     """A percentile that holds with confidence; None of too few queries."""
+    # The n-th highest latency, n being the most that may be late. So a 90th percentile needs at
+    # least 64 queries, and a 99th at least 662.
     rank = most_late(latency.total, percentile)
     return nth_highest_s(latency, rank) if rank else None
 

@@ -2,15 +2,14 @@
 
 - One batch runs. Behind it each gateway may have `slots` - 1 staged batches.
 - When the device is free, the staged batch of the lowest rank starts, whichever gateway sent it.
-  The batches that other gateways have staged are returned to them unstarted. So shares hold however
-  unevenly requests arrive at the gateways, and rows are bound to a batch only at their turn.
-- Batches led by the same flow: the gateways take turns. Each gateway keeps its own account of that
-  flow, and by rank alone the gateway whose account is ahead would never be served.
-- A gateway that sends a batch too many gets back its own staged batch of the highest rank. That is
-  how an urgent batch takes the place of a less urgent one.
-
-Nothing here interrupts the running batch. Pure: the replica owns device, clock and payloads, and
-performs the returned `Turn`s in order. Times are seconds on the replica's clock.
+  The other gateways' staged batches return to them unstarted. So shares hold however unevenly
+  requests arrive at the gateways, and rows are bound to a batch only at their turn.
+- For batches led by the same flow, gateways take turns. Each keeps its own account of that flow; by
+  rank alone the gateway whose account is ahead would never be served.
+- A gateway that sends a batch too many gets back its own staged batch of the highest rank. So an
+  urgent batch takes the place of a less urgent one. Nothing here interrupts the running batch.
+Pure: the replica owns device, clock and payloads, and performs the returned `Turn`s in order. Times
+are seconds on its clock.
 """
 
 from __future__ import annotations

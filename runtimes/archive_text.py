@@ -5,13 +5,10 @@ symbolic sizes to `sympy.sympify`, compiles guards as Python, and writes names i
 source. So everything is allowed by list: operators of aten and prims, arithmetic, comparisons of
 sizes, names of word characters. Unknown text is refused, at the price of some honest models.
 
-An operator has the form of aten's and prims' names here; that torch's dispatcher really has it,
-which rules out the builtins of TorchScript, is for whoever has torch (`operators`). Refused by name
-are those that open files, and those with which a graph could most easily read and write memory
-beside its tensors, since their kernels take sizes and indices on trust: aliases of any size, sparse
-and nested tensors, segments, gradients, optimisers. Others trust the shapes of their arguments too
-(`native_batch_norm`), so that an archive of a stranger still belongs into a replica of its own.
-It does not judge what an operator computes, nor how long.
+Operators have the form of aten's and prims' names here. Whether torch's dispatcher has them, which
+rules out TorchScript's builtins, is for whoever has torch (`operators`). Some operators trust the
+shapes of their arguments (`native_batch_norm`), so a stranger's archive still belongs in a replica
+of its own. It does not judge what an operator computes, nor how long.
 """
 
 from __future__ import annotations
@@ -35,6 +32,9 @@ SYMBOLIC = re.compile(
 )
 # The body of these is a part of the graph, whose text is judged like the rest.
 SCOPES = re.compile(r"torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)")
+# Operators that open files, and those with which a graph could most easily read and write memory
+# beside its tensors, because their kernels take sizes and indices on trust: aliases of any size,
+# sparse and nested tensors, segments, gradients, optimisers.
 REFUSED = re.compile(
     r"torch\.ops\.aten\.(_?(from_file|save)|_reshape_alias(_copy)?|set_?|resize(_as)?(_sparse)?_?"
     r"|_?sparse_(coo|compressed|[bc]s[cr])_tensor\w*|_(nested|sobol|fused_(ada|sgd))\w*"

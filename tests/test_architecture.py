@@ -20,6 +20,7 @@ from structure import ROOT, sources, tree
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 90
 MAX_PARAMETERS = 6
+MAX_DOCSTRING_LINES = 12
 WRITERS = {
     "Lease": {"replica_state", "leases"},
     "ReplicaState": {"replica_state", "replicas", "ready_replicas", "preemptible"},
@@ -93,6 +94,22 @@ def test_functions_take_few_parameters():
 def test_modules_say_what_they_are():
     silent = [str(p) for p in sources() if not ast.get_docstring(tree(p))]
     assert not silent
+
+
+def test_no_docstring_is_longer_than_its_bound():
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    product = [name for name in tracked if not name.startswith("tests/") and (ROOT / name).exists()]
+    assert product
+    long = {
+        f"{name}: {getattr(node, 'name', 'module')}": lines
+        for name in product
+        for node in ast.walk(tree(ROOT / name))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := len((ast.get_docstring(node) or "").split("\n"))) > MAX_DOCSTRING_LINES
+    }
+    assert not long
 
 
 def test_no_module_is_a_drawer_of_odds_and_ends():

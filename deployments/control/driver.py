@@ -5,15 +5,10 @@
     starting ─ runs ─► judged ─ promoted ─► promoting ─ runs ─► leaving ─ drained ─► over
         └─ cannot start ──┴─ aborted ──────────┴─ cannot start ───┘
 
-About once a second, on a thread of its own. It asks the registry, reads the list, and puts the list
-that follows, while no deployer has a lease of it. Everything that must be known stands in the list,
-so it may be replaced at any time; only the time since which a version is in its stage is its own. A
-registry that has started anew knows no rollouts: they are begun again, and it is told again what
-people asked for. A canary goes once the gateways have answered what they had for it, or after
-`_DRAINS_S`.
-
-A list with a lower revision than one that it has seen is stale: a writer was late. The last list is
-put again, with an audit line. A list without revision is an operator's own, and is taken as it is.
+It runs about once a second on its own thread. It asks the registry, reads the list and puts the
+next list, while no deployer holds a lease of it. The list holds the whole state except the time
+since a version entered its stage, so the driver may be replaced at any time. A restarted registry
+knows no rollouts: the driver begins them again and repeats what people asked for.
 """
 
 from __future__ import annotations
@@ -40,6 +35,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.plain import settings_digest
 
 _HEARD_S = 2.0  # gateways hear of the end, and say what they have, within this
+# A canary goes once the gateways have answered what they had for it, or after this.
 _DRAINS_S = 10.0
 _ENDED = ("aborted", "promoted")  # phases of an account
 _SOURCE = "Serve's list of applications"
@@ -121,6 +117,8 @@ class Driver:
 
     def _undo_stale(self, listed: AppList, details: Mapping[str, Any]) -> bool:
         """Whether the list was stale, and the last one was put again."""
+        # A revision lower than one seen before is stale: a writer was late. A list without a
+        # revision is an operator's own, and is taken as it is.
         revision, highest = listed.control.revision, self._last.control.revision
         if revision is None or highest is None or revision >= highest:
             self._last = listed

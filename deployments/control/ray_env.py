@@ -1,19 +1,14 @@
-"""The environment of Ray's processes in three layers: what an image contains, what must be set
-before `ray start`, and what a Serve config can still set.
+"""The environment of Ray's processes in three layers: image, before `ray start`, Serve config.
 
 Ray Serve reads its constants when a process imports them, Ray its own when a process starts. So the
-process that reads a variable decides how late the variable may be set. A Serve config's
-`controller_options.runtime_env.env_vars` reach the controller and, by inheritance, everything that
-the controller starts: HAProxy's managers and all replicas, on every node. They are read when the
-controller is created, never again. The raylet and other processes of `ray start` get only what was
-set before it. Every variable may be set earlier than it must be: `headrace cluster env` prints all
-of them, for `ray start`.
+process that reads a variable decides how late it may be set. A Serve config's
+`controller_options.runtime_env.env_vars` reach the controller and, by inheritance, all that it
+starts on every node: HAProxy's managers and all replicas. They are read only when the controller is
+created. The raylet and other processes of `ray start` get only what was set before it. Every
+variable may be set earlier: `headrace cluster env` prints all of them, for `ray start`.
 
-Where the gateway itself takes callers (`gateway.ingress: direct`), Serve's own direct ingress must
-be off, because Serve turns it on silently with the throughput settings (and then ignores proxy
-locations).
-Source: reading of ray 2.60, `serve/_private/constants.py` and who imports what from it, and the
-raylet's configuration; that a controller's variables reach proxies and replicas was tested.
+Source: ray 2.60, `serve/_private/constants.py` and who imports what from it, and the raylet's
+configuration. That a controller's variables reach proxies and replicas was tested.
 """
 
 from __future__ import annotations
@@ -81,6 +76,9 @@ def _baked(ha_proxy: bool) -> Iterator[EnvVariable]:
     serve, replica = (of.CONTROLLER, of.HAPROXY, of.REPLICA), (of.REPLICA,)
     for name, value, readers, why, breaks in (
         ("RAY_SERVE_ENABLE_HA_PROXY", on, serve, "HAProxy takes requests", True),
+        # Off where the gateway itself takes callers (`gateway.ingress: direct`): Serve turns its
+        # own direct ingress on silently with the throughput settings, and then ignores proxy
+        # locations.
         ("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, serve,
          "it brings them to gateways without a proxy in Python", True),
         ("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", serve, "one event loop a replica", True),

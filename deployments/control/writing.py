@@ -1,21 +1,15 @@
-"""Changes of Serve's list by several writers, none of whom undoes another silently.
+"""Changes Serve's list for several writers, none of whom undoes another silently.
 
-Serve replaces the whole list at a `PUT` and offers no condition. So a writer takes a lease in the
-list, looks whether it got it, plans on the list that it then reads, and looks again whether its
-change stands:
-
-1. `GET`. While another writer holds the lease, it waits: 20 s, then it gives up. A lease that has
-   not moved for 10 s by the writer's own clock is of a writer that ended.
-2. `PUT` the same list with the lease. To lose this race undoes nothing.
-3. After `GAP_S`, `GET`. Without its lease at its revision it begins again.
-4. `PUT` what follows from this list, without the lease, with the id of the change.
-5. Each second for `SETTLED_S`, `GET`. Without the id, another list undid the change, and it says
-   so.
-
-A list is never put that was read more than `GAP_S` before, so a writer's `PUT` reaches Serve within
-`GAP_S` and the time of one request after its `GET`: within `SETTLED_S`, if no request takes longer
-than `GAP_S`. Who read the list before a change cannot undo it any more after that. The process that
-drives rollouts writes only while nobody has a lease, and derives again what it loses.
+Serve replaces the whole list at a `PUT`, without a condition. So a writer leases the list:
+1. `GET`. While another writer holds the lease, wait for at most `PATIENCE_S`. A lease that has not
+   moved for `DEAD_S` by the writer's own clock belongs to a writer that ended.
+2. `PUT` the same list with the lease. Losing this race undoes nothing.
+3. After `GAP_S`, `GET`. Without its lease at its revision, the writer begins again.
+4. `PUT` the changed list, without the lease, with the id of the change.
+5. Each second for `SETTLED_S`, `GET`. Without the id, another list undid the change: raise.
+After that, if no request takes longer than `GAP_S`, nobody who read the list before the change can
+undo it. The process that drives rollouts writes only while nobody has a lease, and derives again
+what it loses.
 """
 
 from __future__ import annotations
@@ -32,6 +26,8 @@ from deployments.control.dashboard import ClusterError, ServeApplications
 from deployments.process import audit
 
 GAP_S = 2.0
+# A list is never put more than `GAP_S` after it was read, so a writer's `PUT` reaches Serve within
+# `GAP_S` and the time of one request after its `GET`.
 SETTLED_S = 2 * GAP_S
 DEAD_S = 10.0
 PATIENCE_S = 20.0

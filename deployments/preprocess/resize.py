@@ -1,16 +1,13 @@
 """Resizes an image by exactly the operation that a model names.
 
-With antialiasing this is Pillow's resampling, whose kernel widens as the image shrinks. It works
-either on whole levels as image files have them, rounded after each of the two passes (as
-torchvision does with images), or on float32 levels, which equals torch's
-`interpolate(antialias=True)`.
-
+With antialiasing this is Pillow's resampling, whose kernel widens as the image shrinks. It works on
+whole levels, rounded after each of the two passes (as torchvision does with images), or on float32
+levels, which equals torch's `interpolate(antialias=True)`.
 Without antialiasing the kernel keeps its size and skips pixels, as torch's
 `interpolate(antialias=False)` does: source positions by half pixels, borders repeated, a cubic
 kernel with a = -0.75 (Pillow's has -0.5).
-
-It is written so that other threads do not wait: Pillow releases the interpreter's lock while it
-works, and a large image is copied into numpy in strips of a megabyte.
+Other threads do not wait for it: Pillow releases the interpreter's lock while it works, and a large
+image is copied into numpy in strips of a megabyte.
 Source: Pillow's `Resample.c`; PyTorch's `UpSampleKernel.cpp`; Keys (1981) for the cubic.
 """
 

@@ -1,16 +1,14 @@
 """Turns texts into token ids, and refuses a text that is too long for its model.
 
-The truncation and padding of the tokeniser file are turned off: lengths are real lengths, and a
-text is cut only if the model's settings say so. `encode` runs on a preprocessing thread and
-releases the interpreter's lock while it works (`encode_batch_fast` does; `encode` of the same
-library holds the lock). It starts no threads of its own: on two processors the library's thread
-pool made each text a third more expensive.
+The tokeniser file's truncation and padding are off: lengths are real lengths, and a text is cut
+only if the model's settings say so. `encode` runs on a preprocessing thread and releases the
+interpreter's lock (`encode_batch_fast` does; the library's `encode` holds it). It starts no
+threads: on two processors the library's thread pool made each text a third more expensive.
 
-Tokenised texts are kept in a cache, keyed by tenant and whole text: a cached text is found 500
-times as fast as it is tokenised, so one cache for all would tell each tenant what the others have
-sent. The library's own cache of words, which knows no tenants, is off. Where a tokeniser looks at
-each word alone (WordPiece over whitespace), a very long text can be refused or cut by a prefix of
-it that has too many tokens already. `gateway/preprocess` cuts the work into turns.
+The cache of tokenised texts is keyed by tenant and whole text: a hit is 500 times as fast, so one
+cache for all would tell each tenant what the others have sent. The library's own cache of words,
+which knows no tenants, is off. Where a tokeniser looks at each word alone (WordPiece over
+whitespace), a very long text can be refused or cut by a prefix that has too many tokens already.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Keeps what is meant for this machine on this machine: Serve's listeners on a local cluster, and
-every client's requests to a loopback address.
+"""Keeps this machine's traffic on it: Serve's listeners on a local cluster, and loopback requests.
 
 HTTP and gRPC clients ask the proxy that the environment names (`http_proxy` and its kin), for
 loopback addresses too, unless `no_proxy` lists them. A proxy elsewhere would reach its own machine.
 `keep_loopback_direct` lists them, for this process and for those that it starts.
 
-Ray's own gRPC servers bind to their node's address, which on a local cluster is a loopback address
-(`ray_env`). Every Serve replica also opens a gRPC server for calls between deployments. Serve's
-source binds that one to every interface (`[::]:0`), with no setting for it. The constructors of
-replicas therefore call `keep_replica_calls_local`, which runs before that server is opened. On a
-cluster of several nodes nothing changes. The private API of Ray that this uses is tested by
-tests/integration/test_ray_contract.py.
+Ray's gRPC servers bind to their node's address, a loopback address on a local cluster (`ray_env`).
+Every Serve replica also opens a gRPC server for calls between deployments. Serve binds that one to
+every interface (`[::]:0`) and has no setting for it. So replicas' constructors call
+`keep_replica_calls_local`, before that server opens. On a cluster of several nodes nothing changes.
+tests/integration/test_ray_contract.py tests the private API of Ray that this uses.
 """
 
 from __future__ import annotations

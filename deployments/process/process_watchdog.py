@@ -1,20 +1,14 @@
-"""Kills a process that stands still altogether: it was stopped (SIGSTOP), or a call holds the
-interpreter's lock.
+"""Kills a process that stands still: it got SIGSTOP, or a call holds the interpreter's lock.
 
-Such a process cannot watch itself, so a small process of its own does, like Erlang's `heart`. The
-watched process sends a heartbeat twice a second. When none has come for `LIMIT_S` it gets SIGKILL,
-and whoever started it starts another. A second of silence counts only if
-
-- the watchdog itself was on time: otherwise the machine was suspended, the container frozen, or no
-  process got a processor;
-- every thread of the watched process that wanted a processor got at least half of one: otherwise
-  the process is slow because the machine is busy;
-- its last heartbeat did not say that it may be `stalled`: a backend's library may hold the
-  interpreter's lock while it loads a model.
-
-An event loop that hangs while the process does not is found by `loop_watch`, which writes what the
-process was doing. Linux only. The watchdog's process runs this very file, with nothing but the
-standard library until it writes its log line, and takes 7 MiB of memory.
+A small process of its own watches it, like Erlang's `heart`. The watched process sends a heartbeat
+twice a second. After `LIMIT_S` without one it gets SIGKILL, and whoever started it starts another.
+A second of silence counts only if
+- the watchdog was on time: otherwise the machine was suspended, the container frozen, or no process
+  got a processor;
+- every thread that wanted a processor got at least half of one: otherwise the machine is busy;
+- the last heartbeat did not say `stalled`: a library may hold the lock while it loads a model.
+`loop_watch` finds an event loop that hangs while the process does not. Linux only. The watchdog
+runs this very file with only the standard library until it writes its log line, and takes 7 MiB.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Is the difference between two runs more than chance?
 
 Computes 99 % intervals of shares (Wilson), of percentiles (the values at the ranks that a binomial
-count would reach), and of differences between two of them (MOVER, which for shares is Newcombe's
-method). Requests are not independent, because queues make neighbours alike, so they count as fewer
-requests (`inflations`). The factor is how much more parts of a run differ, in shares in time and
-medians, than independent requests would; or, if that is smaller, how much more the differences
-between both runs' parts vary, so that changes which the scenario causes in both runs are no noise.
-
-Limits: on busy servers tails are more correlated still, so equal runs look different there more
+count would reach), and of differences between two of them (MOVER; Newcombe's method for shares).
+Requests are not independent, because neighbours share queues, so they count as fewer requests
+(`inflations`). The factor is how much more parts of a run differ, in shares in time and medians,
+than independent requests would. If the differences between both runs' parts vary less than that,
+their variation is the factor, so that changes that the scenario causes in both runs are no noise.
+Limits: tails on busy servers are more correlated still, so equal runs look different there more
 often than once in a hundred. Changes between runs that do not show within a run are not covered.
 Sources: Zou & Donner, "Construction of confidence limits about effect measures" (2008); Newcombe
 (1998).

@@ -1,18 +1,14 @@
 """May a new request wait: on time, late, or not at all?
 
-The questions are asked in this order:
-
 1. Is the request within the bounds of model, queue and tenant (`bounded`)?
 2. Was a request like it rejected a moment ago (`fast_reject`, by the `RejectionCache`)?
 3. Do the controllers of arrival let it wait on time (`judge`, `OnArrival`)?
-4. If it is late: is there a place for it, and do the controllers of late work let it wait
-   (`OnceLate`)?
+4. If it is late: is there a place, and do the controllers of late work let it in (`OnceLate`)?
 
-The bounds and controllers decide, from sums that the queue keeps; `Admission` asks them, marks late
-requests and caches late rejections. Work: O(1), whatever waits. A rejection is final. Where the
-queue is the reason, it says after how many seconds asking again may help: the predicted work that
-waits, divided among the replicas. While no replica runs and one is expected at a known time, a
-request that would be over before that is rejected at once; the others wait. `RequestTable` asks.
+`Admission` asks the bounds and controllers in this order, marks late requests and caches late
+rejections. Work: O(1). A rejection is final. If the queue is the reason, it says after how many
+seconds to ask again: the predicted work that waits, divided among the replicas. While no replica
+runs and one is expected at a known time, a request that would be over before is rejected at once.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """Which batch gets a speculative copy on another replica, and on which replica?
 
-There are three kinds of copy. A *hedge* is sent once `hedging` finds the lease slow. A *tie* is
-sent at once, for a batch that was staged behind a running one. A *probe* is a copy to an ejected
-replica, which shows whether that replica is still slow.
-
-- A hedge or tie goes to a healthy replica with a free slot that holds nothing more urgent. It is
-  not sent while the replicas are busy, nor where the retry budget is too low. A hedge is not sent
-  if it would come after the deadlines of all its rows.
+A *hedge* is sent once `hedging` finds the lease slow. A *tie* is sent at once, for a batch staged
+behind a running one. A *probe* goes to an ejected replica and shows whether it is still slow.
+- A hedge or tie goes to a healthy replica with a free slot and nothing more urgent, if replicas are
+  not busy and the retry budget allows. A hedge must be able to meet a deadline of its rows.
 - A probe is sent however busy the replicas are, and runs to its end. The budget pays for it too.
-- Only rows that may run twice and were never copied before are copied, so that slow inputs do not
-  set off ever more copies.
-- Where neither the lease nor its copy has started, the two are tied: the first to start cancels
-  the other.
-
+- Only rows that may run twice and were never copied are copied, so that slow inputs do not set off
+  ever more copies.
+- If neither the lease nor its copy has started, they are tied: the first start cancels the other.
 `stream_hedger` does the same for streams. Work: O(log n) a lease.
 """
 

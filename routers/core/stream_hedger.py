@@ -2,11 +2,9 @@
 
 `stream_hedging` decides when a copy is due and which replica may take it; this module carries that
 out. Two leases of a request race until the first token. The first lease that shows anything keeps
-the request. The other one is aborted, so that its prompt is not read on and the caller gets nothing
+the request. The other is aborted, so that its prompt is not read on and the caller gets nothing
 twice.
-
-- The retry budget that pays for copies of batches pays for the tokens that were computed twice; no
-  flow is charged.
+- The retry budget for copies of batches pays for the tokens computed twice; no flow is charged.
 - A replica whose lease is raced gets no further lease until it shows a token. If the raced lease is
   aborted without one, the replica gets no lease for as long again as that lease had waited.
 - A probe is a copy by which an ejected replica is judged. It never takes over the request while the

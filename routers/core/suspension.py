@@ -1,18 +1,14 @@
 """What becomes of a silent replica, and of the rows that it holds?
 
-`Silence` decides that a replica is silent; `suspend` suspends it. A suspended replica gets no new
-lease until it speaks.
-
-- Its rows are queued again, once: those that may run twice and were neither moved nor retried.
+`Silence` decides that a replica is silent. A suspended replica gets no new lease until it speaks.
+- `suspend` queues its rows again, once: those that may run twice and were not moved or retried.
 - Rows of the batch that ran may have silenced it. They travel alone, like rows of a lost lease, and
-  the retry budget pays for them.
-- Rows staged behind that batch have most likely not started. They take their old places.
-- A request that generates is moved as long as nothing of its answer has come.
-- Rows that also stand in a copy on a replica that is not suspended stay: the copy serves them.
-
-The leases of moved rows stay open, so that an answer that comes after all is used if it is the
-first. Anything that the replica says ends the suspension (`heard`). Its open leases serve as its
-probe; a replica whose last lease is lost without a word is ejected and probed like an outlier.
+  the retry budget pays for them. Rows staged behind it most likely did not start: they take their
+  old places. A request that generates moves as long as nothing of its answer has come.
+- Rows with a copy on a replica that is not suspended stay: the copy serves them.
+The leases of moved rows stay open, so that a late answer is used if it is the first. Anything that
+the replica says ends the suspension (`heard`). Its open leases serve as its probe. A replica whose
+last lease is lost without a word is ejected and probed like an outlier.
 """
 
 from __future__ import annotations

@@ -4,13 +4,11 @@ A group is replicas of one kind: one runtime on one sort of device. Each group h
 (fit, slowdowns, scatter), batch sizes, turnaround and engine speed, so that a GPU's measurements
 never teach a CPU's predictions.
 
-Work of several groups is counted in one unit: predicted device seconds of the *reference* group,
-the first that the settings list. A replica of a group does `speed` of them a second, found from
-what a row costs in the typical batch of each group. So a tenant pays for its rows, not for where
-they were served. A reserve group is used only while the other groups would let waiting work wait
-longer than its `after_s`.
-
-It decides which groups may be used, never which replica. Work: a look at each group.
+Work of several groups has one unit: predicted device seconds of the *reference* group, the first in
+the settings. A replica of a group does `speed` of them a second, found from what a row costs in the
+typical batch of each group. So a tenant pays for its rows, not for where they were served. A
+reserve group is used only while work would wait for the other groups longer than its `after_s`. It
+decides which groups may be used, never which replica. Work: a look at each group.
 """
 
 from __future__ import annotations

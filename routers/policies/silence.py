@@ -1,17 +1,15 @@
 """Which replicas have stopped answering?
 
-A replica that holds work is *silent* once nothing has been heard of it for about twice the 99th
-percentile of what its batches take, as a multiple of the prediction for the batch that runs,
-bounded below and above. The time counts from that batch's predicted start, or from when the replica
-was last heard if that is later. Batches of other gateways that are known to run before ours add as
-much each. A stream replica is given the time of the longest first token that it owes.
+A replica that holds work is *silent* once nothing was heard of it for about twice the 99th
+percentile of what its batches take, as a multiple of the running batch's prediction, within bounds.
+The time counts from that batch's predicted start, or from when the replica was last heard if later.
+Batches of other gateways known to run before ours add as much each. A stream replica is given the
+time of the longest first token that it owes.
 
-Two kinds of false alarm are excluded. If a look comes late, this gateway stood still, and reads
-what has come meanwhile first. While no other healthy replica runs, none is called silent, because
-the fault is then more likely in the network or the gateway.
-
-`routers.core.replica_watch` decides when a replica is looked at. Source: timeouts from observed
-response times, as in the phi accrual failure detector (SRDS'04).
+Two false alarms are excluded. If a look comes late, this gateway stood still, and first reads what
+has come. While no other healthy replica runs, none is silent: the network or gateway is the
+likelier fault. `routers.core.replica_watch` decides when to look. Source: phi accrual failure
+detector (SRDS'04).
 """
 
 from __future__ import annotations

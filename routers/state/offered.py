@@ -1,12 +1,9 @@
 """How much work were we asked for, whatever became of it?
 
-Counters that only grow, read by autoscaling: late binding hides the queue from every other
-observer, and refusals hide demand.
-
-Unit: seconds of a full replica of the reference group. A request is priced as its part of a batch
-of the planned size; priced by small batches, more replicas would make every row dearer and so ask
-for more replicas. Requests to a model that generates are priced by weighted tokens, at what a token
-costs on a full replica.
+Counters that only grow, for autoscaling: late binding hides the queue from every other observer,
+and refusals hide demand. Unit: seconds of a full replica of the reference group. A request is
+priced as its part of a batch of the planned size. A request to a model that generates is priced by
+weighted tokens, at what a token costs on a full replica.
 
 Offered is every first arrival, before queue bounds and admission control. Not offered are our own
 retries and copies, requests that a cheaper model takes as another's fallback, and requests that no
@@ -37,6 +34,8 @@ _LENGTHS = 64  # intervals of lengths, by powers of two: all lengths are below 2
 class OfferedWork:
     """The counters of one model at one gateway. The caller decides what counts as offered."""
 
+    # At the planned batch size: priced by small batches, more replicas would make every row dearer
+    # and so ask for still more.
     work_s: float = 0.0
     sq_s2: float = 0.0  # sum of the squares of requests' work, for their variance
     requests: int = 0

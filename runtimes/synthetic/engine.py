@@ -1,16 +1,13 @@
 """Models an engine with continuous batching: steps, chunked prefill, a KV cache, shared prefixes.
 
-In a step each sequence whose prompt has been read gets one token. The rest of `step_tokens` is used
-to read the others' prompts in the order of admission, a long prompt over several steps. A sequence
-waits, first come first served, while the number of sequences or the cache is at its maximum. If the
-cache runs full, the sequence admitted last gives up its cache and is read again later (preemption
-by recomputation). Blocks of prompts that are cached are not read again; the least recently used
-blocks are forgotten.
+In a step each sequence whose prompt has been read gets one token. The rest of `step_tokens` reads
+the others' prompts in the order of admission, a long prompt over several steps. A sequence waits,
+first come first served, while the number of sequences or the cache is at its maximum. If the cache
+runs full, the sequence admitted last gives up its cache and is read again later (preemption by
+recomputation). Cached blocks of prompts are not read again; the least recently used are forgotten.
 
 Pure: the caller lets the time of a step pass. Not modelled: attention that grows with the context,
-and detokenising. A prefix that several sequences share counts for each of them, and blocks that no
-sequence uses take no room. The synthetic runtime and simulations use this engine.
-
+and detokenising. A prefix that several sequences share counts for each; unused blocks take no room.
 Source: Sarathi-Serve (OSDI'24) for chunked prefill; vLLM's scheduler.
 """
 

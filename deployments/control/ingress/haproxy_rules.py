@@ -1,21 +1,14 @@
 """Which requests HAProxy takes, and from whom: the rules of the frontend that callers meet.
 
-Two kinds of refusal. What two readers may understand differently never reaches a gateway: no Host,
-two keys, a header's name that is not letters, digits and dashes, a path that climbs or that cannot
-be decoded; and no `Upgrade` does. And nobody takes the places of all. A body that fits HAProxy's
-buffer (`BUFFER_BYTES`) is read whole before a gateway hears of it, so a slow one holds a
-connection here and nothing else. One that does not fit holds one of a gateway's places while it
-comes in; how fast it must come is the gateway's to say. So such bodies are counted, by the address
-they come from: over half of all places, addresses that have a sixteenth are refused; over three
-quarters, all are. A quarter stays for requests that are whole. Connections are bounded in the same
-way: when four fifths are taken, those addresses are refused that have a tenth. An address alone may
-have all but the last of everything, since behind a load balancer all callers have one;
-`trusted_proxies` say whose word for the caller's is taken. Of IPv6 an address is the first 64 bits:
-who has one network has 2^64 of the rest (RFC 6177).
-
-What is counted ends with a request, not with its body: HAProxy has no rule for that.
+HAProxy refuses what two readers may understand differently: a request without Host, with two keys,
+with a header name other than letters, digits and dashes, or with a path that climbs or cannot be
+decoded. It removes `Upgrade`. It also bounds connections and unfinished bodies by address, so that
+nobody takes the places of all (`_of_connections`, `_of_bodies`). A single address may still have
+four fifths of the connections and half of the places for bodies, because behind a load balancer all
+callers share one. `trusted_proxies` lists whose word for the caller's address is taken. An IPv6
+address counts by its first 64 bits: the owner of one network has 2^64 of the rest (RFC 6177).
 Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
-`req.body_size`; what it answers, docs/security.md.
+`req.body_size`. Its answers: docs/security.md.
 """
 
 from __future__ import annotations
@@ -97,6 +90,7 @@ def frontend(options: HAProxyOptions, connections: int, gateways: int) -> str:
 
 
 def _of_connections(options: HAProxyOptions, connections: int) -> list[str]:
+    # When four fifths of all connections are taken, addresses that have a tenth are refused.
     taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
     own, most = _unless_trusted(options), options.source_connections
     bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
@@ -165,6 +159,12 @@ def _compression(options: HAProxyOptions) -> list[str]:
 def _of_bodies(options: HAProxyOptions, places: int) -> list[str]:
     """Waits for what fits the buffer, and bounds what does not. A length that the gateway refuses
     by the head alone is not waited for: nobody shall be asked to send it."""
+    # A body that fits `BUFFER_BYTES` is read whole before a gateway hears of it, so a slow one
+    # holds only a connection here. A larger one holds one of a gateway's places while it comes in;
+    # the gateway decides how fast it must come. So larger bodies are counted by address. Over half
+    # of all places, addresses that have a sixteenth are refused; over three quarters, all are. A
+    # quarter stays for requests that are whole. A count ends with the request, not with its body:
+    # HAProxy has no rule for that.
     of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
     return [
         "acl chunked_body req.hdr(transfer-encoding) -m found",

@@ -1,20 +1,15 @@
 """Answers at a node's port after HAProxy was killed, until Serve has started another HAProxy.
 
-Serve checks HAProxy's admin socket only now and then, and starts another HAProxy after half a
-minute; meanwhile nobody would listen. So the program that starts HAProxy leaves a *watcher* process
-behind. Once HAProxy answers at its admin socket, the watcher waits for HAProxy's end. It also kills
-a HAProxy whose admin socket has fallen silent: HAProxy has one thread, so one that hangs answers
-nobody, and Serve would act only after 45 s.
-
-Unless a newer HAProxy has taken over, the watcher then starts a *stand-in*: a HAProxy with the same
-configuration but an admin socket of its own. Otherwise Serve would take the stand-in for the lost
-one, which it could not reload. The next HAProxy that Serve starts takes the port over without a
-gap. It begins with the stand-in's gateways if Serve has not been told of any yet.
-
-An orderly stop of a server kills HAProxy too, which looks the same to a watcher. So a stand-in ends
-with Ray's node process, and after `LONGEST_S` in any case. HAProxy itself is ended with the node
-process too; otherwise it would outlive a node that was killed, and hold its port. Uses the standard
-library only, like `haproxy_wrapper`, in whose process this begins.
+Serve starts another HAProxy only after half a minute. So the program that starts HAProxy leaves a
+*watcher* process, which waits for HAProxy's end once its admin socket answers. The watcher also
+kills a HAProxy whose admin socket is silent: it has one thread, so one that hangs answers nobody,
+and Serve would act only after 45 s. Unless a newer HAProxy has taken over, the watcher starts a
+*stand-in*: the same configuration with another admin socket. With the same socket, Serve would take
+it for the lost HAProxy and could not reload it. The next HAProxy takes the port over without a gap,
+and begins with the stand-in's gateways if Serve has not been told of any yet. A stand-in ends with
+Ray's node process and after `LONGEST_S` at the latest, because an orderly stop kills HAProxy too.
+HAProxy also ends with the node process, or it would hold a killed node's port. Standard library
+only.
 """
 
 from __future__ import annotations

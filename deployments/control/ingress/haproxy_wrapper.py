@@ -1,20 +1,15 @@
-"""`headrace-haproxy`: stands in HAProxy's place, corrects Serve's configuration, becomes HAProxy.
+"""`headrace-haproxy`: runs in HAProxy's place, corrects Serve's configuration, becomes HAProxy.
 
-In Serve's template HAProxy's own pages are bound to every interface and its admin socket is
-everybody's, a line a request goes to the machine's syslog, half-sent headers get an hour, its own
-refusals are 500s, it spins for a client that leaves while it waits and keeps its request
-(docs/decisions/0015-haproxy-does-not-splice.md), and nothing bounds what is under way at a gateway.
-That last one costs a server: connections that overflow a busy gateway's listen queue time out,
-HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
-which it does not recover while callers come again
+Serve's template binds HAProxy's pages to every interface, opens its admin socket to everybody, logs
+each request to syslog, gives half-sent headers an hour, refuses with 500, and answers 404 before
+there is a gateway. HAProxy spins for a client that leaves while it waits, and keeps its request
+(docs/decisions/0015-haproxy-does-not-splice.md). Nothing bounds what is under way at a gateway
 (docs/decisions/0010-haproxy-bounds-a-gateway.md; how many,
-0038-the-gateway-decides-whom-it-refuses.md). Besides, a gateway whose node falls silent keeps
-its callers for ever, what a gateway had when it died is lost, and before there is one all is 404.
-
-Serve starts it at every change of the gateways: it imports little, of the standard library alone,
-for what is slow to import delays that. What it is told stands in the environment
-(HEADRACE_HAPROXY_…, listed in docs/cluster.md). A template in which one of the edits finds nothing
-to edit is not served half-corrected: it says so, and ends.
+0038-the-gateway-decides-whom-it-refuses.md). A silent node keeps its callers for ever, and what a
+dead gateway had is lost. The edits correct all this.
+Serve starts it at every change of the gateways, so it imports little, only the standard library.
+Its settings are in the environment (HEADRACE_HAPROXY_…, see docs/cluster.md). If an edit finds
+nothing to edit in the template, the program says so and ends.
 """
 
 from __future__ import annotations
@@ -167,6 +162,9 @@ def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tup
              r" *option splice-.*\n", lambda _: ""),
         Edit("headers, queueing and checks have their times", "defaults",
              r" *timeout client .*\n", lambda _: _times(options)),
+        # Without a bound, connections that overflow a busy gateway's listen queue time out. HAProxy
+        # then takes it for down and sends everything through Serve's Python proxy, a tenth as fast,
+        # from which it does not recover while callers come again.
         Edit("a gateway has a bound", "backend http-",
              r"( *server SERVE_REPLICA_.*)\n",
              lambda m: f"{m[1]} maxconn {options.places} tcp-ut {_SILENCE_S}s\n",

@@ -1,22 +1,14 @@
 """Does Serve's controller hang, so that it has to be killed for Ray to restart it?
 
-While the controller hangs, callers are still answered, but nothing is started, replaced or changed.
-A controller that got SIGTERM while calls of its own were under way may hang for ever. Once its
-process has ended, Ray restarts it, and it restores its state.
-
-The registry asks the controller once a second and kills it when either holds:
-- It has been silent for `HANGS_S`, or for three times its longest recent answer if that is longer
-  (at most `STARTS_S`): the controller's loop stands still while it goes through its replicas. Only
-  those seconds count in which the registry itself was on time and Ray reports the controller as
-  running.
+While it hangs, callers are still answered, but nothing is started, replaced or changed. SIGTERM
+during calls of its own may make it hang for ever. Ray restarts a controller that has ended, and it
+restores its state. The registry asks it once a second, and kills it on any node when either holds:
+- It was silent for `HANGS_S`, or for three times its longest recent answer if that is longer (at
+  most `STARTS_S`): its loop stands still while it goes through its replicas. Only seconds count in
+  which the registry was on time and Ray reports the controller as running.
 - The wall clock was set back. Until the clock has caught up, the controller checks no replica.
-
-After each kill comes a pause, twice as long as the one before (up to `MAX_PAUSE_S`), so that a
-fault that a restart does not mend causes no endless restarts. A controller that answered after its
-kill did restart well; if it hangs again within the pause, it gets as long as one that starts
-(`STARTS_S`).
-
-The registry may kill actors on any node, so this works the same on one machine and on many.
+A pause follows each kill, twice as long as the last one (up to `MAX_PAUSE_S`), so that a fault that
+a restart does not mend causes no endless restarts.
 """
 
 from __future__ import annotations
@@ -90,6 +82,8 @@ class ControllerWatch:
         ahead_s = wall_s - now
         self._furthest_s = max(self._furthest_s, ahead_s)
         behind_s = self._furthest_s - ahead_s
+        # One that answered after its kill did restart well. If it hangs again within the pause, it
+        # gets as long as one that starts.
         hangs_again = self._answered and self.silent_s >= STARTS_S  # it restarted well
         if now < self._not_before and not hangs_again:
             return None

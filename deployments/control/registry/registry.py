@@ -1,16 +1,14 @@
 """Who serves what: which models are declared, which are ready, and what each gateway last reported.
 
 Entries are leases, by model and generation. An anchor renews its own entry and withdraws it by
-compare-and-delete, so an old anchor never removes its successor's. The highest live generation of
-a model counts. Which models are declared comes from Serve's list of applications alone. Replicas of
-the shared pool report each second which models they serve; such a report is a lease too.
+compare-and-delete, so an old anchor never removes its successor's. The highest live generation of a
+model counts. Only Serve's list of applications decides which models are declared. Replicas of the
+shared pool report each second which models they serve; such a report is a lease too.
 
-The revision grows with every change that gateways must hear of; renewals do not change it, and of
-progress only why a model cannot start. A registry that has just started does not know what was
-there before. Its views are `complete` once it has Serve's list and every anchor has announced or
-has had the time to; until then a model that is missing from a view may exist.
-
-Pure state, given the time; `registry_actor.py` is the actor around it.
+The revision grows with every change that gateways must hear of: not with renewals, and with
+progress only if it says why a model cannot start. A registry that has just started knows nothing.
+Its views are `complete` once it has Serve's list and every anchor has announced or had the time to;
+until then a model that a view lacks may exist. Pure state, given the time (`registry_actor.py`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """The work, served by Ray Serve with its defaults or with its throughput settings.
 
-One deployment whose `__call__` parses the request and awaits a `@serve.batch` method, as its guide
-on dynamic batching shows; one replica owns the device. Variants:
+One deployment's `__call__` parses the request and awaits a `@serve.batch` method, as Serve's guide
+shows; one replica owns the device. It ends the Ray that it starts on SIGTERM. Variants:
 
 `defaults`    all defaults: Python proxy, 5 ongoing requests a replica.
 `raised`      `max_ongoing_requests` above the batch size, as the guide asks.
 `throughput`  that, HAProxy and the throughput settings in the environment (`catalogue`), a bounded
               queue against overload, and batches bounded by rows x longest (`batch_size_fn`), which
               the guide advises for items of different sizes.
-
-Ends the Ray that it starts on SIGTERM. Source: Ray Serve guides "Dynamic request batching",
-"Performance tuning", "High throughput".
+Source: Ray Serve guides "Dynamic request batching", "Performance tuning", "High throughput".
 """
 
 from __future__ import annotations

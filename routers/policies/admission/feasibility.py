@@ -1,18 +1,13 @@
 """Can a new request still be started in time, behind the work that waits before it?
 
-The predicted wait is the work of more urgent priorities, plus the seconds of on-time work that go
-before the request in its flow over the rate at which that flow is served. That rate is the larger
-of two: the flow's weighted share of what more urgent priorities leave, and what the flow was lately
-given. By its share alone, an aggressor that in truth gets what its neighbours leave unused would be
-called late; by the measured rate alone, so would a flow that has just become active. Neighbours
-count by the share of time in which they have work waiting.
-
-`ForecastError` learns how wrong forecasts are; `length_shares` says how much of that margin counts
-for a length. Only new requests are judged. Once a second, one new request of each flow and length
-is let in against the forecast (a *probe*), so that a wrong forecast cannot refuse for ever. Fair in
-device seconds by flow.
-
-Chosen by simulation, see docs/policies/admission.md. Source: deadline admission as in Clockwork
+The predicted wait is the work of more urgent priorities, plus the seconds of on-time work before
+the request in its flow, divided by the flow's service rate. That rate is the larger of the flow's
+weighted share of what more urgent priorities leave, and what the flow was lately given. Neighbours
+count by the share of time in which they have work waiting. `ForecastError` learns how wrong
+forecasts are; `length_shares` says how much of that margin counts for a length. Once a second, one
+new request of each flow and length is let in against the forecast (a *probe*), so that a wrong
+forecast cannot refuse for ever. Only new requests are judged. Fair in device seconds by flow.
+Chosen by simulation (docs/policies/admission.md). Source: deadline admission as in Clockwork
 (OSDI'20) and Mooncake, here by flow.
 """
 
@@ -55,15 +50,13 @@ _MIN_LEFT = 0.01  # of the replicas: more urgent priorities never count as takin
 class ForecastError:
     """How wrong forecasts of a flow's queue wait have lately been.
 
-    `scale` corrects errors in proportion (batches fuller or emptier than reckoned with): least
-    squares through the origin of actual on forecast waits, with 1 as a prior that outweighs
-    forecasts below a quarter of the slack.
-
+    `scale` corrects errors in proportion (batches fuller or emptier than predicted): least squares
+    through the origin of actual on forecast waits. A prior of 1 outweighs forecasts below a quarter
+    of the slack.
     `margin_s` covers the remaining error: a running 98 % quantile of actual less corrected wait,
     moved a step for each sample. The step shrinks as samples come faster, so that a burst of them
-    does not overshoot. At most half of the slack is used up by the margin, so a flow with nothing
-    waiting is never called late.
-
+    does not overshoot. The margin uses at most half of the slack, so a flow with nothing waiting is
+    never called late.
     A request that left the queue because it was late counts as having waited until then. Sums
     forget over 2 s. `error_s` is the mean absolute error after `scale`.
     """
@@ -336,6 +329,8 @@ class Feasibility(OnArrival):
             left = _MIN_LEFT * capacity
         share = left * weight / (weight + others) if others > 0.0 else left
         rate = account.given.value if self._frozen else account.given.read(now)
+        # By its share alone, an aggressor that gets what its neighbours leave unused would be
+        # called late. By the measured rate alone, so would a flow that has just become active.
         if rate < share:
             rate = share
         return urgent_s / left + before_s / (rate if rate < capacity else capacity)

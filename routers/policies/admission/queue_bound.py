@@ -1,18 +1,14 @@
 """How many rows may wait?
 
-As many as settings say. Where settings name no number: as many as this gateway's part of the
-running replicas could answer before the last of them expires, that is the model's timeout times
-rows a second. Of batches: predicted rows a second of full batches of the shortest length. Of
-generations: tokens a second of a full replica over the mean tokens of the requests answered lately.
-The part of a gateway is what other gateways have lately left of the replicas. Rows behind those
-would wait in vain. A request always finds a place while no more than `MIN_ROWS` wait, however
-slow the model is, and no queue is longer than `MAX_ROWS`, however fast. While no replica runs, the
-bound is that of one. Models whose costs are not known yet have the bound of the settings. Retries
-of lost rows are not counted; they are at most as many as lost replicas held. Unit: rows at one
-gateway.
-
-`bound_reached` also checks the other bounds that keep a request from the queue whatever controllers
-would say.
+As many as the settings say. Without a number there: as many as this gateway's part of the running
+replicas could answer before the last row expires (the model's timeout times rows a second). Rows
+behind those would wait in vain. For batches, the rate is the predicted rows a second of full
+batches of the shortest length. For generation, it is tokens a second of a full replica over the
+mean tokens of the requests answered lately. A gateway's part is what other gateways lately left of
+the replicas. Without a running replica, the bound is that of one. Models of unknown cost have the
+settings' bound. That bound lies between `MIN_ROWS` and `MAX_ROWS`. Unit: rows at one gateway.
+Retries of lost rows are not counted; they are at most as many as lost replicas held.
+`bound_reached` also checks the other bounds that hold whatever controllers would say.
 """
 
 from __future__ import annotations
@@ -26,7 +22,9 @@ from routers.estimates.generations import Generations
 from routers.estimates.groups import ReplicaGroups
 from routers.state.request_queue import RequestQueue
 
+# A request always finds a place while at most this many wait, however slow the model is.
 MIN_ROWS = 256
+# No queue is longer, however fast the model is.
 MAX_ROWS = 65_536
 
 

@@ -1,17 +1,14 @@
 """How much of a tenant's rate may this gateway admit, when other gateways enforce the same rate?
 
-All that the other gateways are not asked for; where together they are asked for more than the rate,
-a part in proportion to demand; an equal part while nothing is heard of them. About once a second
-each gateway tells the others its demand a second and its running total of what it has admitted. All
-totals, this gateway's own included, go to a ledger of the whole rate: if shares do not add up while
-news travels, the excess is bounded and not repeated for ever.
+It may admit all that the other gateways are not asked for. If together they are asked for more than
+the rate, it may admit a part in proportion to demand; an equal part while nothing is heard of them.
+About once a second each gateway tells the others its demand a second and its running total
+admitted. All totals go to a ledger of the whole rate: if shares do not add up while news travels,
+the excess is bounded and does not repeat for ever. No gateway asks another for permission.
 
-Unit: requests or tokens of one tenant. Over any stretch of T seconds all gateways together admit at
-most burst + rate × T. With several gateways, each one after the first may add a burst, and each may
-add the rate for as long as news takes (`NEWS_S`). No gateway asks another for permission: there is
-no call on a request's way.
-
-Source: distributed rate limiting by demand (Raghavan et al., SIGCOMM'07: flow proportional share).
+Unit: requests or tokens of one tenant. Over any T seconds all gateways admit at most
+burst + rate × T. With several gateways, each one after the first may add a burst, and each may add
+the rate while news travels (`NEWS_S`). Source: flow proportional share (Raghavan, SIGCOMM'07).
 """
 
 from __future__ import annotations
