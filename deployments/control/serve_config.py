@@ -45,7 +45,7 @@ BUILDERS = {
     "pool": "deployments.replica.application:pool",
 }
 """What Serve calls for each kind of application of ours."""
-COPY_TARGETS = "deployments.control.scaling.copy_targets:ShadowTargets"
+COPY_TARGETS = "deployments.control.scaling.copy_targets:CopyTargets"
 LOGGING = {"enable_access_log": False, "encoding": "JSON"}  # of applications without their own
 GRACE_S = 20.0
 DEREGISTER_S = 30.0

@@ -141,6 +141,7 @@ def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
 
 
 def test_a_version_that_costs_many_times_as_much_leaves_the_old_one_serving(server):
+    server.until(lambda: len(server.replicas("b")) == 1, 30)  # those of the test before have ended
     pids, before = server.replicas("b"), version(server, "b")
     slow = {**B, "options": {"base_ms": 100}, "profile_s": 0.3}
     with server.load("b") as load:

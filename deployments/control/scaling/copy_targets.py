@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class ShadowTargets:
+class CopyTargets:
     """Takes no arguments: Serve restarts an application when its policy's arguments change."""
 
     def __call__(self, contexts: dict[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:

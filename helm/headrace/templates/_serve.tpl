@@ -106,7 +106,7 @@ read text. */}}
   "route_prefix" nil
   "import_path" "deployments.replica.application:model"
   "args" $args
-  "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:ShadowTargets")
+  "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
   "deployments" $deployments
   | toJson -}}
 {{- end }}
@@ -167,7 +167,7 @@ model's time to drain. */}}
     "runtimes" ($runtimes | uniq | sortAlpha)
     "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))
     "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000))
-  "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:ShadowTargets")
+  "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
   "deployments" (list (dict
     "name" "pool"
     "autoscaling_config" (include "headrace.bounds" (list $least $most) | fromJson)

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.contract.scaling.messages import Observed
 from deployments.control.scaling import copy_targets, target_reader
-from deployments.control.scaling.copy_targets import ShadowTargets
+from deployments.control.scaling.copy_targets import CopyTargets
 from deployments.control.scaling.target_reader import STALE_S, TargetReader
 
 
@@ -163,22 +163,22 @@ class Broken:
 def test_the_policy_never_raises(monkeypatch, clock):
     reader = told(clock, {"model-a/model": 3})
     monkeypatch.setattr(target_reader, "reader", lambda: reader)
-    assert ShadowTargets()({"id": Context()}) == ({"id": 3}, {})
-    assert ShadowTargets()({"id": Broken()}) == ({}, {})
-    assert ShadowTargets()(None) == ({}, {})  # type: ignore[arg-type]
+    assert CopyTargets()({"id": Context()}) == ({"id": 3}, {})
+    assert CopyTargets()({"id": Broken()}) == ({}, {})
+    assert CopyTargets()(None) == ({}, {})  # type: ignore[arg-type]
 
     def fails() -> TargetReader:
         raise ImportError("not installed here")
 
     monkeypatch.setattr(target_reader, "reader", fails)
-    assert ShadowTargets()({"id": Context()}) == ({}, {})
+    assert CopyTargets()({"id": Context()}) == ({}, {})
 
 
 def test_the_policy_is_pickled_by_value_and_shares_the_processs_reader(monkeypatch, clock):
     """As Serve does; what it remembers must not be a copy."""
     cloudpickle.register_pickle_by_value(copy_targets)
     try:
-        pickled = cloudpickle.dumps(ShadowTargets)
+        pickled = cloudpickle.dumps(CopyTargets)
     finally:
         cloudpickle.unregister_pickle_by_value(copy_targets)
     copied = cloudpickle.loads(pickled)
