@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from deployments.process.logs import DECISIONS
+from deployments.process.logs import DECISIONS, PerSecond
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
 from routers.api.events import Arrive, Cancel, Closed, Event
 from routers.api.requests import LeaseEnd, Request
@@ -35,19 +35,16 @@ class DecisionLog:
 
     def __init__(self, gateway: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._gateway, self._clock = gateway, clock
-        self._second = self._written = self._suppressed = 0
+        self._bound = PerSecond(MAX_LINES_PER_S)
+        self._suppressed = 0
 
     def note(
         self, request_id: str, model: str, event: str, decision: str, reason: str = ""
     ) -> None:
         """One decision about a request, whose id its caller knows as `x-request-id`."""
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._written = second, 0
-        if self._written >= MAX_LINES_PER_S:
+        if not self._bound.take(self._clock()):
             self._suppressed += 1
             return
-        self._written += 1
         fields = {
             "gateway": self._gateway, "model": model, "request_id": request_id, "event": event,
             "decision": decision, "reason": reason, "suppressed": self._suppressed or None,
@@ -62,20 +59,18 @@ class QueueDecisions:
 
     def __init__(self, log: DecisionLog, model: str, snapshot: Callable[[], Snapshot]) -> None:
         self._log, self._model, self._snapshot = log, model, snapshot
-        self._names: dict[int, str] = {}  # ids that callers know, by the dispatcher's
-        self._arrivals: dict[int, float] = {}
+        # (id that its caller knows, arrival), by the dispatcher's id.
+        self._named: dict[int, tuple[str, float]] = {}
         self._leases: dict[int, tuple[str, list[str]]] = {}  # (replica, requests), by open lease
 
     def name(self, request: Request, request_id: bytes) -> None:
         """A request is made, and not yet given to the dispatcher. b"": nobody asks for it."""
         if request_id:
-            self._names[request.request_id] = request_id.decode("latin-1")
-            self._arrivals[request.request_id] = request.arrival
+            self._named[request.request_id] = request_id.decode("latin-1"), request.arrival
 
     def forget(self, number: int) -> None:
         """The request has ended."""
-        self._names.pop(number, None)
-        self._arrivals.pop(number, None)
+        self._named.pop(number, None)
 
     def event(self, event: Event, now: float) -> None:
         """The dispatcher is about to be given this event."""
@@ -97,7 +92,7 @@ class QueueDecisions:
         """The dispatcher has returned this action, which is about to be performed."""
         if isinstance(action, Dispatch):
             self._dispatched(action, now)
-        elif isinstance(action, Reject | Evict):
+        elif isinstance(action, Reject | Evict) and action.request_id in self._named:
             wait = f"; ask again in {action.retry_after_s:.1f} s" if action.retry_after_s else ""
             event = "reject" if isinstance(action, Reject) else "evict"
             self._say(
@@ -112,6 +107,8 @@ class QueueDecisions:
                 )  # fmt: skip
 
     def _arrived(self, request: Request, now: float) -> None:
+        if request.request_id not in self._named:
+            return
         reason = (
             f"rows: {len(request.lengths)}, the longest {max(request.lengths)}; "
             f"{(request.deadline - now) * 1e3:.0f} ms until its SLO, "
@@ -123,10 +120,10 @@ class QueueDecisions:
 
     def _dispatched(self, lease: Dispatch, now: float) -> None:
         numbers = list(dict.fromkeys(number for number, _ in lease.rows))
-        known = [number for number in numbers if number in self._names]
+        known = [number for number in numbers if number in self._named]
         if not known:
             return
-        self._leases[lease.lease_id] = lease.replica_id, [self._names[n] for n in known]
+        self._leases[lease.lease_id] = lease.replica_id, [self._named[n][0] for n in known]
         size = (
             f"batch of {len(lease.rows)} rows from {len(numbers)} requests, bucket {lease.bucket}"
         )
@@ -136,15 +133,15 @@ class QueueDecisions:
         if lease.alone:
             why += "; alone, since such an input was on a replica that was lost"
         for number in known:
-            waited_ms = (now - self._arrivals[number]) * 1e3
+            waited_ms = (now - self._named[number][1]) * 1e3
             event = "hedge" if lease.copy_of else "dispatch"
             said = f"after {waited_ms:.1f} ms in the queue: {why}"
             self._say(number, event, f"sent to {lease.replica_id}", said)
 
     def _say(self, number: int, event: str, decision: str, reason: str) -> None:
-        request_id = self._names.get(number)
-        if request_id is not None:
-            self._log.note(request_id, self._model, event, decision, reason)
+        named = self._named.get(number)
+        if named is not None:
+            self._log.note(named[0], self._model, event, decision, reason)
 
 
 def _load(found: Snapshot) -> str:

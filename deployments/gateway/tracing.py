@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random, SystemRandom
 from typing import NamedTuple, Protocol
 
+from deployments.process.logs import PerSecond
+
 _SAMPLED = 0x01
 _LENGTH = 55  # 00-<32>-<16>-<2>
 _HEX = frozenset(b"0123456789abcdef")
@@ -119,21 +121,14 @@ class Tracing:
         ratio = sample_ratio if self._recording else 0.0
         self._sampler = Sampler(ratio, Random(SystemRandom().getrandbits(128)))
         self._clock = clock
-        self._second = self._traces = 0
+        self._bound = PerSecond(_MAX_TRACES_PER_S)
 
     def begin(self, headers: Mapping[bytes, bytes]) -> TraceContext:
         """The context of a request that arrives; always there, for the answer's `traceparent`."""
         context = self._sampler.begin(headers.get(b"traceparent"))
-        if context.sampled and self._recording and not self._within_bound():
+        if context.sampled and self._recording and not self._bound.take(self._clock()):
             context.sampled = False
         return context
-
-    def _within_bound(self) -> bool:
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._traces = second, 0
-        self._traces += 1
-        return self._traces <= _MAX_TRACES_PER_S
 
     def records(self, context: TraceContext) -> bool:
         """Whether `finish_request` will do anything: ask before gathering what it takes."""

@@ -48,6 +48,24 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # control cha
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
+class PerSecond:
+    """At most `limit` of something in each second, counted anew with the next one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self.second = -1  # the last one in which anything was asked for
+
+    def take(self, now: float) -> bool:
+        """Whether one more may be had; `now`: seconds on any clock."""
+        if int(now) != self.second:
+            self.second, self._taken = int(now), 0
+        if self._taken >= self._limit:
+            return False
+        self._taken += 1
+        return True
+
+
 class _Datagrams(io.TextIOBase):
     """A text stream of which every `write` sends one datagram."""
 

@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from deployments.settings.gone import GONE
 from yaml_document.section import Section, listed, wrong
 
-Percent = Annotated[float, Field(gt=0, le=100)]
 # A step of 100 % would leave the live version no requests to be compared by.
 Share = Annotated[float, Field(gt=0, lt=100)]
 

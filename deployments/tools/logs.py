@@ -78,14 +78,16 @@ def why(request_id: str, where: Where) -> int:
     Raises NoServer, ClusterError."""
     if where.address is None:
         path = _log_file(where)
-        streams = [_read(each) for each in (server_files.older_log(path), path) if each.is_file()]
+        file = _opened(path)
+        streams: list[Iterable[str]] = [_older(path), file]
     else:
         dashboard = where.dashboard()
         actors = gateway_actors(ServeRest(dashboard).details())
         streams = [_of_replica(dashboard, *each, Wanted()) for each in actors.items()]
     lines = (line for stream in streams for line in stream if request_id in line)
-    said = (found for found in map(_decision, lines) if found.get("request_id") == request_id)
-    decisions = sorted(said, key=lambda found: found["ts"])
+    said = (found for found in map(_fields, lines) if found.get("request_id") == request_id)
+    told = (found for found in said if found["ts"] and "decision" in found)
+    decisions = sorted(told, key=lambda found: found["ts"])
     if not decisions:
         click.echo(
             f"no decision about request {request_id} is in the log. Decisions are logged where "
@@ -106,22 +108,6 @@ def why(request_id: str, where: Where) -> int:
         if found.get("suppressed"):
             click.echo(f"{'':22}({found['suppressed']} lines of all requests were left out before)")
     return 0
-
-
-def _decision(line: str) -> dict[str, str]:
-    """The fields of a line of the log of decisions, as JSON or as text; {} for any other line."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        found = {"ts": line.split(" ")[0], **dict(_TEXT_FIELD.findall(line.rstrip("\n")))}
-    if not isinstance(found, dict) or not {"decision", "ts"} <= found.keys():
-        return {}
-    return {name: str(value) for name, value in found.items()}
-
-
-def _read(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        yield from file
 
 
 def interleaved(streams: Sequence[Iterator[Stamped]], *, follow: bool) -> Iterator[Stamped]:
@@ -185,19 +171,19 @@ def _of_replica(dashboard: RayDashboard, name: str, actor: str, wanted: Wanted) 
 def _stamped(lines: Iterable[str], source: str = "") -> Iterator[Stamped]:
     stamp = ""
     for text in lines:
-        stamp = _fields(text)[0] or stamp
+        stamp = _fields(text)["ts"] or stamp
         yield stamp, source, text
 
 
-def _fields(line: str) -> tuple[str, str]:
-    """The time and the model of a line, as JSON or as text; "" for what it does not have."""
+def _fields(line: str) -> dict[str, str]:
+    """The fields of a line, as JSON or as text; `ts` is "" for a line without a time."""
     try:
-        found = json.loads(line)
-        return str(found.get("ts", "")), str(found.get("model", ""))
+        found = json.loads(line).items()
     except (ValueError, AttributeError):
-        stamp, *words = line.split(" ")
-        models = [w.removeprefix("model=") for w in words if w.startswith("model=")]
-        return stamp if _STAMP.fullmatch(stamp) else "", models[-1] if models else ""
+        stamp = line.partition(" ")[0]
+        found = _TEXT_FIELD.findall(line.rstrip("\n"))
+        return {**dict(found), "ts": stamp if _STAMP.fullmatch(stamp) else ""}
+    return {"ts": ""} | {name: str(value) for name, value in found}
 
 
 # ---- on this machine ----------------------------------------------------------------------------
@@ -217,13 +203,24 @@ def _log_file(where: Where) -> Path:
 
 def _of_file(path: Path, models: Set[str], wanted: Wanted) -> Iterator[str]:
     """The lines about these models; with `follow` also those that are yet to come."""
-    before = server_files.older_log(path)
-    file = path.open(encoding="utf-8", errors="replace")
-    there = [*before.open(encoding="utf-8", errors="replace")] if before.is_file() else []
-    found = _about(models, itertools.chain(there, file))
+    file = _opened(path)
+    found = _about(models, itertools.chain(_older(path), file))
     yield from found if wanted.tail is None else deque(found, wanted.tail)
     if wanted.follow:
         yield from _about(models, _appended(path, file))
+
+
+def _opened(path: Path) -> TextIO:
+    return path.open(encoding="utf-8", errors="replace")
+
+
+def _older(path: Path) -> list[str]:
+    """The lines of the file that this one has followed."""
+    before = server_files.older_log(path)
+    if not before.is_file():
+        return []
+    with _opened(before) as file:
+        return [*file]
 
 
 def _appended(path: Path, file: TextIO) -> Iterator[str]:
@@ -235,7 +232,7 @@ def _appended(path: Path, file: TextIO) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):  # for a moment, while one replaces the other
             if path.stat().st_ino != os.fstat(file.fileno()).st_ino and not file.readline():
                 file.close()
-                file = path.open(encoding="utf-8", errors="replace")
+                file = _opened(path)
         time.sleep(_LOOKS_S)
 
 
@@ -243,7 +240,7 @@ def _about(models: Set[str], lines: Iterable[str]) -> Iterator[str]:
     """The lines that name one of the models. One without a time belongs to the one before it."""
     wanted = False
     for line in (each.rstrip("\n") for each in lines):
-        stamp, model = _fields(line)
-        wanted = model in models if stamp else wanted
+        found = _fields(line)
+        wanted = found.get("model", "") in models if found["ts"] else wanted
         if wanted:
             yield line

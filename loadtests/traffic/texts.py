@@ -23,18 +23,6 @@ WORDS = tuple(_WORD_LIST.split())
 SHORTEST, LONGEST = 3, 512
 
 
-def spread_lengths(
-    count: int, rng: random.Random, longest: int = LONGEST, shortest: int = SHORTEST
-) -> list[int]:
-    """Both ends and as much of everything in between as `count` allows, shuffled."""
-    if count == 1:
-        return [longest]
-    span = longest - shortest
-    lengths = [shortest + round(span * index / (count - 1)) for index in range(count)]
-    rng.shuffle(lengths)
-    return lengths
-
-
 def text_of(tokens: int, rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=max(1, tokens - 2)))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from deployments.process.logs import PerSecond
 from yaml_document.credentials import without_keys
 
 logger = logging.getLogger("headrace.access")
@@ -47,9 +48,8 @@ class AccessLog:
 
     def __init__(self, min_status: int = 500, max_per_s: int = 10) -> None:
         self.min_status = min_status
-        self._max_per_s = max_per_s
-        self._second = -1
-        self._failures = self._refusals = self._suppressed = 0
+        self._failures, self._refusals = PerSecond(max_per_s), PerSecond(max_per_s)
+        self._suppressed = 0
 
     def wants(self, status: int, now: float) -> bool:
         """Whether to build and `write` a line; counts it as left out when there are too many.
@@ -59,17 +59,10 @@ class AccessLog:
         refusal = status in NOT_LET_IN
         if status < self.min_status and not (refusal and self.min_status <= _ALL_FAILURES):
             return False
-        if int(now) != self._second:
-            self._second, self._failures, self._refusals = int(now), 0, 0
-        written = self._refusals if refusal else self._failures
-        if written >= self._max_per_s:
-            self._suppressed += 1
-            return False
-        if refusal:
-            self._refusals += 1
-        else:
-            self._failures += 1
-        return True
+        if (self._refusals if refusal else self._failures).take(now):
+            return True
+        self._suppressed += 1
+        return False
 
     def write(self, line: AccessLine) -> None:
         extra = {name: getattr(line, name) for name in AccessLine.__slots__}
@@ -82,6 +75,6 @@ class AccessLog:
 
     def settle(self, now: float) -> None:
         """Says what was left out if no line came since; once a second."""
-        if self._suppressed and int(now) != self._second:
+        if self._suppressed and int(now) not in (self._failures.second, self._refusals.second):
             logger.warning("requests without a line", extra={"suppressed": self._suppressed})
             self._suppressed = 0
