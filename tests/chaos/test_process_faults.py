@@ -34,7 +34,6 @@ EVERY = [
     for number in (SIGKILL, SIGTERM, SIGSTOP)
     for load in LOADS
 ]
-QUICK_BESIDE = [Fault("Ray's dashboard", SIGKILL)]
 EVERY_BESIDE = [
     Fault(process, number, load, HANGS_S if number is SIGSTOP else 0.0)
     for process in BESIDE
@@ -140,12 +139,6 @@ def strike_beside(server: Server, fault: Fault, lasts_s: float) -> None:
     assert all(processes(server, name) for name in BESIDE)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("fault", QUICK_BESIDE, ids=str)
-def test_a_fault_beside_costs_nothing_and_models_still_change(server, fault):
-    strike_beside(server, fault, 3.0)
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("fault", EVERY_BESIDE, ids=str)
 def test_every_fault_beside_costs_nothing_and_models_still_change(server, fault):
@@ -169,7 +162,7 @@ def test_a_replica_is_replaced_while_nobody_reads_what_the_server_writes(server)
     assert (cost.lost, cost.refused) == (0, 0), cost
 
 
-@pytest.mark.integration
+@pytest.mark.chaos
 def test_a_host_that_hangs_when_rays_control_store_ends_is_ended_with_all_it_left(server):
     server.host().suspend()
     (killed,) = server.called("gcs_server")

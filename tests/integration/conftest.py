@@ -46,8 +46,11 @@ def shared(
 ) -> Iterator[Server]:
     """One server for the models in `SHARED` of all modules that are to run and have some."""
     models: dict[str, Any] = {}
-    for item in request.session.items:
-        models |= getattr(getattr(item, "module", None), "SHARED", {})
+    modules = {getattr(item, "module", None) for item in request.session.items}
+    for module in modules:
+        own = getattr(module, "SHARED", {})
+        assert not models.keys() & own.keys(), f"{module} shares a model that another one has"
+        models |= own
     # A test says of a model that nothing may run twice.
     gateway = {"replay": False}
     with running(Server(tmp_path_factory.mktemp("shared"), models, gateway=gateway)) as made:

@@ -219,6 +219,7 @@ def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_changes_nothing(s
     assert server.replicas("a") == pids
 
 
+@pytest.mark.chaos
 def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(server):
     (leaked, leaked_hash), (kept, kept_hash) = new_key(), new_key()
     tenants = {"acme": {"keys": [{"id": "leaked", "hash": leaked_hash}, kept_hash]}}

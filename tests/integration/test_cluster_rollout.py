@@ -122,6 +122,7 @@ def test_a_version_that_fails_is_taken_back_by_itself(cluster, load):
     assert last(cluster)["phase"] == "aborted"
 
 
+@pytest.mark.chaos
 def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster, load):
     before = served_version(cluster)
     for_ever = {**QUICK_ROLLOUT, "hold_s": 3600}
@@ -161,6 +162,7 @@ def test_a_version_that_cannot_start_is_taken_back_and_the_one_before_can_come_b
     assert load.failures == []
 
 
+@pytest.mark.chaos
 def test_two_deployers_at_once_both_get_their_way_or_are_told(cluster):
     """One changes the model, the other numbers of replicas by hand and the switch."""
     file = cluster.write(cluster.folder / "both", {"m": model_with_rollout(6) | {"rollout": None}})

@@ -19,7 +19,7 @@ def model(**spare: Any) -> dict[str, Any]:
     return synthetic(replicas={"groups": groups})
 
 
-SHARED = {"device": model()}
+SHARED = {"pair": model()}
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +33,19 @@ def healthy(server: Server, group: str) -> float:
     own = [line for line in server.metrics().splitlines() if f'group="{group}"' in line]
     if not any(line.startswith(HEALTHY) for line in own):
         return 0.0
-    return metric("\n".join(own), HEALTHY, model="device", group=group)
+    return metric("\n".join(own), HEALTHY, model="pair", group=group)
 
 
 def test_replicas_of_both_groups_join_one_queue_and_the_faster_answers(server):
     server.until(lambda: healthy(server, "fast") == healthy(server, "spare") == 1, 60)
-    answers = [server.infer("device", [1, 2]) for _ in range(5)]
+    answers = [server.infer("pair", [1, 2]) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [200] * 5
     assert all(float(answer.headers["x-service-time-ms"]) < 40 for answer in answers)
 
 
 def test_more_replicas_of_one_group_join_while_the_others_answer(server):
-    file = server.write("more.yaml", {**server.models, "device": model(count=2)})
+    file = server.write("more.yaml", {**server.models, "pair": model(count=2)})
     assert server.headrace("apply", str(file)).returncode == 0
     server.until(lambda: healthy(server, "spare") == 2, 60)
     assert healthy(server, "fast") == 1
-    assert server.infer("device", [1, 2]).status_code == 200
+    assert server.infer("pair", [1, 2]).status_code == 200

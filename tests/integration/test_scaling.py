@@ -96,6 +96,7 @@ def test_a_policy_changes_within_seconds_and_restarts_nothing(server):
     server.headrace("apply", str(server.file), "--port", str(server.port))
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_autoscaler_that_dies_or_hangs_costs_no_replica_and_decides_again(server, fault):
     scale(server, "wide", 2)

@@ -150,6 +150,7 @@ def kill_cluster(server: Server) -> list[psutil.Process]:
     return left
 
 
+@pytest.mark.chaos
 def test_what_a_killed_host_left_is_ended_by_the_next_start_and_by_stop(serve):
     server = serve({"device": synthetic()}, gateway={"ingress": "haproxy"}).start()
     left = kill_cluster(server)

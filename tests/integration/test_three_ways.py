@@ -131,6 +131,7 @@ def test_the_printed_list_put_by_somebody_else_is_the_same(cluster, served_here)
     assert cluster.replicas("gateway") | cluster.replicas("model") == before
 
 
+@pytest.mark.chaos
 def test_a_model_that_is_gone_is_404_and_the_other_stays(cluster):
     load = Load(f"{cluster.url}/v2/models/a/infer", 2, {})
     try:

@@ -48,6 +48,7 @@ def ask_around(server: Server) -> None:
     assert httpx.post(f"{server.url}/v2/repository/index", json={}).status_code == 200
 
 
+@pytest.mark.chaos
 def test_questions_and_processes_that_start_anew_do_not_wake_it(server):
     """Longer than any of them needs to be heard of everywhere."""
     woken: set[int] = set()
