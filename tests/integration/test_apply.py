@@ -106,6 +106,7 @@ def test_a_new_model_that_cannot_load_is_left_out_and_harms_nobody(server):
     assert server.infer("c", [1]).status_code == 404
 
 
+@pytest.mark.chaos
 def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     added = apply(server, {"a": A, "b": B, "c": BROKEN | {"optional": True}})
     assert added.returncode == 0, added.stderr
@@ -140,6 +141,7 @@ def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
     server.until(lambda: server.replicas("b") == pids, 30)
 
 
+@pytest.mark.chaos
 def test_a_version_that_costs_many_times_as_much_leaves_the_old_one_serving(server):
     server.until(lambda: len(server.replicas("b")) == 1, 30)  # those of the test before have ended
     pids, before = server.replicas("b"), version(server, "b")

@@ -107,6 +107,7 @@ def test_an_upgrade_under_load_loses_nothing(cluster):
     assert cluster.replicas("gateway") | cluster.replicas("model-b:model") == others
 
 
+@pytest.mark.chaos
 def test_an_operator_asks_a_gateway_and_freezes_the_controllers(cluster):
     deploy(cluster, operators={"keys": [HASH]})
     cluster.environ["HEADRACE_OPERATOR_KEY"] = KEY
