@@ -3,7 +3,8 @@
 Only `create`, `create_stream`, `available` and `preload` need a backend's library. All other
 functions answer without importing it, so that a settings file can be checked where the library is
 not installed. A new backend is a new entry here and must pass the conformance suite
-(`tests/conformance/`).
+(`runtimes.testing`). One from elsewhere is an entry point of the group `headrace.runtimes`, which
+names its `BackendEntry`.
 
 `check_files` is asked before a process is started: is the artifact one that the runtime runs, is it
 what its name says, does it hold code, is its architecture known, does it take rows of
@@ -23,6 +24,7 @@ from typing import Any, cast
 
 from runtimes import archive_text, calibration
 from runtimes import options as option_parser
+from runtimes import source as source_files
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
 from runtimes.graph import bert, pooling
@@ -32,13 +34,14 @@ from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
 from runtimes.vllm import inspection
 
 GENERATE = "generate"
+GROUP = "headrace.runtimes"  # of entry points
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
     """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none; `kinds`: of
-    artifacts that a batch backend runs; `install`: how to get it, where that is not by the extra of
-    the same name."""
+    artifacts that a batch backend runs, () for any file or folder; `install`: how to get it, where
+    that is not by the extra of the same name."""
 
     module: str
     prefix: str
@@ -60,6 +63,7 @@ ENTRIES: Mapping[str, BackendEntry] = {
         "runtimes.openvino.runtime", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8"),
         kinds=(*_GRAPHS, SourceKind.OPENVINO_IR),
     ),
+    "python": BackendEntry("runtimes.python.runtime", "Python", "", ("fp32",)),
     "synthetic": BackendEntry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
     "tensorrt": BackendEntry(
         "runtimes.tensorrt.runtime", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16"),
@@ -80,8 +84,8 @@ STREAMS: Mapping[str, BackendEntry] = {
 
 
 def names(task: str = "tensors") -> tuple[str, ...]:
-    """Of the backends that have the task."""
-    return tuple(_table(task))
+    """Of the backends that have the task; those from elsewhere last."""
+    return (*_table(task), *(() if task == GENERATE else _elsewhere()))
 
 
 def create(settings: RuntimeSettings) -> Runtime:
@@ -101,7 +105,7 @@ def _made(settings: RuntimeSettings) -> object:
     missing = available(settings.runtime, settings.task)
     if missing:
         raise MissingBackend(missing)
-    entry = _entry(settings.runtime, settings.task)
+    entry = entry_of(settings.runtime, settings.task)
     # Where rows have shapes of their own, what they are called by is no axis of theirs.
     own = settings if settings.row_shapes is None else replace(settings, max_length=None)
     made: object = getattr(importlib.import_module(entry.module), f"{entry.prefix}Runtime")(own)
@@ -110,7 +114,7 @@ def _made(settings: RuntimeSettings) -> object:
 
 def check(runtime: str, options: Mapping[str, Any], precision: str, task: str = "tensors") -> None:
     """Raises `LoadError` naming what is wrong and what would be right."""
-    entry = _entry(runtime, task)
+    entry = entry_of(runtime, task)
     if precision not in entry.precisions:
         raise LoadError(f"{runtime} has no precision '{precision}', {_listed(entry.precisions)}")
     option_parser.parse(options_class(runtime, task), options)
@@ -118,7 +122,7 @@ def check(runtime: str, options: Mapping[str, Any], precision: str, task: str = 
 
 def options_class(runtime: str, task: str = "tensors") -> type[Any]:
     """The dataclass of the backend's options."""
-    entry = _entry(runtime, task)
+    entry = entry_of(runtime, task)
     cls: type[Any] = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
     return cls
 
@@ -132,7 +136,7 @@ def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: s
 
 def available(runtime: str, task: str = "tensors") -> str | None:
     """None, or the sentence that says what to install."""
-    entry = _entry(runtime, task)
+    entry = entry_of(runtime, task)
     if not entry.package or importlib.util.find_spec(entry.package) is not None:
         return None
     how = entry.install or f"pip install 'headrace[{runtime}]'"
@@ -142,16 +146,24 @@ def available(runtime: str, task: str = "tensors") -> str | None:
 def preload(runtime: str) -> None:
     """Imports a batch backend with its library, so that loading a model later need not; nothing
     where that is not installed."""
-    entry = _entry(runtime, "tensors")
+    entry = entry_of(runtime, "tensors")
     module = importlib.import_module(entry.module)
     if entry.package and available(runtime) is None:
         own = getattr(module, "library", None)  # a backend's own way to its library goes first
         own() if own is not None else importlib.import_module(entry.package)
 
 
+def digest(runtime: str, path: Path, cache_dir: Path | None = None, task: str = "tensors") -> str:
+    """Of the model's files, 64 hexadecimal digits: those that its kind of artifact has; where the
+    backend takes any, all in the folder. Raises as `source.inspect`."""
+    if task == GENERATE or entry_of(runtime, task).kinds:
+        return source_files.inspect(path, cache_dir).digest
+    return source_files.digest_of_all(path, cache_dir)
+
+
 def version(runtime: str, task: str = "tensors") -> str:
     """Of the backend's package as installed, without importing it; "" where it has none."""
-    package = _entry(runtime, task).package
+    package = entry_of(runtime, task).package
     if not package:
         return ""
     for name in (package, *metadata.packages_distributions().get(package, ())):
@@ -166,13 +178,38 @@ def _table(task: str) -> Mapping[str, BackendEntry]:
     return STREAMS if task == GENERATE else ENTRIES
 
 
-def _entry(runtime: str, task: str) -> BackendEntry:
+def _elsewhere() -> dict[str, metadata.EntryPoint]:
+    found = metadata.entry_points(group=GROUP)
+    return {each.name: each for each in found if each.name not in {*ENTRIES, *STREAMS}}
+
+
+def entry_of(runtime: str, task: str = "tensors") -> BackendEntry:
+    """Raises `LoadError` for a name that nothing has, or whose package cannot be imported."""
     table = _table(task)
     if runtime in table:
         return table[runtime]
+    point = None if task == GENERATE else _elsewhere().get(runtime)
+    if point is not None:
+        return _loaded(point)
     close = difflib.get_close_matches(runtime, table, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     raise LoadError(f"unknown runtime '{runtime}', {hint}{_listed(names(task))}")
+
+
+def _loaded(point: metadata.EntryPoint) -> BackendEntry:
+    try:
+        entry = point.load()
+    except Exception as error:
+        raise LoadError(
+            f"the runtime {point.name} ({point.value}) cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(entry, BackendEntry):
+        raise LoadError(
+            f"the entry point {point.name} = {point.value} of {GROUP} is no "
+            "runtimes.catalog.BackendEntry"
+        )
+    return entry
 
 
 def _listed(words: tuple[str, ...]) -> str:
@@ -201,7 +238,10 @@ class FileRequirements:
 
 def check_files(path: Path, asked: FileRequirements) -> None:
     """Raises `LoadError`, of which `RefusedArtifact` is one."""
-    if asked.runtime == "synthetic":
+    runs = entry_of(asked.runtime, asked.task).kinds
+    if not runs and asked.task != GENERATE:
+        return
+    if asked.task == GENERATE and asked.runtime == "synthetic":
         return
     if asked.task == GENERATE:
         if asked.options.get("trust_files"):
@@ -211,7 +251,6 @@ def check_files(path: Path, asked: FileRequirements) -> None:
         inspection.check([str(path)])
         return
     source = inspect_without_digest(path)
-    runs = ENTRIES[asked.runtime].kinds
     if source.kind not in runs:
         others = [name for name, entry in ENTRIES.items() if source.kind in entry.kinds]
         raise LoadError(

@@ -2,7 +2,8 @@
 
 `parse` turns a model's free `options` mapping into the backend's frozen dataclass. A `LoadError`
 names all mistakes at once. Known types: bool, int, float (whole numbers are accepted), str, `None`,
-`Literal`, unions of these, and tuples of one of them. Nothing else is converted: "2" is not an int.
+`Literal`, unions of these, tuples of one of them, and mappings. Nothing else is converted: "2" is
+not an int.
 
 The option `device` is `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU if the
 backend sees one, else the processors. If the named device is missing, `MissingBackend` says what
@@ -74,6 +75,10 @@ def _fit(value: object, hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         fitting = (_fit(value, argument) for argument in arguments)
         return next((fit for fit in fitting if fit is not _UNFIT), _UNFIT)
+    if origin is Mapping:
+        return (
+            value if isinstance(value, Mapping) and all(type(k) is str for k in value) else _UNFIT
+        )
     if origin is tuple:
         parts = value if isinstance(value, list | tuple) else (_UNFIT,)
         fit = tuple(_fit(part, arguments[0]) for part in parts)
@@ -89,6 +94,8 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(argument) for argument in arguments)
+    if origin is Mapping:
+        return "a mapping from names to values"
     if origin is tuple:
         return f"a list, each {_describe(arguments[0])}"
     return _WORDS.get(hint, str(hint))

@@ -16,7 +16,15 @@ import math
 from dataclasses import replace
 
 from runtimes.errors import BadRows, LoadError
-from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
+from runtimes.types import (
+    DTYPES,
+    Batch,
+    Limits,
+    Ragged,
+    RuntimeSettings,
+    TensorSpec,
+    text_length,
+)
 
 
 def check(batch: Batch, limits: Limits) -> None:
@@ -72,8 +80,7 @@ def _check_lengths(batch: Batch, limits: Limits) -> None:
     """`lengths` are those of the length input, and no row is longer than the model can take."""
     if limits.length_input is None:
         return
-    axis = limits.length_axis - 1
-    lengths = [shape[axis] for shape in batch.inputs[limits.length_input].shapes]
+    lengths = lengths_of(batch.inputs[limits.length_input], limits)
     if list(batch.lengths) != lengths:
         raise BadRows(f"the batch's lengths are not those of input '{limits.length_input}'")
     if limits.max_length is not None and max(lengths) > limits.max_length:
@@ -82,6 +89,13 @@ def _check_lengths(batch: Batch, limits: Limits) -> None:
         ragged = batch.inputs.get(name) if name else None
         if ragged and ragged.shapes != batch.inputs[limits.length_input].shapes:
             raise BadRows(f"the rows of '{name}' and '{limits.length_input}' differ in shape")
+
+
+def lengths_of(ragged: Ragged, limits: Limits) -> list[int]:
+    """Each row's length, read at the length input."""
+    if limits.length_axis == 0:
+        return [text_length(text) for text in ragged.data]
+    return [shape[limits.length_axis - 1] for shape in ragged.shapes]
 
 
 def longest(settings: RuntimeSettings, taken: int | None) -> int | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from runtimes.staging import digest_of
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
 INSTEAD = "give safetensors, an ONNX file, OpenVINO IR or a torch.export archive (.pt2) instead"
+MAX_FILES = 10_000  # in a folder of no known kind
 _TORCH = "of a torch model torch.export.save writes an archive, torch.onnx.export a graph"
 _TREES = "of XGBoost and LightGBM models onnxmltools writes a graph"
 _KERAS = "of Keras and TensorFlow models tf2onnx writes a graph"
@@ -66,6 +68,30 @@ def inspect(path: Path, cache_dir: Path | None = None) -> Source:
     found = inspect_without_digest(path)
     base = found.path if found.path.is_dir() else found.path.parent
     return replace(found, digest=digest_of(found.files, base, cache_dir))
+
+
+def digest_of_all(path: Path, cache_dir: Path | None = None) -> str:
+    """64 hexadecimal digits over a file, or all files of a folder but what Python writes itself and
+    what is hidden. Raises `LoadError`."""
+    if path.is_file():
+        return digest_of([path], path.parent, cache_dir)
+    files = all_files(path)
+    if len(files) > MAX_FILES:
+        raise LoadError(
+            f"{path} holds more than {MAX_FILES} files; give the model a folder of its own"
+        )
+    return digest_of(files, path, cache_dir)
+
+
+def all_files(folder: Path) -> list[Path]:
+    """Sorted; one more than `MAX_FILES` at most."""
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if f != "__pycache__" and not f.startswith("."))
+        found += [Path(parent, file) for file in files if not file.startswith(".")]
+        if len(found) > MAX_FILES:
+            break
+    return sorted(found)[: MAX_FILES + 1]
 
 
 def inspect_without_digest(path: Path) -> Source:

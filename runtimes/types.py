@@ -20,6 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 import ml_dtypes
 import numpy as np
 
+from runtimes.errors import BadRows, RunError
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -111,9 +113,10 @@ class StageTimes:
 class Result:
     """The outputs of one batch."""
 
-    outputs: Mapping[str, Ragged]  # by name; rows in the batch's order
+    outputs: Mapping[str, Ragged]  # by name; rows in the batch's order, without those that failed
     times: StageTimes
-    padded_tokens: int  # rows x padded length
+    padded_tokens: int  # rows x padded length; the sum of lengths where nothing is padded
+    failed: Mapping[int, BadRows | RunError] = field(default_factory=dict)  # by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +134,13 @@ class Limits:
 
     # What a row's length is.
     length_input: str | None = None  # the input that has the length axis; None: rows have no length
-    length_axis: int = 1  # of `length_input`; axis 0 is the batch
+    length_axis: int = 1  # of `length_input`; axis 0 is the batch, and 0 means `text_length`
     mask_input: str | None = None  # 1 for real tokens; the runtime makes it if the caller does not
     row_shapes: RowShapes | None = None  # only rows of equal shape run together; None: any shape
+
+    # What warm-up and profiles run: copies of a row of about this length; None: zeros.
+    sample: Callable[[int], Mapping[str, Ragged]] | None = None
+    takes_zeros: bool = True  # False: without a sample nothing can be tried
 
     optional_inputs: tuple[str, ...] = ()
     id_bounds: Mapping[str, int] = field(default_factory=dict)  # entries of an input's table
@@ -149,6 +156,7 @@ class RuntimeSettings:
     name: str
     runtime: str
     source: Path | None  # a file or folder; None: synthetic
+    entry: str = field(default="", kw_only=True)  # of runtime python: [python:]module:Class
     cache_dir: Path  # of staged artifacts, keyed by content, runtime, version and processor
     precision: str = "fp32"
     threads: int = 0  # 0: as many as the control group allows
@@ -169,6 +177,24 @@ class RuntimeSettings:
     options: Mapping[str, Any] = field(default_factory=dict)  # checked by the backend
     # Called with (phase, fraction 0..1); phases: staging, compiling, verifying, warming.
     progress: Callable[[str, float], None] = lambda phase, fraction: None
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(bool),
+    **{f"UINT{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (32, 64)},
+    "BYTES": np.dtype(object),
+}
+_BYTES_PER_LENGTH = 4
+
+
+def text_length(text: bytes) -> int:
+    """The length of a row that is a raw text: a quarter of its bytes, rounded up, at least 1. That
+    is about its tokens in English."""
+    return max(1, -(-len(text) // _BYTES_PER_LENGTH))
 
 
 class Runtime(Protocol):
@@ -272,14 +298,3 @@ class StreamRuntime(Protocol):
     def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]: ...
     async def health(self) -> EngineLoad: ...
     async def close(self) -> None: ...
-
-
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(bool),
-    **{f"UINT{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{f"INT{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-    "FP16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (32, 64)},
-    "BYTES": np.dtype(object),
-}

@@ -13,7 +13,7 @@ least: fewest rows x length, then fewest rows. What none holds is run by its cal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Generic, TypeVar
@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from runtimes.errors import LoadError, RunError
+from runtimes.rows import lengths_of
 from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 Shape = tuple[int, int]  # rows, length
@@ -89,10 +90,13 @@ def _each_until(
 
 
 def batch(limits: Limits, rows: int, length: int) -> Batch:
-    """Zeros for every input that must be given; a dynamic axis that is not the length has size 1.
+    """The backend's own sample, else zeros for every input that must be given; a dynamic axis that
+    is not the length has size 1.
 
     An axis counts as the length when it is dynamic and at the length input's place in its rows.
     """
+    if limits.sample is not None:
+        return _of_sample(limits, limits.sample(length), rows)
     limits, inputs = of_length(limits, length), {}
     length_axis = limits.length_axis if limits.length_input else 0
     for spec in limits.inputs:
@@ -101,8 +105,26 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
         whole = sized(spec, length_axis, rows, length)
         shape = tuple(1 if size == -1 else size for size in whole[1:])
         size, dtype = rows * math.prod(shape), DTYPES[spec.datatype]
-        data = np.full(size, b"", dtype) if spec.datatype == "BYTES" else np.zeros(size, dtype)
+        if spec.datatype == "BYTES":
+            is_length = spec.name == limits.length_input and limits.length_axis == 0
+            data = np.full(size, b"one " * length if is_length else b"", dtype)
+        else:
+            data = np.zeros(size, dtype)
         inputs[spec.name] = Ragged(spec.datatype, data, (shape,) * rows)
+    return Batch(rows, np.full(rows, length, np.int64), inputs)
+
+
+def _of_sample(limits: Limits, row: Mapping[str, Ragged], rows: int) -> Batch:
+    """So many copies of the row. Raises `LoadError` where it is longer than rows may be."""
+    inputs = {
+        name: Ragged(each.datatype, np.tile(each.data, rows), each.shapes * rows)
+        for name, each in row.items()
+    }
+    length = 1
+    if limits.length_input is not None:
+        length = lengths_of(row[limits.length_input], limits)[0]
+    if limits.max_length is not None and length > limits.max_length:
+        raise LoadError(f"an example is {length} long; lengths.max is {limits.max_length}")
     return Batch(rows, np.full(rows, length, np.int64), inputs)
 
 

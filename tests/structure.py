@@ -18,7 +18,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests", "yaml_document")
+PACKAGES = (
+    "headrace",
+    "deployments",
+    "routers",
+    "runtimes",
+    "autoscaling",
+    "loadtests",
+    "yaml_document",
+)
 FLOORS = {
     "cli": 7, "tools": 6, "control": 5, "gateway": 4, "replica": 4, "process": 3, "preprocess": 2,
     "settings_files": 2, "contract": 1, "settings": 0,

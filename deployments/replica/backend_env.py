@@ -43,11 +43,13 @@ def set_compiler_cache(cache_dir: Path) -> None:
 def set_engine_variables(
     settings: RuntimeSettings, environ: MutableMapping[str, str] | None = None
 ) -> None:
-    """Call it before the engine's library is imported in this process. Does nothing for engines
-    other than vLLM."""
+    """Call it before the engine's library, or a Python class, is imported in this process. Does
+    nothing for other backends."""
+    target = os.environ if environ is None else environ
+    if settings.runtime == "python":
+        target.setdefault("OMP_NUM_THREADS", str(settings.threads))
     if settings.runtime != "vllm":
         return
-    target = os.environ if environ is None else environ
     for name, value in _DEFAULTS.items():
         target.setdefault(name, value)
     target.setdefault("VLLM_CACHE_ROOT", str(settings.cache_dir / "vllm"))

@@ -37,11 +37,11 @@ from deployments.settings.image import ImageSettings, patches
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.plain import digest as version_digest
+from deployments.settings.python_source import python_class
 from deployments.settings_files import preprocessing_support
 from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
-from runtimes import calibration
-from runtimes import source as artifacts
+from runtimes import calibration, catalog
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
 from runtimes.staging import digest_of
@@ -283,6 +283,7 @@ def runtime_settings(
         name=model_of(name),  # an engine's answers name the model; a canary answers as its model
         runtime=model.runtime,
         source=path,
+        entry=_entry(model),
         cache_dir=cache_dir,
         precision=model.precision,
         threads=threads,
@@ -310,6 +311,8 @@ def describe(
     """The description, with generation 0 because the anchor sets it, and the tokeniser's bytes,
     b"" without one."""
     limits, path = runtime.limits(), _source_path(model)
+    if model.lengths.truncate and limits.length_input and limits.length_axis == 0:
+        raise LoadError("lengths.truncate is for token lists; a raw text is not cut: leave it out")
     own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
@@ -399,6 +402,11 @@ def tokenizer_bytes(source: Path | None) -> bytes:
     return _bytes_beside(source, "tokenizer.json")
 
 
+def _entry(model: ModelSettings) -> str:
+    found = python_class(model.source or "")
+    return found.entry if found is not None else ""
+
+
 def _source_path(model: ModelSettings) -> Path | None:
     return None if model.source is None else source_path(model.source)
 
@@ -415,7 +423,7 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
         # Its folder may hold a tokeniser only, and no model.
         artifact = hashlib.sha256(tokenizer_bytes(path)).hexdigest()
     elif path is not None:
-        artifact = artifacts.inspect(path, cache_dir).digest
+        artifact = catalog.digest(model.runtime, path, cache_dir, model.task)
     # Labels and temperature shape answers just as weights do.
     return version_digest(_options_by_content(model, cache_dir), artifact + _hex(stored))
 

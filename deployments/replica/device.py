@@ -458,9 +458,20 @@ class _Bisection:
         self.run(batch.picked(range(middle, batch.rows)), first + middle)
 
     def _keep(self, part: Result, first: int) -> None:
-        """Keep a result, and count its rows that are not finite as failed."""
+        """Keep a result; its rows that are not finite failed too."""
+        answered: Sequence[int] = ()
+        if part.failed:
+            rows = len(part.failed) + _rows_of(part)
+            answered = [row for row in range(rows) if row not in part.failed]
+            self.errors += [
+                RowError(first + row, isinstance(fault, BadRows), str(fault))
+                for row, fault in part.failed.items()
+            ]
         bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
-        self.errors += [RowError(first + row, False, _NOT_FINITE, True) for row in bad]
+        self.errors += [
+            RowError(first + (answered[row] if answered else row), False, _NOT_FINITE, True)
+            for row in bad
+        ]
         self.parts.append(_without(part, bad) if bad else part)
 
 
@@ -495,6 +506,10 @@ def non_finite_rows(outputs: Mapping[str, Ragged]) -> list[int]:
 
 def _without(result: Result, rows: Sequence[int]) -> Result:
     """The result of the other rows, in order."""
-    count = max((len(ragged.shapes) for ragged in result.outputs.values()), default=0)
-    kept = [row for row in range(count) if row not in set(rows)]
+    kept = [row for row in range(_rows_of(result)) if row not in set(rows)]
     return replace(result, outputs={n: ragged.picked(kept) for n, ragged in result.outputs.items()})
+
+
+def _rows_of(result: Result) -> int:
+    """The rows that were answered."""
+    return max((len(ragged.shapes) for ragged in result.outputs.values()), default=0)

@@ -26,7 +26,7 @@ from typing import Any
 from deployments.contract.rollout.costs import CostBounds, LiveCosts
 from deployments.process.cost_gate import refusal
 from deployments.settings.model import ModelSettings
-from runtimes import catalog, source, staging
+from runtimes import catalog, staging
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
 from runtimes.types import Runtime, RuntimeSettings
@@ -86,7 +86,7 @@ def identity_of(settings: RuntimeSettings) -> ProfileIdentity:
     loading would."""
     artifact = ""
     if settings.source is not None and settings.runtime != "synthetic":
-        artifact = source.inspect(settings.source, settings.cache_dir).digest
+        artifact = catalog.digest(settings.runtime, settings.source, settings.cache_dir)
     return ProfileIdentity(
         artifact=artifact,
         runtime=settings.runtime,

@@ -179,7 +179,7 @@ class ModelReplica:
 
 def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]) -> None:
     """Tell the autoscaler how long the phases of a start took, if there is an autoscaler."""
-    staged = dict(spent).get("staging", 0.0) < _COLD_S
+    staged = sum(s for phase, s in spent if phase in ("installing", "staging")) < _COLD_S
     seconds = sum(seconds for _, seconds in spent)
     start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)
     try:
@@ -294,6 +294,7 @@ class BatchReplica(ModelReplica):
         settings = describe.runtime_settings(
             self._name, model, cache_dir, self._progress.report, reserved_cpus()
         )
+        backend_env.set_engine_variables(settings)
         sources = replace(cost_sources(settings, model, cache_dir), measured=measured)
         runtime = self._runtime = catalog.create(sources.settings)
         runtime.load()

@@ -11,14 +11,20 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from yaml_document.section import Section, finite, wrong
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
-RuntimeName = Literal["onnxruntime", "openvino", "tensorrt", "torch", "vllm", "synthetic"]
+_RUNTIMES = ("onnxruntime", "openvino", "tensorrt", "torch", "vllm", "python", "synthetic")
+if TYPE_CHECKING:
+    RuntimeName = str
+else:  # and those that installed packages bring: entry points, which are not imported here
+    _BROUGHT = (each.name for each in entry_points(group="headrace.runtimes"))
+    RuntimeName = Literal[(*_RUNTIMES, *sorted({*_BROUGHT} - {*_RUNTIMES}))]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
 Amount = Annotated[float, Field(gt=0, le=1_000_000)]

@@ -17,6 +17,7 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.model_fields import ModelFields
+from deployments.settings.python_source import FORMS, python_class
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
@@ -74,6 +75,25 @@ def _source(model: ModelFields) -> Iterator[Complaint]:
         yield ("source",), "is missing; must be a file or folder, or package:NAME/sub/folder"
     if model.runtime == "synthetic" and model.accept.required:
         yield ("accept",), "must be left out: a synthetic model has no artifact"
+    if model.runtime == "python":
+        yield from _python(model)
+    elif model.source is not None and python_class(model.source) is not None:
+        yield ("runtime",), f"is {model.runtime}, but source names a Python class; must be python"
+    elif model.dependencies:
+        yield ("dependencies",), "must be left out: only runtime python installs packages"
+
+
+def _python(model: ModelFields) -> Iterator[Complaint]:
+    if model.source is not None and python_class(model.source) is None:
+        yield ("source",), f"is {model.source!r}, which names no class; must be {FORMS}"
+    if model.accept.required:
+        yield (
+            ("accept",),
+            "must be left out: no other runtime computes what a Python class computes; "
+            "rollout.shadow_percent compares a new version with the live one",
+        )
+    if model.image is not None:
+        yield ("image",), "must be left out: a Python class takes an input 'image' as it was sent"
 
 
 def _task(model: ModelFields) -> Iterator[Complaint]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
-from deployments.settings.groups import Options, Precision, RuntimeName
+from deployments.settings.groups import NonEmptyText, Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.record import RecordSettings
@@ -33,12 +33,28 @@ from deployments.settings.scheduling import (
     QueueSettings,
     SilenceSettings,
 )
-from yaml_document.section import Section
+from yaml_document.section import Section, listed, wrong
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
 TIMEOUT_MS = 600_000.0
 MAX_TIMEOUT_MS = 86_400_000  # that a model's settings may give its requests
+
+
+def _requirements(written: tuple[str, ...]) -> tuple[str, ...]:
+    """As they are. Raises an error for what is no requirement; options of pip are none."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for position, each in enumerate(written):
+        try:
+            Requirement(each)
+        except InvalidRequirement:
+            raise wrong(
+                f"is {each!r}; must be a requirement such as xgboost==2.1.4 or "
+                "name @ https://host/name.whl (pip's options are in its environment)",
+                position,
+            ) from None
+    return written
 
 
 class SloSettings(Section):
@@ -101,9 +117,19 @@ class ModelFields(Section):
         description="Where the model's files are: a file or folder, relative to this file; "
         "`package:NAME/sub/folder` for a folder inside an installed Python package; "
         "`made:NAME/inside` for what `examples/make_NAME.py` makes; `file:///path` on every node; "
-        "or `https://…`, `s3://…`, `gs://…` with `#sha256=…` at the end (docs/sources.md). "
+        "or `https://…`, `s3://…`, `gs://…` with `#sha256=…` at the end (docs/sources.md). Of "
+        "runtime `python`: `folder:module:Class` with any of these as the folder, or "
+        "`python:package.module:Class` for what is installed (docs/python.md). "
         "`synthetic` has no files, but with task `embed` or `generate` it may name a folder that "
         "has a `tokenizer.json`.",
+    )
+    dependencies: Annotated[
+        tuple[NonEmptyText, ...], BeforeValidator(listed), AfterValidator(_requirements)
+    ] = Field(
+        default=(),
+        examples=["[xgboost==2.1.4]"],
+        description="For runtime `python`: packages that are installed for the model's replicas "
+        "alone, as `pip` takes them (PEP 508).",
     )
     task: Literal["tensors", "embed", "classify", "generate"] = Field(
         default="tensors",
@@ -253,7 +279,7 @@ class ModelFields(Section):
     @property
     def poolable(self) -> bool:
         """Whether the model may be in the shared pool."""
-        return self.task != "generate"
+        return self.task != "generate" and not self.dependencies
 
     @property
     def deadline_s(self) -> float:

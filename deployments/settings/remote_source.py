@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from deployments.settings.python_source import folder_of
 from runtimes.errors import LoadError
 
 HTTP = ("http", "https")
@@ -69,6 +70,7 @@ def is_remote(source: str) -> bool:
 
 def parse(source: str) -> RemoteSource:
     """The parts of a remote source. Raises SourceError, which says what would be right."""
+    source = folder_of(source)
     url, _, fragment = source.rpartition("#") if "#" in source else (source, "", "")
     parts = _split(url)
     if not parts.netloc:

@@ -228,7 +228,8 @@ def unpoolable_models(
         if name not in models:
             yield at, _not_one_of(name, models)
         elif not models[name].poolable:
-            yield at, f"is {name}, which has task generate; the pool holds only other models"
+            why = "dependencies" if models[name].dependencies else "task generate"
+            yield at, f"is {name}, which has {why}; the pool holds only other models"
 
 
 def unknown_priorities(

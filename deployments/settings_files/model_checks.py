@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from deployments.settings import model_paths, remote_source
+from deployments.settings import model_paths, python_source, remote_source
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
+from deployments.settings.remote_source import SourceError
 from deployments.settings_files import sources
 from yaml_document.document import Document
 from yaml_document.mistakes import Mistake
@@ -64,6 +65,8 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
     them."""
     if model.source is None:
         return []
+    if model.runtime == "python" and here and not remote_source.is_remote(model.source):
+        return _class_complaints(model)
     if wrong := sources.check(model.source, here=here):
         return [(("source",), wrong)]
     if remote_source.is_remote(model.source) or not here:
@@ -82,6 +85,20 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
     except LoadError as error:
         return [(("source",), str(error))]
     return []
+
+
+def _class_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
+    """Of a Python class on this machine, without running its code."""
+    from headrace import loading
+
+    found = python_source.python_class(model.source or "")
+    assert found is not None  # or the model's own section is not valid
+    try:
+        folder = sources.resolve(model.source or "") if found.folder else None
+    except SourceError as error:
+        return [(("source",), str(error))]
+    wrong = loading.complaint(folder, found.module, found.name, bool(model.dependencies))
+    return [(("source",), wrong)] if wrong else []
 
 
 def _asked(model: ModelSettings) -> catalog.FileRequirements:

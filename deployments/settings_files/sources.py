@@ -1,9 +1,10 @@
 """Where a model's artifact is, from the text of its `source`.
 
 A source is a path, `package:NAME/sub/folder` inside an installed package, `made:NAME/inside` (made
-by a script of the examples), `file:///path`, or a URL with a digest. Paths are relative to the
-settings file. Packages are looked up on the machine that loads the model, and never imported.
-`resolve` is for sources on this machine; a replica fetches remote ones when it starts
+by a script of the examples), `file:///path`, or a URL with a digest; any of them may be the folder
+of a Python class, and `python:` names one that is imported. Paths are relative to the settings
+file. Packages are looked up on the machine that loads the model, and never imported. `resolve` is
+for sources on this machine; a replica fetches remote ones when it starts
 (`deployments/replica/artifacts/`). The runtime decides what kind of artifact it is, and whether it
 is safe to load.
 """
@@ -15,13 +16,20 @@ import os
 from pathlib import Path, PurePosixPath
 
 from deployments.settings import remote_source
+from deployments.settings.python_source import (
+    FORMS,
+    IMPORTED,
+    folder_of,
+    python_class,
+    with_folder,
+)
 from deployments.settings.remote_source import SourceError as SourceError
 from deployments.settings_files import made, object_store
 
 PREFIX = "package:"
 FOLDER = "HEADRACE_SOURCES"
 MADE = "made:"
-PREFIXES = (PREFIX, MADE)
+PREFIXES = (PREFIX, MADE, IMPORTED)
 
 
 def absolute(source: str, folder: Path) -> str:
@@ -31,6 +39,8 @@ def absolute(source: str, folder: Path) -> str:
     `resolve` refuses it."""
     if source.startswith(PREFIXES) or remote_source.is_url(source):
         return source
+    if python_class(source) is not None:
+        return with_folder(source, absolute(folder_of(source), folder))
     try:
         path = folder / Path(source).expanduser()
         if path.name in ("", ".."):
@@ -70,6 +80,9 @@ def resolve(source: str) -> Path:
         raise SourceError(
             f"{remote_source.redacted(source)} is not on this machine; must be fetched before use"
         )
+    if source.startswith(IMPORTED):
+        return _imported(source)
+    source = folder_of(source)
     if source.startswith(MADE):
         path = _made(source)
     elif source.startswith("file://"):
@@ -83,6 +96,26 @@ def resolve(source: str) -> Path:
     if not found:
         raise SourceError(f"no file or folder {str(path)!r}")
     return path
+
+
+def _imported(source: str) -> Path:
+    """The package's folder, or the module's file; neither is imported."""
+    found = python_class(source)
+    if found is None:
+        raise SourceError(f"{source!r} names no class; must be {FORMS}")
+    top = found.module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise SourceError(
+            f"there is no module {top} here; install its package, or add it to the model's "
+            "dependencies"
+        )
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin or top)
 
 
 def _path(source: str) -> Path:

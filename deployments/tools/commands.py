@@ -1,5 +1,5 @@
-"""Arguments and help of the commands on models that need no server (`verify`, `record`, `profile`,
-`stage`) and of the groups `key`, `rollout`, `cluster` and `plan`; types of arguments, and calls.
+"""Arguments and help of the commands on models that need no server (`try`, `verify`, `record`,
+`profile`, `stage`) and of the groups `key`, `rollout`, `cluster` and `plan`; types of arguments,
 
 Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """
@@ -108,6 +108,20 @@ def verify(file: Path, model: str, **options: Any) -> None:
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
     """
     call("deployments.tools.verify.command", "run", file, model, options)
+
+
+@click.command(
+    "try", epilog="""Example: headrace try own.yaml iris '{"flower": [5.1, 3.5, 1, 0]}'"""
+)
+@click.argument("file", type=FILE)
+@click.argument("model")
+@click.argument("rows", nargs=-1, metavar="[ROW]...")
+def try_model(file: Path, model: str, rows: tuple[str, ...]) -> None:
+    """Load MODEL in this process and run each ROW through it, without a server.
+
+    A ROW is the JSON of one instance, as `:predict` takes it. Without any, a made-up row runs.
+    """
+    call("deployments.tools.trying", "try_model", file, model, rows)
 
 
 @click.command(epilog="Example: headrace record own.yaml iris --to recorded")
@@ -377,4 +391,4 @@ def check(file: Path | None, address: str | None, as_json: bool) -> None:
     call("deployments.tools.cluster", "check", file, address, as_json)
 
 
-COMMANDS = (verify, record, profile, stage, key, rollout, cluster, plan)
+COMMANDS = (try_model, verify, record, profile, stage, key, rollout, cluster, plan)

@@ -5,37 +5,26 @@ A row's values follow from a seed and its place: the same alone as in a batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runtimes import catalog
+from runtimes.testing import LENGTHS, LONGEST, MAX_SIZE, batch_of
 from runtimes.types import (
-    DTYPES,
-    Batch,
-    Limits,
-    Ragged,
     Result,
-    Runtime,
     RuntimeSettings,
-    TensorSpec,
 )
 
-MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
-# A row alone and in a batch: a value next to a rounding step may fall to either side of it.
-TOLERANCES = {"fp32": TOLERANCE, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
 # Options that name a case; options that name a source of the suite's.
 MODES = (
     "mode", "shapes", "io_binding", "pin", "device", "tensorrt_engines", "pinned",
     "expandable_segments", "arena",
 )  # fmt: skip
 FOLDERS = ("calibration",)
-LENGTHS = (3, 1, 17, LONGEST, 2)
 
 
 @dataclass(frozen=True)
@@ -47,13 +36,17 @@ class Case:
     task: str = "tensors"
     options: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
+    entry: str = ""  # of a Python class
     fake: bool = False  # on a library and a device that stand in for the real ones
 
     def __str__(self) -> str:
         own = [f"{name}={value}" for name, value in self.options.items() if name in MODES]
         precision = [] if self.precision == "fp32" else [self.precision]
         fake = ["fake"] if self.fake else []
-        return "-".join([self.runtime, str(self.source), self.task, *own, *precision, *fake])
+        entry = [self.entry] if self.entry else []
+        return "-".join(
+            [self.runtime, str(self.source), *entry, self.task, *own, *precision, *fake]
+        )
 
 
 TEXTS = (
@@ -105,6 +98,8 @@ TEXTS = (
     Case("tensorrt", "bert", "embed", precision="fp16", fake=True),
     Case("tensorrt", "bert", "embed", precision="bf16", fake=True),
     Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
+    Case("python", "classes", entry="classes:Sums"),
+    Case("python", "classes", entry="classes:Padded", options={"padded": True}),
 )
 STACKED = (
     Case("onnxruntime", "image.onnx"),
@@ -119,10 +114,11 @@ STACKED = (
     Case("onnxruntime", "pair.onnx", options={"device": "cuda"}),
     Case("onnxruntime", "text.onnx", options={"device": "cuda"}),
     Case("tensorrt", "pair.onnx", precision="fp16", fake=True),
+    Case("python", "classes", entry="classes:Pair"),
 )
 RUNTIMES = tuple(dict.fromkeys(case.runtime for case in TEXTS))
 ONE_EACH = tuple(next(case for case in TEXTS if case.runtime == name) for name in RUNTIMES)
-FROM_FILES = tuple(case for case in ONE_EACH if case.source is not None)
+FROM_FILES = tuple(case for case in ONE_EACH if case.source is not None and not case.entry)
 Sources = Callable[[str], Path]
 
 
@@ -146,71 +142,13 @@ def settings(case: Case, sources: Sources, cache: Path, **fields: Any) -> Runtim
         name="tiny",
         runtime=case.runtime,
         source=sources(case.source) if case.source else None,
+        entry=case.entry,
         cache_dir=cache,
         task=case.task,
         options=case.options | folders,
         precision=case.precision,
         **{"threads": 1, "edges": (8, LONGEST), "max_size": MAX_SIZE, "max_tokens": 256, **fields},
     )
-
-
-def batch_of(limits: Limits, lengths: tuple[int, ...], seed: int = 0) -> Batch:
-    """Rows with values of their own: row r is the same whatever batch of that seed it stands in."""
-    needed = [spec for spec in limits.inputs if spec.name not in limits.optional_inputs]
-    inputs = {spec.name: _ragged(spec, limits, lengths, seed) for spec in needed}
-    return Batch(len(lengths), np.array(lengths, np.int64), inputs)
-
-
-def _ragged(spec: TensorSpec, limits: Limits, lengths: tuple[int, ...], seed: int) -> Ragged:
-    rows = []
-    for row, length in enumerate(lengths):
-        # Python hashes texts anew in every process, so the name enters by its bytes.
-        random = np.random.default_rng([seed, row, *spec.name.encode()])
-        shape = tuple(size if size >= 0 else length for size in spec.shape[1:])
-        rows.append(_values(spec.datatype, shape, random))
-    data = np.concatenate([values.reshape(-1) for values in rows])
-    return Ragged(spec.datatype, data, tuple(values.shape for values in rows))
-
-
-def _values(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-    if datatype == "BYTES":
-        values = np.empty(shape, dtype=object)
-        values[...] = b"row \xc3\xa9 %d" % random.integers(1000)
-        return values
-    if datatype.startswith("INT"):
-        return random.integers(1, 90, shape).astype(DTYPES[datatype])
-    return random.normal(size=shape).astype(DTYPES[datatype])
-
-
-def row_of(batch: Batch, row: int) -> Batch:
-    inputs = {name: one(ragged, row) for name, ragged in batch.inputs.items()}
-    return Batch(1, batch.lengths[row : row + 1], inputs, batch.outputs)
-
-
-def one(ragged: Ragged, row: int) -> Ragged:
-    start = sum(math.prod(shape) for shape in ragged.shapes[:row])
-    end = start + math.prod(ragged.shapes[row])
-    return Ragged(ragged.datatype, ragged.data[start:end], (ragged.shapes[row],))
-
-
-def tolerance_of(runtime: Runtime) -> float:
-    return TOLERANCES[runtime.limits().precision]
-
-
-def assert_same_rows(together: Result, alone: list[Result], tolerance: float = TOLERANCE) -> None:
-    for name, ragged in together.outputs.items():
-        assert len(ragged.shapes) == len(alone)
-        for row, single in enumerate(alone):
-            mine, own = one(ragged, row), single.outputs[name]
-            assert mine.shapes == own.shapes
-            assert_close(mine.data, own.data, tolerance)
-
-
-def assert_close(left: np.ndarray, right: np.ndarray, tolerance: float = TOLERANCE) -> None:
-    if left.dtype == object:
-        assert left.tolist() == right.tolist()
-    else:
-        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
 def answer_and_close(chosen: RuntimeSettings) -> Result:

@@ -15,12 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runtime_cases import (
-    LONGEST,
-    MAX_SIZE,
     Case,
     answer_and_close,
-    assert_close,
-    batch_of,
     each_backend,
     each_from_files,
     everything,
@@ -29,6 +25,7 @@ from runtime_cases import (
 
 from runtimes import catalog
 from runtimes.errors import BadRows, LoadError, RefusedArtifact, RuntimeFault
+from runtimes.testing import LONGEST, MAX_SIZE, assert_close, batch_of
 
 # ---- declarations, health, times ----------------------------------------------------------
 

@@ -1,243 +1,25 @@
-"""What every backend must answer, run over each backend with every kind of source it takes.
+"""The suites of `runtimes.testing`, run over each backend with every kind of source it takes.
 
-A backend whose package is missing is skipped with the sentence that says what to install. Rows are
-compared with themselves alone (1e-5), so that batching, padding and order are proved by values.
+A backend whose package is missing is skipped with the sentence that says what to install.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from runtime_cases import everything, stacked, texts
 
-import numpy as np
-import pytest
-from runtime_cases import (
-    LENGTHS,
-    LONGEST,
-    MAX_SIZE,
-    assert_close,
-    assert_same_rows,
-    batch_of,
-    everything,
-    one,
-    row_of,
-    stacked,
-    texts,
-    tolerance_of,
-)
+from runtimes.testing import LengthSuite, RuntimeSuite, StackedSuite
 
-from runtimes.errors import BadRows
-from runtimes.types import DTYPES, Batch, Ragged
 
-# ---- answers ------------------------------------------------------------------------------
+@everything
+class TestEveryRuntime(RuntimeSuite):
+    pass
 
 
 @texts
-def test_ragged_batch_answers_each_row_as_if_alone(running):
-    batch = batch_of(running.limits(), LENGTHS)
-    alone = [running.run(row_of(batch, row)) for row in range(len(LENGTHS))]
-    assert_same_rows(running.run(batch), alone, tolerance_of(running))
+class TestRowsOfDifferentLengths(LengthSuite):
+    pass
 
 
 @stacked
-def test_stacked_rows_answer_each_as_if_alone(running):
-    batch = batch_of(running.limits(), (1,) * 3)
-    alone = [running.run(row_of(batch, row)) for row in range(3)]
-    assert_same_rows(running.run(batch), alone, tolerance_of(running))
-
-
-@everything
-def test_different_rows_have_different_answers(running):
-    """Without this, a backend that answers constants would pass the comparison with itself."""
-    result = running.run(batch_of(running.limits(), (5,) * 4))
-    for ragged in result.outputs.values():
-        rows = {tuple(one(ragged, row).data.tolist()) for row in range(4)}
-        assert len(rows) == 4
-
-
-@everything
-@pytest.mark.parametrize("rows", [1, 2, MAX_SIZE])
-def test_batches_of_every_size_answer_every_row(running, rows):
-    result = running.run(batch_of(running.limits(), (4,) * rows))
-    for ragged in result.outputs.values():
-        assert len(ragged.shapes) == rows
-        assert sum(map(math.prod, ragged.shapes)) == ragged.data.size
-
-
-@texts
-@pytest.mark.parametrize("length", [1, 2, LONGEST])
-def test_rows_of_every_length_answer(running, length):
-    result = running.run(batch_of(running.limits(), (length, 1)))
-    least = 2 * length
-    edge = next((edge for edge in running.limits().fixed_edges if edge >= length), length)
-    assert least <= result.padded_tokens <= MAX_SIZE * max(2, edge)
-    if not running.limits().fixed_edges and "compile" not in running.limits().platform:
-        assert result.padded_tokens == least
-    for ragged in result.outputs.values():
-        assert np.isfinite(ragged.data).all()
-
-
-@everything
-def test_outputs_are_as_declared(running):
-    limits = running.limits()
-    result = running.run(batch_of(limits, (3, 2)))
-    assert set(result.outputs) == {spec.name for spec in limits.outputs}
-    for spec in limits.outputs:
-        ragged = result.outputs[spec.name]
-        assert ragged.datatype == spec.datatype
-        assert ragged.data.dtype == DTYPES[spec.datatype]
-        assert ragged.data.ndim == 1
-        for shape in ragged.shapes:
-            assert len(shape) == len(spec.shape) - 1
-            assert all(want in (-1, size) for size, want in zip(shape, spec.shape[1:], strict=True))
-
-
-@texts
-def test_outputs_that_follow_the_length_are_cut_to_it(running):
-    limits = running.limits()
-    result = running.run(batch_of(limits, LENGTHS))
-    for spec in limits.outputs:
-        if spec.shape[1:2] == (-1,):
-            assert [shape[0] for shape in result.outputs[spec.name].shapes] == list(LENGTHS)
-
-
-@everything
-def test_only_the_outputs_asked_for_come_back(running):
-    limits = running.limits()
-    for spec in limits.outputs:
-        asked = replace(batch_of(limits, (2, 1)), outputs=(spec.name,))
-        assert list(running.run(asked).outputs) == [spec.name]
-
-
-@texts
-def test_mask_that_is_left_out_is_all_real_tokens(running):
-    limits = running.limits()
-    if limits.mask_input is None:
-        pytest.skip("the model has no mask")
-    without = batch_of(limits, LENGTHS)
-    ones = Ragged("INT64", np.ones(sum(LENGTHS), np.int64), tuple((n,) for n in LENGTHS))
-    given = replace(without, inputs={**without.inputs, limits.mask_input: ones})
-    with_mask, made = running.run(given), running.run(without)
-    for name, ragged in made.outputs.items():
-        assert_close(ragged.data, with_mask.outputs[name].data, tolerance_of(running))
-
-
-@texts
-def test_same_batch_gives_the_same_answer_twice(running):
-    batch = batch_of(running.limits(), LENGTHS)
-    first, second = running.run(batch), running.run(batch)
-    for name, ragged in first.outputs.items():
-        assert_close(ragged.data, second.outputs[name].data)
-
-
-@everything
-def test_answers_outlive_the_next_batch(running):
-    """A backend that hands out its own buffers would let the next batch write over an answer."""
-    limits = running.limits()
-    kept = running.run(batch_of(limits, (4, 4), seed=1))
-    before = {name: ragged.data.copy() for name, ragged in kept.outputs.items()}
-    running.run(batch_of(limits, (4, 4), seed=2))
-    for name, ragged in kept.outputs.items():
-        assert ragged.data.tolist() == before[name].tolist()
-
-
-@everything
-def test_read_only_input_answers_as_any_other(running):
-    """What came off a network is read-only; a backend that copies it must keep the copy while it
-    runs, or the next allocation writes over it."""
-    for seed in range(8):
-        batch = batch_of(running.limits(), (4, 4), seed=seed)
-        free = running.run(batch)
-        for ragged in batch.inputs.values():
-            ragged.data.flags.writeable = False
-        fixed = running.run(batch)
-        for name, ragged in free.outputs.items():
-            assert ragged.data.tolist() == fixed.outputs[name].data.tolist()
-
-
-# ---- bad rows -----------------------------------------------------------------------------
-
-
-def _first(batch: Batch) -> tuple[str, Ragged]:
-    return next(iter(batch.inputs.items()))
-
-
-def _with(batch: Batch, name: str, ragged: Ragged) -> Batch:
-    return replace(batch, inputs={**batch.inputs, name: ragged})
-
-
-def unknown_input(batch: Batch) -> Batch:
-    return _with(batch, "no_such_input", _first(batch)[1])
-
-
-def missing_input(batch: Batch) -> Batch:
-    name, _ = _first(batch)
-    return replace(batch, inputs={key: rows for key, rows in batch.inputs.items() if key != name})
-
-
-def wrong_datatype(batch: Batch) -> Batch:
-    name, ragged = _first(batch)
-    return _with(batch, name, Ragged("INT32", np.zeros(ragged.data.size, np.int32), ragged.shapes))
-
-
-def wrong_rank(batch: Batch) -> Batch:
-    name, ragged = _first(batch)
-    shapes = tuple((*shape, 1) for shape in ragged.shapes)
-    return _with(batch, name, Ragged(ragged.datatype, ragged.data, shapes))
-
-
-def unknown_output(batch: Batch) -> Batch:
-    return replace(batch, outputs=("no_such_output",))
-
-
-@everything
-@pytest.mark.parametrize(
-    "spoil",
-    [unknown_input, missing_input, wrong_datatype, wrong_rank, unknown_output],
-    ids=lambda spoil: spoil.__name__,
-)
-def test_bad_rows_are_refused_and_the_next_batch_is_fine(running, spoil):
-    batch = batch_of(running.limits(), (3, 2))
-    good = running.run(batch)
-    with pytest.raises(BadRows):
-        running.run(spoil(batch))
-    after = running.run(batch)
-    for name, ragged in good.outputs.items():
-        assert_close(ragged.data, after.outputs[name].data)
-
-
-@texts
-@pytest.mark.parametrize("token", [-1, 100, 1 << 40])
-def test_token_outside_the_vocabulary_is_the_callers_fault(running, token):
-    limits = running.limits()
-    if limits.platform == "headrace_synthetic":
-        pytest.skip("the synthetic device takes every id")
-    batch = batch_of(limits, (3, 2))
-    name, ragged = _first(batch)
-    spoiled = ragged.data.copy()
-    spoiled[1] = token
-    with pytest.raises(BadRows):
-        running.run(_with(batch, name, replace(ragged, data=spoiled)))
-    running.run(batch)
-
-
-@texts
-def test_row_over_the_longest_is_the_callers_fault(running):
-    limits = running.limits()
-    if limits.max_length is None:
-        pytest.skip("the model takes any length")
-    running.run(batch_of(limits, (limits.max_length,)))
-    with pytest.raises(BadRows):
-        running.run(batch_of(limits, (limits.max_length + 1,)))
-
-
-@stacked
-def test_rows_of_different_shapes_do_not_stack(running):
-    batch = batch_of(running.limits(), (1, 1))
-    name, ragged = _first(batch)
-    shape = ragged.shapes[0]
-    uneven = (*shape[:-1], shape[-1] + 1) if shape else (1,)
-    data = np.concatenate([ragged.data[: math.prod(shape)]] * 3)[: math.prod(shape) * 2]
-    with pytest.raises(BadRows):
-        running.run(_with(batch, name, Ragged(ragged.datatype, data, (shape, uneven))))
-    running.run(batch)
+class TestRowsOfOneShape(StackedSuite):
+    pass

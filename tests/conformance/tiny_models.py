@@ -49,6 +49,55 @@ def bert_folder(folder: Path, normalize: bool = True) -> Path:
     return folder
 
 
+CLASSES = '''
+import numpy as np
+
+
+class Sums:
+    """Of ids that are ragged: their sum, and each of them doubled."""
+
+    inputs = {"ids": "INT64[?]"}
+    outputs = {"sum": "FP32[1]", "doubled": "INT64[?]"}
+
+    def load(self, settings):
+        pass
+
+    def predict(self, batch):
+        return {
+            "sum": [[float(row.sum()) + len(row) / 7] for row in batch["ids"]],
+            "doubled": [row * 2 for row in batch["ids"]],
+        }
+
+
+class Padded(Sums):
+    async def predict(self, batch):
+        ids = batch["ids"]
+        real = np.arange(ids.shape[1]) < batch.lengths[:, None]
+        return {
+            "sum": ((ids * real).sum(1) + batch.lengths / 7)[:, None],
+            "doubled": [row[:length] * 2 for row, length in zip(ids, batch.lengths)],
+        }
+
+
+class Pair:
+    inputs = {"left": "FP32[3]", "text": "BYTES[2]"}
+    outputs = {"scaled": "FP32[3]", "joined": "BYTES[1]"}
+
+    def load(self, settings):
+        pass
+
+    def predict(self, batch):
+        joined = [[b"+".join(text)] for text in batch["text"]]
+        return {"scaled": np.asarray(batch["left"]) * 3, "joined": joined}
+'''
+
+
+def python_classes(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "classes.py").write_text(CLASSES)
+    return folder
+
+
 def image_onnx(file: Path) -> Path:
     """`pixels` FP32 [-1, 3, 4, 4] → `scores` FP32 [-1, 3]: the mean of each channel."""
     from onnx import TensorProto, helper
@@ -173,6 +222,7 @@ def recorded_rows(folder: Path) -> Path:
 
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "bert": bert_folder,
+    "classes": python_classes,
     "recorded": recorded_rows,
     "heavy.onnx": heavy_onnx,
     "image.onnx": image_onnx,

@@ -36,7 +36,7 @@ class _Model(http.server.BaseHTTPRequestHandler):
     """Metadata with `parameters`, where `key` is brought, and an answer to each inference."""
 
     protocol_version = "HTTP/1.1"
-    parameters: dict[str, Any] = {}  # noqa: RUF012
+    parameters: dict[str, Any] = {}
     key = ""
 
     def do_GET(self) -> None:

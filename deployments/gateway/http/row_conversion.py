@@ -2,12 +2,13 @@
 
 A row is what the scheduler deals in: its inputs flat and contiguous, their shapes, and its length,
 read at `lengths_input` × `lengths_axis` (1 where the model has no length, an image's patches where
-it takes images). Nothing padded goes on: where the caller sends the model's mask, it must be ones
-and then zeros in every row; rows are cut to their ones and the mask itself is dropped, since
-runtimes make it from the lengths. Any other mask is refused (left-padded rows would change their
-positions if cut). On the way back, an output that kept its length axis is padded with zeros to the
-length the caller sent, so that it lines up with the caller's mask; other ragged outputs are padded
-to the longest row of this request, never by what else was in the batch.
+it takes images, a quarter of the bytes of a raw text). Nothing padded goes on: where the caller
+sends the model's mask, it must be ones and then zeros in every row; rows are cut to their ones and
+the mask itself is dropped, since runtimes make it from the lengths. Any other mask is refused
+(left-padded rows would change their positions if cut). On the way back, an output that kept its
+length axis is padded with zeros to the length the caller sent, so that it lines up with the
+caller's mask; other ragged outputs are padded to the longest row of this request, never by what
+else was in the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from deployments.gateway.http.protocols.tensors import InferCall, RowTensor, Ten
 from deployments.gateway.rows import Array, RowColumn, Rows
 from deployments.preprocess.images import Encoded
 from deployments.settings.image import patches
-from runtimes.types import DTYPES, TensorSpec
+from runtimes.types import DTYPES, TensorSpec, text_length
 
 # name → (datatype, one array a row, of the row's own shape)
 _MANY_BYTES = 65_536  # fewer are read at once, whatever the model takes
@@ -232,6 +233,9 @@ def _measured(
         return Rows(count, lengths, _flat(columns, specs), outputs)
     if d.lengths_input is None:
         return Rows(count, (1,) * count, _flat(columns, specs), outputs)
+    if d.lengths_axis == 0:
+        sizes = _bounded([text_length(row.item()) for row in columns[d.lengths_input]], d)
+        return Rows(count, tuple(sizes), _flat(columns, specs), outputs)
     axis = d.lengths_axis - 1
     full = [row.shape[axis] for row in columns[d.lengths_input]]
     kept = full
@@ -313,6 +317,8 @@ def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) ->
 
 def sent_extent(call: InferCall, d: ModelDescription) -> int | None:
     """How long the caller's own rows are, with their padding; None: rows have no length."""
+    if d.lengths_axis == 0:  # a raw text
+        return None
     for tensor in call.tensors:
         if tensor.name == d.lengths_input:
             extent: int = tensor.data.shape[d.lengths_axis]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deployments.replica.artifacts import archive
+from deployments.replica.artifacts import archive, packages
 from deployments.replica.artifacts.fetch import SourceFetch, mismatch
 from deployments.settings import model_paths, remote_source
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
+from deployments.settings.python_source import with_folder
 from deployments.settings.remote_source import RemoteSource, SourceError
 from deployments.settings_files import sources
 from runtimes import staging
@@ -28,7 +29,8 @@ Progress = Callable[[str, float], None]
 
 def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> ModelSettings:
     """The model with local paths in place of its remote sources. Its options stay as they are,
-    because they are part of its version. Raises SourceError."""
+    because they are part of its version. Its packages are installed. Raises SourceError."""
+    packages.install(model.dependencies, cache_dir, progress)
     accept = {
         name: str(local_file(named, cache_dir, progress))
         for name in PATHS
@@ -38,7 +40,8 @@ def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> Mo
     if accept:
         changes["accept"] = model.accept.model_copy(update=accept)
     if model.source is not None and remote_source.is_url(model.source):
-        changes["source"] = str(local_file(model.source, cache_dir, progress))
+        place = str(local_file(model.source, cache_dir, progress))
+        changes["source"] = with_folder(model.source, place)
     return model.model_copy(update=changes) if changes else model
 
 

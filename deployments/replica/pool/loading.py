@@ -276,8 +276,12 @@ def artifact_bytes(settings: ModelSettings, cache_dir: Path) -> int:
     """Bytes of the model's files on this node, the least that its weights take; 0 without files."""
     if settings.source is None or settings.runtime == "synthetic":
         return 0
-    found = source.inspect(resolve(settings.source), cache_dir)
-    return sum(file.stat().st_size for file in found.files)
+    path = resolve(settings.source)
+    if settings.runtime == "python":
+        files = source.all_files(path) if path.is_dir() else [path]
+    else:
+        files = [*source.inspect(path, cache_dir).files]
+    return sum(file.stat().st_size for file in files)
 
 
 def _resident_bytes() -> int:

@@ -32,7 +32,7 @@ from deployments.replica.verify.verification import (
     verify,
 )
 from deployments.settings.model import ModelSettings
-from runtimes import calibration, catalog, fingerprint, source, staging
+from runtimes import calibration, catalog, fingerprint, staging
 from runtimes.cuda import gpus
 from runtimes.errors import RuntimeFault
 from runtimes.staging import digest_of
@@ -80,7 +80,7 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
     """Return if the model may serve. `runtime` is loaded from `settings`. Raises `NotAccepted` with
     the first tolerance that does not hold, or if answers are not finite; `CannotVerify` if there is
     nothing to compare with; and what loading raises."""
-    if settings.source is not None:
+    if settings.source is not None and not settings.entry:
         judge_drawn_answers(settings, runtime, allow_non_finite=model.allow_non_finite)
     if not model.accept.required:
         return
@@ -133,7 +133,7 @@ def parts(
 def _side(settings: RuntimeSettings) -> list[str]:
     """One side's artifact, tokeniser, backend and whatever else shapes its answers."""
     assert settings.source is not None
-    artifact = source.inspect(settings.source, settings.cache_dir).digest
+    artifact = catalog.digest(settings.runtime, settings.source, settings.cache_dir)
     tuning = json.dumps(dict(settings.options), sort_keys=True, default=str)
     version = catalog.version(settings.runtime)
     texts, ranges = str(fingerprint.tokenizer(settings.source)), ""

@@ -20,11 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 PHASES = (
-    "starting", "staging", "compiling", "verifying", "warming", "profiling", "ready", "failed",
+    "starting", "installing", "staging", "compiling", "verifying", "warming", "profiling", "ready",
+    "failed",
 )  # fmt: skip
 _EVERY_S = 5.0
 _MEANS = {  # what a phase that lasts is about
-    "staging": "fetching and unpacking its files",
+    "installing": "pip installs its dependencies",
+    "staging": "fetching and loading its files",
     "compiling": "the backend loads and compiles it",
     "verifying": "its answers are compared with the reference",
     "warming": "it runs each shape once",

@@ -40,6 +40,7 @@ from runtimes.errors import LoadError
 
 PRECISIONS = ("fp32", "bf16")
 ROWS = 128
+_ONLY_THEIRS = ("synthetic", "python")  # no other backend runs what they run
 _LOAD_S = 300.0  # with what a backend compiles
 
 
@@ -105,12 +106,12 @@ def candidates(
     for a backend that there is not."""
     for wanted in dict.fromkeys(names):
         name, _, asked = wanted.partition(":")
-        if name not in catalog.names() or name == "synthetic":
-            others = ", ".join(each for each in catalog.names() if each != "synthetic")
+        if name not in catalog.names() or name in _ONLY_THEIRS:
+            others = ", ".join(each for each in catalog.names() if each not in _ONLY_THEIRS)
             raise WrongArguments(
                 f"--compare: is {name!r}; must be some of {others}, perhaps with :PRECISION"
             )
-        entry = catalog.ENTRIES[name]
+        entry = catalog.entry_of(name)
         if asked and asked not in entry.precisions:
             raise WrongArguments(
                 f"--compare: {name} has no precision {asked!r}, but {', '.join(entry.precisions)}"

@@ -78,7 +78,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
     [
         (
             "    runtime: synthetik",
-            "must be onnxruntime, openvino, tensorrt, torch, vllm or synthetic",
+            "must be onnxruntime, openvino, tensorrt, torch, vllm, python or synthetic",
         ),
         ("    runtime: synthetik", "did you mean synthetic?"),
         ("    runtime:", "runtime: is empty; must be onnxruntime"),

@@ -83,7 +83,10 @@ def test_listed_edges_are_taken_as_they_are() -> None:
         (("models", "x", "lengths", "buckets"), "auto, a whole number or a list of whole numbers"),
         (("models", "x", "admission", "codel"), "off, observe or enforce"),
         (("models", "x", "retry"), "true or false"),
-        (("models", "x", "runtime"), "onnxruntime, openvino, tensorrt, torch, vllm or synthetic"),
+        (
+            ("models", "x", "runtime"),
+            "onnxruntime, openvino, tensorrt, torch, vllm, python or synthetic",
+        ),
         (("models", "x"), "a mapping"),
         (("models",), "a mapping"),
         (("tenants", "x", "models"), "a list of texts"),

@@ -1,0 +1,135 @@
+"""`headrace try`: loads one model in this process and runs rows through it, without a server.
+
+Rows are read, batched, run and answered by the code that a gateway and a replica use, so what fails
+here would fail there. Each row is run alone as well: an answer that depends on which rows share its
+batch is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from deployments.contract.channel.frames import rows_of as column_rows
+from deployments.contract.description import ModelDescription
+from deployments.contract.errors import HeadraceError
+from deployments.gateway.http.protocols import predict
+from deployments.gateway.rows import Rows
+from deployments.replica import backend_env, describe
+from deployments.replica.artifacts.local_model import local_model
+from deployments.replica.device import BatchResult, run_bisected
+from deployments.settings.model import ModelSettings
+from deployments.settings_files.made import cache_dir
+from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.verify.command import chosen
+from runtimes import catalog, warmup
+from runtimes.types import Batch, Ragged, Runtime, RuntimeSettings
+
+_RELATIVE = 1e-4  # by which a row alone may differ from itself in a batch
+_INVALID = 2
+_ANSWER = b'{"predictions":['
+
+
+def try_model(file: Path, name: str, written: Sequence[str]) -> int:
+    """`written`: rows, each the JSON of one instance as `:predict` takes it; none: a made-up row.
+    Returns the exit code: 1 where a row failed. Raises SettingsErrors and what loading raises."""
+    model = chosen(file, name)
+    if model.task == catalog.GENERATE:
+        click.echo(f"{name} generates; `headrace try` runs models that take batches", err=True)
+        return _INVALID
+    begin = time.perf_counter()
+    with shown_progress(name) as note:
+        model = local_model(model, cache_dir(), note)
+        settings = describe.runtime_settings(name, model, cache_dir(), note)
+        backend_env.set_engine_variables(settings)
+        runtime = catalog.create(settings)
+        runtime.load()
+        runtime.warm()
+    click.echo(f"{name} is loaded and warm after {time.perf_counter() - begin:.1f} s")
+    try:
+        return _tried(name, model, settings, runtime, written)
+    finally:
+        runtime.close()
+
+
+def _tried(
+    name: str,
+    model: ModelSettings,
+    settings: RuntimeSettings,
+    runtime: Runtime,
+    written: Sequence[str],
+) -> int:
+    described, _ = describe.describe(name, model, "", runtime)
+    for spec in (*described.inputs, *described.outputs):
+        kind = "takes" if spec in described.inputs else "gives"
+        click.echo(f"  {kind} {spec.name} {spec.datatype} {list(spec.shape[1:])}")
+    if written:
+        try:
+            call = predict.decode(f'{{"instances": [{",".join(written)}]}}'.encode())
+            batch = _batch(predict.rows_of(call, described))
+        except HeadraceError as error:
+            click.echo(f"error: {error}", err=True)
+            return _INVALID
+    else:
+        shape = min(warmup.shapes(settings, runtime.limits()), key=lambda each: each[0] * each[1])
+        batch = warmup.batch(runtime.limits(), *shape)
+    begin = time.perf_counter()
+    done = run_bisected(runtime, batch, allow_non_finite=model.allow_non_finite)
+    click.echo(f"{batch.rows} rows in {(time.perf_counter() - begin) * 1e3:.1f} ms")
+    failed = {error.row: error for error in done.errors}
+    columns = {name: iter(column_rows(column)) for name, column in done.outputs.items()}
+    for row in range(batch.rows):
+        if row in failed:
+            status = 400 if failed[row].callers_fault else 500
+            click.echo(f"row {row}: HTTP {status}: {failed[row].message}")
+            continue
+        answer = {name: (_datatype(described, name), [next(of)]) for name, of in columns.items()}
+        one = predict.encode(predict.decode(b'{"instances": [0]}'), answer, described)
+        click.echo(f"row {row}: {one.body[len(_ANSWER) : -2].decode()}")
+    changed = _changed_alone(runtime, batch, done)
+    if changed:
+        listed = ", ".join(map(str, changed))
+        click.echo(f"rows that alone have another answer than in this batch: {listed}")
+    return 1 if failed else 0
+
+
+def _datatype(described: ModelDescription, name: str) -> str:
+    return next(spec.datatype for spec in described.outputs if spec.name == name)
+
+
+def _batch(rows: Rows) -> Batch:
+    inputs = {
+        name: Ragged(column.datatype, np.concatenate(column.rows), tuple(column.shapes))
+        for name, column in rows.inputs.items()
+    }
+    return Batch(rows.count, np.array(rows.lengths, np.int64), inputs, rows.outputs)
+
+
+def _changed_alone(runtime: Runtime, batch: Batch, done: BatchResult) -> list[int]:
+    """The rows whose answer depends on what else is in the batch."""
+    failed = {error.row for error in done.errors}
+    answered = [row for row in range(batch.rows) if row not in failed]
+    together = {name: column_rows(column) for name, column in done.outputs.items()}
+    changed = []
+    for place, row in enumerate(answered if batch.rows > 1 else ()):
+        alone = run_bisected(runtime, batch.picked([row]), allow_non_finite=True)
+        same = not alone.errors and all(
+            _close(column_rows(alone.outputs[name])[0], rows[place])
+            for name, rows in together.items()
+        )
+        if not same:
+            changed.append(row)
+    return changed
+
+
+def _close(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return bool((one == other).all())
+    return np.allclose(one, other, rtol=_RELATIVE, atol=_RELATIVE, equal_nan=True)

@@ -1,0 +1,269 @@
+"""The rows that a class is given together, and its answer checked row by row.
+
+Rows of a batch may differ in length. Nothing is padded: a `Column` is one flat array with each
+row's shape, and a row is a view of it. `stacked` and `padded` make the dense array that most
+libraries take; of rows of equal shape, both are views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, overload
+
+import numpy as np
+
+from headrace.declaration import DTYPES, Declared, TensorType
+
+Array = np.ndarray[Any, Any]
+
+
+class RowError(Exception):
+    """One row failed: put it in the row's place in an output, and the others are still answered.
+
+    `invalid`: what the caller sent is wrong (HTTP 400); False: the model failed at it (500)."""
+
+    def __init__(self, message: str, *, invalid: bool = True) -> None:
+        super().__init__(message)
+        self.invalid = invalid
+
+
+class AnswerError(Exception):
+    """What `predict` returned does not fit the batch or what the class declares."""
+
+
+class Column(Sequence[Any]):
+    """One input of a batch. `flat`: all rows' values, 1-D; `shapes`: each row's. As a sequence, it
+    holds the rows: arrays of their own shapes (views of `flat`), `str` of a text, `bytes` of an
+    image or of a BYTES input of one value."""
+
+    __slots__ = ("flat", "shapes", "type")
+
+    def __init__(self, of: TensorType, flat: Array, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.type, self.flat, self.shapes = of, flat, tuple(shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    @overload
+    def __getitem__(self, row: int) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Any]: ...
+    def __getitem__(self, row: int | slice) -> Any:
+        if isinstance(row, slice):
+            return list(self)[row]
+        place = range(len(self))[row]
+        start = sum(map(prod, self.shapes[:place]))
+        return self._row(start, self.shapes[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        start = 0
+        for shape in self.shapes:
+            yield self._row(start, shape)
+            start += prod(shape)
+
+    def _row(self, start: int, shape: tuple[int, ...]) -> Any:
+        if self.type.kind == "text":
+            return bytes(self.flat[start]).decode()
+        if self.type.kind == "image":
+            return bytes(self.flat[start])
+        return self.flat[start : start + prod(shape)].reshape(shape)
+
+    @property
+    def stacked(self) -> Array:
+        """[rows, *shape], a view. Raises `ValueError` where rows differ in shape."""
+        if self.type.kind:
+            return np.array(list(self), dtype=object)
+        if len(set(self.shapes)) > 1:
+            raise ValueError(
+                "rows of this batch differ in shape; use padded(), or one row after the other"
+            )
+        return self.flat.reshape(len(self), *(self.shapes[0] if self.shapes else ()))
+
+    def padded(self, value: Any = 0) -> Array:
+        """[rows, *longest shape], filled up with `value` behind each row; a view where rows have
+        one shape."""
+        if self.type.kind or len(set(self.shapes)) <= 1:
+            return self.stacked
+        longest = tuple(max(sizes) for sizes in zip(*self.shapes, strict=True))
+        made = np.full((len(self), *longest), value, self.flat.dtype)
+        for row, values in enumerate(self):
+            inside: tuple[Any, ...] = (row, *map(slice, values.shape))
+            made[inside] = values
+        return made
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        made = self.stacked
+        return made if dtype is None or dtype == made.dtype else made.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows of {self.type}>"
+
+
+class Batch(Mapping[str, Any]):
+    """The rows of one call of `predict`, by input: a `Column`, or with `padded: true` a dense array
+    (a list of a text's or image's rows). `rows`: how many; `lengths`: int64 [rows], as they were
+    batched by: the length of the first input with an axis of any length, of a text a quarter of its
+    bytes, else 1."""
+
+    def __init__(self, lengths: Array, columns: Mapping[str, Column], padded: bool = False) -> None:
+        self.rows, self.lengths, self._columns, self._padded = (
+            len(lengths),
+            lengths,
+            columns,
+            padded,
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        column = self._columns[name]
+        if not self._padded:
+            return column
+        return list(column) if column.type.kind else column.padded()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"<batch of {self.rows} rows: {', '.join(self._columns)}>"
+
+
+class Answer:
+    """`outputs`: by name the flat values and shapes of the rows that did not fail, in order;
+    `failed`: by row."""
+
+    __slots__ = ("failed", "outputs")
+
+    def __init__(
+        self,
+        outputs: Mapping[str, tuple[Array, tuple[tuple[int, ...], ...]]],
+        failed: Mapping[int, RowError],
+    ) -> None:
+        self.outputs, self.failed = outputs, failed
+
+
+def answer(returned: Any, declared: Declared, rows: int, wanted: Sequence[str]) -> Answer:
+    """What `predict` returned for a batch of `rows`, checked: every output of the class, a row for
+    each row, of its datatype and shape. Raises `AnswerError`."""
+    if not isinstance(returned, Mapping):
+        if len(declared.outputs) > 1:
+            raise AnswerError(
+                f"predict returned {_kind(returned)}; must be a dictionary with "
+                f"{', '.join(declared.outputs)}"
+            )
+        returned = {next(iter(declared.outputs)): returned}
+    for name in returned:
+        if name not in declared.outputs:
+            raise AnswerError(
+                f"predict returned {name!r}, which is not declared; declared: "
+                f"{', '.join(declared.outputs)}"
+            )
+    failed: dict[int, RowError] = {}
+    for name in wanted:
+        if name not in returned:
+            raise AnswerError(f"predict returned no {name!r}")
+        count = _rows_of(returned[name], name)
+        if count != rows:
+            raise AnswerError(f"predict returned {count} rows of {name!r} for a batch of {rows}")
+        if not isinstance(returned[name], np.ndarray) or returned[name].dtype == object:
+            for row, value in enumerate(returned[name]):
+                if isinstance(value, RowError):
+                    failed.setdefault(row, value)
+    kept = [row for row in range(rows) if row not in failed] if failed else None
+    outputs = {}
+    for name in wanted:
+        values = returned[name] if kept is None else [returned[name][row] for row in kept]
+        outputs[name] = column(values, declared.outputs[name], name)
+    return Answer(outputs, failed)
+
+
+def _rows_of(value: Any, name: str) -> int:
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+        raise AnswerError(
+            f"predict returned {_kind(value)} for {name!r}; must be an array or a list "
+            "with a value for each row"
+        )
+    try:
+        return len(value)
+    except TypeError:  # an array without an axis
+        raise AnswerError(
+            f"predict returned one value for {name!r}; its first axis must be the batch's rows"
+        ) from None
+
+
+def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[int, ...], ...]]:
+    """Flat values and each row's shape, of an array [rows, ...] or a list with a value for each
+    row. Raises `AnswerError`."""
+    if of.datatype == "BYTES":
+        made = [_bytes(each, of, name, row) for row, each in enumerate(values)]
+        data = np.empty(sum(map(len, (flat for flat, _ in made))), object)
+        data[:] = [item for flat, _ in made for item in flat]
+        return data, tuple(shape for _, shape in made)
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        shape = values.shape[1:]
+        _check_shape(shape, of, name, 0)
+        return _cast(values, of, name).reshape(-1), (shape,) * len(values)
+    try:
+        rows = [np.asarray(each) for each in values]
+    except ValueError as error:
+        raise AnswerError(
+            f"predict returned rows of {name!r} that are no arrays: {error}"
+        ) from None
+    for row, each in enumerate(rows):
+        _check_shape(each.shape, of, name, row)
+    cast = [_cast(each, of, name).reshape(-1) for each in rows]
+    flat = np.concatenate(cast) if cast else np.empty(0, DTYPES[of.datatype])
+    return flat, tuple(each.shape for each in rows)
+
+
+def _bytes(value: Any, of: TensorType, name: str, row: int) -> tuple[list[bytes], tuple[int, ...]]:
+    array = value if isinstance(value, np.ndarray) else None
+    items = array.reshape(-1).tolist() if array is not None else value
+    shape: tuple[int, ...]
+    if isinstance(value, str | bytes):
+        items, shape = [value], ()
+    elif array is not None:
+        shape = array.shape
+    else:
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        shape = (len(items),) if isinstance(value, list | tuple) else ()
+    for item in items:
+        if not isinstance(item, str | bytes):
+            raise AnswerError(f"row {row} of {name!r} holds {_kind(item)}; must be text or bytes")
+    _check_shape(shape, of, name, row)
+    return [item.encode() if isinstance(item, str) else item for item in items], shape
+
+
+def _check_shape(shape: tuple[int, ...], of: TensorType, name: str, row: int) -> None:
+    fits = len(shape) == len(of.shape) and all(
+        want in (-1, size) for size, want in zip(shape, of.shape, strict=True)
+    )
+    if not fits:
+        raise AnswerError(f"row {row} of {name!r} has shape {list(shape)}; declared is {of}")
+
+
+def _cast(values: Array, of: TensorType, name: str) -> Array:
+    """Floats may be narrowed (what does not fit becomes infinite, which fails the row), whole
+    numbers where all fit. Nothing else changes its kind."""
+    wanted = DTYPES[of.datatype]
+    if values.dtype == wanted:
+        return np.ascontiguousarray(values)
+    kinds = {"b": "b", "u": "iu", "i": "iu", "f": "fiu"}
+    is_float = of.datatype in ("FP16", "BF16", "FP32", "FP64")
+    if values.dtype.kind not in kinds["f" if is_float else wanted.kind]:
+        raise AnswerError(
+            f"predict returned {values.dtype} for {name!r}; declared is {of.datatype}: convert it, "
+            f"or declare what it is"
+        )
+    if not is_float and values.size:
+        bounds = np.iinfo(wanted)
+        if int(values.min()) < bounds.min or int(values.max()) > bounds.max:
+            raise AnswerError(f"a value of {name!r} does not fit into {of.datatype}")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values, dtype=wanted)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"

@@ -1,0 +1,241 @@
+"""Imports the class that a settings file names, and runs its methods, coroutines among them.
+
+`python:my_package.module:Class` is imported by its name; of `folder:module:Class` the folder is put
+first on the import path. Coroutines run on one event loop in a thread of its own, so that what a
+class leaves running there (connections, tasks) lives between batches.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.declaration import METHODS, DeclarationError
+
+_placed: set[Path] = set()  # folders of classes that this process has imported
+
+
+def load_class(folder: Path | None, module: str, name: str) -> type[Any]:
+    """Runs the module's code. Raises `DeclarationError` saying where it failed."""
+    if folder is not None:
+        _put_first(folder.resolve())
+    importlib.invalidate_caches()
+    try:
+        found = importlib.import_module(module)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise DeclarationError(_import_failed(module, folder, error)) from error
+    try:
+        return getattr(found, name)  # type: ignore[no-any-return]
+    except AttributeError:
+        classes = [each for each, value in vars(found).items() if isinstance(value, type)]
+        raise DeclarationError(
+            f"{found.__file__ or module} has no class {name}; it has {', '.join(classes) or 'none'}"
+        ) from None
+
+
+def _put_first(folder: Path) -> None:
+    """On the import path. Modules of other models' folders are forgotten, since these may have the
+    same names: classes keep what they have imported."""
+    place = str(folder)
+    if place in sys.path:
+        sys.path.remove(place)
+    sys.path.insert(0, place)
+    others = _placed - {folder}
+    _placed.add(folder)
+    for name, module in [*sys.modules.items()] if others else ():
+        file = getattr(module, "__file__", None)
+        if file and any(Path(file).is_relative_to(other) for other in others):
+            del sys.modules[name]
+
+
+def folder_of(module: str) -> Path:
+    """Of an imported module's file."""
+    file = getattr(sys.modules[module], "__file__", None)
+    return Path(file).parent if file else Path()
+
+
+def _import_failed(module: str, folder: Path | None, error: BaseException) -> str:
+    where = _place(error)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if error.name == module.partition(".")[0]:
+            inside = f" in {folder}" if folder else ""
+            return f"there is no module {module}{inside}"
+        return (
+            f"{module} imports {error.name}, which is not installed{where}; add its package to the "
+            "model's dependencies"
+        )
+    return f"{module} cannot be imported: {type(error).__name__}: {error}{where}"
+
+
+def _place(error: BaseException) -> str:
+    """ " (file:line)" of the last frame that is no part of Python's import system."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and frame.filename != __file__
+    ]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def complaint(folder: Path | None, module: str, name: str, has_dependencies: bool) -> str | None:
+    """What can be told of the class without running its code; None where nothing is wrong.
+    `has_dependencies`: packages are installed for the model, so none is looked for here."""
+    file = module_file(folder, module)
+    if file is None:
+        inside = f" in {folder}" if folder else ""
+        if has_dependencies and folder is None:
+            return None
+        return f"there is no module {module}{inside}"
+    if file.suffix != ".py":
+        return None
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError, OSError) as error:
+        line = getattr(error, "lineno", None)
+        return f"{file}{f':{line}' if line else ''} is no Python: {getattr(error, 'msg', error)}"
+    wrong = None if has_dependencies else _missing_import(tree, file, folder)
+    return wrong or _class_complaint(tree, file, name)
+
+
+def module_file(folder: Path | None, module: str) -> Path | None:
+    """Without importing the module, nor a package around it."""
+    parts = module.split(".")
+    bases = [folder] if folder is not None else []
+    if folder is None:
+        try:
+            spec = importlib.util.find_spec(parts[0])
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            return None
+        if len(parts) == 1:
+            return Path(spec.origin) if spec.origin else None
+        bases, parts = [Path(each) for each in spec.submodule_search_locations or ()], parts[1:]
+    for base in bases:
+        plain = base.joinpath(*parts)
+        for file in (plain.with_name(plain.name + ".py"), plain / "__init__.py"):
+            if file.is_file():
+                return file
+        compiled = sorted(plain.parent.glob(f"{plain.name}.*.so")) if plain.parent.is_dir() else []
+        if compiled:
+            return compiled[0]
+    return None
+
+
+def _missing_import(tree: ast.Module, file: Path, folder: Path | None) -> str | None:
+    """Of what the module imports first of all; imports inside functions or `try` may be missing."""
+    for node in tree.body:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            top = name.partition(".")[0]
+            beside = folder is not None and (
+                (folder / top).is_dir() or (folder / f"{top}.py").is_file()
+            )
+            try:
+                known = beside or top in sys.modules or importlib.util.find_spec(top) is not None
+            except (ImportError, ValueError):
+                known = False
+            if not known:
+                return (
+                    f"{file}:{node.lineno} imports {top}, which is not installed here; install it, "
+                    "or add its package to the model's dependencies"
+                )
+    return None
+
+
+def _class_complaint(tree: ast.Module, file: Path, name: str) -> str | None:
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if name not in classes:
+        if any(_binds(node, name) for node in ast.walk(tree)):
+            return None
+        return f"{file} has no class {name}; it has {', '.join(classes) or 'none'}"
+    chosen = classes[name]
+    for node in _assignments(chosen):
+        target, value = node
+        if target in ("inputs", "outputs") and isinstance(value, ast.Dict):
+            keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
+            twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
+            if twice is not None:
+                return f"{file}:{value.lineno}: {name}.{target} declares {twice!r} twice"
+    if chosen.bases:
+        return None  # what it inherits is seen when it is loaded
+    bound = {
+        node.name
+        for node in chosen.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    bound |= {target for target, _ in _assignments(chosen)}
+    for needed in (*METHODS, "inputs", "outputs"):
+        if needed not in bound and not chosen.decorator_list:
+            how = "method" if needed in METHODS else "class attribute"
+            return (
+                f"{file}:{chosen.lineno}: {name} lacks the {how} {needed}; a class has inputs, "
+                "outputs, load(self, settings) and predict(self, batch)"
+            )
+    return None
+
+
+def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    for each in node.body:
+        if isinstance(each, ast.Assign):
+            for target in each.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, each.value
+        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value:
+            yield each.target.id, each.value
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Assign):
+        return any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        return any((each.asname or each.name) in (name, "*") for each in node.names)
+    return isinstance(node, ast.ClassDef) and node.name == name
+
+
+class Caller:
+    """Calls methods, and waits for what coroutines return. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, method: Callable[..., Any], *args: Any) -> Any:
+        returned = method(*args)
+        if not inspect.isawaitable(returned):
+            return returned
+
+        async def awaited() -> Any:
+            return await returned
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._running()).result()
+
+    def close(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="coroutines", daemon=True
+                ).start()
+            return self._loop

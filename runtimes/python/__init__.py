@@ -1,0 +1,1 @@
+"""Models that are Python classes of the operator's own."""
