@@ -72,7 +72,7 @@ def measured(server: Server, blow: Blow) -> FaultCost:
     load = LOADS[blow.load]
     callers = SteadyLoad([server.url], blow.model, callers=load.callers, pause_s=load.pause_s)
     with callers:
-        time.sleep(_SETTLE_S)
+        callers.settle(_SETTLE_S)
         at = time.monotonic()
         blow.strike()
         back_s = _until_back(server, blow, at)

@@ -78,7 +78,7 @@ def struck_down(server: Server, fault: Fault) -> tuple[End, int, str]:
     """And the exit code, and what it said. The next one is started once nothing of it runs."""
     load = LOADS[fault.load]
     with SteadyLoad([server.url], "steady", callers=load.callers, pause_s=load.pause_s) as callers:
-        time.sleep(SETTLE_S)
+        callers.settle(SETTLE_S)
         at = time.monotonic()
         strike(processes(server, fault.process)[0], fault)
         code = server.wait()

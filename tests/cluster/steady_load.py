@@ -69,6 +69,15 @@ class SteadyLoad:
         self._thread.join(ANSWER_S + _LEAVES_S)
         assert not self._thread.is_alive(), "a caller has neither an answer nor an error"
 
+    def settle(self, seconds: float) -> None:
+        """Let it run for so long, and until each caller has had answers: on a busy machine their
+        clients alone take seconds to make, and what they send is held up until all are made."""
+        end = time.monotonic() + ANSWER_S
+        time.sleep(seconds)
+        while self.answered < 2 * self._callers:
+            assert time.monotonic() < end, f"{self.answered} answers: {self.reasons()}"
+            time.sleep(0.05)
+
     async def _all(self) -> None:
         callers = [self._ask(n, self._urls[n % len(self._urls)]) for n in range(self._callers)]
         await asyncio.gather(*callers)
