@@ -8,6 +8,7 @@ libraries take; of rows of equal shape, both are views.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, overload
 
@@ -21,7 +22,10 @@ Array = np.ndarray[Any, Any]
 class RowError(Exception):
     """One row failed: put it in the row's place in an output, and the others are still answered.
 
-    `invalid`: what the caller sent is wrong (HTTP 400); False: the model failed at it (500)."""
+    `invalid`: what the caller sent is wrong (HTTP 400); False: the model failed at it, and the
+    caller may send it again (503)."""
+
+    invalid = True
 
     def __init__(self, message: str, *, invalid: bool = True) -> None:
         super().__init__(message)
@@ -37,10 +41,13 @@ class Column(Sequence[Any]):
     holds the rows: arrays of their own shapes (views of `flat`), `str` of a text, `bytes` of an
     image or of a BYTES input of one value."""
 
-    __slots__ = ("flat", "shapes", "type")
+    __slots__ = ("_starts", "flat", "shapes", "type")
 
     def __init__(self, of: TensorType, flat: Array, shapes: Sequence[tuple[int, ...]]) -> None:
-        self.type, self.flat, self.shapes = of, flat, tuple(shapes)
+        self.type, self.shapes = of, tuple(shapes)
+        self.flat = flat.view()
+        self.flat.flags.writeable = False  # rows may run again, in halves
+        self._starts: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -53,8 +60,9 @@ class Column(Sequence[Any]):
         if isinstance(row, slice):
             return list(self)[row]
         place = range(len(self))[row]
-        start = sum(map(prod, self.shapes[:place]))
-        return self._row(start, self.shapes[place])
+        if self._starts is None:
+            self._starts = [0, *accumulate(map(prod, self.shapes))]
+        return self._row(self._starts[place], self.shapes[place])
 
     def __iter__(self) -> Iterator[Any]:
         start = 0
@@ -80,9 +88,11 @@ class Column(Sequence[Any]):
             )
         return self.flat.reshape(len(self), *(self.shapes[0] if self.shapes else ()))
 
-    def padded(self, value: Any = 0) -> Array:
-        """[rows, *longest shape], filled up with `value` behind each row; a view where rows have
-        one shape."""
+    def padded(self, value: Any = None) -> Array:
+        """[rows, *longest shape], filled up with `value` (0, of BYTES b"") behind each row; a view
+        where rows have one shape."""
+        if value is None:
+            value = b"" if self.type.datatype == "BYTES" else 0
         if self.type.kind or len(set(self.shapes)) <= 1:
             return self.stacked
         longest = tuple(max(sizes) for sizes in zip(*self.shapes, strict=True))
@@ -94,7 +104,11 @@ class Column(Sequence[Any]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         made = self.stacked
-        return made if dtype is None or dtype == made.dtype else made.astype(dtype)
+        if dtype is not None and dtype != made.dtype:
+            if copy is False:
+                raise ValueError(f"rows of {made.dtype} are no {dtype} without a copy")
+            return made.astype(dtype)
+        return made.copy() if copy else made
 
     def __repr__(self) -> str:
         return f"<{len(self)} rows of {self.type}>"
@@ -107,12 +121,9 @@ class Batch(Mapping[str, Any]):
     bytes, else 1."""
 
     def __init__(self, lengths: Array, columns: Mapping[str, Column], padded: bool = False) -> None:
-        self.rows, self.lengths, self._columns, self._padded = (
-            len(lengths),
-            lengths,
-            columns,
-            padded,
-        )
+        self.rows, self.lengths = len(lengths), lengths.view()
+        self.lengths.flags.writeable = False
+        self._columns, self._padded = columns, padded
 
     def __getitem__(self, name: str) -> Any:
         column = self._columns[name]
@@ -160,37 +171,45 @@ def answer(returned: Any, declared: Declared, rows: int, wanted: Sequence[str]) 
                 f"predict returned {name!r}, which is not declared; declared: "
                 f"{', '.join(declared.outputs)}"
             )
+    given: dict[str, Any] = {}
     failed: dict[int, RowError] = {}
-    for name in wanted:
-        if name not in returned:
-            raise AnswerError(f"predict returned no {name!r}")
-        count = _rows_of(returned[name], name)
-        if count != rows:
-            raise AnswerError(f"predict returned {count} rows of {name!r} for a batch of {rows}")
-        if not isinstance(returned[name], np.ndarray) or returned[name].dtype == object:
-            for row, value in enumerate(returned[name]):
-                if isinstance(value, RowError):
-                    failed.setdefault(row, value)
+    for name, values in returned.items():
+        given[name] = _by_row(values, name)
+        if len(given[name]) != rows:
+            raise AnswerError(
+                f"predict returned {len(given[name])} rows of {name!r} for a batch of {rows}"
+            )
+        for row, value in enumerate(given[name]) if isinstance(given[name], list) else ():
+            if isinstance(value, RowError):
+                failed.setdefault(row, value)
     kept = [row for row in range(rows) if row not in failed] if failed else None
     outputs = {}
     for name in wanted:
-        values = returned[name] if kept is None else [returned[name][row] for row in kept]
+        if name not in given:
+            raise AnswerError(f"predict returned no {name!r}")
+        values = given[name] if kept is None else [given[name][row] for row in kept]
         outputs[name] = column(values, declared.outputs[name], name)
     return Answer(outputs, failed)
 
 
-def _rows_of(value: Any, name: str) -> int:
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+def _by_row(values: Any, name: str) -> Any:
+    """An array whose first axis is the rows, else a list with a value for each row."""
+    if isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray):
+        if values.ndim == 0:
+            raise AnswerError(
+                f"predict returned one value for {name!r}; its first axis must be the batch's rows"
+            )
+        return values if values.dtype != object else list(values)
+    if isinstance(values, list | tuple):
+        return list(values)
+    if hasattr(values, "numpy") and hasattr(values, "detach"):
         raise AnswerError(
-            f"predict returned {_kind(value)} for {name!r}; must be an array or a list "
-            "with a value for each row"
+            f"predict returned a tensor for {name!r}; return {name}.detach().cpu().numpy()"
         )
-    try:
-        return len(value)
-    except TypeError:  # an array without an axis
-        raise AnswerError(
-            f"predict returned one value for {name!r}; its first axis must be the batch's rows"
-        ) from None
+    raise AnswerError(
+        f"predict returned {_kind(values)} for {name!r}; must be a NumPy array, or a list with a "
+        "value for each row"
+    )
 
 
 def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[int, ...], ...]]:
@@ -207,7 +226,7 @@ def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[i
         return _cast(values, of, name).reshape(-1), (shape,) * len(values)
     try:
         rows = [np.asarray(each) for each in values]
-    except ValueError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise AnswerError(
             f"predict returned rows of {name!r} that are no arrays: {error}"
         ) from None
@@ -219,6 +238,8 @@ def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[i
 
 
 def _bytes(value: Any, of: TensorType, name: str, row: int) -> tuple[list[bytes], tuple[int, ...]]:
+    if of.shape and isinstance(value, list | tuple):
+        value = np.array(value, dtype=object)
     array = value if isinstance(value, np.ndarray) else None
     items = array.reshape(-1).tolist() if array is not None else value
     shape: tuple[int, ...]
@@ -233,7 +254,10 @@ def _bytes(value: Any, of: TensorType, name: str, row: int) -> tuple[list[bytes]
         if not isinstance(item, str | bytes):
             raise AnswerError(f"row {row} of {name!r} holds {_kind(item)}; must be text or bytes")
     _check_shape(shape, of, name, row)
-    return [item.encode() if isinstance(item, str) else item for item in items], shape
+    try:
+        return [item.encode() if isinstance(item, str) else item for item in items], shape
+    except UnicodeEncodeError as error:
+        raise AnswerError(f"row {row} of {name!r} is no text: {error.reason}") from None
 
 
 def _check_shape(shape: tuple[int, ...], of: TensorType, name: str, row: int) -> None:
@@ -248,11 +272,12 @@ def _cast(values: Array, of: TensorType, name: str) -> Array:
     """Floats may be narrowed (what does not fit becomes infinite, which fails the row), whole
     numbers where all fit. Nothing else changes its kind."""
     wanted = DTYPES[of.datatype]
-    if values.dtype == wanted:
-        return np.ascontiguousarray(values)
+    if values.dtype == wanted or not values.size:
+        return np.array(values, wanted, order="C")  # a copy: the class may use its array again
     kinds = {"b": "b", "u": "iu", "i": "iu", "f": "fiu"}
     is_float = of.datatype in ("FP16", "BF16", "FP32", "FP64")
-    if values.dtype.kind not in kinds["f" if is_float else wanted.kind]:
+    kind = "f" if values.dtype == DTYPES["BF16"] else values.dtype.kind
+    if kind not in kinds["f" if is_float else wanted.kind]:
         raise AnswerError(
             f"predict returned {values.dtype} for {name!r}; declared is {of.datatype}: convert it, "
             f"or declare what it is"

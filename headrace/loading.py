@@ -19,18 +19,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.declaration import METHODS, DeclarationError
+from headrace.declaration import METHODS, DeclarationError, TensorType
 
-_placed: set[Path] = set()  # folders of classes that this process has imported
+_imported_from: dict[str, Path] = {}  # module → folder of the class it came with
 
 
 def load_class(folder: Path | None, module: str, name: str) -> type[Any]:
     """Runs the module's code. Raises `DeclarationError` saying where it failed."""
     if folder is not None:
         _put_first(folder.resolve())
+    before = set(sys.modules)
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(module)
+        if folder is not None:
+            _note_own(folder.resolve(), set(sys.modules) - before)
+            file = Path(getattr(found, "__file__", None) or "built-in")
+            if not file.resolve().is_relative_to(folder.resolve()):
+                raise DeclarationError(
+                    f"{module} is a module of Python's or of a package ({file}); give the file in "
+                    f"{folder} another name"
+                )
+    except DeclarationError:
+        raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -40,23 +51,34 @@ def load_class(folder: Path | None, module: str, name: str) -> type[Any]:
     except AttributeError:
         classes = [each for each, value in vars(found).items() if isinstance(value, type)]
         raise DeclarationError(
-            f"{found.__file__ or module} has no class {name}; it has {', '.join(classes) or 'none'}"
+            f"{getattr(found, '__file__', None) or module} has no class {name}; it has "
+            f"{', '.join(classes) or 'none'}"
         ) from None
 
 
 def _put_first(folder: Path) -> None:
-    """On the import path. Modules of other models' folders are forgotten, since these may have the
-    same names: classes keep what they have imported."""
+    """On the import path. What classes imported from their folders is forgotten, since another
+    folder, or a new version of this one, has modules of the same names: the classes keep theirs."""
     place = str(folder)
     if place in sys.path:
         sys.path.remove(place)
     sys.path.insert(0, place)
-    others = _placed - {folder}
-    _placed.add(folder)
-    for name, module in [*sys.modules.items()] if others else ():
-        file = getattr(module, "__file__", None)
-        if file and any(Path(file).is_relative_to(other) for other in others):
-            del sys.modules[name]
+    for name in [*_imported_from]:
+        del _imported_from[name]
+        sys.modules.pop(name, None)
+
+
+def _note_own(folder: Path, new: set[str]) -> None:
+    """Of the modules that came with a class: those that lie in its folder, not in an environment or
+    a package that happens to be there."""
+    for name in new:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if not file or name.partition(".")[0] == "headrace":
+            continue
+        path = Path(file).resolve()
+        is_installed = "site-packages" in path.parts or path.is_relative_to(sys.prefix)
+        if path.is_relative_to(folder) and not is_installed:
+            _imported_from[name] = folder
 
 
 def folder_of(module: str) -> Path:
@@ -172,8 +194,28 @@ def _class_complaint(tree: ast.Module, file: Path, name: str) -> str | None:
             twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
             if twice is not None:
                 return f"{file}:{value.lineno}: {name}.{target} declares {twice!r} twice"
-    if chosen.bases:
-        return None  # what it inherits is seen when it is loaded
+            for key, of in zip(value.keys, value.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(of, ast.Constant):
+                    try:
+                        TensorType.parsed(of.value, f"{name}.{target}: {key.value!s}")
+                    except DeclarationError as error:
+                        return f"{file}:{of.lineno}: {error}"
+    changed = {
+        each.value.id
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+    }
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    simple = functions | ast.Assign | ast.AnnAssign | ast.Expr | ast.Pass
+    if (
+        chosen.bases
+        or chosen.keywords
+        or name in changed
+        or not all(isinstance(each, simple) for each in chosen.body)
+    ):
+        return None  # what it has besides is seen when it is loaded
     bound = {
         node.name
         for node in chosen.body
@@ -196,13 +238,24 @@ def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
             for target in each.targets:
                 if isinstance(target, ast.Name):
                     yield target.id, each.value
+                elif isinstance(target, ast.Tuple | ast.List):
+                    values: list[ast.expr | None] = [None] * len(target.elts)
+                    if isinstance(each.value, ast.Tuple | ast.List):
+                        values = [*each.value.elts]
+                    for one, value in zip(target.elts, values, strict=False):
+                        if isinstance(one, ast.Name):
+                            yield one.id, value
         elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value:
             yield each.target.id, each.value
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Assign):
-        return any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [each for target in targets for each in ast.walk(target)]
+        return any(isinstance(each, ast.Name) and each.id == name for each in names)
+    if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+        return True
     if isinstance(node, ast.ImportFrom | ast.Import):
         return any((each.asname or each.name) in (name, "*") for each in node.names)
     return isinstance(node, ast.ClassDef) and node.name == name
@@ -236,6 +289,17 @@ class Caller:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._loop.run_forever, name="coroutines", daemon=True
+                    target=_run_loop, args=[self._loop], name="coroutines", daemon=True
                 ).start()
             return self._loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped. What ends a process ends `run_forever`, but is the caller's to see."""
+    while True:
+        try:
+            loop.run_forever()
+            break
+        except (SystemExit, KeyboardInterrupt):
+            continue
+    loop.close()

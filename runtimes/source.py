@@ -88,7 +88,8 @@ def all_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if f != "__pycache__" and not f.startswith("."))
-        found += [Path(parent, file) for file in files if not file.startswith(".")]
+        paths = (Path(parent, file) for file in files if not file.startswith("."))
+        found += [path for path in paths if path.is_file()]  # neither a dead link nor a pipe
         if len(found) > MAX_FILES:
             break
     return sorted(found)[: MAX_FILES + 1]

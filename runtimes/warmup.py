@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from runtimes.errors import LoadError, RunError
+from runtimes.errors import BadRows, LoadError, RunError
 from runtimes.rows import lengths_of
 from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
@@ -145,7 +145,7 @@ def attempt(run: Callable[[Batch], object], tried: Batch, length: int) -> None:
     """Raises `LoadError` where the batch fails."""
     try:
         run(tried)
-    except RunError as error:
+    except (BadRows, RunError) as error:
         raise LoadError(
             f"the model does not run {tried.rows} rows of {length} (lengths.max and batch bound "
             f"what it is tried with): {error}"

@@ -99,6 +99,7 @@ def parse(source: str) -> RemoteSource:
 
 def local_path(source: str) -> tuple[str, str]:
     """(path, digest) of a source `file:///path`; digest "": none is given. Raises SourceError."""
+    source = folder_of(source)
     url, _, fragment = source.partition("#")
     parts = _split(url)
     if parts.netloc or not parts.path.startswith("/"):

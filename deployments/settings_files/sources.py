@@ -25,6 +25,7 @@ from deployments.settings.python_source import (
 )
 from deployments.settings.remote_source import SourceError as SourceError
 from deployments.settings_files import made, object_store
+from headrace.loading import module_file
 
 PREFIX = "package:"
 FOLDER = "HEADRACE_SOURCES"
@@ -99,23 +100,18 @@ def resolve(source: str) -> Path:
 
 
 def _imported(source: str) -> Path:
-    """The package's folder, or the module's file; neither is imported."""
+    """The folder of the module's file, of a module without a package the file; nothing is
+    imported."""
     found = python_class(source)
     if found is None:
         raise SourceError(f"{source!r} names no class; must be {FORMS}")
-    top = found.module.partition(".")[0]
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
+    file = module_file(None, found.module)
+    if file is None:
         raise SourceError(
-            f"there is no module {top} here; install its package, or add it to the model's "
-            "dependencies"
+            f"there is no module {found.module} here; install its package, or add it to the "
+            "model's dependencies"
         )
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin or top)
+    return file.parent if "." in found.module or file.stem == "__init__" else file
 
 
 def _path(source: str) -> Path:

@@ -43,18 +43,20 @@ def try_model(file: Path, name: str, written: Sequence[str]) -> int:
         click.echo(f"{name} generates; `headrace try` runs models that take batches", err=True)
         return _INVALID
     begin = time.perf_counter()
-    with shown_progress(name) as note:
-        model = local_model(model, cache_dir(), note)
-        settings = describe.runtime_settings(name, model, cache_dir(), note)
-        backend_env.set_engine_variables(settings)
-        runtime = catalog.create(settings)
-        runtime.load()
-        runtime.warm()
-    click.echo(f"{name} is loaded and warm after {time.perf_counter() - begin:.1f} s")
+    runtime: Runtime | None = None
     try:
+        with shown_progress(name) as note:
+            model = local_model(model, cache_dir(), note)
+            settings = describe.runtime_settings(name, model, cache_dir(), note)
+            backend_env.set_engine_variables(settings)
+            runtime = catalog.create(settings)
+            runtime.load()
+            runtime.warm()
+        click.echo(f"{name} is loaded and warm after {time.perf_counter() - begin:.1f} s")
         return _tried(name, model, settings, runtime, written)
     finally:
-        runtime.close()
+        if runtime is not None:
+            runtime.close()
 
 
 def _tried(
@@ -85,7 +87,7 @@ def _tried(
     columns = {name: iter(column_rows(column)) for name, column in done.outputs.items()}
     for row in range(batch.rows):
         if row in failed:
-            status = 400 if failed[row].callers_fault else 500
+            status = 400 if failed[row].callers_fault else 503
             click.echo(f"row {row}: HTTP {status}: {failed[row].message}")
             continue
         answer = {name: (_datatype(described, name), [next(of)]) for name, of in columns.items()}

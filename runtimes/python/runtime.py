@@ -74,6 +74,8 @@ class PythonRuntime:
         if self._settings.precision != "fp32":
             raise LoadError("a Python class has the precision that it computes in; leave it out")
         self._settings.progress("staging", 0.0)
+        if not self._settings.entry:
+            raise LoadError("the source names no class; it must be folder:module:Class")
         is_imported = self._settings.entry.startswith(IMPORTED)
         module, _, name = self._settings.entry.removeprefix(IMPORTED).rpartition(":")
         source = self._settings.source
@@ -91,9 +93,12 @@ class PythonRuntime:
             threads=self._settings.threads,
             given=self._options.settings or {},
         )
-        model = self._loading(f"{self._class}()", cls)
-        self._loading(f"{self._class}.load", model.load, given)
-        self._model = model
+        self._model = self._loading(f"{self._class}()", cls)
+        try:
+            self._loading(f"{self._class}.load", self._model.load, given)
+        except LoadError:
+            self.close()
+            raise
         self._settings.progress("staging", 1.0)
 
     def warm(self) -> None:
@@ -106,7 +111,7 @@ class PythonRuntime:
             return
         try:
             warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
-        except LoadError as error:
+        except (LoadError, MemoryError, ValueError) as error:
             logger.warning(
                 "%s is not warmed up: it takes no rows of zeros (%s); give it a method "
                 "example(self, length) that returns a row",
@@ -132,13 +137,18 @@ class PythonRuntime:
         done = time.perf_counter()
         try:
             found = answer(returned, self._declared, batch.rows, names)
+            failed = {row: _fault(error) for row, error in found.failed.items()}
         except AnswerError as error:
             raise RunError(f"{self._class}: {error}") from error
+        except Exception as error:
+            self._log(f"what {self._class}.predict returned", error)
+            raise RunError(
+                f"what {self._class}.predict returned cannot be read: {type(error).__name__}"
+            ) from error
         outputs = {
             name: Ragged(self._declared.outputs[name].datatype, data, shapes)
             for name, (data, shapes) in found.outputs.items()
         }
-        failed = {row: _fault(error) for row, error in found.failed.items()}
         longest = int(batch.lengths.max(initial=1))
         padded = batch.rows * longest if self._options.padded else int(batch.lengths.sum())
         times = StageTimes(
@@ -153,7 +163,7 @@ class PythonRuntime:
             return
         try:
             healthy = self._call(self._model.health)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._log(f"{self._class}.health", error)
             raise Unhealthy(f"{self._class}.health raised {type(error).__name__}") from error
         if healthy is False:
@@ -164,7 +174,7 @@ class PythonRuntime:
         if model is not None and hasattr(model, "close"):
             try:
                 self._call(model.close)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._log(f"{self._class}.close", error)
         self._call.close()
 
@@ -208,7 +218,7 @@ class PythonRuntime:
         try:
             made = {name: column([given[name]], of, name) for name, of in found.inputs.items()}
         except AnswerError as error:
-            raise LoadError(f"{what}: {error}") from error
+            raise LoadError(f"{what}({length}): {str(error).replace('predict', 'it')}") from error
         return {
             name: Ragged(found.inputs[name].datatype, data, shapes)
             for name, (data, shapes) in made.items()
@@ -231,7 +241,7 @@ class PythonRuntime:
             raise _fault(error) from error
         except SystemExit as error:
             raise Unhealthy(f"{self._class}.predict ended the process") from error
-        except Exception as error:
+        except BaseException as error:  # of extensions in Rust, a panic
             self._log(f"{self._class}.predict", error)
             raise RunError(f"{self._class}.predict raised {type(error).__name__}") from error
 
@@ -244,7 +254,7 @@ class PythonRuntime:
                 f"{what} imports {error.name}, which is not installed; add its package to the "
                 "model's dependencies"
             ) from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             logger.error("%s failed", what, exc_info=error, extra={"model": self._settings.name})
             raise LoadError(f"{what} raised {type(error).__name__}: {error}") from error
 
@@ -261,13 +271,14 @@ def _specs(types: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:
 
 
 def _fault(error: RowError) -> BadRows | RunError:
-    return BadRows(str(error)) if error.invalid else RunError(str(error))
+    text = str(error).encode("utf-8", "replace").decode()
+    return BadRows(text) if error.invalid else RunError(text)
 
 
 def _check_text(name: str, texts: Column) -> None:
     """Raises `BadRows` for what is no UTF-8."""
-    for row, text in enumerate(texts.flat):
+    for text in texts.flat:
         try:
             bytes(text).decode()
         except UnicodeDecodeError as error:
-            raise BadRows(f"input '{name}', row {row} is no UTF-8 text: {error.reason}") from None
+            raise BadRows(f"input '{name}' is no UTF-8 text: {error.reason}") from None

@@ -27,7 +27,7 @@ def test_rows_are_views_of_one_buffer():
     assert [row.tolist() for row in ragged] == [[1, 2], [3], [4, 5, 6]]
     assert ragged[-1].tolist() == [4, 5, 6]
     assert [row.tolist() for row in ragged[1:]] == [[3], [4, 5, 6]]
-    assert ragged[1].base is ragged.flat
+    assert np.shares_memory(ragged[1], ragged.flat)
     with pytest.raises(IndexError):
         ragged[3]
 
@@ -134,3 +134,65 @@ def test_answer_that_does_not_fit_is_told_why(returned, said):
 def test_output_that_is_left_out_is_missed():
     with pytest.raises(AnswerError, match="returned no 'v'"):
         checked({"n": [1, 2]}, wanted=("n", "v"))
+
+
+class Tensor:
+    detach = numpy = None
+
+
+class Frame:
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter(("column", "column"))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (Tensor(), r"return n\.detach\(\)\.cpu\(\)\.numpy\(\)"),
+        (Frame(), "a value of type Frame for 'n'; must be a NumPy array, or a list"),
+        ({"a": 1, "b": 2}.values(), "type dict_values"),
+        (np.ma.array([1, 2], mask=[0, 1]), "type MaskedArray"),
+        ((each for each in (1, 2)), "type generator"),
+    ],
+)
+def test_only_arrays_and_lists_are_rows(values, said):
+    with pytest.raises(AnswerError, match=said):
+        checked({"n": values})
+
+
+def test_answers_are_copies_of_what_the_class_may_use_again():
+    own = np.array([[1.0], [2.0]], np.float32)
+    found = checked({"v": own})
+    own[:] = 7
+    assert values(found, "v")[0] == [1.0, 2.0]
+
+
+def test_row_fails_where_only_an_output_that_nobody_asked_for_says_so():
+    found = checked({"n": [1, 2], "t": ["a", RowError("no")]}, wanted=("n",))
+    assert (values(found, "n")[0], list(found.failed)) == ([1], [1])
+
+
+def test_empty_rows_and_nested_bytes_are_taken():
+    types = {"i": TensorType.parsed("INT64[?]", "i"), "b": TensorType.parsed("BYTES[2, 2]", "b")}
+    given = {"i": [[1], []], "b": [[["a", "b"], ["c", b"d"]]] * 2}
+    found = answer(given, Declared({}, types), 2, ("i", "b"))
+    assert values(found, "i") == ([1], ((1,), (0,)))
+    assert values(found, "b") == ([b"a", b"b", b"c", b"d"] * 2, ((2, 2),) * 2)
+
+
+def test_text_that_has_no_utf8_is_told():
+    with pytest.raises(AnswerError, match="row 1 of 't' is no text"):
+        checked({"t": ["a", "\ud800"]})
+
+
+def test_rows_are_read_only_and_copies_are_copies():
+    own = column("FP32[2]", [[1.0, 2], [3, 4]])
+    with pytest.raises(ValueError, match="read-only"):
+        own.stacked[0] = 5
+    copied = np.array(own)
+    copied[:] = 0
+    assert own.stacked.tolist() == [[1, 2], [3, 4]]
+    assert not np.shares_memory(copied, own.flat)

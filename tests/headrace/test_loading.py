@@ -80,6 +80,10 @@ def test_module_that_is_not_there_is_named_with_its_folder(folder):
         (GOOD.replace("def predict", "def predicts"), "Own lacks the method predict"),
         (GOOD.replace("outputs =", "output ="), "Own lacks the class attribute outputs"),
         (GOOD.replace('{"x": "FP32[1]"}', '{"x": "FP32[1]", "x": "INT64"}'), "declares 'x' twice"),
+        (
+            GOOD.replace('"FP32[1]"', '"float32[1]"', 1),
+            r"own\.py:3: 'Own\.inputs: x' is",
+        ),
     ],
 )
 def test_fault_is_seen_without_running_the_class(folder, code, said):
@@ -101,6 +105,13 @@ def test_fault_is_seen_without_running_the_class(folder, code, said):
         "try:\n    import no_such_package\nexcept ImportError:\n    pass\n" + GOOD,
         "class Base: ...\nclass Own(Base): ...\n",
         "def made(): ...\nOwn = made()\n",
+        "def made(): ...\nOther, Own = made()\n",
+        "Own: type = object\n",
+        "def __getattr__(name): ...\n",
+        "class Own:\n    inputs, outputs = {'x': 'FP32'}, {'y': 'FP32'}\n"
+        "    def load(self, settings): ...\n    def predict(self, batch): ...\n",
+        "class Own: ...\nOwn.predict = print\n",
+        "class Own:\n    if True:\n        inputs = outputs = {}\n",
     ],
 )
 def test_what_only_running_can_tell_passes(folder, code):
@@ -141,3 +152,42 @@ def test_coroutines_share_a_loop_that_runs_on_between_calls():
     call(asyncio.wait, running)
     call.close()
     call.close()
+
+
+def test_exit_in_a_coroutine_is_the_callers_and_the_loop_runs_on():
+    call = Caller()
+
+    async def exits():
+        raise SystemExit(3)
+
+    async def answers():
+        return 4
+
+    with pytest.raises(SystemExit):
+        call(exits)
+    assert call(answers) == 4
+    call.close()
+
+
+def test_new_files_of_the_same_folder_are_imported_anew(folder):
+    written(folder, GOOD + "    name = 'old'\n")
+    assert load_class(folder, "own", "Own").name == "old"
+    written(folder, GOOD + "    name = 'anew'\n")
+    assert load_class(folder, "own", "Own").name == "anew"
+
+
+def test_environment_in_the_folder_of_a_class_stays_imported(folder):
+    installed = folder / "venv/lib/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "installed_beside.py").write_text("")
+    sys.path.append(str(installed))
+    load_class(written(folder, "import installed_beside\n" + GOOD), "own", "Own")
+    kept = sys.modules["installed_beside"]
+    (folder / "other").mkdir()
+    load_class(written(folder / "other", GOOD), "own", "Own")
+    assert sys.modules["installed_beside"] is kept
+
+
+def test_module_that_python_has_already_is_not_taken_for_the_class(folder):
+    with pytest.raises(DeclarationError, match="json is a module of Python's"):
+        load_class(written(folder, GOOD, "json.py"), "json", "Own")

@@ -159,7 +159,7 @@ def test_row_error_that_is_raised_is_the_callers_fault(loaded):
         (lambda x: x[:1], "returned 1 rows"),
         (lambda x: x.astype(np.complex64), "complex64"),
         (lambda x: x[:, 0], r"shape \[\]"),
-        (lambda x: None, "must be an array or a list"),
+        (lambda x: None, "must be a NumPy array, or a list"),
         (lambda x: {"z": x}, "not declared"),
     ],
 )
@@ -293,5 +293,65 @@ def test_text_that_is_no_utf8_is_the_callers_fault(loaded):
     data = np.empty(1, object)
     data[0] = b"\xff"
     given = Batch(1, np.ones(1, np.int64), {"x": Ragged("BYTES", data, ((),))})
-    with pytest.raises(BadRows, match="row 0 is no UTF-8 text"):
+    with pytest.raises(BadRows, match="input 'x' is no UTF-8 text"):
         loaded(Texts).run(given)
+
+
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+@pytest.mark.parametrize("raised", [Panic("x"), KeyboardInterrupt(), MemoryError()])
+def test_whatever_is_raised_is_the_batchs(loaded, raised):
+    class Panicking(Own):
+        def predict(self, batch):
+            raise raised
+
+    with pytest.raises(RunError, match=f"raised {type(raised).__name__}"):
+        loaded(Panicking).run(batch(1))
+
+
+def test_coroutine_that_exits_ends_the_replica(loaded):
+    class Exiting(Own):
+        async def predict(self, batch):
+            raise SystemExit(0)
+
+    with pytest.raises(Unhealthy, match="ended the process"):
+        loaded(Exiting).run(batch(1))
+
+
+def test_answers_of_one_half_are_not_those_of_the_next(loaded):
+    """A class may fill the same array again."""
+
+    class Reusing(Own):
+        buffer = np.zeros((4, 1), np.float32)
+
+        def predict(self, batch):
+            if (batch["x"].stacked == 7).any():
+                raise ValueError
+            out = self.buffer[: batch.rows]
+            out[:] = batch["x"].stacked * 10
+            return out
+
+    assert answers(run_bisected(loaded(Reusing), batch(1, 2, 7, 3))) == [10.0, 20.0, 30.0]
+
+
+def test_words_of_a_row_error_can_always_be_sent(loaded):
+    class Odd(RowError):
+        def __init__(self):
+            self.args = ("\ud800",)
+
+    class Failing(Own):
+        def predict(self, batch):
+            return [Odd()] * batch.rows
+
+    (error,) = run_bisected(loaded(Failing), batch(1)).errors
+    assert (error.callers_fault, error.message) == (True, "?")
+
+
+def test_class_that_refuses_zeros_as_the_callers_fault_starts(loaded):
+    class Refusing(Own):
+        def predict(self, batch):
+            raise RowError("zero is not allowed")
+
+    loaded(Refusing, edges=(8,), max_size=1).warm()

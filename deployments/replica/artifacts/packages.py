@@ -40,7 +40,7 @@ def install(
     if not requirements:
         return
     progress(PHASE, 0.0)
-    present = _present()
+    present = _present(cache_dir)
 
     def build(folder: Path) -> None:
         (folder / "constraints.txt").write_text("\n".join(present))
@@ -56,12 +56,13 @@ def install(
     progress(PHASE, 1.0)
 
 
-def _present() -> list[str]:
+def _present(cache_dir: Path) -> list[str]:
     """name==version of what the environment has, sorted; without what `install` added."""
-    own = {path for path in sys.path if "/staged/" not in path}
+    staged = str(cache_dir / "staged")
+    own = [path for path in sys.path if not path.startswith(staged)]
     found = {
         each.metadata["Name"].lower(): each.version
-        for each in metadata.distributions(path=list(own))
+        for each in metadata.distributions(path=own)
         if each.metadata["Name"]
     }
     found.pop("headrace", None)
