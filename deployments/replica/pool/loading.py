@@ -186,7 +186,10 @@ class ModelLoader:
         try:
             runtime.load()
             gate.admit(settings, start.settings, runtime)
-            warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
+            if start.settings.entry:
+                runtime.warm()  # a class's own, which knows whether it takes zeros
+            else:
+                warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
             version = describe.version(settings, self.cache_dir)
             resident_mib = _resident_bytes() / _MIB
             if self.limit_mib is not None and resident_mib > self.limit_mib:

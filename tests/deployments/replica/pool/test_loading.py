@@ -4,6 +4,7 @@ batch at a time over all of them."""
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -116,6 +117,44 @@ async def test_two_models_answer_over_channels_of_their_own(bench: Bench) -> Non
     assert [m.member for m in members] == ["p.1", "p.2"]
     assert {m.replica for m in members} == {"p"}
     assert members[0].channel != members[1].channel
+
+
+CLASS = """
+from beside import FACTOR
+
+
+class Own:
+    inputs, outputs = {"ids": "INT64[?]"}, {"sum": "FP32"}
+
+    def load(self, settings): ...
+
+    def predict(self, batch):
+        if not all(row.any() for row in batch["ids"]):
+            raise ValueError("no zeros")
+        return [float(row.sum() * FACTOR) for row in batch["ids"]]
+"""
+
+
+async def test_python_classes_of_like_named_modules_share_a_process(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And need not take the zeros that warm-up tries."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, factor in (("a", 10), ("b", 100)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").write_text(CLASS)
+        (tmp_path / name / "beside.py").write_text(f"FACTOR = {factor}\n")
+        source = f"{tmp_path / name}:own:Own"
+        await bench.start(a_model(name, runtime="python", source=source))
+        await bench.connect(name)
+    for name in "ab":
+        bench.send(name, 1, 3, 4)
+    await until(lambda: all(bench.replies(name) for name in "ab"))
+    sums = [bench.replies(name)[1].outputs["sum"] for name in "ab"]
+    assert [np.frombuffer(column.buffer, np.float32).tolist() for column in sums] == [
+        [70.0],
+        [700.0],
+    ]
 
 
 async def test_one_batch_at_a_time_runs_on_the_device_whoevers_it_is(bench: Bench) -> None:
