@@ -177,7 +177,7 @@ wheel: dev
 # The same with the scheduling core as C (docs/decisions/0036): a wheel for this platform, and
 # out/compiled/bin/headrace, which uses it and all else that .venv has. Needs a C compiler.
 COMPILED := out/compiled
-PACKAGES := autoscaling deployments examples loadtests routers runtimes yaml_document
+PACKAGES := autoscaling deployments examples headrace loadtests routers runtimes yaml_document
 compiled: $(COMPILED)/.built
 $(COMPILED)/.built: $(VENV)/.dev setup.py pyproject.toml $(shell find $(PACKAGES) -type f -not -name '*.pyc')
 	rm -rf $(COMPILED) build

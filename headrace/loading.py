@@ -27,6 +27,8 @@ _imported_from: dict[str, Path] = {}  # module → folder of the class it came w
 def load_class(folder: Path | None, module: str, name: str) -> type[Any]:
     """Runs the module's code. Raises `DeclarationError` saying where it failed."""
     if folder is not None:
+        if module_file(folder, module) is None:  # another class's folder may have one
+            raise DeclarationError(f"there is no module {module} in {folder}")
         _put_first(folder.resolve())
     before = set(sys.modules)
     importlib.invalidate_caches()

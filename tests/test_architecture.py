@@ -241,3 +241,13 @@ def test_tests_that_the_documentation_names_exist():
         if not re.search(rf"^\s*(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
     ]
     assert not gone
+
+
+def test_every_package_is_installed_put_into_images_and_compiled():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages >= {"headrace", "routers"}
+    (line,) = re.findall(r"^PACKAGES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(line.split()) == packages
+    installed, image = ((ROOT / name).read_text() for name in ("pyproject.toml", ".dockerignore"))
+    assert not [name for name in packages if f'"{name}*"' not in installed]
+    assert not [name for name in packages if f"!{name}" not in image.splitlines()]
