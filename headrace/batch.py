@@ -39,12 +39,15 @@ class AnswerError(Exception):
 class Column(Sequence[Any]):
     """One input of a batch. `flat`: all rows' values, 1-D; `shapes`: each row's. As a sequence, it
     holds the rows: arrays of their own shapes (views of `flat`), `str` of a text, `bytes` of an
-    image or of a BYTES input of one value."""
+    image. Raises `UnicodeDecodeError` for a text that is no UTF-8."""
 
     __slots__ = ("_starts", "flat", "shapes", "type")
 
     def __init__(self, of: TensorType, flat: Array, shapes: Sequence[tuple[int, ...]]) -> None:
         self.type, self.shapes = of, tuple(shapes)
+        if of.kind == "text":
+            texts, flat = flat, np.empty(len(flat), object)
+            flat[:] = [bytes(text).decode() for text in texts]
         self.flat = flat.view()
         self.flat.flags.writeable = False  # rows may run again, in halves
         self._starts: list[int] | None = None
@@ -72,7 +75,7 @@ class Column(Sequence[Any]):
 
     def _row(self, start: int, shape: tuple[int, ...]) -> Any:
         if self.type.kind == "text":
-            return bytes(self.flat[start]).decode()
+            return self.flat[start]
         if self.type.kind == "image":
             return bytes(self.flat[start])
         return self.flat[start : start + prod(shape)].reshape(shape)
@@ -238,18 +241,10 @@ def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[i
 
 
 def _bytes(value: Any, of: TensorType, name: str, row: int) -> tuple[list[bytes], tuple[int, ...]]:
-    if of.shape and isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):
         value = np.array(value, dtype=object)
-    array = value if isinstance(value, np.ndarray) else None
-    items = array.reshape(-1).tolist() if array is not None else value
-    shape: tuple[int, ...]
-    if isinstance(value, str | bytes):
-        items, shape = [value], ()
-    elif array is not None:
-        shape = array.shape
-    else:
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        shape = (len(items),) if isinstance(value, list | tuple) else ()
+    is_array = isinstance(value, np.ndarray)
+    items, shape = (value.reshape(-1).tolist(), value.shape) if is_array else ([value], ())
     for item in items:
         if not isinstance(item, str | bytes):
             raise AnswerError(f"row {row} of {name!r} holds {_kind(item)}; must be text or bytes")
@@ -282,7 +277,7 @@ def _cast(values: Array, of: TensorType, name: str) -> Array:
             f"predict returned {values.dtype} for {name!r}; declared is {of.datatype}: convert it, "
             f"or declare what it is"
         )
-    if not is_float and values.size:
+    if not is_float:
         bounds = np.iinfo(wanted)
         if int(values.min()) < bounds.min or int(values.max()) > bounds.max:
             raise AnswerError(f"a value of {name!r} does not fit into {of.datatype}")

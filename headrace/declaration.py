@@ -76,8 +76,9 @@ class TensorType:
         return cls(kind, tuple(-1 if size == "?" else int(size) for size in sizes))
 
     @property
-    def is_ragged(self) -> bool:
-        return -1 in self.shape
+    def length_axis(self) -> int:
+        """The first axis of any length, where the batch is axis 0. 0: there is none."""
+        return self.shape.index(-1) + 1 if -1 in self.shape else 0
 
     def __str__(self) -> str:
         if self.kind:
@@ -97,16 +98,15 @@ class Declared:
     def length_input(self) -> str | None:
         """The input that has a row's length: the first with an axis of any length, else the first
         text; None without either."""
-        ragged = (name for name, each in self.inputs.items() if each.is_ragged)
+        ragged = (name for name, each in self.inputs.items() if each.length_axis)
         texts = (name for name, each in self.inputs.items() if each.kind == "text")
         return next(ragged, None) or next(texts, None)
 
     @property
     def length_axis(self) -> int:
-        """Of the length input, where the batch is axis 0. 0: the length is a text's own size."""
+        """Of the length input. 0: the length is a text's own size."""
         name = self.length_input
-        shape = self.inputs[name].shape if name else ()
-        return shape.index(-1) + 1 if -1 in shape else 0
+        return self.inputs[name].length_axis if name else 0
 
 
 def declared(cls: type[Any]) -> Declared:

@@ -21,33 +21,31 @@ from typing import Any
 
 from headrace.declaration import METHODS, DeclarationError, TensorType
 
-_imported_from: dict[str, Path] = {}  # module → folder of the class it came with
+_came_with_classes: set[str] = set()  # modules that lie in the folder of a class
 
 
 def load_class(folder: Path | None, module: str, name: str) -> type[Any]:
     """Runs the module's code. Raises `DeclarationError` saying where it failed."""
     if folder is not None:
         if module_file(folder, module) is None:  # another class's folder may have one
-            raise DeclarationError(f"there is no module {module} in {folder}")
+            raise DeclarationError(_no_module(folder, module))
         _put_first(folder.resolve())
     before = set(sys.modules)
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(module)
-        if folder is not None:
-            _note_own(folder.resolve(), set(sys.modules) - before)
-            file = Path(getattr(found, "__file__", None) or "built-in")
-            if not file.resolve().is_relative_to(folder.resolve()):
-                raise DeclarationError(
-                    f"{module} is a module of Python's or of a package ({file}); give the file in "
-                    f"{folder} another name"
-                )
-    except DeclarationError:
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         raise DeclarationError(_import_failed(module, folder, error)) from error
+    if folder is not None:
+        _note_own(folder.resolve(), set(sys.modules) - before)
+        file = Path(getattr(found, "__file__", None) or "built-in")
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise DeclarationError(
+                f"{module} is a module of Python's or of a package ({file}); give the file in "
+                f"{folder} another name"
+            )
     try:
         return getattr(found, name)  # type: ignore[no-any-return]
     except AttributeError:
@@ -65,9 +63,8 @@ def _put_first(folder: Path) -> None:
     if place in sys.path:
         sys.path.remove(place)
     sys.path.insert(0, place)
-    for name in [*_imported_from]:
-        del _imported_from[name]
-        sys.modules.pop(name, None)
+    while _came_with_classes:
+        sys.modules.pop(_came_with_classes.pop(), None)
 
 
 def _note_own(folder: Path, new: set[str]) -> None:
@@ -80,7 +77,11 @@ def _note_own(folder: Path, new: set[str]) -> None:
         path = Path(file).resolve()
         is_installed = "site-packages" in path.parts or path.is_relative_to(sys.prefix)
         if path.is_relative_to(folder) and not is_installed:
-            _imported_from[name] = folder
+            _came_with_classes.add(name)
+
+
+def _no_module(folder: Path | None, module: str) -> str:
+    return f"there is no module {module}{f' in {folder}' if folder else ''}"
 
 
 def folder_of(module: str) -> Path:
@@ -93,8 +94,7 @@ def _import_failed(module: str, folder: Path | None, error: BaseException) -> st
     where = _place(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         if error.name == module.partition(".")[0]:
-            inside = f" in {folder}" if folder else ""
-            return f"there is no module {module}{inside}"
+            return _no_module(folder, module)
         return (
             f"{module} imports {error.name}, which is not installed{where}; add its package to the "
             "model's dependencies"
@@ -117,10 +117,7 @@ def complaint(folder: Path | None, module: str, name: str, has_dependencies: boo
     `has_dependencies`: packages are installed for the model, so none is looked for here."""
     file = module_file(folder, module)
     if file is None:
-        inside = f" in {folder}" if folder else ""
-        if has_dependencies and folder is None:
-            return None
-        return f"there is no module {module}{inside}"
+        return None if has_dependencies and folder is None else _no_module(folder, module)
     if file.suffix != ".py":
         return None
     try:

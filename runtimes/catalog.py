@@ -24,12 +24,12 @@ from typing import Any, cast
 
 from runtimes import archive_text, calibration
 from runtimes import options as option_parser
-from runtimes import source as source_files
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
 from runtimes.graph import bert, pooling
 from runtimes.graph.options import GraphOptions
-from runtimes.source import Source, SourceKind, inspect_without_digest
+from runtimes.source import Source, SourceKind, all_files, inspect_without_digest
+from runtimes.staging import digest_of
 from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
 from runtimes.vllm import inspection
 
@@ -154,11 +154,18 @@ def preload(runtime: str) -> None:
 
 
 def digest(runtime: str, path: Path, cache_dir: Path | None = None, task: str = "tensors") -> str:
-    """Of the model's files, 64 hexadecimal digits: those that its kind of artifact has; where the
-    backend takes any, all in the folder. Raises as `source.inspect`."""
+    """Of the model's files (`files`), 64 hexadecimal digits. Raises as `source.inspect`."""
+    path = path.expanduser().absolute()
+    base = path if path.is_dir() else path.parent
+    return digest_of(files(runtime, path, task), base, cache_dir)
+
+
+def files(runtime: str, path: Path, task: str = "tensors") -> tuple[Path, ...]:
+    """Those that the model's kind of artifact has; where the backend takes any, all in the folder.
+    Raises as `source.inspect`."""
     if task == GENERATE or entry_of(runtime, task).kinds:
-        return source_files.inspect(path, cache_dir).digest
-    return source_files.digest_of_all(path, cache_dir)
+        return inspect_without_digest(path).files
+    return all_files(path)
 
 
 def version(runtime: str, task: str = "tensors") -> str:

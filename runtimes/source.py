@@ -70,29 +70,21 @@ def inspect(path: Path, cache_dir: Path | None = None) -> Source:
     return replace(found, digest=digest_of(found.files, base, cache_dir))
 
 
-def digest_of_all(path: Path, cache_dir: Path | None = None) -> str:
-    """64 hexadecimal digits over a file, or all files of a folder but what Python writes itself and
-    what is hidden. Raises `LoadError`."""
+def all_files(path: Path) -> tuple[Path, ...]:
+    """The file, or all files of the folder, sorted, but what Python writes itself and what is
+    hidden. Raises `LoadError` for more than `MAX_FILES`."""
     if path.is_file():
-        return digest_of([path], path.parent, cache_dir)
-    files = all_files(path)
-    if len(files) > MAX_FILES:
-        raise LoadError(
-            f"{path} holds more than {MAX_FILES} files; give the model a folder of its own"
-        )
-    return digest_of(files, path, cache_dir)
-
-
-def all_files(folder: Path) -> list[Path]:
-    """Sorted; one more than `MAX_FILES` at most."""
+        return (path,)
     found: list[Path] = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if f != "__pycache__" and not f.startswith("."))
+    for parent, folders, files in os.walk(path):
+        folders[:] = [each for each in folders if each != "__pycache__" and each[0] != "."]
         paths = (Path(parent, file) for file in files if not file.startswith("."))
-        found += [path for path in paths if path.is_file()]  # neither a dead link nor a pipe
+        found += [each for each in paths if each.is_file()]  # neither a dead link nor a pipe
         if len(found) > MAX_FILES:
-            break
-    return sorted(found)[: MAX_FILES + 1]
+            raise LoadError(
+                f"{path} holds more than {MAX_FILES} files; give the model a folder of its own"
+            )
+    return tuple(sorted(found))
 
 
 def inspect_without_digest(path: Path) -> Source:

@@ -459,19 +459,14 @@ class _Bisection:
 
     def _keep(self, part: Result, first: int) -> None:
         """Keep a result; its rows that are not finite failed too."""
-        answered: Sequence[int] = ()
-        if part.failed:
-            rows = len(part.failed) + _rows_of(part)
-            answered = [row for row in range(rows) if row not in part.failed]
-            self.errors += [
-                RowError(first + row, isinstance(fault, BadRows), str(fault))
-                for row, fault in part.failed.items()
-            ]
-        bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
+        rows = range(len(part.failed) + _rows_of(part))
+        answered = [first + row for row in rows if row not in part.failed]
         self.errors += [
-            RowError(first + (answered[row] if answered else row), False, _NOT_FINITE, True)
-            for row in bad
+            RowError(first + row, isinstance(fault, BadRows), str(fault))
+            for row, fault in part.failed.items()
         ]
+        bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
+        self.errors += [RowError(answered[row], False, _NOT_FINITE, True) for row in bad]
         self.parts.append(_without(part, bad) if bad else part)
 
 

@@ -1,5 +1,6 @@
 """Arguments and help of the commands on models that need no server (`try`, `verify`, `record`,
 `profile`, `stage`) and of the groups `key`, `rollout`, `cluster` and `plan`; types of arguments,
+and calls.
 
 Other modules do the work; they are imported when a command runs, so that `--help` is instant.
 """

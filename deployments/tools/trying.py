@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 import numpy as np
+import orjson
 
 from deployments.contract.channel.frames import rows_of as column_rows
-from deployments.contract.description import ModelDescription
 from deployments.contract.errors import HeadraceError
 from deployments.gateway.http.protocols import predict
 from deployments.gateway.rows import Rows
@@ -32,7 +32,6 @@ from runtimes.types import Batch, Ragged, Runtime, RuntimeSettings
 
 _RELATIVE = 1e-4  # by which a row alone may differ from itself in a batch
 _INVALID = 2
-_ANSWER = b'{"predictions":['
 
 
 def try_model(file: Path, name: str, written: Sequence[str]) -> int:
@@ -70,6 +69,7 @@ def _tried(
     for spec in (*described.inputs, *described.outputs):
         kind = "takes" if spec in described.inputs else "gives"
         click.echo(f"  {kind} {spec.name} {spec.datatype} {list(spec.shape[1:])}")
+    call = predict.decode(b'{"instances": [0]}')
     if written:
         try:
             call = predict.decode(f'{{"instances": [{",".join(written)}]}}'.encode())
@@ -84,24 +84,22 @@ def _tried(
     done = run_bisected(runtime, batch, allow_non_finite=model.allow_non_finite)
     click.echo(f"{batch.rows} rows in {(time.perf_counter() - begin) * 1e3:.1f} ms")
     failed = {error.row: error for error in done.errors}
-    columns = {name: iter(column_rows(column)) for name, column in done.outputs.items()}
+    outputs = {
+        name: (column.datatype, column_rows(column)) for name, column in done.outputs.items()
+    }
+    body = predict.encode(call, outputs, described).body if outputs else b'{"predictions":[]}'
+    answers = iter(orjson.loads(body)["predictions"])
     for row in range(batch.rows):
         if row in failed:
             status = 400 if failed[row].callers_fault else 503
             click.echo(f"row {row}: HTTP {status}: {failed[row].message}")
             continue
-        answer = {name: (_datatype(described, name), [next(of)]) for name, of in columns.items()}
-        one = predict.encode(predict.decode(b'{"instances": [0]}'), answer, described)
-        click.echo(f"row {row}: {one.body[len(_ANSWER) : -2].decode()}")
+        click.echo(f"row {row}: {orjson.dumps(next(answers)).decode()}")
     changed = _changed_alone(runtime, batch, done)
     if changed:
         listed = ", ".join(map(str, changed))
         click.echo(f"rows that alone have another answer than in this batch: {listed}")
     return 1 if failed else 0
-
-
-def _datatype(described: ModelDescription, name: str) -> str:
-    return next(spec.datatype for spec in described.outputs if spec.name == name)
 
 
 def _batch(rows: Rows) -> Batch:

@@ -106,12 +106,11 @@ class PythonRuntime:
         zeros, which it may fail."""
         if hasattr(self._model, "warm"):
             self._loading(f"{self._class}.warm", self._model.warm)
-        if self.limits().sample is not None:
-            warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
-            return
         try:
             warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
         except (LoadError, MemoryError, ValueError) as error:
+            if self.limits().sample is not None:
+                raise
             logger.warning(
                 "%s is not warmed up: it takes no rows of zeros (%s); give it a method "
                 "example(self, length) that returns a row",
@@ -202,9 +201,7 @@ class PythonRuntime:
         if name is None or name not in found.inputs:
             raise LoadError(f"lengths.input is {name}; declared are {', '.join(found.inputs)}")
         own = found.inputs[name]
-        axis = settings.length_axis or next(
-            (at + 1 for at, size in enumerate(own.shape) if size < 0), 0
-        )
+        axis = settings.length_axis or own.length_axis
         if own.kind != "text" and not (0 < axis <= len(own.shape) and own.shape[axis - 1] < 0):
             raise LoadError(f"input '{name}' is {own}: axis {axis} has no length of its own")
         return name, axis
@@ -225,13 +222,12 @@ class PythonRuntime:
         }
 
     def _given(self, batch: Batch, found: Declared) -> ClassBatch:
-        columns = {
-            name: Column(found.inputs[name], ragged.data, ragged.shapes)
-            for name, ragged in batch.inputs.items()
-        }
-        for name, each in columns.items():
-            if each.type.kind == "text":
-                _check_text(name, each)
+        columns = {}
+        for name, ragged in batch.inputs.items():
+            try:
+                columns[name] = Column(found.inputs[name], ragged.data, ragged.shapes)
+            except UnicodeDecodeError as error:
+                raise BadRows(f"input '{name}' is no UTF-8 text: {error.reason}") from None
         return ClassBatch(batch.lengths, columns, self._options.padded)
 
     def _predicted(self, given: ClassBatch) -> Any:
@@ -273,12 +269,3 @@ def _specs(types: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:
 def _fault(error: RowError) -> BadRows | RunError:
     text = str(error).encode("utf-8", "replace").decode()
     return BadRows(text) if error.invalid else RunError(text)
-
-
-def _check_text(name: str, texts: Column) -> None:
-    """Raises `BadRows` for what is no UTF-8."""
-    for text in texts.flat:
-        try:
-            bytes(text).decode()
-        except UnicodeDecodeError as error:
-            raise BadRows(f"input '{name}' is no UTF-8 text: {error.reason}") from None

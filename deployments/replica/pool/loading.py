@@ -40,7 +40,7 @@ from deployments.settings.channel import ChannelSettings, channel_ports, channel
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings_files.sources import resolve
-from runtimes import catalog, source, warmup
+from runtimes import catalog, warmup
 from runtimes.errors import LoadError
 from runtimes.types import Runtime
 
@@ -279,11 +279,7 @@ def artifact_bytes(settings: ModelSettings, cache_dir: Path) -> int:
     """Bytes of the model's files on this node, the least that its weights take; 0 without files."""
     if settings.source is None or settings.runtime == "synthetic":
         return 0
-    path = resolve(settings.source)
-    if settings.runtime == "python":
-        files = source.all_files(path) if path.is_dir() else [path]
-    else:
-        files = [*source.inspect(path, cache_dir).files]
+    files = catalog.files(settings.runtime, resolve(settings.source), settings.task)
     return sum(file.stat().st_size for file in files)
 
 
