@@ -17,7 +17,7 @@ import ipaddress
 import itertools
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import psutil
@@ -73,6 +73,7 @@ def free_instead(gateway: GatewaySettings) -> dict[str, int]:
     """Free ports for the settings in `UNCALLED` that the file does not name and whose defaults are
     taken."""
     found: dict[str, int] = {}
+    given: set[int] = set()
     names = UNCALLED if gateway.ingress != "direct" else UNCALLED[-1:]
     for name in names:
         if name in gateway.model_fields_set:
@@ -82,14 +83,18 @@ def free_instead(gateway: GatewaySettings) -> dict[str, int]:
             host, count = gateway.metrics_host or LOOPBACK, gateway.replicas  # one for each gateway
         first = getattr(gateway, name)
         if any(listener(host, port) for port in range(first, first + count)):
-            # The first of so many consecutive ports that nobody listens on.
-            tried = iter(any_free, None)
-            found[name] = next(
-                first
-                for first in tried
-                if not any(_bind_refused(LOOPBACK, first + at) for at in range(count))
-            )
+            found[name] = first = _consecutive_free(count, given)
+            given.update(range(first, first + count))
     return found
+
+
+def _consecutive_free(count: int, given: Set[int]) -> int:
+    """The first of `count` consecutive ports that nobody listens on and that are not in `given`."""
+    return next(
+        first
+        for first in iter(any_free, None)
+        if not any(at in given or _bind_refused(LOOPBACK, at) for at in range(first, first + count))
+    )
 
 
 def _unusable(setting: str, host: str) -> str | None:

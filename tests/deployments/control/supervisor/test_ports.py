@@ -51,17 +51,26 @@ def test_all_clashes_are_in_one_message():
 
 def test_defaults_that_callers_do_not_know_give_way_to_free_ports(monkeypatch):
     busy = {8404, 9401}
-    real = ports.listener
-    monkeypatch.setattr(ports, "listener", lambda host, port: port in busy or real(host, port))
+    free = {20_000, 20_001, 20_004, 20_005}
+    monkeypatch.setattr(ports, "listener", lambda host, port: port in busy)
+    monkeypatch.setattr(ports, "_bind_refused", lambda host, port: port not in free)
     chosen = ports.free_instead(GatewaySettings(replicas=2))
     assert chosen.keys() == {"haproxy_stats_port", "metrics_port"}  # 9401 is the second gateway's
-    for first in chosen.values():
-        for port in (first, first + 1):
-            socket.create_server(("127.0.0.1", port)).close()
+    first = chosen["metrics_port"]
+    assert {chosen["haproxy_stats_port"], first, first + 1} < free
+    assert chosen["haproxy_stats_port"] not in {first, first + 1}
     assert ports.free_instead(GatewaySettings(replicas=1)).keys() == {"haproxy_stats_port"}
     assert ports.free_instead(GatewaySettings(ingress="direct", metrics_port=9401)) == {}
     named = GatewaySettings(haproxy_stats_port=8404, metrics_port=9401)
     assert ports.free_instead(named) == {}  # the user's own choice: refused, not replaced
+
+
+def test_no_two_settings_are_given_one_free_port(monkeypatch):
+    free = {20_000, 20_001, 20_002}
+    monkeypatch.setattr(ports, "listener", lambda host, port: True)
+    monkeypatch.setattr(ports, "_bind_refused", lambda host, port: port not in free)
+    chosen = ports.free_instead(GatewaySettings(replicas=1))
+    assert set(chosen.values()) == free
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1", "x" * 300])
