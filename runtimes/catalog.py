@@ -22,11 +22,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from runtimes import archive_text, calibration
+from runtimes import archive_text, calibration, folder
 from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
-from runtimes.graph import bert, pooling
+from runtimes.graph import bert
 from runtimes.graph.options import GraphOptions
 from runtimes.source import Source, SourceKind, all_files, inspect_without_digest
 from runtimes.staging import digest_of
@@ -224,7 +224,7 @@ def _listed(words: tuple[str, ...]) -> str:
 
 
 WORDS = {
-    SourceKind.HUGGING_FACE: "Hugging Face folders (BERT)",
+    SourceKind.HUGGING_FACE: "Hugging Face folders",
     SourceKind.ONNX: "ONNX files",
     SourceKind.OPENVINO_IR: "OpenVINO IR (.xml)",
     SourceKind.TORCH_EXPORT: "torch.export archives (.pt2)",
@@ -277,20 +277,16 @@ def check_files(path: Path, asked: FileRequirements) -> None:
 
 
 def _check_folder(source: Source, asked: FileRequirements) -> None:
-    config = bert.read_config(source.path)
-    longest = asked.max_length
-    if longest is not None and longest > config.max_length:
+    folder.check(source.path, asked.task)
+    longest, taken = asked.max_length, source.longest
+    if longest is not None and taken is not None and longest > taken:
         raise LoadError(
-            f"{source.path} takes rows of {config.max_length} tokens at most, lengths.max is "
-            f"{longest}; set lengths.max to {config.max_length} or less"
+            f"{source.path} takes rows of {taken} tokens at most, lengths.max is {longest}; set "
+            f"lengths.max to {taken} or less"
         )
-    if asked.task != "embed":
-        return
     chosen = option_parser.parse(options_class(asked.runtime), asked.options)
-    if not isinstance(chosen, GraphOptions) and pooling.declared(source.path) is None:
-        raise LoadError(
-            f"{source.path} declares no pooling (modules.json), and {asked.runtime} has no option "
-            "for it; use openvino or onnxruntime"
-        )
-    if isinstance(chosen, GraphOptions) and pooling.of_folder(source.path, chosen) is None:
-        raise LoadError(f"{source.path} {bert.NO_POOLING}")
+    declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
+    if asked.task == "embed" and declared is None:
+        raise LoadError(f"{source.path} {folder.NO_POOLING}")
+    if bert.is_built(source.path, asked.task, declared):
+        bert.read_config(source.path)

@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 
 from runtimes.errors import LoadError, RefusedArtifact
-from runtimes.graph import pooling
+from runtimes.folder import longest, module_files
 from runtimes.staging import digest_of
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
@@ -58,6 +58,12 @@ class Source:
     files: tuple[Path, ...]
     weights: tuple[Path, ...]
     digest: str
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest row that a folder's network takes; None where it does not say, and
+        of files. Raises `LoadError`."""
+        return longest(self.path) if self.kind is SourceKind.HUGGING_FACE else None
 
 
 def inspect(path: Path, cache_dir: Path | None = None) -> Source:
@@ -183,8 +189,8 @@ def _folder(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
             "opened; convert them to safetensors where you trust them (save_pretrained does)"
         )
     optional = ("modules.json", "tokenizer.json", "model.safetensors.index.json")
-    configs = [folder / "config.json" for folder in pooling.module_folders(path)]
-    others = [file for file in (*(path / name for name in optional), *configs) if file.is_file()]
+    others = [file for file in (path / name for name in optional) if file.is_file()]
+    others += module_files(path)
     return SourceKind.HUGGING_FACE, (path / "config.json", *weights, *others)
 
 

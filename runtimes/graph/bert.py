@@ -11,7 +11,6 @@ Left out: decoders, relative positions, dropout, pre-training heads. Source: Dev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +20,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from runtimes.errors import LoadError
-from runtimes.graph.options import GraphOptions
-from runtimes.graph.pooling import (
-    EMBEDDING_OUTPUT,
-    HIDDEN_OUTPUT,
-    Activation,
-    GraphOps,
-    N,
-    Pooling,
-    of_folder,
-    pool,
-)
-from runtimes.source import Source, SourceKind
+from runtimes.folder import NO_POOLING, Pooling, configuration
+from runtimes.graph.pooling import EMBEDDING_OUTPUT, HIDDEN_OUTPUT, Activation, GraphOps, N, pool
+from runtimes.source import Source
 
 Array = np.ndarray[Any, Any]
 
@@ -93,10 +83,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "tanh": "tanh"},
     **{"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"},
 }
-NO_POOLING = (
-    "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
-    "the model was trained so"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +110,8 @@ class BertHead:
 
 
 def read_config(folder: Path) -> BertConfig:
-    """Raises `LoadError` for any other architecture, naming what is supported."""
-    file = folder / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise LoadError(f"{file} is no JSON object")
-    kind = raw.get("model_type")
-    if kind != "bert":
-        raise LoadError(
-            f"{file}: model_type {kind!r} cannot be built from safetensors, 'bert' can; export the "
-            "model to ONNX and name that file as the source"
-        )
-    if raw.get("is_decoder") or raw.get("add_cross_attention"):
-        raise LoadError(f"{file}: a BERT decoder is not supported, encoders are")
-    if raw.get("position_embedding_type", "absolute") != "absolute":
-        raise LoadError(f"{file}: only absolute position embeddings are supported")
-    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise LoadError(f"{file}: hidden_act must be one of {', '.join(ACTIVATIONS)}")
+    """Of a folder that `is_built`. Raises `LoadError` for sizes that no network has."""
+    file, raw = folder / "config.json", configuration(folder)
     config = BertConfig(
         hidden_size=_count(raw, "hidden_size", file),
         layers=_count(raw, "num_hidden_layers", file),
@@ -158,18 +126,20 @@ def read_config(folder: Path) -> BertConfig:
     return config
 
 
-def max_length(source: Source) -> int | None:
-    """Positions of a Hugging Face folder, in tokens; None of other sources, which do not say."""
-    if source.kind is not SourceKind.HUGGING_FACE:
-        return None
-    return read_config(source.path).max_length
+def is_built(folder: Path, task: str, pooling: Pooling | None) -> bool:
+    """Whether this module writes the folder's network; all others are exported from transformers.
+    Raises `LoadError` for a folder without a configuration."""
+    raw = configuration(folder)
+    known = raw.get("hidden_act", "gelu") in ACTIVATIONS
+    plain = task == "classify" or pooling is None or pooling.plain
+    return raw.get("model_type") == "bert" and known and plain
 
 
 def open_bert(
-    source: Source, task: str, options: GraphOptions
+    source: Source, task: str, pooling: Pooling | None
 ) -> tuple[BertConfig, Weights, BertHead]:
     """What `build` takes, of a Hugging Face folder; `LoadError` where `embed` has no pooling."""
-    config, pooling = read_config(source.path), of_folder(source.path, options)
+    config = read_config(source.path)
     if task == "embed" and pooling is None:
         raise LoadError(f"{source.path} {NO_POOLING}")
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")

@@ -21,6 +21,9 @@ from runtimes.types import TensorSpec
 from runtimes.warmup import WARM_S
 
 Layout = Literal["NCHW", "NHWC"]
+PoolingMode = Literal[
+    "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
+]  # `runtimes.folder.MODES`
 AXES = {"NCHW": 1, "NHWC": 3}  # of the channels, the batch being axis 0
 USUAL = (1, 3, 4)  # grey, colour, colour with transparency
 
@@ -48,7 +51,7 @@ class GraphOptions:
     """Options of a backend that runs a stored graph."""
 
     # How task `embed` makes one vector of a row, in place of what the model declares.
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: PoolingMode | None = None
     normalize: bool | None = None
     embed_output: str | None = None  # the output with the embedding or the hidden states
 

@@ -3,24 +3,22 @@
 A network (`graph.bert`) is written against `GraphOps`; `runtimes.onnx.ops` and `runtimes.torch.ops`
 turn the calls into nodes of their library. It holds no more operations than the networks need.
 
-Pooling makes one vector of a text's tokens: the mean over the real ones or the first ([CLS]), then,
-if declared, scaled to length 1. The options of a model speak first, then what its folder declares:
-`modules.json` names a Pooling module with its own `config.json`, and perhaps a Normalize module.
-The arithmetic stays in float32. Other modules and poolings are refused by name.
+Pooling of a stored graph makes one vector of a text's tokens: the mean over the real ones or the
+first ([CLS]), then, if declared, scaled to length 1. The options of a model speak first, then what
+its folder declares (`runtimes.folder`). The arithmetic stays in float32. Poolings of other kinds
+are part of the network that `runtimes.torch.encoder` makes.
 Source: sentence-transformers' modules `Pooling` and `Normalize`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from runtimes.errors import LoadError
+from runtimes.folder import Pooling
 from runtimes.graph.options import GraphOptions
 from runtimes.types import TensorSpec
 
@@ -84,42 +82,12 @@ SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize
 FEWEST_TOKENS = 1e-9  # sentence-transformers' clamp: an empty row gives zeros, no NaN
 
 
-@dataclass(frozen=True, slots=True)
-class Pooling:
-    """`mode`: mean over the mask, the first token, or none where the model has pooled already;
-    `normalize`: to Euclidean length 1."""
-
-    mode: Literal["mean", "cls", "none"] = "mean"
-    normalize: bool = False
-
-
-def declared(folder: Path) -> Pooling | None:
-    """What the folder's modules say; None where it has none. Raises `LoadError`."""
-    listing = folder / "modules.json"
-    if not listing.is_file():
-        return None
-    modules = _modules(listing)
-    kinds = [kind for kind, _ in modules]
-    foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
-    if foreign:
-        raise LoadError(f"{listing}: {', '.join(foreign)} is not supported; Pooling, Normalize are")
-    if "Pooling" not in kinds:
-        return None
-    config = _read(modules[kinds.index("Pooling")][1] / "config.json")
-    return Pooling(_mode(config, folder), "Normalize" in kinds)
-
-
-def module_folders(folder: Path) -> Sequence[Path]:
-    """The folders whose `config.json` belongs to the modules, for digests."""
-    listing = folder / "modules.json"
-    return [place for _, place in _modules(listing)] if listing.is_file() else []
-
-
 def pool(ops: PoolingOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
-    """[rows, width] of [rows, length, width] and the int64 mask."""
+    """[rows, width] of [rows, length, width] and the int64 mask; `pooling` is plain."""
     pooled = hidden
-    if pooling.mode != "none":
-        pooled = _mean(ops, hidden, mask) if pooling.mode == "mean" else ops.first_token(hidden)
+    if pooling.modes:
+        mean = pooling.modes == ("mean",)
+        pooled = _mean(ops, hidden, mask) if mean else ops.first_token(hidden)
     if not pooling.normalize:
         return pooled
     # sqrt(Σx²) floored, rather than a library's own L2 norm: those differ in where eps goes.
@@ -131,21 +99,11 @@ def mask_of(inputs: Container[str], pooling: Pooling, configured: str | None) ->
     """The name of the mask among a graph's inputs. Raises `LoadError` where it is needed and
     missing."""
     name = configured or "attention_mask"
-    if pooling.mode == "mean" and name not in inputs:
+    if pooling.modes == ("mean",) and name not in inputs:
         raise LoadError(
             f"mean pooling needs a mask, and the model has no input '{name}': set lengths.mask"
         )
     return name
-
-
-def of_folder(folder: Path, options: GraphOptions) -> Pooling | None:
-    """What the options say, else what the folder declares; None where neither does."""
-    found = declared(folder)
-    if options.pooling:
-        found = Pooling(options.pooling, found.normalize if found else False)
-    if found and options.normalize is not None:
-        found = replace(found, normalize=options.normalize)
-    return found
 
 
 def of_graph(outputs: Sequence[TensorSpec], options: GraphOptions) -> tuple[str, Pooling]:
@@ -153,7 +111,7 @@ def of_graph(outputs: Sequence[TensorSpec], options: GraphOptions) -> tuple[str,
     spec = _embedding(outputs, options)
     normalize = bool(options.normalize)
     if len(spec.shape) == 2:
-        return spec.name, Pooling("none", normalize)
+        return spec.name, Pooling((), normalize)
     if len(spec.shape) != 3:
         raise LoadError(f"output '{spec.name}' is {list(spec.shape)}: no embedding, no tokens")
     if not options.pooling:
@@ -161,7 +119,13 @@ def of_graph(outputs: Sequence[TensorSpec], options: GraphOptions) -> tuple[str,
             f"output '{spec.name}' holds a vector for each token: set the option pooling "
             "(mean or cls), and normalize where the model was trained so"
         )
-    return spec.name, Pooling(options.pooling, normalize)
+    found = Pooling((options.pooling,), normalize)
+    if not found.plain:
+        raise LoadError(
+            f"option 'pooling' is {options.pooling}; of a file it may be mean or cls, the others "
+            "are for folders"
+        )
+    return spec.name, found
 
 
 def _embedding(outputs: Sequence[TensorSpec], options: GraphOptions) -> TensorSpec:
@@ -178,33 +142,3 @@ def _mean(ops: PoolingOps[N], hidden: N, mask: N) -> N:
     weights = ops.float_mask(mask)
     total = ops.sum_over(ops.multiply(hidden, weights), 1)
     return ops.divide(total, ops.at_least(ops.sum_over(weights, 1), FEWEST_TOKENS))
-
-
-def _mode(config: dict[str, Any], folder: Path) -> Literal["mean", "cls"]:
-    chosen = [key for key, on in config.items() if key.startswith("pooling_mode") and on is True]
-    if chosen == ["pooling_mode_mean_tokens"] or config.get("pooling_mode") == "mean":
-        return "mean"
-    if chosen == ["pooling_mode_cls_token"] or config.get("pooling_mode") == "cls":
-        return "cls"
-    raise LoadError(
-        f"{folder}: pooling {', '.join(chosen) or 'unnamed'} is not supported; mean and cls are"
-    )
-
-
-def _modules(listing: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module; a folder outside the model's is refused."""
-    try:
-        named = [(str(module["type"]), str(module["path"])) for module in _read(listing)]
-    except (KeyError, TypeError) as error:
-        raise LoadError(f"{listing} is no list of modules with type and path") from error
-    for _, place in named:
-        if Path(place).is_absolute() or ".." in Path(place).parts:
-            raise LoadError(f"{listing} names a folder outside the model's: {place}")
-    return [(kind.rsplit(".", 1)[-1], listing.parent / place) for kind, place in named]
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{file} cannot be read as JSON: {error}") from error

@@ -17,13 +17,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtimes import calibration, rows, warmup
+from runtimes import calibration, exporting, rows, warmup
 from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.folder import pooling_of
 from runtimes.graph import dense
+from runtimes.graph.bert import is_built
 from runtimes.graph.dense import GraphFacts, Signature, declare, probe_lengths, with_length_axes
 from runtimes.graph.options import GraphOptions, check_layout
 from runtimes.host import allowed_cpus
-from runtimes.source import Source, inspect
+from runtimes.source import Source, SourceKind, inspect
 from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes
 
 Array = np.ndarray[Any, Any]
@@ -164,11 +166,17 @@ class GraphRuntime(ABC):
             raise LoadError(f"the {settings.runtime} runtime needs a source")
         return inspect(settings.source, settings.cache_dir)
 
-    def _graph_key(self) -> str:
+    def _graph_key(self, source: Source) -> str:
         """What of the settings shapes the graph, for the key of a staged entry."""
         chosen, mask = self._options, self._settings.mask_input
         kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
-        return f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
+        said = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
+        if source.kind is not SourceKind.HUGGING_FACE:
+            return said
+        declared = pooling_of(source.path, chosen.pooling, chosen.normalize)
+        if is_built(source.path, self._settings.task, declared):
+            return said
+        return " ".join((said, *exporting.key(source, self._settings.task, chosen)))
 
     def _threads(self) -> int:
         return self._settings.threads or allowed_cpus()

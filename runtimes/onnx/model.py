@@ -1,6 +1,7 @@
 """Turns a source into an ONNX model with the outputs of its task.
 
-The model of a Hugging Face folder is built from ONNX nodes; an ONNX file is read as it is. For the
+The model of a BERT folder is built from ONNX nodes, that of any other folder exported from
+transformers (`runtimes.exporting`); an ONNX file is read as it is. For the
 task `embed`, only the embedding stays an output; pooling is added to a model whose output is one
 vector a token, so that hidden states are not copied out. The module also says which inputs are
 indices of a table, and how large the table is.
@@ -17,8 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtimes import errors
+from runtimes import errors, exporting
 from runtimes.errors import LoadError
+from runtimes.folder import Pooling, pooling_of
 from runtimes.graph import bert as bert_graph
 from runtimes.graph import pooling
 from runtimes.graph.options import GraphOptions
@@ -43,7 +45,10 @@ def read(
     operators of ONNX Runtime's own. Raises `LoadError`."""
     _require_onnx()
     if source.kind is SourceKind.HUGGING_FACE:
-        return _built(source, settings.task, options, standard)
+        declared = pooling_of(source.path, options.pooling, options.normalize)
+        if bert_graph.is_built(source.path, settings.task, declared):
+            return _built(source, settings.task, declared, standard)
+        return _loaded(exporting.exported(source, settings, options))
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is not SourceKind.ONNX:
@@ -52,7 +57,7 @@ def read(
     if settings.task == "embed":
         name, todo = pooling.of_graph([_spec(value) for value in model.graph.output], options)
         kept = next(value for value in model.graph.output if value.name == name)
-        if todo != pooling.Pooling("none", False):
+        if todo != Pooling(()):
             kept = _pooled(model, kept, todo, settings)
         del model.graph.output[:]
         model.graph.output.append(kept)
@@ -167,11 +172,11 @@ def _tables(
             yield sizes[node.input[0]][axis]
 
 
-def _built(source: Source, task: str, options: GraphOptions, standard: bool) -> Any:
+def _built(source: Source, task: str, declared: Pooling | None, standard: bool) -> Any:
     from runtimes.onnx.ops import ONNXOps, StandardOps, model
 
     ops = StandardOps() if standard else ONNXOps()
-    config, weights, head = bert_graph.open_bert(source, task, options)
+    config, weights, head = bert_graph.open_bert(source, task, declared)
     outputs = bert_graph.build(ops, config, weights, head)
     shapes: dict[str, list[int | str]] = {
         bert_graph.HIDDEN: ["rows", "length", config.hidden_size],
@@ -232,7 +237,7 @@ def _tensors(message: Any) -> Iterator[Any]:
                 yield from _tensors(part)
 
 
-def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
+def _pooled(model: Any, hidden: Any, todo: Pooling, settings: RuntimeSettings) -> Any:
     """Appends the nodes of the pooling to the graph; returns the new output's description."""
     from onnx import helper
 

@@ -26,7 +26,6 @@ import numpy as np
 
 from runtimes import calibration, cuda, options, staging
 from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
-from runtimes.graph import bert as bert_graph
 from runtimes.graph.dense import GraphFacts
 from runtimes.graph.runtime import Engine, GraphRuntime
 from runtimes.onnx import model as onnx_model
@@ -88,7 +87,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
             inputs = model.graph.input
             facts = {
                 "id_bounds": onnx_model.id_bounds(model),
-                "max_length": bert_graph.max_length(source),
+                "max_length": source.longest,
                 "inputs": [(name, sizes) for name, _, sizes in onnx_model.specs(inputs, model)],
             }
             (folder / FACTS).write_text(json.dumps(facts))
@@ -110,7 +109,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         return build
 
     def _parts(self, source: Source, place: Device) -> list[str]:
-        graph = self._graph_key()
+        graph = self._graph_key(source)
         version, task = str(onnxruntime_session.library().__version__), self._settings.task
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:

@@ -24,6 +24,7 @@ import numpy as np
 
 from runtimes import errors
 from runtimes.errors import LoadError
+from runtimes.folder import Pooling
 from runtimes.graph import pooling
 from runtimes.graph.dense import GraphFacts
 from runtimes.graph.options import GraphOptions
@@ -134,7 +135,7 @@ def _number(model: Any) -> None:
 def _embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> Any:
     name, todo = pooling.of_graph([_spec(port) for port in model.outputs], options)
     node = model.output(name).node.input_value(0)
-    if todo == pooling.Pooling("none", False):
+    if todo == Pooling(()):
         return library().Model([node], model.get_parameters(), model.friendly_name)
     ports = {name: port for port in model.inputs for name in port.names}
     mask = ports.get(pooling.mask_of(ports, todo, settings.mask_input))

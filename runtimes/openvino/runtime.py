@@ -27,7 +27,6 @@ import numpy as np
 
 from runtimes import calibration, host, options, staging, warmup
 from runtimes.errors import LoadError, RunError
-from runtimes.graph import bert as bert_graph
 from runtimes.graph.dense import GraphFacts, follows_length
 from runtimes.graph.options import GraphOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
@@ -83,9 +82,7 @@ class OpenVINORuntime(GraphRuntime):
         try:
             locked = LockedFile(entry / "model.bin") if self._own.mlock else None
             with staging.exclusive(entry):  # the plugin's cache is not safe between processes
-                engine = OpenVINOEngine(
-                    core, entry / "model.xml", how, bert_graph.max_length(source), locked
-                )
+                engine = OpenVINOEngine(core, entry / "model.xml", how, source.longest, locked)
         except BaseException:
             if claim is not None:
                 claim.release()
@@ -124,7 +121,7 @@ class OpenVINORuntime(GraphRuntime):
             openvino_model.save(library().Core().read_model(str(file)), folder / "model.xml")
 
     def _parts(self, source: Source) -> list[str]:
-        graph = self._graph_key()
+        graph = self._graph_key(source)
         version = library().get_version()
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]

@@ -22,7 +22,6 @@ from typing import Any
 from runtimes import errors, options, staging, warmup
 from runtimes.cuda import CudaMemory, gpus
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.graph import bert as bert_graph
 from runtimes.graph.dense import GraphFacts, declare
 from runtimes.graph.options import DeviceOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
@@ -88,7 +87,7 @@ class TensorRTRuntime(GraphRuntime):
         memory = CudaMemory(place.index)  # before any build, because this chooses the GPU
         settings.progress("staging", 0.0)
         parts = [source.digest, "tensorrt graph", LAYOUT, settings.task, settings.precision]
-        parts.append(self._graph_key())
+        parts.append(self._graph_key(source))
         graph = staging.staged(settings.cache_dir, parts, self._stage(source))
         settings.progress("staging", 1.0)
         plan = self._planned(graph)
@@ -116,7 +115,7 @@ class TensorRTRuntime(GraphRuntime):
                 "inputs": onnx_model.specs(model.graph.input, model),
                 "outputs": onnx_model.specs(model.graph.output, model),
                 "id_bounds": onnx_model.id_bounds(model),
-                "max_length": bert_graph.max_length(source),
+                "max_length": source.longest,
             }
             (folder / FACTS).write_text(json.dumps(stored))
             onnx_model.save(model, folder / _graph_file("fp32"))

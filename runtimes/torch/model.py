@@ -1,8 +1,9 @@
 """Turns a source into a `TorchModel`: a callable network with its inputs, outputs and bounds.
 
-For a Hugging Face folder, the network is built from the encoder description that all backends
-share. A `torch.export` archive has a graph of its own; its symbolic sizes say which axes are
-dynamic, which bounds they have, and which outputs follow the length.
+For a BERT folder, the network is built from the description that all backends share; any other
+folder has transformers' own module (`encoder`). A `torch.export` archive has a graph of its own;
+its symbolic sizes say which axes are dynamic, which bounds they have, and which outputs follow the
+length.
 
 `prepared` moves a model to its device and memory format. `modes` decides how the model runs (eager,
 compiled, captured). `trace` runs its graph node by node, on the CPU; no operation can be kept in
@@ -11,6 +12,7 @@ fp32, because torch computes the whole model in one type. This module imports to
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,16 +23,17 @@ from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
+from runtimes import options as option_parser
 from runtimes import rows
 from runtimes.errors import LoadError
+from runtimes.folder import Pooling, pooling_of
 from runtimes.graph import bert as bert_graph
-from runtimes.graph import pooling
-from runtimes.graph.bert import open_weights
 from runtimes.layers import TracedTensor
 from runtimes.source import Source, inspect
 from runtimes.torch import archive as torch_archive
 from runtimes.torch import ops
 from runtimes.torch.ops import TorchOps
+from runtimes.torch.options import TorchOptions
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 DATATYPES: Mapping[torch.dtype, str] = {
@@ -82,34 +85,20 @@ def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.Graph
     return module.to(device)
 
 
-def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
-    """The model of a Hugging Face folder.
+def from_folder(source: Source, settings: RuntimeSettings, options: TorchOptions) -> TorchModel:
+    """The model of a Hugging Face folder: of a BERT folder the graph that all backends share, of
+    any other transformers' own module.
 
     Raises `LoadError` if the folder lacks a part, or declares one that is not supported.
     """
-    folder, task, precision = source.path, settings.task, settings.precision
-    config, declared = bert_graph.read_config(folder), pooling.declared(folder)
-    if task == "embed" and declared is None:
-        raise LoadError(
-            f"{folder} declares no pooling (modules.json), which task embed needs, and torch has "
-            "no option for it: use openvino or onnxruntime"
-        )
-    own = Limits(
-        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
-        outputs=(),
-        max_length=config.max_length,
-        length_input=bert_graph.INPUT_IDS,
-        mask_input=bert_graph.ATTENTION_MASK,
-        optional_inputs=INPUTS[1:],
-        precision=precision,
-        platform="pytorch_eager",
-    )
-    limits = rows.settled(own, settings)
-    weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
+    task, precision = settings.task, settings.precision
+    declared = pooling_of(source.path, options.pooling, options.normalize)
+    if not bert_graph.is_built(source.path, task, declared):
+        return _of_transformers(source, settings, declared)
+    limits = rows.settled(_limits(INPUTS, source, settings), settings)
     graph = TorchOps()
-    module = graph.module(
-        bert_graph.build(graph, config, weights, bert_graph.BertHead(task, declared))
-    )
+    config, weights, head = bert_graph.open_bert(source, task, declared)
+    module = graph.module(bert_graph.build(graph, config, weights, head))
     kinds = module.get_parameter("token_types").shape[0]
     width = config.hidden_size
     embedding = (TensorSpec(bert_graph.EMBEDDING, "FP32", (-1, width)),) if declared else ()
@@ -130,6 +119,49 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
         floats=frozenset(spec.name for spec in outputs),
         cut_axes={bert_graph.HIDDEN: 1},
         lengthwise=dict.fromkeys(INPUTS, 1),
+    )
+
+
+def _of_transformers(
+    source: Source, settings: RuntimeSettings, declared: Pooling | None
+) -> TorchModel:
+    # It imports transformers, which takes seconds and which BERT folders do not need.
+    encoders = importlib.import_module("runtimes.torch.encoder")
+    encoder = encoders.opened(source.path, settings.task, declared)
+    with torch.inference_mode():
+        found = encoder(*(torch.ones((1, 2), dtype=torch.int64) for _ in encoder.inputs))
+    outputs = tuple(
+        TensorSpec(
+            name, "FP32", (-1, *([-1] if name == bert_graph.HIDDEN else []), value.shape[-1])
+        )
+        for name, value in found.items()
+    )
+    if settings.precision == "int8":
+        ops.quantised_layers(encoder.network)
+    elif settings.precision != "fp32":
+        encoder.to_precision(FLOATS[settings.precision])
+    limits = rows.settled(_limits(encoder.inputs, source, settings), settings)
+    return TorchModel(
+        module=encoder,
+        bind=lambda module: module,
+        limits=replace(limits, outputs=outputs, id_bounds=encoder.id_bounds),
+        floats=frozenset(found),
+        cut_axes={bert_graph.HIDDEN: 1},
+        lengthwise=dict.fromkeys(encoder.inputs, 1),
+    )
+
+
+def _limits(inputs: tuple[str, ...], source: Source, settings: RuntimeSettings) -> Limits:
+    """Of a folder's model, without its outputs."""
+    return Limits(
+        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in inputs),
+        outputs=(),
+        max_length=source.longest,
+        length_input=bert_graph.INPUT_IDS,
+        mask_input=bert_graph.ATTENTION_MASK,
+        optional_inputs=inputs[1:],
+        precision=settings.precision,
+        platform="pytorch_eager",
     )
 
 
@@ -294,10 +326,15 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Traced
     if settings.source is None:
         raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
     source = inspect(settings.source, settings.cache_dir)
-    folder = source.path.is_dir()
-    made = (from_folder if folder else from_archive)(source, settings)
+    if source.path.is_dir():
+        made = from_folder(source, settings, option_parser.parse(TorchOptions, settings.options))
+    else:
+        made = from_archive(source, settings)
     tensors = [torch.from_numpy(np.array(arrays[spec.name])) for spec in made.limits.inputs]
-    tracing = _Tracing(made.module)
+    module = made.module
+    if not isinstance(module, fx.GraphModule):  # for these shapes alone
+        module = torch.export.export(module, tuple(tensors)).module()
+    tracing = _Tracing(module)
     with torch.inference_mode():
         tracing.run(*tensors)
     return tracing.layers

@@ -26,6 +26,7 @@ from runtimes.options import CPU, chosen_device
 from runtimes.torch import batch as torch_batch
 from runtimes.torch import model as torch_model
 from runtimes.torch.model import TorchModel
+from runtimes.torch.options import TorchOptions
 from runtimes.torch.runner import (
     Array,
     CudaRunner,
@@ -36,7 +37,6 @@ from runtimes.torch.runner import (
     settle_memory,
     tensor_of,
 )
-from runtimes.torch.runtime import TorchOptions
 from runtimes.types import RuntimeSettings
 from runtimes.warmup import Shape
 

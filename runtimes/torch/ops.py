@@ -196,3 +196,30 @@ def _replace(module: fx.GraphModule, node: fx.Node) -> None:
     if not weight.users:
         module.graph.erase_node(weight)
         delattr(module, name)
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with an int8 weight, as `linear` computes it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        values = layer.weight.detach()
+        scales = (values.abs().amax(1) / LARGEST).clamp(min=SMALLEST)
+        bias = layer.bias.detach() if layer.bias is not None else torch.zeros_like(scales)
+        self.register_buffer("weight", (values / scales[:, None]).round().to(torch.int8))
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight.t(), self.scales, self.bias)  # type: ignore[operator,arg-type]
+
+
+def quantised_layers(network: nn.Module) -> None:
+    """As `quantised`, for a module whose linear layers are modules of torch's."""
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            even = type(layer) is nn.Linear and not any(
+                size % KERNEL_MULTIPLE for size in layer.weight.shape
+            )
+            if even:
+                setattr(parent, name, Int8Linear(layer))  # type: ignore[arg-type]

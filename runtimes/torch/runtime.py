@@ -16,15 +16,15 @@ import importlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from runtimes import errors, host, options, rows, warmup
 from runtimes.errors import LoadError, RuntimeFault, Unhealthy
-from runtimes.graph.options import Layout
 from runtimes.source import SourceKind, inspect
 from runtimes.torch import batch as torch_batch
+from runtimes.torch.options import TorchOptions
 from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes
-from runtimes.warmup import WARM_S, Shape
+from runtimes.warmup import Shape
 
 if TYPE_CHECKING:  # at run time they would import torch
     from runtimes.torch.model import TorchModel
@@ -72,7 +72,10 @@ class TorchRuntime:
         # These modules import torch, so they must not be imported before a model is loaded.
         builder = importlib.import_module("runtimes.torch.model")
         of_folder = source.kind is SourceKind.HUGGING_FACE
-        model = (builder.from_folder if of_folder else builder.from_archive)(source, settings)
+        if of_folder:
+            model = builder.from_folder(source, settings, self._options)
+        else:
+            model = builder.from_archive(source, settings)
         settings.progress("staging", 1.0)
         modes = importlib.import_module("runtimes.torch.modes")
         self._model, self._runner = modes.opened(model, settings, self._options)
@@ -145,25 +148,3 @@ class TorchRuntime:
         times.pad_s += padded - begin
         times.copy_in_s += time.perf_counter() - padded
         return _Put(shape, on_device)
-
-
-@dataclass(frozen=True, slots=True)
-class TorchOptions:
-    """The backend's options."""
-
-    device: str = options.AUTO  # see `runtimes.options`
-    mode: Literal["eager", "compile", "cuda_graphs"] = "eager"  # how the network runs
-    layout: Layout | None = None  # the axis of images' channels
-    channels_last: bool = False  # keep channels last in memory
-    pinned: bool = True  # copy to and from the GPU through pinned host memory
-    expandable_segments: bool = True  # GPU memory grows in place instead of in blocks
-    warm_s: float = WARM_S  # warm-up starts no new batch after so many seconds
-
-    def __post_init__(self) -> None:
-        options.check_device(self.device)
-        if self.mode == "cuda_graphs" and self.device == "cpu":
-            raise ValueError("option 'mode' is cuda_graphs, but option 'device' is cpu")
-        if self.channels_last and self.layout != "NCHW":
-            raise ValueError("option 'channels_last' needs option 'layout' NCHW")
-        if self.warm_s < 0:
-            raise ValueError(f"option 'warm_s' is {self.warm_s}; it must be 0 or more")

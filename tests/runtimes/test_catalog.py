@@ -111,10 +111,30 @@ def test_a_file_that_is_no_model_here_says_what_to_make_of_it(tmp_path, name, co
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "tensorrt", "torch"])
-@pytest.mark.parametrize("kind", ["roberta", "distilbert", "xlm-roberta", "llama", None])
-def test_a_folder_of_another_architecture_is_named(tmp_path, runtime, kind):
-    with pytest.raises(LoadError, match=r"cannot be built from safetensors.*ONNX"):
+@pytest.mark.parametrize("kind", ["t5", "whisper", None])
+def test_a_folder_of_another_family_is_named(tmp_path, runtime, kind):
+    with pytest.raises(LoadError, match=rf"model_type {kind!r} is not supported.*roberta.*ONNX"):
         check_files(folder(tmp_path / "m", model_type=kind), asked(runtime))
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "said"),
+    [
+        ({"is_decoder": True}, "tensors", "decoder"),
+        ({"position_embedding_type": "relative_key"}, "tensors", "absolute"),
+        ({"architectures": ["BertModel"]}, "classify", "BertModel; task classify needs one"),
+    ],
+)
+def test_what_a_folder_cannot_do_is_named(tmp_path, config, task, said):
+    with pytest.raises(LoadError, match=said):
+        check_files(folder(tmp_path / "m", **config), asked(task=task))
+
+
+def test_a_family_whose_first_position_is_behind_the_paddings_takes_fewer_tokens(tmp_path):
+    path = folder(tmp_path / "m", model_type="roberta", max_position_embeddings=34, pad_token_id=1)
+    check_files(path, asked(max_length=32))
+    with pytest.raises(LoadError, match="takes rows of 32 tokens at most"):
+        check_files(path, asked(max_length=33))
 
 
 def test_rows_longer_than_the_folders_positions_are_refused(tmp_path):
@@ -128,7 +148,8 @@ def test_rows_longer_than_the_folders_positions_are_refused(tmp_path):
     ("runtime", "options", "said"),
     [
         ("openvino", {}, "set the option pooling"),
-        ("torch", {}, "use openvino or onnxruntime"),
+        ("torch", {}, "set the option pooling"),
+        ("torch", {"pooling": "lasttoken"}, None),
         ("openvino", {"pooling": "mean"}, None),
     ],
 )

@@ -120,4 +120,4 @@ def test_a_lock_leaves_out_what_those_below_it_have(tmp_path: Path, monkeypatch)
     assert found["build"] == found["example"] - {"only-example==1"} | {"only-build==1"}
     assert found["runtime"] == {"only-runtime==1"}
     (cuda,) = [each for each in commands if "--override" not in each and "--no-deps" not in each]
-    assert "--extra=torch" in cuda
+    assert "--extra=export" in cuda

@@ -1,0 +1,176 @@
+"""A Hugging Face folder as transformers' own network, with the folder's pooling on top of it.
+
+The torch runtime runs the module as it is; `runtimes.torch.export` writes it as an ONNX file for
+the other backends. So all backends compute one network, and pooling of every kind is written once.
+Pooling is computed in float32 at any precision, over real tokens alone.
+
+Only classes of transformers itself are made (`trust_remote_code` is off), only safetensors are
+read, and nothing is fetched. This module imports torch and transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from runtimes import folder as model_folder
+from runtimes.errors import LoadError, library
+from runtimes.folder import Dense, Pooling
+from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
+from runtimes.graph.pooling import FEWEST_TOKENS, SMALLEST_NORM
+
+_ATTENTIONS = ("sdpa", "eager")  # some families have the second alone
+_FUNCTIONS = {
+    None: lambda x: x,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class Encoder(nn.Module):
+    """Inputs are int64 [rows, length], in the order of `inputs`; outputs are float32, by name.
+
+    Task `classify`: logits [rows, classes]. `embed`: the embedding [rows, width]. `tensors`: hidden
+    states [rows, length, width], and the embedding where the folder declares a pooling.
+    """
+
+    def __init__(self, network: Any, task: str, pooling: Pooling | None) -> None:
+        super().__init__()
+        self.network, self.task, self.pooling = network, task, pooling
+        self.inputs = _inputs(network)
+        self.dense = nn.ModuleList(map(_layer, pooling.dense if pooling else ()))
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        named = dict(zip(self.inputs, tensors, strict=True))
+        found = self.network(**named, return_dict=True)
+        if self.task == "classify":
+            return {LOGITS: found.logits.float()}
+        hidden = found.last_hidden_state.float()
+        if self.pooling is None:
+            return {HIDDEN: hidden}
+        embedding = self._embedding(hidden, named[ATTENTION_MASK])
+        pooled = {EMBEDDING: embedding}
+        return pooled if self.task == "embed" else {HIDDEN: hidden, **pooled}
+
+    def _embedding(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        pooling = self.pooling
+        assert pooling is not None
+        vectors = [pooled(hidden, mask, mode) for mode in pooling.modes]
+        embedding = vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
+        for layer, each in zip(self.dense, pooling.dense, strict=True):
+            embedding = _FUNCTIONS[each.activation](layer(embedding))
+        if pooling.normalize:
+            embedding = functional.normalize(embedding, dim=1, eps=SMALLEST_NORM)
+        return embedding
+
+    def to_precision(self, kind: torch.dtype) -> Encoder:
+        """The network's parameters in this type; the layers of pooling stay in float32."""
+        self.network.to(kind)
+        return self
+
+    @property
+    def id_bounds(self) -> dict[str, int]:
+        """Entries of each input's table."""
+        config = self.network.config
+        bounds = {INPUT_IDS: int(self.network.get_input_embeddings().num_embeddings)}
+        if TOKEN_TYPES in self.inputs:
+            bounds[TOKEN_TYPES] = int(config.type_vocab_size)
+        return bounds
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedding, or of a token's hidden state where there is none."""
+        if self.pooling and self.pooling.dense:
+            return self.pooling.dense[-1].outputs
+        return self.hidden_width * max(1, len(self.pooling.modes) if self.pooling else 1)
+
+    @property
+    def hidden_width(self) -> int:
+        return int(self.network.config.hidden_size)
+
+
+def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """[rows, width] of [rows, length, width] and the mask [rows, length], as the mode (one of
+    `runtimes.folder.MODES`) says. Source: sentence-transformers' module Pooling."""
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "max":
+        return hidden.masked_fill(weights == 0, torch.finfo(hidden.dtype).min).amax(1)
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    if mode == "lasttoken":
+        last = (mask * places).argmax(1, keepdim=True).unsqueeze(-1)
+        return hidden.gather(1, last.expand(-1, -1, hidden.shape[2])).squeeze(1)
+    if mode == "weightedmean":
+        weights = weights * places.to(hidden.dtype).unsqueeze(-1)
+    total, count = (hidden * weights).sum(1), weights.sum(1).clamp(min=FEWEST_TOKENS)
+    return total / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+
+
+def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
+    """The folder's module in float32, ready to run. Raises `LoadError`."""
+    model_folder.check(path, task)
+    if task == "embed" and pooling is None:
+        raise LoadError(f"{path} {model_folder.NO_POOLING}")
+    transformers = library("transformers", f"{path} needs transformers", "headrace[export]")
+    kind = "AutoModelForSequenceClassification" if task == "classify" else "AutoModel"
+    encoder = Encoder(_network(getattr(transformers, kind), path), task, pooling)
+    return encoder.eval().requires_grad_(False)
+
+
+def _network(auto: Any, path: Path) -> Any:
+    for attention in _ATTENTIONS:
+        try:
+            network, report = auto.from_pretrained(
+                str(path),
+                dtype=torch.float32,
+                attn_implementation=attention,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except ValueError as error:
+            if attention != _ATTENTIONS[-1] and "attention implementation" in str(error):
+                continue
+            raise LoadError(f"{path} cannot be loaded: {error}") from error
+        except Exception as error:  # transformers' own, safetensors', a KeyError of a config
+            raise LoadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        spare = () if "Sequence" in auto.__name__ else ("pooler",)  # which nobody asks
+        missing = sorted(n for n in report["missing_keys"] if n.split(".")[0] not in spare)
+        if missing:
+            named = ", ".join(missing[:5])
+            raise LoadError(
+                f"{path} lacks {len(missing)} of the network's weights, such as {named}: they "
+                "would be random"
+            )
+        network.config.use_cache = False
+        return network
+    raise AssertionError("the last attention has either answered or raised")
+
+
+def _inputs(network: Any) -> tuple[str, ...]:
+    takes = inspect.signature(network.forward).parameters
+    types = int(getattr(network.config, "type_vocab_size", 0) or 0)
+    typed = TOKEN_TYPES in takes and types > 1
+    return (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if typed else ()))
+
+
+def _layer(each: Dense) -> nn.Linear:
+    layer = nn.Linear(each.inputs, each.outputs, each.bias)
+    stored: Mapping[str, torch.Tensor] = load_file(each.folder / "model.safetensors")
+    named = {name.removeprefix("linear."): value.float() for name, value in stored.items()}
+    try:
+        layer.load_state_dict(named)
+    except RuntimeError as error:
+        raise LoadError(f"{each.folder}/model.safetensors: {error}") from error
+    return layer

@@ -1,0 +1,100 @@
+"""The process that exports a folder; `runtimes.exporting` runs it.
+
+One line of JSON comes on standard input (`Order`). On standard output go lines of JSON: a step and
+how far it is, or what was wrong. The ONNX file is written with its weights beside it. It ends when
+whoever ordered it does, holds no more memory than the order says, and connects to nothing.
+
+Source: torch's documentation of `torch.onnx.export(dynamo=True)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+OPSET = 20
+EXAMPLE = (2, 7)  # rows and length; neither is 1, which torch would take for a fixed size
+
+
+def main() -> None:
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_caller, daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_DATA, (order["memory"], order["memory"]))
+    sys.addaudithook(_no_connections)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+
+    def say(**answer: Any) -> None:
+        print(json.dumps(answer), file=answers)
+
+    try:
+        _export(order, say)
+    except MemoryError:
+        say(error=f"it needs more than {order['memory'] >> 20} MiB of memory")
+    except Exception as error:  # torch's exporter raises many types, and the caller reads words
+        say(error=_words(error))
+        sys.exit(1)
+
+
+def _export(order: dict[str, Any], say: Any) -> None:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    say(step="loading", done=0.05)
+    import torch
+
+    from runtimes.folder import pooling_of
+    from runtimes.torch import encoder as encoders
+
+    torch.set_num_threads(order["threads"])
+    folder = Path(order["folder"])
+    pooling = pooling_of(folder, order["pooling"], order["normalize"])
+    encoder = encoders.opened(folder, order["task"], pooling)
+    say(step="exporting", done=0.3)
+    ids = torch.ones(EXAMPLE, dtype=torch.int64)
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with torch.inference_mode(False), torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
+        names = list(encoder(*(ids for _ in encoder.inputs)))
+        program = torch.onnx.export(
+            encoder,
+            tuple(ids.clone() for _ in encoder.inputs),
+            dynamo=True,
+            dynamic_shapes=(tuple(dynamic for _ in encoder.inputs),),
+            opset_version=OPSET,
+            input_names=list(encoder.inputs),
+            output_names=names,
+            verbose=False,
+        )
+    assert program is not None
+    say(step="writing", done=0.8)
+    program.save(str(Path(order["out"]) / "model.onnx"), external_data=True)
+    say(step="written", done=1.0)
+
+
+def _no_connections(event: str, _: Any) -> None:
+    if event == "socket.connect":
+        raise PermissionError("an export connects to nothing")
+
+
+def _words(error: BaseException) -> str:
+    """The innermost cause: torch wraps what went wrong in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:600]
+
+
+def _end_with_caller() -> None:
+    sys.stdin.read()  # until the caller closes it or is gone
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main()

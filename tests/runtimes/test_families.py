@@ -1,0 +1,260 @@
+"""Hugging Face folders of every family against transformers, on all runtimes: alone as in a batch.
+
+`python -m tests.runtimes.test_families` exports every family and prints the worst differences, the
+table of docs/runtimes.md. The tests export a few: an export takes 5 to 10 s of a processor.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from runtimes import exporting
+from runtimes.catalog import create
+from runtimes.errors import LoadError
+from runtimes.folder import FAMILIES, MODES
+from runtimes.types import Batch, Ragged, Runtime, RuntimeSettings
+
+LENGTHS = (1, 2, 7, 60, 120)
+WORST = 1e-5
+SIZES: Mapping[str, Any] = {
+    **{"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"intermediate_size": 128, "max_position_embeddings": 130, "pad_token_id": 0},
+}
+_RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+_GROUPED = {"head_dim": 16, "num_key_value_heads": 2}
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "distilbert": {"dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 128},
+    "albert": {"embedding_size": 32},
+    "electra": {"embedding_size": 32},
+    "deberta": _RELATIVE,
+    "deberta-v2": {
+        **_RELATIVE, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    },
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), _GROUPED),
+}  # fmt: skip
+# One with positions of an offset, one that has eager attention alone.
+EXPORTED = ("roberta", "deberta-v2")
+
+
+def folder(path: Path, family: str, task: str = "tensors") -> Any:
+    """Writes a small random model; returns transformers' own."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**SIZES, **OWN.get(family, {})})
+    auto = transformers.AutoModel
+    if task == "classify":
+        auto = transformers.AutoModelForSequenceClassification
+        config.num_labels = 3
+    network = auto.from_config(config).eval()
+    network.save_pretrained(path)
+    return network
+
+
+def modules(path: Path, pooling: Any, *, dense: int = 0, normalize: bool = False) -> None:
+    """`pooling`: as the Pooling module's `pooling_mode`. `dense`: outputs of a Dense module."""
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    if dense:
+        kinds.append(("2_Dense", "Dense"))
+        (path / "2_Dense").mkdir()
+        width = 64 * (len(pooling) if isinstance(pooling, list) else 1)
+        sizes = {"in_features": width, "out_features": dense, "bias": True}
+        function = "torch.nn.modules.activation.Tanh"
+        config = {**sizes, "activation_function": function}
+        (path / "2_Dense/config.json").write_text(json.dumps(config))
+        layer = torch.nn.Linear(width, dense)
+        weights = {f"linear.{name}": value for name, value in layer.state_dict().items()}
+        save_file(weights, path / "2_Dense/model.safetensors")
+    if normalize:
+        kinds.append(("3_Normalize", "Normalize"))
+    listing = [{"path": place, "type": f"sentence_transformers.models.{k}"} for place, k in kinds]
+    (path / "modules.json").write_text(json.dumps(listing))
+
+
+@functools.cache
+def rows() -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(0)
+    return [random.integers(1, 500, length) for length in LENGTHS]
+
+
+def opened(runtime: str, path: Path, task: str, cache: Path, **options: Any) -> Runtime:
+    made = create(
+        RuntimeSettings(
+            name="m", runtime=runtime, source=path, cache_dir=cache, task=task, options=options,
+            max_length=120, edges=(16, 120), max_size=8, threads=1,
+        )
+    )  # fmt: skip
+    made.load()
+    return made
+
+
+def answers(runtime: Runtime) -> list[np.ndarray[Any, Any]]:
+    """Of all rows in one batch, the first output."""
+    shapes = tuple((length,) for length in LENGTHS)
+    ids = Ragged("INT64", np.concatenate(rows()), shapes)
+    result = runtime.run(Batch(len(LENGTHS), np.array(LENGTHS), {"input_ids": ids}))
+    output = next(iter(result.outputs.values()))
+    return [row.reshape(shape) for row, shape in zip(output.rows(), output.shapes, strict=True)]
+
+
+def expected(network: Any, task: str) -> list[np.ndarray[Any, Any]]:
+    """Each row by itself, by transformers."""
+    found = []
+    for ids in rows():
+        with torch.no_grad():
+            own = network(torch.tensor(ids)[None], attention_mask=torch.ones(1, len(ids)).long())
+        value = own.logits if task == "classify" else own.last_hidden_state
+        found.append(value[0].numpy())
+    return found
+
+
+def worst(ours: list[np.ndarray[Any, Any]], theirs: list[np.ndarray[Any, Any]]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("task", ["tensors", "classify"])
+@pytest.mark.parametrize("family", sorted(FAMILIES - {"bert"}))
+def test_torch_runs_each_family_as_transformers_does(tmp_path, family, task):
+    network = folder(tmp_path / "m", family, task)
+    runtime = opened("torch", tmp_path / "m", task, tmp_path)
+    assert worst(answers(runtime), expected(network, task)) < WORST
+
+
+@pytest.mark.parametrize("family", EXPORTED)
+def test_an_exported_family_answers_as_transformers_does_on_both_backends(tmp_path, family):
+    network = folder(tmp_path / "m", family)
+    steps: list[float] = []
+    for backend in ("onnxruntime", "openvino"):
+        runtime = opened(backend, tmp_path / "m", "tensors", tmp_path / "cache")
+        assert worst(answers(runtime), expected(network, "tensors")) < WORST
+        steps.append(len(list((tmp_path / "cache/staged").glob("*/model.onnx"))))
+    assert steps[0] == steps[1]  # one export for both
+
+
+def pooled_by_hand(hidden: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
+    """Of one row without padding. Source: sentence-transformers' documentation of Pooling."""
+    count = len(hidden)
+    ways = {
+        "cls": lambda: hidden[0],
+        "max": lambda: hidden.max(0),
+        "mean": lambda: hidden.mean(0),
+        "mean_sqrt_len_tokens": lambda: hidden.sum(0) / np.sqrt(count),
+        "weightedmean": lambda: np.average(hidden, 0, np.arange(1, count + 1)),
+        "lasttoken": lambda: hidden[-1],
+    }
+    found: np.ndarray[Any, Any] = ways[mode]()
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_pooling_is_over_a_rows_own_tokens(tmp_path, mode):
+    network = folder(tmp_path / "m", "distilbert")
+    modules(tmp_path / "m", mode)
+    ours = answers(opened("torch", tmp_path / "m", "embed", tmp_path))
+    theirs = [pooled_by_hand(hidden, mode) for hidden in expected(network, "tensors")]
+    assert worst(ours, theirs) < WORST
+
+
+def test_poolings_side_by_side_go_through_dense_and_are_normalised(tmp_path):
+    network = folder(tmp_path / "m", "distilbert")
+    modules(tmp_path / "m", ["weightedmean", "lasttoken"], dense=24, normalize=True)
+    from safetensors.torch import load_file
+
+    weights = load_file(tmp_path / "m/2_Dense/model.safetensors")
+    theirs = []
+    for hidden in expected(network, "tensors"):
+        parts = [pooled_by_hand(hidden, mode) for mode in ("weightedmean", "lasttoken")]
+        vector = torch.tensor(np.concatenate(parts), dtype=torch.float32)
+        vector = torch.tanh(weights["linear.weight"] @ vector + weights["linear.bias"])
+        theirs.append((vector / vector.norm()).numpy())
+    for backend in ("torch", "onnxruntime"):
+        ours = answers(opened(backend, tmp_path / "m", "embed", tmp_path / "cache"))
+        assert worst(ours, theirs) < WORST
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_torch_computes_a_family_in_fewer_bits_and_a_row_alone_as_in_a_batch(tmp_path, precision):
+    network = folder(tmp_path / "m", "roberta")
+    settings = RuntimeSettings(
+        name="m", runtime="torch", source=tmp_path / "m", cache_dir=tmp_path, precision=precision,
+        max_length=120, threads=1,
+    )  # fmt: skip
+    runtime = create(settings)
+    runtime.load()
+    together, theirs = answers(runtime), expected(network, "tensors")
+    assert 1e-5 < worst(together, theirs) < 0.2
+    first = Ragged("INT64", rows()[2], ((LENGTHS[2],),))
+    alone = runtime.run(Batch(1, np.array(LENGTHS[2:3]), {"input_ids": first}))
+    (row,) = alone.outputs["last_hidden_state"].rows()
+    np.testing.assert_allclose(row.reshape(together[2].shape), together[2], atol=0.05)
+
+
+def test_a_folder_that_lacks_weights_is_refused_by_name(tmp_path):
+    from safetensors.torch import load_file
+
+    folder(tmp_path / "m", "roberta")
+    file = tmp_path / "m/model.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "layer.1." not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    for backend in ("torch", "onnxruntime"):
+        with pytest.raises(
+            LoadError, match=r"lacks 16 of the network's weights.*encoder\.layer\.1"
+        ):
+            opened(backend, tmp_path / "m", "tensors", tmp_path / "cache")
+    assert not list((tmp_path / "cache/staged").glob("*.build-*"))  # nothing half-made stays
+
+
+def test_an_export_needs_its_packages(tmp_path, monkeypatch):
+    folder(tmp_path / "m", "roberta")
+    monkeypatch.setattr(exporting, "PACKAGES", ("torch", "no_such_package"))
+    with pytest.raises(LoadError, match=r"needs no_such_package: pip install 'headrace\[export\]'"):
+        opened("openvino", tmp_path / "m", "tensors", tmp_path)
+
+
+def test_an_export_that_needs_more_memory_than_it_may_have_says_so(tmp_path, monkeypatch):
+    folder(tmp_path / "m", "roberta")
+    monkeypatch.setattr(exporting, "_FREE_BYTES", 300 << 20)
+    with pytest.raises(LoadError, match=r"cannot be exported: .*(memory|alloc|process)"):
+        opened("onnxruntime", tmp_path / "m", "tensors", tmp_path)
+
+
+def test_an_export_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    folder(tmp_path / "m", "roberta")
+    monkeypatch.setattr(exporting, "LIMIT_S", 0.5)
+    with pytest.raises(LoadError, match=r"took longer than \d s"):
+        opened("onnxruntime", tmp_path / "m", "tensors", tmp_path)
+
+
+def main() -> None:
+    print("| family | onnxruntime | openvino | torch | export, s |\n|---|---|---|---|---|")
+    for family in sys.argv[1:] or sorted(FAMILIES):
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch)
+            network = folder(path / "m", family)
+            theirs, cells, begin = expected(network, "tensors"), [], time.perf_counter()
+            for backend in ("onnxruntime", "openvino", "torch"):
+                try:
+                    runtime = opened(backend, path / "m", "tensors", path / "cache")
+                    cells.append(f"{worst(answers(runtime), theirs):.1e}")
+                except LoadError as error:
+                    cells.append(str(error)[-200:])
+                if backend == "onnxruntime":
+                    seconds = time.perf_counter() - begin
+            print(f"| {family} | {' | '.join(cells)} | {seconds:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
