@@ -14,7 +14,7 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.rollout.costs import Fit
 from deployments.contract.rollout.observations import Observations
-from deployments.contract.rollout.route import RolloutRoute
+from deployments.contract.rollout.terms import RolloutRoute
 
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from deployments.contract import errors
@@ -20,11 +21,12 @@ from deployments.gateway.http.codecs import (
     EmbeddingsCodec,
     GenerationCodec,
     InferCodec,
+    PairsCodec,
     PredictCodec,
 )
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
-from deployments.gateway.http.protocols import error_shapes, openai_generation
+from deployments.gateway.http.protocols import error_shapes, openai_generation, rerank
 from deployments.gateway.http.request_head import NO_CORS, HeadChecks
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.pages import OperatorPages, Pages
@@ -41,6 +43,11 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "predict": PredictCodec(),
     "classify": ClassifyCodec(),
     "embeddings": EmbeddingsCodec(),
+    "rerank": PairsCodec(
+        "rerank", partial(rerank.decode, returns=True)
+    ),  # as Jina's clients expect
+    "rerank_v2": PairsCodec("rerank", partial(rerank.decode, returns=False)),  # and as Cohere's do
+    "score": PairsCodec("score", rerank.decode_score),
     "completions": GenerationCodec("completions", openai_generation.decode_completion),
     "chat": GenerationCodec("chat", openai_generation.decode_chat),
 }

@@ -264,7 +264,8 @@ class Pipeline:
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
         work = _work_bytes(context, codec.row_count(call))
-        rows = await services.off_loop(caller, work, codec.split, call, tokens, description)
+        split = partial(codec.split, call, tokens, description, model.tokenizer)
+        rows = await services.off_loop(caller, work, split)
         # 9. The tenant's own limits, as soon as lengths are known: its bounds, and its rate of
         # tokens, which a request that comes to a fallback has paid already.
         check_tenant_bounds(caller, rows.lengths)

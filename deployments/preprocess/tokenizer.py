@@ -26,9 +26,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from deployments.contract.errors import BadRequest, TooManyTokens
+from deployments.preprocess.pairs import IdArray, PairTemplate
 
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-IdArray = np.ndarray[Any, np.dtype[np.int64]]
 _ENTRY_BYTES = 256  # dictionary slot, key, array header and links, measured with tracemalloc
 _LARGEST_SHARE = 16  # one text may take a sixteenth of the cache at most
 _PREFIX_CHARS_PER_TOKEN = 16  # English has 4 to 5; prefixes of this many nearly always decide
@@ -137,6 +137,7 @@ class TextTokenizer:
         self._truncate, self.max_length = truncate, max_length
         self.max_chars = max(_MAX_CHARS, _MAX_CHARS_PER_TOKEN * max_length)
         self._cache = TextCache(cache_bytes)
+        self.pairs: PairTemplate | None = None  # of a model that takes pairs
 
     def _check_room(self, max_length: int) -> None:
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)

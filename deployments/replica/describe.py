@@ -26,6 +26,7 @@ from deployments.contract.description import (
     Scheduling,
 )
 from deployments.contract.rollout.terms import model_of
+from deployments.preprocess import pairs
 from deployments.replica import backend_env
 from deployments.replica.artifacts.fetch import sha256_of
 from deployments.replica.artifacts.local_model import local_file, local_options
@@ -287,7 +288,7 @@ def runtime_settings(
         cache_dir=cache_dir,
         precision=model.precision,
         threads=threads,
-        task=model.task,
+        task=model.runtime_task,
         length_input=model.lengths.input,
         length_axis=model.lengths.axis,
         mask_input=model.lengths.mask,
@@ -316,6 +317,8 @@ def describe(
     own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
+    if model.task == "rerank":
+        _check_pairs(model, limits, path, tokenizer)
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
     description = ModelDescription(
         **_in_common(name, model, digest, limits, tokenizer),
@@ -340,9 +343,25 @@ def describe(
             cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
         ),
         image=image_input(model.image, limits),
-        classes=classes(model.classify, limits, path) if model.task == "classify" else None,
+        classes=classes(model.classify, limits, path) if model.runtime_task == "classify" else None,
     )
     return description, tokenizer
+
+
+def _check_pairs(model: ModelSettings, limits: Limits, path: Path | None, tokenizer: bytes) -> None:
+    """Raises `LoadError` for a model that does not give one score for a pair of texts."""
+    count = len(classes(model.classify, limits, path).labels)
+    if count != 1:
+        raise LoadError(
+            f"task rerank needs a model that gives one score for a pair; this one gives {count}: "
+            "its task is classify"
+        )
+    if not tokenizer:
+        raise LoadError("task rerank needs a tokenizer.json in the model's folder")
+    try:
+        pairs.template(tokenizer)
+    except ValueError as error:
+        raise LoadError(f"task rerank: {error}") from error
 
 
 def describe_stream(
@@ -417,7 +436,7 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     if model.version:
         return model.version
     path = _source_path(model)
-    stored = beside_the_artifact(path) if model.task == "classify" else b""
+    stored = beside_the_artifact(path) if model.runtime_task == "classify" else b""
     artifact = ""
     if path is not None and model.runtime == "synthetic":
         # Its folder may hold a tokeniser only, and no model.

@@ -51,12 +51,17 @@ class ModelSettings(ModelFields):
 
 
 def _images(model: ModelFields) -> Iterator[Complaint]:
-    if model.task != "classify" and model.classify != ClassifySettings():
-        yield ("classify",), f"must be left out for task {model.task}; only task classify has it"
+    if model.task not in ("classify", "rerank") and model.classify != ClassifySettings():
+        yield (
+            ("classify",),
+            f"must be left out for task {model.task}; only tasks classify and rerank have it",
+        )
     if model.image is None:
         return
     if model.runtime == "synthetic":
         yield ("image",), "must be left out: a synthetic model takes no images"
+    if model.task == "rerank":
+        yield ("image",), "must be left out: a model that reranks takes texts, not images"
     if model.task == "generate":
         yield ("image",), "must be left out: a model that generates takes prompts, not images"
     if model.lengths != LengthSettings():

@@ -131,12 +131,12 @@ class ModelFields(Section):
         description="For runtime `python`: packages that are installed for the model's replicas "
         "alone, as `pip` takes them (PEP 508).",
     )
-    task: Literal["tensors", "embed", "classify", "generate"] = Field(
+    task: Literal["tensors", "embed", "classify", "rerank", "generate"] = Field(
         default="tensors",
         description="What the model is for, and so which endpoints it has besides the Open "
         "Inference Protocol: `embed` adds `POST /v1/embeddings`, `classify` "
-        "`POST /v1/models/{name}:classify`, `generate` `POST /v1/chat/completions` and "
-        "`/v1/completions`.",
+        "`POST /v1/models/{name}:classify`, `rerank` `POST /v1/rerank`, `/v2/rerank`, `/rerank` "
+        "and `/v1/score`, `generate` `POST /v1/chat/completions` and `/v1/completions`.",
     )
     version: Annotated[str, StringConstraints(pattern=rf"^{NAME}$")] | None = Field(
         default=None,
@@ -159,7 +159,8 @@ class ModelFields(Section):
     )
     classify: ClassifySettings = Field(
         default_factory=ClassifySettings,
-        description="How the output of a model whose task is `classify` becomes labels.",
+        description="How the output of a model whose task is `classify` becomes labels, and of one "
+        "whose task is `rerank` scores.",
     )
     batch: BatchSettings = Field(
         default_factory=BatchSettings, description="How large a batch may become."
@@ -275,6 +276,11 @@ class ModelFields(Section):
     options: Options = Field(
         default_factory=dict, description="Options of the backend (docs/runtimes.md)."
     )
+
+    @property
+    def runtime_task(self) -> str:
+        """What a runtime is asked for: the scores of pairs are logits like those of classes."""
+        return "classify" if self.task == "rerank" else self.task
 
     @property
     def poolable(self) -> bool:

@@ -106,7 +106,7 @@ def _asked(model: ModelSettings) -> catalog.FileRequirements:
 
     longest = None if model.image is not None else model.lengths.max
     return catalog.FileRequirements(
-        model.runtime, model.task, model.options, model.precision, longest
+        model.runtime, model.runtime_task, model.options, model.precision, longest
     )
 
 

@@ -28,9 +28,9 @@ from deployments.contract.channel.frames import (
     encode_reply,
 )
 from deployments.contract.description import GatewayIdentity, ModelDescription
-from deployments.contract.rollout.route import RolloutRoute
 from deployments.contract.rollout.terms import (
     AgreementTerms,
+    RolloutRoute,
     RolloutTerms,
     canary_of,
     is_canary,

@@ -63,3 +63,17 @@ def is_canary(name: str) -> bool:
 def model_of(name: str) -> str:
     """The inverse of `canary_of`; any other name is returned unchanged."""
     return name.removesuffix(_MARK)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRoute:
+    """What gateways do: `share` of the model's requests go to `canary`, copies of `shadow` of the
+    others too, and rows of both compared by `terms`. `rollout`, `step`: what their counts are
+    about."""
+
+    rollout: int
+    step: int
+    canary: str
+    share: float
+    shadow: float
+    terms: RolloutTerms

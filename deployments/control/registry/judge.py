@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import sqrt
 
-from deployments.contract.rollout.latencies import Histogram, seconds_of
 from deployments.contract.rollout.observations import (
+    Histogram,
     Observations,
     VersionObservations,
     commonest,
+    seconds_of,
 )
 from deployments.contract.rollout.terms import RolloutTerms
 

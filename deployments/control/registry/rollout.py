@@ -21,8 +21,7 @@ from typing import Literal
 from deployments.contract.description import ModelDescription
 from deployments.contract.rollout.account import RolloutAccount, VersionAccount
 from deployments.contract.rollout.observations import Observations, VersionObservations, summed
-from deployments.contract.rollout.route import RolloutRoute
-from deployments.contract.rollout.terms import RolloutTerms, canary_of
+from deployments.contract.rollout.terms import RolloutRoute, RolloutTerms, canary_of
 from deployments.control.registry.judge import complaint, median_s, whole
 from deployments.process.cost_gate import too_costly
 

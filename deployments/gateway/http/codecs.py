@@ -33,6 +33,7 @@ from deployments.gateway.http.protocols import (
     open_inference,
     openai_embeddings,
     predict,
+    rerank,
 )
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import (
@@ -44,6 +45,7 @@ from deployments.gateway.http.protocols.tensors import (
 )
 from deployments.gateway.http.row_conversion import (
     check_claim,
+    check_count,
     encoded_images,
     from_rows,
     from_tokens,
@@ -54,16 +56,18 @@ from deployments.gateway.http.row_conversion import (
 )
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.preprocess.images import Encoded as EncodedImage
+from deployments.preprocess.tokenizer import TextTokenizer
 
 Answers = tuple[RowAnswer, ...] | None
+Tokenizer = TextTokenizer | None
 _EMBEDDING_BYTES = 60  # of JSON around one
 
 
 class Codec(Protocol):
     """`names_tensors`: its requests or answers name the model's tensors. `split` gets what the
-    call's texts or images became, by `Codec.texts` and `Codec.images`; `row_count`: how many rows
-    it will make, about. `answer_size` raises BadRequest for an answer over a bound; `answers`: once
-    they are there. `pieces`: as `encode`, of a large one."""
+    call's texts or images became, by `Codec.texts` and `Codec.images`, and the model's tokeniser;
+    `row_count`: how many rows it will make, about. `answer_size` raises BadRequest for an answer
+    over a bound; `answers`: once they are there. `pieces`: as `encode`, of a large one."""
 
     label: str
     names_tensors: bool
@@ -72,7 +76,9 @@ class Codec(Protocol):
     def texts(self, call: Any) -> list[str] | None: ...
     def images(self, call: Any, d: ModelDescription) -> list[EncodedImage] | None: ...
     def row_count(self, call: Any) -> int: ...
-    def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows: ...
+    def split(
+        self, call: Any, tokens: list[Any] | None, d: ModelDescription, tokenizer: Tokenizer = None
+    ) -> Rows: ...
     def answer_size(
         self, call: Any, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize: ...
@@ -107,7 +113,13 @@ class InferCodec:
     def row_count(self, call: InferCall) -> int:
         return len(call.tensors[0].data)
 
-    def split(self, call: InferCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+    def split(
+        self,
+        call: InferCall,
+        tokens: list[Any] | None,
+        d: ModelDescription,
+        tokenizer: Tokenizer = None,
+    ) -> Rows:
         if tokens is None or d.image is None:
             return split(call, d)
         rows = from_rows({d.image.input: tokens}, d)
@@ -162,7 +174,9 @@ class PredictCodec:
     def row_count(self, call: Any) -> int:
         return predict.row_count(call)
 
-    def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+    def split(
+        self, call: Any, tokens: list[Any] | None, d: ModelDescription, tokenizer: Tokenizer = None
+    ) -> Rows:
         return predict.rows_of(call, d)
 
     def encode(
@@ -206,7 +220,13 @@ class EmbeddingsCodec:
     def row_count(self, call: EmbeddingsCall) -> int:
         return len(call.texts or call.tokens or ())
 
-    def split(self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+    def split(
+        self,
+        call: EmbeddingsCall,
+        tokens: list[Any] | None,
+        d: ModelDescription,
+        tokenizer: Tokenizer = None,
+    ) -> Rows:
         if d.task != "embed":
             raise errors.BadRequest(f"model {d.name} does not make embeddings", param="model")
         openai_embeddings.check_dimensions(call, d)
@@ -276,7 +296,13 @@ class ClassifyCodec:
     def row_count(self, call: ClassifyCall) -> int:
         return len(call.texts or call.images or ())
 
-    def split(self, call: ClassifyCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+    def split(
+        self,
+        call: ClassifyCall,
+        tokens: list[Any] | None,
+        d: ModelDescription,
+        tokenizer: Tokenizer = None,
+    ) -> Rows:
         assert tokens is not None
         assert d.classes is not None
         if d.image is not None:
@@ -309,6 +335,80 @@ class ClassifyCodec:
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
+
+
+class PairsCodec:
+    """Scores of pairs of texts: one row a document."""
+
+    names_tensors = False
+
+    def __init__(self, label: str, decoder: Callable[[bytes], rerank.PairsCall]) -> None:
+        self.label = label
+        self._decoder = decoder
+
+    def decode(
+        self, body: bytes, exchange: Exchange, d: ModelDescription | None
+    ) -> rerank.PairsCall:
+        return self._decoder(body)
+
+    def texts(self, call: rerank.PairsCall) -> list[str]:
+        return call.queries + call.documents
+
+    def images(self, call: rerank.PairsCall, d: ModelDescription) -> None:
+        return None
+
+    def row_count(self, call: rerank.PairsCall) -> int:
+        return len(call.documents)
+
+    def split(
+        self,
+        call: rerank.PairsCall,
+        tokens: list[Any] | None,
+        d: ModelDescription,
+        tokenizer: Tokenizer = None,
+    ) -> Rows:
+        assert tokens is not None
+        check_count(len(call.documents), d)
+        rows = from_rows(rerank.columns(call, tokens, d, tokenizer.pairs if tokenizer else None), d)
+        assert d.classes is not None
+        rows.outputs = (d.classes.output,)
+        return rows
+
+    def encode(
+        self,
+        call: rerank.PairsCall,
+        rows: Rows,
+        answers: tuple[RowAnswer, ...],
+        d: ModelDescription,
+    ) -> Encoded:
+        return rerank.encode(call, self._scores(call, answers, d), rows, d)
+
+    def pieces(
+        self,
+        call: rerank.PairsCall,
+        rows: Rows,
+        answers: tuple[RowAnswer, ...],
+        d: ModelDescription,
+    ) -> LargeAnswer:
+        return rerank.pieces(call, self._scores(call, answers, d), rows, d)
+
+    def answer_size(
+        self, call: rerank.PairsCall, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize:
+        texts = sum(2 * len(text) for text in call.documents) if call.returns else 0
+        size = size_of(sizes(rows, d, answers), rows.count * rerank.RESULT_BYTES + texts)
+        check(size, rows, ", or set return_documents to false", "documents")
+        return size
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.openai_error(error)
+
+    def _scores(
+        self, call: rerank.PairsCall, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> np.ndarray[Any, Any]:
+        assert d.classes is not None
+        how = replace(d.classes, activation="identity") if call.raw else d.classes
+        return classify.scores([a.outputs[how.output][1] for a in answers], how)[:, 0]
 
 
 class GenerationCodec:

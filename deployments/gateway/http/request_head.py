@@ -145,6 +145,10 @@ class Route(NamedTuple):
 
 _FIXED = {
     "/v1/embeddings": Route("embeddings", ("POST",)),
+    "/v1/rerank": Route("rerank", ("POST",)),
+    "/v2/rerank": Route("rerank_v2", ("POST",)),
+    "/rerank": Route("rerank_v2", ("POST",)),
+    "/v1/score": Route("score", ("POST",)),
     "/v1/completions": Route("completions", ("POST",)),
     "/v1/chat/completions": Route("chat", ("POST",)),
     "/v1/models": Route("openai_models", ("GET", "HEAD")),

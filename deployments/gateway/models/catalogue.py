@@ -27,14 +27,14 @@ from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_
 from deployments.contract.codec import OtherVersion
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.registry import ANSWER_S, VIEW, View
-from deployments.contract.rollout.route import RolloutRoute
-from deployments.contract.rollout.terms import is_canary, model_of
+from deployments.contract.rollout.terms import RolloutRoute, is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.decisions import DecisionLog
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.connections import ReplicaChannel, ServeChannel, follow_pool
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.pool_replicas import PoolMembers
+from deployments.preprocess import pairs
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import JoinedDirectories, directory_for
 
@@ -442,7 +442,11 @@ class Catalogue:
             return served.tokenizer
         asked = self._registry.blob.remote(d.tokenizer_digest)
         blob: bytes = await asyncio.wait_for(asked, _BLOB_S)
-        return TextTokenizer(blob, d.max_length, d.truncate, self._cache_bytes)
+        # Of a pair the document is cut in any case.
+        reranks = d.task == "rerank"
+        tokenizer = TextTokenizer(blob, d.max_length, d.truncate or reranks, self._cache_bytes)
+        tokenizer.pairs = pairs.template(blob) if reranks else None
+        return tokenizer
 
 
 def unknown_model(name: str) -> errors.NotFound:

@@ -15,7 +15,8 @@ from functools import partial
 from deployments.contract.description import ImageInput
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.images import Array, Encoded, prepared
-from deployments.preprocess.tokenizer import IdArray, TextTokenizer
+from deployments.preprocess.pairs import IdArray
+from deployments.preprocess.tokenizer import TextTokenizer
 
 INLINE_CHARS = 100
 TURN_CHARS = 4096

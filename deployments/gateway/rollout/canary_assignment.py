@@ -17,11 +17,11 @@ from time import monotonic
 from typing import Protocol
 
 from deployments.contract import errors
-from deployments.contract.rollout.latencies import step_of
 from deployments.contract.rollout.observations import (
     Observations,
     VersionObservations,
     length_bin,
+    step_of,
 )
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from deployments.contract.rollout.observations import Observations
-from deployments.contract.rollout.route import RolloutRoute
+from deployments.contract.rollout.terms import RolloutRoute
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.rollout.canary_assignment import CanaryAssignment, EvenShare

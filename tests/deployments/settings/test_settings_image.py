@@ -70,7 +70,7 @@ def test_an_images_length_is_its_patches(height, width, length):
         ({"classify": {"labels": [1]}}, "in quotes"),
         ({"classify": {"temperature": 0}}, "above 0"),
         ({"classify": {"threshold": 2}}, "0 to 1"),
-        ({"task": "tensors", "classify": {"top_k": 2}}, "only task classify has it"),
+        ({"task": "tensors", "classify": {"top_k": 2}}, "only tasks classify and rerank have it"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, fields, said):

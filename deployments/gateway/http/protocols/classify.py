@@ -185,7 +185,7 @@ def _check_count(count: int) -> None:
 
 def check(call: ClassifyCall, d: ModelDescription) -> None:
     """`BadRequest` where the model does not classify, or not what was sent."""
-    if d.classes is None:
+    if d.classes is None or d.task == "rerank":
         raise BadRequest(f"model {d.name} does not classify; its task is {d.task}", param="model")
     if call.images is not None and d.image is None:
         raise BadRequest(f"model {d.name} takes no images", param="instances")

@@ -47,7 +47,9 @@ class OpenAIError(msgspec.Struct):
 
 def of_path(path: str) -> Callable[[HeadraceError], Encoded]:
     """The shape of errors on this path, whether or not it is one of the API's: OpenAI's below
-    `/v1`, else Open Inference's, also for `:predict` and `:classify`."""
+    `/v1` and for reranking, else Open Inference's, also for `:predict` and `:classify`."""
+    if path in ("/rerank", "/v2/rerank"):
+        return openai_error
     if path != "/v1" and not path.startswith("/v1/"):
         return oip_error
     return oip_error if unquote(path).endswith(_OWN_ACTIONS) else openai_error

@@ -72,6 +72,21 @@ _GENERATES = {  # by path: operation, summary, schema, example
         openapi_schemas.completion,
     ),
 }
+_RERANK = "Order documents by how well they answer a query"
+_RANKS = {  # as `_GENERATES`
+    "/v1/rerank": ("rerank", f"{_RERANK} (Jina's form).", "Rerank", openapi_schemas.rerank),
+    "/v2/rerank": ("rerankV2", f"{_RERANK} (Cohere's form).", "Rerank", openapi_schemas.rerank),
+    "/rerank": (
+        *("rerankPlain", f"{_RERANK} (also Text Embeddings Inference's form).", "Rerank"),
+        openapi_schemas.rerank,
+    ),
+    "/v1/score": (
+        "score",
+        "Score texts against texts (vLLM's form).",
+        "Score",
+        openapi_schemas.score,
+    ),
+}
 _EVENTS = (
     "Where `stream` is true: an event a step of the engine, `data: [DONE]` last. An answer that "
     "cannot go on ends with an event that holds an OpenAIError, and without `[DONE]`."
@@ -219,6 +234,7 @@ def _inference(descriptions: Descriptions) -> Node:
         "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
         "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
         "/v1/embeddings": {"post": _embeddings(descriptions)},
+        **{path: {"post": _ranks(path, descriptions)} for path in _RANKS},
         **{path: {"post": _generates(path, descriptions)} for path in _GENERATES},
     }
 
@@ -278,6 +294,19 @@ def _embeddings(descriptions: Descriptions) -> Node:
         "200": operation["responses"]["200"],
         **_refusals("openai", _INFERENCE),
     }
+    return operation
+
+
+def _ranks(path: str, descriptions: Descriptions) -> Node:
+    name, summary, schema, example = _RANKS[path]
+    operation = _inference_operation(
+        name,
+        summary,
+        _json_body(f"{schema}Request", _examples(descriptions, example)),
+        _answer(f"{schema}Response", timed=True),
+    )
+    refusals = _refusals("openai", _INFERENCE)
+    operation["responses"] = {"200": operation["responses"]["200"], **refusals}
     return operation
 
 

@@ -37,6 +37,12 @@ from deployments.gateway.http.protocols.open_inference import InferRequest
 from deployments.gateway.http.protocols.openai_embeddings import EmbeddingsRequest
 from deployments.gateway.http.protocols.openai_generation import ChatRequest, CompletionRequest
 from deployments.gateway.http.protocols.predict import PredictRequest
+from deployments.gateway.http.protocols.rerank import (
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from deployments.gateway.http.protocols.tensors import HALVES, Datatype, documented
 from deployments.gateway.http.protocols.triton import ModelConfig, StatisticsResponse
 from runtimes.types import DTYPES, TensorSpec
@@ -138,6 +144,7 @@ _BODIES: Sequence[type[msgspec.Struct]] = (
     *(IndexRequest, IndexEntry, Live, Ready, ModelReady, ModelConfig, StatisticsResponse),
     *(PredictRequest, PredictResponse, ClassifyRequest, ClassifyForm, ClassifyResponse),
     *(EmbeddingsRequest, EmbeddingsResponse, OpenAIModel, OpenAIModels, OpenAIError),
+    *(RerankRequest, RerankResponse, ScoreRequest, ScoreResponse),
     *(ChatRequest, ChatResponse, CompletionRequest, CompletionResponse),
 )
 _STREAM_OPTIONS = {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}
@@ -211,7 +218,7 @@ def predict(d: ModelDescription) -> dict[str, Any] | None:
 def classify(d: ModelDescription) -> dict[str, Any] | None:
     """A `:classify` request, None for a model that does not classify, or whose texts have no
     tokeniser here."""
-    if d.classes is None:
+    if d.classes is None or d.task == "rerank":
         return None
     if d.image is not None:
         return {"instances": [{"b64": _PNG}], "top_k": 3}
@@ -224,6 +231,21 @@ def embeddings(d: ModelDescription) -> dict[str, Any] | None:
         return None
     given: Any = ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
     return {"model": d.name, "input": given}
+
+
+def rerank(d: ModelDescription) -> dict[str, Any] | None:
+    """A reranking, None for a model that ranks no pairs."""
+    if d.task != "rerank":
+        return None
+    documents = ["Bread is made of flour, water and yeast.", "Ulm lies on the Danube."]
+    return {"model": d.name, "query": "How is bread made?", "documents": documents, "top_n": 1}
+
+
+def score(d: ModelDescription) -> dict[str, Any] | None:
+    """A scoring, None for a model that ranks no pairs."""
+    if d.task != "rerank":
+        return None
+    return {"model": d.name, "text_1": "How is bread made?", "text_2": ["Of flour.", "In Ulm."]}
 
 
 def completion(d: ModelDescription) -> dict[str, Any] | None:

@@ -8,8 +8,12 @@ from collections import Counter
 
 import pytest
 
-from deployments.contract.rollout.latencies import seconds_of, step_of
-from deployments.contract.rollout.observations import Observations, VersionObservations
+from deployments.contract.rollout.observations import (
+    Observations,
+    VersionObservations,
+    seconds_of,
+    step_of,
+)
 from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms
 from deployments.control.registry.judge import at_least, at_most, complaint, median_s, whole
 

@@ -12,8 +12,7 @@ from followed_registry import Following
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Recording
-from deployments.contract.rollout.route import RolloutRoute
-from deployments.contract.rollout.terms import RolloutTerms
+from deployments.contract.rollout.terms import RolloutRoute, RolloutTerms
 
 Describe = Callable[..., ModelDescription]
 CANARY = "device@canary"

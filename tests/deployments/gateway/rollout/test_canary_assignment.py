@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.contract import errors
-from deployments.contract.rollout.latencies import step_of
-from deployments.contract.rollout.observations import Observations, VersionObservations
+from deployments.contract.rollout.observations import Observations, VersionObservations, step_of
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, refusal
 from deployments.gateway.rollout import canary_assignment as module
 from deployments.gateway.rollout.canary_assignment import CanaryAssignment

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rolling_out import CANARY, LIVE, counts, post, rolling_out, seen
 
-from deployments.contract.rollout.latencies import seconds_of
-from deployments.contract.rollout.observations import Observations
+from deployments.contract.rollout.observations import Observations, seconds_of
 
 
 async def test_counts_are_of_one_step(tmp_path: Path) -> None:
