@@ -24,6 +24,7 @@ TENANTS = {
     "all": {"keys": [{"id": "all-1", "hash": hash_key("hr_all")}]},
 }
 BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}'
+RUN_MODELS = {"embeddings", "rerank", "rerank_v2", "score", "completions", "chat"}
 OPERATOR = "hr_operator"
 
 
@@ -42,7 +43,7 @@ async def get(stand: Stand, path: str, key: str = "", method: str = "GET") -> An
 def pages() -> list[tuple[str, str, str]]:
     """Endpoint, method and path of every page of the router that runs no model."""
     fixed = [(r.endpoint, r.methods[0], path) for path, r in request_head._FIXED.items()]
-    found = [(e, m, p) for e, m, p in fixed if e not in ("embeddings", "completions", "chat")]
+    found = [(e, m, p) for e, m, p in fixed if e not in RUN_MODELS]
     of_models = ("/v2/models/mine", "/v2/models/mine/ready", "/v1/models/mine")
     for path in of_models:
         route = request_head.match(path)
@@ -100,7 +101,9 @@ async def test_anothers_model_is_as_one_that_is_not_there(stand: Stand, path: st
     assert theirs.body.replace(b"theirs", b"absent") == absent.body
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/rerank", "/v1/completions", "/v1/chat/completions"]
+)
 async def test_a_body_that_is_too_large_names_no_model_of_others(tmp_path: Path, path: str) -> None:
     """The body was to say which model, so its bound is of the largest."""
     small = SYNTHETIC | {"lengths": {"max": 64}}
