@@ -124,6 +124,8 @@ def test_a_version_that_fails_is_taken_back_by_itself(cluster, load):
 
 @pytest.mark.chaos
 def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster, load):
+    settled = deploy(cluster, model_with_rollout(3))  # live already, unless this test runs alone
+    assert settled.returncode == 0, settled.stderr
     before = served_version(cluster)
     for_ever = {**QUICK_ROLLOUT, "hold_s": 3600}
     begun = deploy(cluster, model_with_rollout(4, for_ever), "--no-wait")
