@@ -10,7 +10,7 @@ Source: sentence-transformers 6.2 (Pooling, Dense, Normalize, CrossEncoder), tra
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ NO_POOLING = (
     "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
     "the model was trained so"
 )
-_UNBOUNDED = 1_000_000  # a tokeniser without a bound says 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +174,6 @@ def longest(folder: Path) -> int | None:
     return max(1, positions)
 
 
-def usual_longest(folder: Path) -> int | None:
-    """As `longest`, but for texts: where the folder's own library cuts them."""
-    bounds = [longest(folder)]
-    for name, key in (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
-    ):
-        file = folder / name
-        said = read(file).get(key) if file.is_file() else None
-        bounds.append(
-            int(said) if isinstance(said, int | float) and 0 < said < _UNBOUNDED else None
-        )
-    return min((bound for bound in bounds if bound is not None), default=None)
-
-
 def _modes(config: Any, folder: Path) -> tuple[str, ...]:
     if not isinstance(config, dict):
         raise LoadError(f"{folder}: the Pooling module's config.json is no JSON object")
@@ -246,13 +230,3 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise LoadError(f"{listing} names a folder outside the model's: {place}")
     return [(kind.rsplit(".", 1)[-1], folder / place) for kind, place in named]
-
-
-def labels(folder: Path) -> int | None:
-    """Classes of the folder's classifier; None where it does not say. Raises `LoadError`."""
-    config: Mapping[str, Any] = configuration(folder)
-    named = config.get("id2label")
-    if isinstance(named, dict) and named:
-        return len(named)
-    count = config.get("num_labels")
-    return count if type(count) is int and count > 0 else None
