@@ -181,8 +181,7 @@ def _replace(module: fx.GraphModule, node: fx.Node) -> None:
     values = module.get_parameter(name)
     if values.shape[0] % KERNEL_MULTIPLE or values.shape[1] % KERNEL_MULTIPLE:
         return
-    scales = (values.abs().amax(1) / LARGEST).clamp(min=SMALLEST)
-    whole = (values / scales[:, None]).round().to(torch.int8)
+    whole, scales = _in_eight_bits(values)
     # `t` transposes by strides, without a copy: the kernels are several times slower on a copy.
     module.register_parameter(f"{name}_int8", nn.Parameter(whole, requires_grad=False))
     module.register_parameter(f"{name}_scales", nn.Parameter(scales, requires_grad=False))
@@ -198,15 +197,20 @@ def _replace(module: fx.GraphModule, node: fx.Node) -> None:
         delattr(module, name)
 
 
+def _in_eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] as int8, and the float32 scale of each output channel."""
+    scales = (weight.abs().amax(1) / LARGEST).clamp(min=SMALLEST)
+    return (weight / scales[:, None]).round().to(torch.int8), scales
+
+
 class Int8Linear(nn.Module):
     """A linear layer with an int8 weight, as `linear` computes it."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        values = layer.weight.detach()
-        scales = (values.abs().amax(1) / LARGEST).clamp(min=SMALLEST)
+        weight, scales = _in_eight_bits(layer.weight.detach())
         bias = layer.bias.detach() if layer.bias is not None else torch.zeros_like(scales)
-        self.register_buffer("weight", (values / scales[:, None]).round().to(torch.int8))
+        self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", bias)
 
