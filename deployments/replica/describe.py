@@ -317,8 +317,9 @@ def describe(
     own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
-    if model.task == "rerank":
-        _check_pairs(model, limits, path, tokenizer)
+    scores = classes(model.classify, limits, path) if model.runtime_task == "classify" else None
+    if scores is not None and model.task == "rerank":
+        _check_pairs(scores, tokenizer)
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
     description = ModelDescription(
         **_in_common(name, model, digest, limits, tokenizer),
@@ -343,14 +344,14 @@ def describe(
             cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
         ),
         image=image_input(model.image, limits),
-        classes=classes(model.classify, limits, path) if model.runtime_task == "classify" else None,
+        classes=scores,
     )
     return description, tokenizer
 
 
-def _check_pairs(model: ModelSettings, limits: Limits, path: Path | None, tokenizer: bytes) -> None:
+def _check_pairs(scores: Classes, tokenizer: bytes) -> None:
     """Raises `LoadError` for a model that does not give one score for a pair of texts."""
-    count = len(classes(model.classify, limits, path).labels)
+    count = len(scores.labels)
     if count != 1:
         raise LoadError(
             f"task rerank needs a model that gives one score for a pair; this one gives {count}: "
